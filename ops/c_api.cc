@@ -1,0 +1,155 @@
+#include "c_api.h"
+
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "operators/operator.h"
+
+namespace dynq {
+namespace {
+
+template <class Function>
+int guarded(char* error, size_t error_size, Function&& function) {
+  const char* message = "ort_dynq: unknown error";
+  std::string kept;
+  try {
+    function();
+    return 0;
+  } catch (const std::exception& exception) {
+    kept = exception.what();
+    message = kept.c_str();
+  } catch (...) {
+  }
+  if (error != nullptr && error_size > 0) {
+    std::strncpy(error, message, error_size - 1);
+    error[error_size - 1] = '\0';
+  }
+  return 1;
+}
+
+class GivenAttributes : public Attributes {
+ public:
+  GivenAttributes(const ort_dynq_attribute* attributes, int32_t count) : attributes_(attributes), count_(count) {}
+
+  int64_t integer(const char* name, int64_t absent) const override {
+    const ort_dynq_attribute* found = find(name);
+    if (found != nullptr && found->text != nullptr) throw Error(std::string(name) + " is text, expected an integer");
+    return found == nullptr ? absent : found->integer;
+  }
+
+  std::string text(const char* name, const char* absent) const override {
+    const ort_dynq_attribute* found = find(name);
+    if (found != nullptr && found->text == nullptr) throw Error(std::string(name) + " is an integer, expected text");
+    return found == nullptr ? absent : found->text;
+  }
+
+ private:
+  const ort_dynq_attribute* find(const char* name) const {
+    for (int32_t i = 0; i < count_; ++i)
+      if (std::strcmp(attributes_[i].name, name) == 0) return &attributes_[i];
+    return nullptr;
+  }
+
+  const ort_dynq_attribute* attributes_;
+  int32_t count_;
+};
+
+class GivenTensors : public Context {
+ public:
+  GivenTensors(const ort_dynq_tensor* inputs, int32_t count, std::vector<Type> output_types,
+               ort_dynq_allocate allocate, void* user)
+      : inputs_(inputs), count_(count), output_types_(std::move(output_types)), allocate_(allocate), user_(user) {}
+
+  Tensor input(size_t index) override {
+    Tensor tensor;
+    if (index >= static_cast<size_t>(count_)) return tensor;
+    const ort_dynq_tensor& given = inputs_[index];
+    if (given.rank < 0 || static_cast<size_t>(given.rank) > kMaxRank)
+      throw Error("input " + std::to_string(index) + " has rank " + std::to_string(given.rank) +
+                  ", expected at most " + std::to_string(kMaxRank));
+    tensor.type = static_cast<Type>(given.type);
+    tensor.shape.rank = static_cast<size_t>(given.rank);
+    for (size_t i = 0; i < tensor.shape.rank; ++i) tensor.shape.dims[i] = given.dims[i];
+    tensor.data = given.data;
+    return tensor;
+  }
+
+  void* output(size_t index, const Shape& shape) override {
+    void* data = allocate_(user_, static_cast<int32_t>(index), output_types_[index], shape.dims,
+                           static_cast<int32_t>(shape.rank));
+    if (data == nullptr && shape.elements() != 0) throw Error("no memory for output " + std::to_string(index));
+    return data;
+  }
+
+  void parallel_for(size_t count, void (*task)(void*, size_t), void* data) override {
+    for (size_t i = 0; i < count; ++i) task(data, i);
+  }
+
+ private:
+  const ort_dynq_tensor* inputs_;
+  int32_t count_;
+  std::vector<Type> output_types_;
+  ort_dynq_allocate allocate_;
+  void* user_;
+};
+
+const Operator& find(const char* name) {
+  std::string names;
+  for (const Operator& op : operators()) {
+    if (std::strcmp(op.name, name) == 0) return op;
+    names += (names.empty() ? "" : ", ") + std::string(op.name);
+  }
+  throw Error("there is no operator '" + std::string(name) + "', expected one of " + names);
+}
+
+// The output types of the signature that these inputs have, the first output being of type `first`.
+std::vector<Type> output_types(const Operator& op, const std::vector<Type>& types, Type first) {
+  std::string given;
+  for (const Type type : types) given += (given.empty() ? "" : ", ") + std::string(name_of(type));
+  if (types.size() < op.required_inputs || types.size() > op.signatures[0].inputs.size())
+    throw Error(std::string(op.name) + ": " + std::to_string(types.size()) + " inputs, expected " +
+                std::to_string(op.required_inputs) + " to " + std::to_string(op.signatures[0].inputs.size()));
+  for (const Signature& signature : op.signatures) {
+    bool fits = signature.outputs[0] == first;
+    for (size_t i = 0; i < types.size(); ++i)
+      fits &= types[i] == signature.inputs[i] || (types[i] == kNone && i >= op.required_inputs);
+    if (fits) return signature.outputs;
+  }
+  throw Error(std::string(op.name) + ": inputs of types " + given + " are not supported");
+}
+
+}  // namespace
+}  // namespace dynq
+
+#define ORT_DYNQ_EXPORT extern "C" __attribute__((visibility("default")))
+
+ORT_DYNQ_EXPORT int ort_dynq_run(const char* name, const ort_dynq_attribute* attributes, int32_t attribute_count,
+                                 const ort_dynq_tensor* inputs, int32_t input_count, ort_dynq_allocate allocate,
+                                 void* user, char* error, size_t error_size) {
+  return dynq::guarded(error, error_size, [&] {
+    const dynq::Operator& op = dynq::find(name);
+    const dynq::GivenAttributes given(attributes, attribute_count);
+    std::vector<dynq::Type> types;
+    for (int32_t i = 0; i < input_count; ++i) types.push_back(static_cast<dynq::Type>(inputs[i].type));
+    const auto node = op.create(given);
+    dynq::GivenTensors context(inputs, input_count, dynq::output_types(op, types, op.output_type(given, types)),
+                               allocate, user);
+    node->compute(context);
+  });
+}
+
+ORT_DYNQ_EXPORT const char* ort_dynq_operator(size_t index) {
+  return index < dynq::operators().size() ? dynq::operators()[index].name : nullptr;
+}
+
+ORT_DYNQ_EXPORT const char* ort_dynq_supported_isa(size_t index) { return dynq::supported_isa(index); }
+
+ORT_DYNQ_EXPORT const char* ort_dynq_isa(char* error, size_t error_size) {
+  const char* name = nullptr;
+  dynq::guarded(error, error_size, [&] { name = dynq::active_kernels().name; });
+  return name;
+}
+
+ORT_DYNQ_EXPORT int ort_dynq_select_isa(const char* name, char* error, size_t error_size) {
+  return dynq::guarded(error, error_size, [&] { dynq::select_isa(name); });
+}

@@ -1,0 +1,71 @@
+// Which kernels run: the first of the list that this CPU supports, unless ORT_DYNQ_ISA or select_isa() names one.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace dynq {
+
+#ifdef ORT_DYNQ_X86
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+namespace {
+
+struct InstructionSet {
+  const KernelTable* kernels;
+  bool (*supported)();
+};
+
+// Best first. A new instruction set is one file and one line here.
+const InstructionSet kInstructionSets[] = {
+#ifdef ORT_DYNQ_X86
+    {&kAvx512Kernels,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+     }},
+    {&kAvx2Kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+#endif
+    {&portable_kernels(), [] { return true; }},
+};
+
+std::atomic<const KernelTable*> active{nullptr};
+
+const KernelTable& find(const char* origin, const char* name) {
+  std::string names;
+  for (const InstructionSet& set : kInstructionSets) {
+    if (!set.supported()) continue;
+    if (name == nullptr || *name == '\0' || std::strcmp(name, set.kernels->name) == 0) return *set.kernels;
+    names += (names.empty() ? "" : ", ") + std::string(set.kernels->name);
+  }
+  throw std::runtime_error(std::string(origin) + " is '" + name + "', expected one of those that this CPU runs: " +
+                           names);
+}
+
+}  // namespace
+
+const KernelTable& active_kernels() {
+  const KernelTable* kernels = active.load(std::memory_order_acquire);
+  if (kernels == nullptr) {
+    kernels = &find("ORT_DYNQ_ISA", std::getenv("ORT_DYNQ_ISA"));
+    active.store(kernels, std::memory_order_release);
+  }
+  return *kernels;
+}
+
+void select_isa(const char* name) {
+  active.store(name == nullptr ? nullptr : &find("the instruction set", name), std::memory_order_release);
+}
+
+const char* supported_isa(size_t index) {
+  for (const InstructionSet& set : kInstructionSets)
+    if (set.supported() && index-- == 0) return set.kernels->name;
+  return nullptr;
+}
+
+}  // namespace dynq

@@ -1,0 +1,71 @@
+// What a kernel is asked to do, and the table of kernels of one instruction set.
+//
+// A kernel works on a block: `rows` runs of `cols` adjacent elements, `stride` elements apart, with one scale and one
+// zero point either for each row or for each column. operators/layout.h cuts every tensor into such blocks; nothing
+// here knows ONNX. Files of one instruction set include this header and <immintrin.h> and nothing else: an inline
+// function of the standard library compiled for AVX-512 could become the copy that every other file is linked to.
+//
+// The arithmetic, stated once (portable.cc is its plain form, and the definition of correct):
+//
+//   quantize, kOnnx     saturate(round(x / scale) + zp)        divide, round half to even, add in integers
+//   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  every step rounded to float32
+//   dequantize          float(code - zp) * scale               the difference exact, then rounded once
+//
+// A NaN quotient becomes the lowest code. Nothing is contracted into a fused multiply-add unless written as one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dynq {
+
+enum Arithmetic { kOnnx, kOneDnn, kArithmetics };
+enum CodeType { kU8, kS8, kCodeTypes };
+enum Parameters { kPerRow, kPerColumn, kParameterKinds };
+
+// Zero points of larger magnitude are left to the portable kernels: within it, every code minus its zero point and
+// every sum of a clamped quotient and a zero point is exact in float32 and in int32.
+constexpr int32_t kNarrowZeroPoint = 1 << 22;
+
+// Quotients are clamped to this before they are rounded: far beyond every code that any narrow zero point can reach.
+constexpr float kQuotientBound = 8388608.0f;  // 2^23
+
+// Within these bounds x / scale can be computed as x * (1 / scale) and one exact correction (vector_kernels.h).
+constexpr float kSmallestSafeScale = 8.6736174e-19f;  // 2^-60
+constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
+
+// Columns for which a kernel keeps prepared parameters on its stack, and the most that it is given at a time.
+constexpr int64_t kMaxParameters = 1024;
+
+struct Block {
+  const void* src;
+  void* dst;
+  int64_t rows;
+  int64_t cols;    // at most kMaxParameters for kPerColumn
+  int64_t stride;  // elements from one row to the next, in src and in dst
+  const float* scales;
+  const int32_t* zps;
+  bool stream;  // write past the caches: the output is larger than they are
+};
+
+using Kernel = void (*)(const Block&);
+
+struct KernelTable {
+  const char* name;
+  Kernel quantize[kArithmetics][kCodeTypes][kParameterKinds];
+  Kernel dequantize[kCodeTypes][kParameterKinds];
+};
+
+const KernelTable& portable_kernels();
+
+// The kernels in use: the best that this CPU runs, or those that ORT_DYNQ_ISA or select_isa() name. Throws
+// std::runtime_error, naming those that there are, if ORT_DYNQ_ISA names none that this CPU runs.
+const KernelTable& active_kernels();
+
+// Switches to the kernels of that name, or with nullptr back to those of the start. Throws as active_kernels() does.
+void select_isa(const char* name);
+
+// The names of the instruction sets that this CPU runs, best first; null past the last.
+const char* supported_isa(size_t index);
+
+}  // namespace dynq

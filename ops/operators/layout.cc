@@ -1,0 +1,289 @@
+// A tensor is an alternation of dimensions along which the scale varies and dimensions along which it is shared.
+// Per tensor is one shared dimension, per channel shared x varying x shared, groups along an axis varying x shared.
+// Neighbours of a kind merge; the innermost one or two make the block, any others are looped over:
+//
+//   ... varying m x shared n   ->  m rows of n columns, a scale for each row
+//   ... shared m x varying n   ->  m rows of n columns, a scale for each column
+//
+// Rows too short for vectors become columns: of n = 3 elements that share a scale, each scale is repeated 3 times; of
+// rows of 3 columns, many together make one row whose scales recur with period 3.
+#include "operators/layout.h"
+
+#include <algorithm>
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kShortRow = 32;          // elements that share a scale, below which scales are repeated instead
+constexpr int64_t kNarrowColumns = 128;    // columns, below which rows are joined
+constexpr int64_t kJoinedColumns = 512;    // about so many together
+constexpr int64_t kTaskElements = 32768;   // a few microseconds of work, against 0.5 for handing out a task
+constexpr int64_t kStreamBytes = 16 << 20;  // outputs larger than this are not worth keeping in the caches
+
+struct Dimension {
+  int64_t extent;
+  bool varies;
+};
+
+struct Loop {
+  int64_t extent, src_stride, scale_stride;
+};
+
+struct Layout {
+  int64_t rows = 1, cols = 1;
+  bool per_column = false;
+  int64_t period = 1;  // per_column: scales recur after so many columns,
+  int64_t repeat = 1;  // and each serves so many in turn
+  int64_t tail = 0;    // per_column: elements of one more, shorter row
+  size_t loops = 0;
+  Loop loop[2 * kMaxRank];
+};
+
+Layout make_layout(const Shape& src, const Shape& counts) {
+  Dimension dims[2 * kMaxRank + 1];
+  size_t count = 0;
+  const auto push = [&](int64_t extent, bool varies) {
+    if (extent == 1) return;
+    if (count > 0 && dims[count - 1].varies == varies)
+      dims[count - 1].extent *= extent;
+    else
+      dims[count++] = {extent, varies};
+  };
+  for (size_t i = 0; i < src.rank; ++i) {
+    push(counts.dims[i], true);
+    push(src.dims[i] / counts.dims[i], false);
+  }
+
+  Layout layout;
+  const auto pop = [&](bool varies) -> int64_t {
+    return count > 0 && dims[count - 1].varies == varies ? dims[--count].extent : 1;
+  };
+  const int64_t shared = pop(false);
+  const int64_t varying = pop(true);
+  layout.per_column = varying > 1 && shared < kShortRow;
+  int64_t scales = varying;
+  if (layout.per_column) {
+    layout.repeat = shared;
+    layout.cols = layout.period = varying * shared;
+    layout.rows = pop(false);
+    if (layout.rows > 1 && layout.cols < kNarrowColumns) {
+      const int64_t joined = std::min(layout.rows, kJoinedColumns / layout.cols);
+      layout.tail = layout.rows % joined * layout.cols;
+      layout.rows /= joined;
+      layout.cols *= joined;
+    }
+  } else {
+    layout.rows = varying;
+    layout.cols = shared;
+  }
+  int64_t elements = layout.rows * layout.cols + layout.tail;
+  while (count > 0) {
+    const Dimension& dim = dims[--count];
+    layout.loop[layout.loops++] = {dim.extent, elements, dim.varies ? scales : 0};
+    elements *= dim.extent;
+    if (dim.varies) scales *= dim.extent;
+  }
+  return layout;
+}
+
+// The scales and zero points of a run of rows or columns, as kernels want them: adjacent, zero points as int32.
+class ParameterTile {
+ public:
+  explicit ParameterTile(const GroupedWork& work) : work_(work), shared_zp_(0) {
+    varying_zps_ = work.zps && work.zps.shape.elements() != 1;
+    if (work.zps && !varying_zps_) shared_zp_ = zp_at(0);
+  }
+
+  // `count` parameters, the first being number `first` of a period of columns whose scales begin at `base`.
+  void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
+    if (repeat == 1 && first + count <= period) {
+      scales = work_.scales + base + first;
+      if (varying_zps_)
+        convert_zps(base + first, count);
+      else
+        std::fill(zps_storage_, zps_storage_ + count, shared_zp_);
+    } else {
+      int64_t index = base + first % period / repeat, phase = first % repeat;
+      const int64_t end = base + period / repeat;
+      for (int64_t i = 0; i < count; ++i) {
+        scales_storage_[i] = work_.scales[index];
+        zps_storage_[i] = varying_zps_ ? zp_at(index) : shared_zp_;
+        if (++phase == repeat) {
+          phase = 0;
+          if (++index == end) index = base;
+        }
+      }
+      scales = scales_storage_;
+    }
+    zps = zps_storage_;
+    narrow = true;
+    if (work_.zps.type == kInt32)
+      for (int64_t i = 0; i < count; ++i) narrow &= zps[i] >= -kNarrowZeroPoint && zps[i] <= kNarrowZeroPoint;
+  }
+
+  const float* scales;
+  const int32_t* zps;
+  bool narrow;
+
+ private:
+  int32_t zp_at(int64_t index) const {
+    switch (work_.zps.type) {
+      case kUint8:
+        return static_cast<const uint8_t*>(work_.zps.data)[index];
+      case kInt8:
+        return static_cast<const int8_t*>(work_.zps.data)[index];
+      default:
+        return static_cast<const int32_t*>(work_.zps.data)[index];
+    }
+  }
+
+  template <class T>
+  void convert(int64_t index, int64_t count) {
+    std::copy_n(static_cast<const T*>(work_.zps.data) + index, count, zps_storage_);
+  }
+
+  void convert_zps(int64_t index, int64_t count) {
+    if (work_.zps.type == kUint8)
+      convert<uint8_t>(index, count);
+    else if (work_.zps.type == kInt8)
+      convert<int8_t>(index, count);
+    else
+      convert<int32_t>(index, count);
+  }
+
+  const GroupedWork& work_;
+  bool varying_zps_;
+  int32_t shared_zp_;
+  alignas(64) float scales_storage_[kMaxParameters];
+  alignas(64) int32_t zps_storage_[kMaxParameters];
+};
+
+// One layout over one stretch of memory, cut into tasks.
+class Tasks {
+ public:
+  Tasks(const Layout& layout, const GroupedWork& work, int64_t src_offset, int64_t scale_offset, bool stream)
+      : layout_(layout), work_(work), src_offset_(src_offset), scale_offset_(scale_offset), stream_(stream) {
+    cols_ = layout.cols <= kTaskElements ? layout.cols : kTaskElements;
+    rows_ = std::min(layout.rows, std::max<int64_t>(1, kTaskElements / cols_));
+    col_tasks_ = (layout.cols + cols_ - 1) / cols_;
+    row_tasks_ = (layout.rows + rows_ - 1) / rows_;
+    leaf_tasks_ = col_tasks_ * row_tasks_ + (layout.tail > 0);
+    count_ = leaf_tasks_;
+    for (size_t i = 0; i < layout.loops; ++i) count_ *= layout.loop[i].extent;
+  }
+
+  void run(Context& context) {
+    // Loops over small leaves are handed out several leaves at a time.
+    const int64_t leaf_elements = (layout_.rows * layout_.cols + layout_.tail) / leaf_tasks_;
+    batch_ = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, leaf_elements));
+    const int64_t batches = (count_ + batch_ - 1) / batch_;
+    if (batches == 1)
+      run_batch(0);
+    else
+      context.parallel_for(static_cast<size_t>(batches), &Tasks::task, this);
+  }
+
+ private:
+  static void task(void* self, size_t batch) { static_cast<Tasks*>(self)->run_batch(static_cast<int64_t>(batch)); }
+
+  void run_batch(int64_t batch) const {
+    ParameterTile tile(work_);
+    const int64_t last = std::min(count_, (batch + 1) * batch_);
+    for (int64_t index = batch * batch_; index < last; ++index) run_leaf(tile, index);
+  }
+
+  void run_leaf(ParameterTile& tile, int64_t index) const {
+    const int64_t part = index % leaf_tasks_;
+    int64_t src = src_offset_, scale = scale_offset_;
+    int64_t outer = index / leaf_tasks_;
+    for (size_t i = 0; i < layout_.loops; ++i) {
+      const Loop& loop = layout_.loop[i];
+      src += outer % loop.extent * loop.src_stride;
+      scale += outer % loop.extent * loop.scale_stride;
+      outer /= loop.extent;
+    }
+    if (part == col_tasks_ * row_tasks_) {
+      run_columns(tile, src + layout_.rows * layout_.cols, scale, 1, 0, layout_.tail);
+      return;
+    }
+    const int64_t row = part / col_tasks_ * rows_, col = part % col_tasks_ * cols_;
+    const int64_t rows = std::min(rows_, layout_.rows - row), cols = std::min(cols_, layout_.cols - col);
+    src += row * layout_.cols;
+    if (layout_.per_column)
+      run_columns(tile, src, scale, rows, col, cols);
+    else
+      run_rows(tile, src + col, scale + row, rows, cols);
+  }
+
+  void run_rows(ParameterTile& tile, int64_t src, int64_t scale, int64_t rows, int64_t cols) const {
+    for (int64_t done = 0; done < rows; done += kMaxParameters) {
+      const int64_t some = std::min(rows - done, kMaxParameters);
+      tile.fill(scale + done, 0, some, some, 1);
+      run_block(tile, kPerRow, src + done * layout_.cols, some, cols);
+    }
+  }
+
+  void run_columns(ParameterTile& tile, int64_t src, int64_t scale, int64_t rows, int64_t col, int64_t cols) const {
+    for (int64_t done = 0; done < cols; done += kMaxParameters) {
+      const int64_t some = std::min(cols - done, kMaxParameters);
+      tile.fill(scale, col + done, some, layout_.period, layout_.repeat);
+      run_block(tile, kPerColumn, src + col + done, rows, some);
+    }
+  }
+
+  void run_block(const ParameterTile& tile, Parameters parameters, int64_t src, int64_t rows, int64_t cols) const {
+    Block block;
+    block.src = static_cast<const char*>(work_.src) + src * static_cast<int64_t>(work_.src_size);
+    block.dst = static_cast<char*>(work_.dst) + src * static_cast<int64_t>(work_.dst_size);
+    block.rows = rows;
+    block.cols = cols;
+    block.stride = layout_.cols;
+    block.scales = tile.scales;
+    block.zps = tile.zps;
+    block.stream = stream_;
+    (tile.narrow ? work_.kernels : work_.portable)[parameters](block);
+  }
+
+  const Layout& layout_;
+  const GroupedWork& work_;
+  int64_t src_offset_, scale_offset_;
+  bool stream_;
+  int64_t cols_, rows_, col_tasks_, row_tasks_, leaf_tasks_, count_, batch_ = 1;
+};
+
+}  // namespace
+
+void run_grouped(const Shape& src, const Groups& groups, const GroupedWork& work, Context& context) {
+  const int64_t elements = src.elements();
+  if (elements == 0) return;
+  const bool stream = elements * static_cast<int64_t>(work.dst_size) > kStreamBytes;
+  if (groups.size == 0) {
+    const Layout layout = make_layout(src, groups.counts);
+    Tasks(layout, work, 0, 0, stream).run(context);
+    return;
+  }
+
+  // The last group along the axis is shorter: the groups before it and it make a tensor each, for every outer index.
+  int64_t outer = 1, inner = 1;
+  for (size_t i = 0; i < groups.axis; ++i) outer *= src.dims[i];
+  for (size_t i = groups.axis + 1; i < src.rank; ++i) inner *= src.dims[i];
+  const int64_t length = src.dims[groups.axis], scales = groups.counts.dims[groups.axis];
+  const int64_t whole = (scales - 1) * groups.size;
+  const auto layout_of = [&](int64_t along_axis, int64_t scales_along_axis) {
+    Shape part, counts;
+    part.rank = counts.rank = 2;
+    part.dims[0] = along_axis;
+    counts.dims[0] = scales_along_axis;
+    part.dims[1] = counts.dims[1] = inner;
+    return make_layout(part, counts);
+  };
+  const Layout last = layout_of(length - whole, 1);
+  const Layout others = scales > 1 ? layout_of(whole, scales - 1) : last;
+  for (int64_t i = 0; i < outer; ++i) {
+    const int64_t start = i * length * inner, scale = i * scales * inner;
+    if (scales > 1) Tasks(others, work, start, scale, stream).run(context);
+    Tasks(last, work, start + whole * inner, scale + (scales - 1) * inner, stream).run(context);
+  }
+}
+
+}  // namespace dynq

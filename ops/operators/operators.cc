@@ -1,0 +1,14 @@
+// The whole table of operators. A new one is a file beside this, and a line here.
+#include "operators/operators.h"
+
+namespace dynq {
+
+const std::vector<Operator>& operators() {
+  static const std::vector<Operator> all = {
+      dynamic_quantize(),
+      dynamic_dequantize(),
+  };
+  return all;
+}
+
+}  // namespace dynq

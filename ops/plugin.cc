@@ -1,0 +1,262 @@
+// RegisterCustomOps: the operators as ONNX Runtime sees them.
+//
+// Each signature of an operator is one OrtCustomOp; ONNX Runtime makes one schema of all that share a name and finds
+// the kernel by the types of inputs and outputs. Nothing here outlives the process's use of it: the domain and its
+// operators are static, since every session that registered the library keeps pointers to them.
+#include <cstring>
+#include <deque>
+#include <mutex>
+
+#include "kernels/kernels.h"
+#include "operators/operator.h"
+
+namespace dynq {
+namespace {
+
+constexpr char kDomain[] = "ort_dynq";
+
+// Statuses that ONNX Runtime hands back belong to us: the text is taken out of them and they are released.
+void check(const OrtApi* api, OrtStatus* status) {
+  if (status == nullptr) return;
+  const std::string message = ort::GetErrorMessage(api, status);
+  ort::ReleaseStatus(api, status);
+  throw Error(message);
+}
+
+bool succeeded(const OrtApi* api, OrtStatus* status) {
+  if (status == nullptr) return true;
+  ort::ReleaseStatus(api, status);
+  return false;
+}
+
+// No exception crosses the C boundary.
+template <class Function>
+OrtStatus* guarded(const OrtApi* api, Function&& function) {
+  try {
+    function();
+    return nullptr;
+  } catch (const Error& error) {
+    return ort::CreateStatus(api, ORT_INVALID_ARGUMENT, error.what());
+  } catch (const std::exception& error) {
+    return ort::CreateStatus(api, ORT_FAIL, error.what());
+  } catch (...) {
+    return ort::CreateStatus(api, ORT_FAIL, "ort_dynq: unknown error");
+  }
+}
+
+class NodeAttributes : public Attributes {
+ public:
+  NodeAttributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
+
+  int64_t integer(const char* name, int64_t absent) const override {
+    int64_t value = absent;
+    return present(name, ort::KernelInfoGetAttribute_int64(api_, info_, name, &value)) ? value : absent;
+  }
+
+  std::string text(const char* name, const char* absent) const override {
+    size_t size = 0;
+    if (!present(name, ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size)))
+      return absent;
+    std::string value(size, '\0');
+    check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, value.data(), &size));
+    value.resize(std::strlen(value.c_str()));
+    return value;
+  }
+
+ private:
+  // ONNX Runtime reports an absent attribute as it does one of another type, which must not pass for absent.
+  bool present(const char* name, OrtStatus* status) const {
+    if (status == nullptr) return true;
+    const std::string message = ort::GetErrorMessage(api_, status);
+    ort::ReleaseStatus(api_, status);
+    if (message.find("No attribute with name") == std::string::npos)
+      throw Error(std::string("ort_dynq: the attribute ") + name + " cannot be read: " + message);
+    return false;
+  }
+
+  const OrtApi* api_;
+  const OrtKernelInfo* info_;
+};
+
+class InferenceAttributes : public Attributes {
+ public:
+  InferenceAttributes(const OrtApi* api, const OrtShapeInferContext* context) : api_(api), context_(context) {}
+
+  int64_t integer(const char* name, int64_t absent) const override {
+    const OrtOpAttr* attribute = nullptr;
+    int64_t value = absent;
+    size_t written = 0;
+    if (!succeeded(api_, ort::ShapeInferContext_GetAttribute(api_, context_, name, &attribute))) return absent;
+    return succeeded(api_, ort::ReadOpAttr(api_, attribute, ORT_OP_ATTR_INT, static_cast<void*>(&value), sizeof(value),
+                                           &written))
+               ? value
+               : absent;
+  }
+
+  std::string text(const char*, const char* absent) const override { return absent; }  // no type depends on one
+
+ private:
+  const OrtApi* api_;
+  const OrtShapeInferContext* context_;
+};
+
+class RunContext : public Context {
+ public:
+  RunContext(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {
+    check(api_, ort::KernelContext_GetInputCount(api_, context_, &inputs_));
+  }
+
+  Tensor input(size_t index) override {
+    Tensor tensor;
+    const OrtValue* value = nullptr;
+    if (index < inputs_) check(api_, ort::KernelContext_GetInput(api_, context_, index, &value));
+    if (value == nullptr) return tensor;
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(api_, ort::GetTensorTypeAndShape(api_, value, &info));
+    size_t rank = 0;
+    OrtStatus* status = ort::GetTensorElementType(api_, info, &tensor.type);
+    if (status == nullptr) status = ort::GetDimensionsCount(api_, info, &rank);
+    if (status == nullptr && rank <= kMaxRank) status = ort::GetDimensions(api_, info, &tensor.shape.dims[0], rank);
+    ort::ReleaseTensorTypeAndShapeInfo(api_, info);
+    check(api_, status);
+    if (rank > kMaxRank)
+      throw Error("input " + std::to_string(index) + " has rank " + std::to_string(rank) + ", expected at most " +
+                  std::to_string(kMaxRank));
+    tensor.shape.rank = rank;
+    void* data = nullptr;
+    check(api_, ort::GetTensorMutableData(api_, const_cast<OrtValue*>(value), &data));
+    tensor.data = data;
+    return tensor;
+  }
+
+  void* output(size_t index, const Shape& shape) override {
+    OrtValue* value = nullptr;
+    check(api_, ort::KernelContext_GetOutput(api_, context_, index, &shape.dims[0], shape.rank, &value));
+    void* data = nullptr;
+    check(api_, ort::GetTensorMutableData(api_, value, &data));
+    return data;
+  }
+
+  void parallel_for(size_t count, void (*task)(void*, size_t), void* data) override {
+    check(api_, ort::KernelContext_ParallelFor(api_, static_cast<const OrtKernelContext*>(context_), task, count,
+                                               size_t{0}, data));
+  }
+
+ private:
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+  size_t inputs_ = 0;
+};
+
+struct RunningNode {
+  std::unique_ptr<Node> node;
+  const OrtApi* api;
+};
+
+struct CustomOp : OrtCustomOp {
+  CustomOp(const OrtApi* api_, const Operator& op_, const Signature& signature_)
+      : OrtCustomOp{}, api(api_), op(op_), signature(signature_) {
+    version = kOrtApiVersion;
+    GetName = [](const OrtCustomOp* self) { return of(self).op.name; };
+    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
+    GetInputTypeCount = [](const OrtCustomOp* self) { return of(self).signature.inputs.size(); };
+    GetInputType = [](const OrtCustomOp* self, size_t index) { return of(self).signature.inputs[index]; };
+    GetOutputTypeCount = [](const OrtCustomOp* self) { return of(self).signature.outputs.size(); };
+    GetOutputType = [](const OrtCustomOp* self, size_t index) { return of(self).signature.outputs[index]; };
+    GetInputCharacteristic = [](const OrtCustomOp* self, size_t index) {
+      return index < of(self).op.required_inputs ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+    };
+    GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+    GetStartVersion = [](const OrtCustomOp*) { return 1; };
+    GetEndVersion = [](const OrtCustomOp*) { return 1; };
+    CreateKernelV2 = create;
+    KernelComputeV2 = compute;
+    KernelDestroy = [](void* node) { delete static_cast<RunningNode*>(node); };
+    InferOutputShapeFn = infer;
+  }
+
+  static const CustomOp& of(const OrtCustomOp* self) { return *static_cast<const CustomOp*>(self); }
+
+  static OrtStatus* create(const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+    return guarded(api, [&] {
+      *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), api};
+    });
+  }
+
+  static OrtStatus* compute(void* kernel, OrtKernelContext* context) {
+    const RunningNode& running = *static_cast<RunningNode*>(kernel);
+    return guarded(running.api, [&] {
+      RunContext run(running.api, context);
+      running.node->compute(run);
+    });
+  }
+
+  static OrtStatus* infer(const OrtCustomOp* self, OrtShapeInferContext* context) {
+    const OrtApi* api = of(self).api;
+    return guarded(api, [&] {
+      size_t count = 0;
+      check(api, ort::ShapeInferContext_GetInputCount(api, static_cast<const OrtShapeInferContext*>(context), &count));
+      std::vector<Type> types(count);
+      OrtTensorTypeAndShapeInfo* src = nullptr;
+      for (size_t i = count; i-- > 0;) {
+        check(api, ort::ShapeInferContext_GetInputTypeShape(api, static_cast<const OrtShapeInferContext*>(context), i,
+                                                            &src));
+        check(api, ort::GetTensorElementType(api, static_cast<const OrtTensorTypeAndShapeInfo*>(src), &types[i]));
+      }
+      if (src == nullptr) return;
+      const Type type = of(self).op.output_type(InferenceAttributes(api, context), types);
+      // The input's own description, its symbolic dimensions included, with another type for as long as it takes.
+      // ONNX Runtime tells unknown rank and rank 0 apart by nothing, so of both no shape is claimed.
+      size_t rank = 0;
+      check(api, ort::GetDimensionsCount(api, static_cast<const OrtTensorTypeAndShapeInfo*>(src), &rank));
+      check(api, ort::SetTensorElementType(api, src, type));
+      OrtStatus* status = nullptr;
+      if (rank > 0)
+        status = ort::ShapeInferContext_SetOutputTypeShape(api, static_cast<const OrtShapeInferContext*>(context),
+                                                           size_t{0},
+                                                           static_cast<const OrtTensorTypeAndShapeInfo*>(src));
+      check(api, ort::SetTensorElementType(api, src, types[0]));
+      check(api, status);
+    });
+  }
+
+  const OrtApi* api;
+  const Operator& op;
+  const Signature& signature;
+};
+
+// The domain, made on first use. Several sessions may register at once.
+OrtCustomOpDomain* domain(const OrtApi* api) {
+  static std::mutex mutex;
+  static OrtCustomOpDomain* made = nullptr;
+  static std::deque<CustomOp> ops;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (made != nullptr) return made;
+  OrtCustomOpDomain* fresh = nullptr;
+  check(api, ort::CreateCustomOpDomain(api, static_cast<const char*>(kDomain), &fresh));
+  ops.clear();
+  for (const Operator& op : operators())
+    for (const Signature& signature : op.signatures) {
+      ops.emplace_back(api, op, signature);
+      check(api, ort::CustomOpDomain_Add(api, fresh, static_cast<const OrtCustomOp*>(&ops.back())));
+    }
+  return made = fresh;
+}
+
+}  // namespace
+}  // namespace dynq
+
+extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
+                                                                             const OrtApiBase* base) {
+  const OrtApi* api = base->GetApi(kOrtApiVersion);
+  if (api == nullptr) {
+    const OrtApi* oldest = base->GetApi(1);
+    const std::string message = std::string("ort_dynq needs ONNX Runtime 1.20 or newer, this is ") + base->GetVersionString();
+    return oldest == nullptr ? nullptr : ort::CreateStatus(oldest, ORT_FAIL, message.c_str());
+  }
+  return dynq::guarded(api, [&] {
+    dynq::active_kernels();  // a mistaken ORT_DYNQ_ISA shows here, not in the first run
+    dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api)));
+  });
+}

@@ -1,0 +1,189 @@
+"""The operators on NumPy arrays, without a session: NumPy in, NumPy out, the same kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import library
+from .errors import DynqError
+
+Array = npt.NDArray[Any]
+
+# ONNX's numbers for the types that the operators know.
+_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.float32),
+    2: np.dtype(np.uint8),
+    3: np.dtype(np.int8),
+    6: np.dtype(np.int32),
+}
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_MESSAGE_SIZE = 1024
+
+
+def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) -> list[Array]:
+    """Runs one operator of :data:`ort_dynq.operators.OPERATORS` on the calling thread.
+
+    Args:
+        operator: Its name.
+        inputs: Its inputs; None for an optional one that is absent.
+        attributes: Its attributes; those left out have their defaults.
+
+    Returns:
+        Its outputs.
+
+    Raises:
+        DynqError: An input or attribute is not what the operator takes.
+    """
+    native = library.load()
+    arrays = [array if array is None else np.asarray(array, order="C") for array in inputs]
+    tensors = (library.Tensor * len(arrays))(*map(_tensor, arrays))
+    given = (library.Attribute * len(attributes))(*(_attribute(*item) for item in attributes.items()))
+    outputs: list[Array] = []
+
+    def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
+        outputs.append(np.empty(dims[:rank], _DTYPES[number]))
+        return int(outputs[-1].ctypes.data)
+
+    message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+    failed = native.ort_dynq_run(
+        operator.encode(),
+        given,
+        len(given),
+        tensors,
+        len(tensors),
+        library.Allocate(allocate),
+        None,
+        message,
+        _MESSAGE_SIZE,
+    )
+    if failed:
+        raise DynqError(message.value.decode())
+    return outputs
+
+
+def dynamic_quantize(
+    src: Array,
+    scales: Array,
+    zps: Array | None = None,
+    *,
+    qtype: str = "per_tensor",
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    arithmetic: str = "onnx",
+) -> Array:
+    """``saturate(round(src / scales + zps))``: the operator DynamicQuantize, see :mod:`ort_dynq.operators`.
+
+    Args:
+        src: float32, any shape.
+        scales: float32; one element, ``src.shape[axis]`` elements, or src's rank, as `qtype` asks.
+        zps: uint8, int8 or int32, shaped as scales or one element; None means zero.
+        qtype: ``per_tensor``, ``per_channel``, ``per_group`` or ``auto``.
+        axis: The dimension of ``per_channel``, or of the blocks.
+        block_size: Elements along `axis` that share a scale; 0: as the shapes of src and scales tell.
+        output_dtype: 2 for uint8, 3 for int8; 0: that of zps if it is one of them, else uint8.
+        arithmetic: ``onnx`` or ``onednn``.
+
+    Returns:
+        uint8 or int8 codes, src's shape.
+
+    Raises:
+        DynqError: A shape, type or attribute does not fit.
+    """
+    return run(
+        "DynamicQuantize",
+        [src, scales, zps],
+        qtype=qtype,
+        axis=axis,
+        block_size=block_size,
+        output_dtype=output_dtype,
+        arithmetic=arithmetic,
+    )[0]
+
+
+def dynamic_dequantize(
+    src: Array,
+    scales: Array,
+    zps: Array | None = None,
+    *,
+    qtype: str = "per_tensor",
+    axis: int = 1,
+    block_size: int = 0,
+) -> Array:
+    """``(src - zps) * scales``: the operator DynamicDequantize, see :mod:`ort_dynq.operators`.
+
+    Args:
+        src: uint8 or int8, any shape.
+        scales, zps, qtype, axis, block_size: As for :func:`dynamic_quantize`.
+
+    Returns:
+        float32, src's shape.
+
+    Raises:
+        DynqError: A shape, type or attribute does not fit.
+    """
+    return run("DynamicDequantize", [src, scales, zps], qtype=qtype, axis=axis, block_size=block_size)[0]
+
+
+def supported_isas() -> list[str]:
+    """The instruction sets that this CPU and this build have, best first; the last is ``portable``."""
+    native = library.load()
+    names: list[str] = []
+    while (name := native.ort_dynq_supported_isa(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def isa() -> str:
+    """The instruction set in use.
+
+    Raises:
+        DynqError: The environment variable ``ORT_DYNQ_ISA`` names none that there is.
+    """
+    message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+    name = library.load().ort_dynq_isa(message, _MESSAGE_SIZE)
+    if name is None:
+        raise DynqError(message.value.decode())
+    return str(name.decode())
+
+
+@contextlib.contextmanager
+def use_isa(name: str) -> Iterator[None]:
+    """Within the block the whole process, its sessions included, runs the kernels of that instruction set.
+
+    Raises:
+        DynqError: This CPU or this build does not have it.
+    """
+    before = isa()
+    _select_isa(name)
+    try:
+        yield
+    finally:
+        _select_isa(before)
+
+
+def _select_isa(name: str) -> None:
+    message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+    if library.load().ort_dynq_select_isa(name.encode(), message, _MESSAGE_SIZE):
+        raise DynqError(message.value.decode())
+
+
+def _tensor(array: Array | None) -> library.Tensor:
+    if array is None:
+        return library.Tensor()
+    if array.dtype not in _NUMBERS:
+        raise DynqError(f"an input is {array.dtype}, expected one of {', '.join(map(str, _NUMBERS))}")
+    dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+    return library.Tensor(_NUMBERS[array.dtype], array.ndim, dims, array.ctypes.data)
+
+
+def _attribute(name: str, value: str | int) -> library.Attribute:
+    if isinstance(value, str):
+        return library.Attribute(name.encode(), value.encode(), 0)
+    return library.Attribute(name.encode(), None, value)

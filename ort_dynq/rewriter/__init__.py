@@ -1,0 +1,111 @@
+"""The graph rewriter: a model enters, its dynamic quantization chains become calls of ort_dynq's operators.
+
+Every call is a call of a model-local function of the operator's name, whose body is the subgraph that it stands for:
+the rewritten model runs without the plugin, and fast with it (functions.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from ..errors import DynqError
+from ..operators import DOMAIN
+from .analysis import STANDARD_DOMAINS, Facts, functions, graphs, label
+from .functions import add_function
+from .qdq import Replacement
+from .report import Finding, Report
+from .rules import RULES
+from .storage import load, save
+
+__all__ = ["Finding", "Report", "Result", "rewrite"]
+
+
+@dataclass
+class Result:
+    """A rewritten model and the report of what was done."""
+
+    model: ir.Model
+    report: Report
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model, in one step: the file is there whole or not at all.
+
+        External data that the model refers to is copied beside it, unless it is there already.
+
+        Raises:
+            DynqError: The file cannot be written.
+        """
+        save(self.model, Path(path))
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The model as a ModelProto."""
+        return ir.to_proto(self.model)
+
+
+def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Result:
+    """Turns chains with run-time quantization parameters into ort_dynq's operators.
+
+    The model given is not changed. The rewritten one keeps the names of its inputs and outputs, its metadata and its
+    doc strings, refers to the same external data, and computes the same results bit for bit.
+
+    Args:
+        model: A path, a ModelProto or an onnx_ir Model.
+
+    Returns:
+        The rewritten model and the report.
+
+    Raises:
+        DynqError: The file is missing or is not an ONNX model.
+    """
+    rewritten = load(model)
+    opset = next((rewritten.opset_imports[d] for d in STANDARD_DOMAINS if d in rewritten.opset_imports), 0)
+    report = Report(before=_op_counts(rewritten))
+    with Facts(rewritten) as facts:
+        for path, graph in graphs(rewritten):
+            for node in list(graph):
+                _apply(node, graph, path, opset, facts, report)
+    report.after = _op_counts(rewritten)
+    return Result(rewritten, report)
+
+
+def _apply(
+    node: ir.Node, graph: ir.Graph | ir.Function, path: str, opset: int, facts: Facts, report: Report
+) -> None:
+    for rule in RULES:
+        outcome = rule.match(node, facts)
+        if outcome is None:
+            continue
+        if isinstance(graph, ir.Function) and graph.opset_imports.get("", opset) != opset:
+            outcome = f"its function is of opset {graph.opset_imports['']}, the model of opset {opset}"
+        if isinstance(outcome, str):
+            report.findings.append(Finding(label(node), node.op_type, path, rule.name, None, outcome))
+            return
+        report.findings.append(Finding(label(node), node.op_type, path, rule.name, outcome.operator))
+        _replace(node, graph, outcome, rule.name)
+        add_function(facts.model, outcome.operator, opset)
+        if isinstance(graph, ir.Function):
+            graph.opset_imports.setdefault(DOMAIN, facts.model.graph.opset_imports[DOMAIN])
+        return
+
+
+def _replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replacement, rule: str) -> None:
+    new = replacement.nodes[-1]
+    new.name, new.doc_string = node.name, node.doc_string
+    for added in replacement.nodes:
+        added.metadata_props.update(node.metadata_props)
+        added.metadata_props["ort_dynq.rule"] = rule
+    ir.convenience.replace_nodes_and_values(graph, node, [node], replacement.nodes, node.outputs, new.outputs)
+
+
+def _op_counts(model: ir.Model) -> Counter[str]:
+    return Counter(
+        node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
+        for _, graph in graphs(model)
+        for node in graph
+    )

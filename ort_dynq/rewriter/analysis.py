@@ -1,0 +1,159 @@
+"""What the rules need to know of a model: types and shapes, and which values are computed at run time."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from ..operators import DOMAIN
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+
+# Standard operators whose result is not a function of their inputs.
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
+
+
+def functions(model: ir.Model) -> list[ir.Function]:
+    """The model's own functions; those of ort_dynq's operators, which are not its own, left out."""
+    return [function for function in model.functions.values() if function.domain != DOMAIN]
+
+
+def graphs(model: ir.Model) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+    """Every graph of the model with its path: the main graph, subgraphs of control flow, functions' bodies."""
+
+    def within(path: str, graph: ir.Graph | ir.Function) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+        yield path, graph
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield from within(f"{path}/{label(node)}.{attribute.name}", attribute.as_graph())
+                elif attribute.type == ir.AttributeType.GRAPHS:
+                    for i, graph_ in enumerate(attribute.as_graphs()):
+                        yield from within(f"{path}/{label(node)}.{attribute.name}[{i}]", graph_)
+
+    yield from within("main", model.graph)
+    for function in functions(model):
+        yield from within(f"function {function.name}", function)
+
+
+def label(node: ir.Node) -> str:
+    """A node's name, or its first output's where it has none."""
+    return node.name or next((output.name for output in node.outputs if output.name), None) or node.op_type
+
+
+class Facts:
+    """Types and shapes are put on the values themselves while it is open, and taken back when it closes.
+
+    A model is saved with the value_info that it came with: what inference finds is ours, not the user's.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self._calls: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
+        self._constants: set[ir.Value] = set()
+        self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
+
+    def __enter__(self) -> Facts:
+        for _, graph in graphs(self.model):
+            for value in _values(graph):
+                self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
+            for node in graph:
+                if (identifier := node.op_identifier()) in self.model.functions:
+                    self._calls[identifier].append(node)
+        self._infer()
+        self._find_constants()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for value, (type_, shape) in self._saved.items():
+            value.type, value.shape = type_, shape
+
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Whether constant folding would fix the value; an absent one (None) counts as constant.
+
+        An initializer that is also a graph input can be overridden at run time and is not constant. A function's
+        parameter is constant if every call passes a constant.
+        """
+        return value is None or value in self._constants
+
+    def _find_constants(self) -> None:
+        for _, graph in graphs(self.model):
+            if isinstance(graph, ir.Graph):
+                self._constants.update(v for v in graph.initializers.values() if not v.is_graph_input())
+        size = -1
+        while size != len(self._constants):  # again only where a function calls one that stands before it
+            size = len(self._constants)
+            for _, graph in graphs(self.model):
+                if isinstance(graph, ir.Function) and (calls := self._calls[graph.identifier()]):
+                    for i, parameter in enumerate(graph.inputs):
+                        if all(self.is_constant(_argument(call, i)) for call in calls):
+                            self._constants.add(parameter)
+                for node in graph:
+                    if _is_foldable(node) and all(map(self.is_constant, node.inputs)):
+                        self._constants.update(node.outputs)
+
+    def _infer(self) -> None:
+        """Shapes and types of the graphs, then of the functions' bodies as they are called."""
+        logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+        was_disabled, logger.disabled = logger.disabled, True  # what cannot be inferred is unknown, no more
+        try:
+            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(self.model)
+        finally:
+            logger.disabled = was_disabled
+        todo = functions(self.model)
+        for _ in range(len(todo)):  # a function may call another
+            for function in todo:
+                _infer_function(function, self._calls[function.identifier()])
+
+
+def _is_foldable(node: ir.Node) -> bool:
+    if node.domain not in STANDARD_DOMAINS or node.op_type in _RANDOM:
+        return False
+    return all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+
+
+def _argument(call: ir.Node, position: int) -> ir.Value | None:
+    return call.inputs[position] if position < len(call.inputs) else None
+
+
+def _values(graph: ir.Graph | ir.Function) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    if isinstance(graph, ir.Graph):
+        yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _infer_function(function: ir.Function, calls: list[ir.Node]) -> None:
+    """Puts types and shapes on a function's values where all of its calls agree."""
+    for i, parameter in enumerate(function.inputs):
+        arguments = [_argument(call, i) for call in calls]
+        types = {None if argument is None else argument.type for argument in arguments}
+        shapes = [None if argument is None else argument.shape for argument in arguments]
+        if len(types) == 1:
+            parameter.type = types.pop()
+        if shapes and all(shape is not None and shape == shapes[0] for shape in shapes):
+            parameter.shape = shapes[0]
+    typed = [value for value in function.inputs if value.type is not None]
+    if len(typed) != len(function.inputs):
+        return
+    proto = ir.serde.serialize_function(function)
+    graph = onnx.GraphProto(name=function.name, node=proto.node)
+    graph.input.extend(ir.serde.serialize_value(value) for value in typed)
+    body = onnx.ModelProto(ir_version=10, graph=graph, opset_import=proto.opset_import)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(body, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # attribute references and foreign operators may defeat it: then nothing is known
+        return
+    known = {info.name: info for info in inferred.graph.value_info}
+    for node in function:
+        for value in node.outputs:
+            if value.name in known:
+                ir.serde.deserialize_value_info_proto(known[value.name], value)
