@@ -1,0 +1,261 @@
+"""What ONNX Runtime's CPU provider fuses itself, and gets right.
+
+At its default level ONNX Runtime replaces DequantizeLinear -> operator [-> QuantizeLinear] by one integer kernel. Many
+of these fusions do not ask for constant scales, so they fire for run-time ones too. A node that takes part in one that
+is correct must stay. Where the fusion is wrong (mostly it takes any scale for a per-tensor one: the session fails or
+returns wrong numbers) the node must be converted, which mends the model.
+
+Read from ONNX Runtime's sources and tried on 1.31.1, x86-64. Paths below are relative to onnxruntime/core/optimizer/.
+
+- Fused and correct, but not listed, since the kernels are slower than the nodes that they replace (one thread): Gemm of
+  s8 codes (QGemm 8.2 ms, unfused 3.0), Where (3.6, 0.4), AveragePool (3.8, 0.4), Softmax (1.3, 0.3).
+- Fused, but not listed, since it rounds float weights to 8 bits: Gemm and Conv with constant float weights, between a
+  DequantizeLinear and a QuantizeLinear (qdq_transformer/weight_bias_quantization.cc).
+- Never fused, since they want constant scales: Reshape, Transpose, MaxPool, Resize, Split, ArgMax and the like
+  (qdq_selectors.cc, DropQDQNodeGroupSelector, DropDQNodeGroupSelector), MatMulNBits (DQMatMulNodeGroupSelector), and a
+  Conv with a bias.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+_U8 = frozenset({ir.DataType.UINT8})
+_8BIT = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One pattern: a DequantizeLinear at every input, the operator, a QuantizeLinear at its one output."""
+
+    kernel: str  # what the group becomes ...
+    float_kernel: str = ""  # ... and without the QuantizeLinear; empty: it is required
+    codes: frozenset[ir.DataType] = _8BIT  # of input 0; the output's are the same
+    any_weights: bool = False  # input 1 may have the other 8-bit type
+    channel_axis: int | None = None  # the axis along which input 1 may have scales of its own
+    rank_0: bool = False  # the kernel's schema refuses scales of shape [1]
+    zero_points: bool = False  # every DequantizeLinear needs one
+
+
+# In qdq_transformer/selectors_actions/, qdq_selector_action_transformer.cc says which operators are fused and the
+# selectors named here (qdq_selectors.cc) on which conditions; what the kernels get right, their schemas and checks say.
+_GROUPS = {
+    "MatMul": _Group("QLinearMatMul", "MatMulIntegerToFloat", _U8, True, channel_axis=1),  # MatMulNodeGroupSelector
+    "Gemm": _Group("QGemm", "QGemm", _U8, True, channel_axis=1, zero_points=True),  # GemmNodeGroupSelector
+    "Conv": _Group("QLinearConv", "", _U8, True, channel_axis=0),  # ConvNodeGroupSelector
+    "Add": _Group("QLinearAdd", rank_0=True),  # BinaryNodeGroupSelector
+    "Mul": _Group("QLinearMul", rank_0=True),
+    "Concat": _Group("QLinearConcat"),  # VariadicNodeGroupSelector
+    "Sigmoid": _Group("QLinearSigmoid"),  # UnaryNodeGroupSelector
+    "LeakyRelu": _Group("QLinearLeakyRelu"),
+    "GlobalAveragePool": _Group("QLinearGlobalAveragePool"),
+}
+
+
+def fused_by_onnxruntime(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> str | None:
+    """Why `node` (a QuantizeLinear or DequantizeLinear with run-time parameters) must stay, or None."""
+    matcher = _Matcher(is_constant)
+    pair = matcher.unsigned_pair(node)
+    others = [other for other in pair or () if other is not node]
+    return next((reason for n in [node, *others] if (reason := matcher.reason(n))), None)
+
+
+class _Matcher:
+    def __init__(self, is_constant: Callable[[ir.Value | None], bool]) -> None:
+        self._is_constant = is_constant
+
+    def reason(self, node: ir.Node) -> str | None:
+        """Why the group that `node` itself belongs to is fused correctly, or None."""
+        targets = _consumers(node) if node.op_type == "DequantizeLinear" else _producers(node)
+        return next((reason for target in targets if (reason := self._group(target, node))), None)
+
+    def _group(self, op: ir.Node, member: ir.Node) -> str | None:
+        """What becomes of `op` and the nodes around it, if they are fused correctly and `member` is one of them."""
+        group = _GROUPS.get(op.op_type) if op.domain == "" else None
+        if group is None or len(op.outputs) != 1:
+            return None
+        inputs, output, transposed = [v for v in op.inputs if v is not None], op.outputs[0], False
+        bias = _added_bias(op)
+        if bias is not None:  # it becomes a Gemm, behind a Reshape unless it is a matrix
+            if _rank(inputs[0]) != 2:
+                return None
+            group, output, inputs = _GROUPS["Gemm"], _users(output)[0].outputs[0], [*inputs, bias]
+        elif op.op_type == "Gemm":
+            transposed = op.attributes.get_int("transB", 0) != 0
+        fusible, q = self._quantizer(output)
+        if not fusible or (q is None and not group.float_kernel):
+            return None
+        if group is _GROUPS["Gemm"] and len(inputs) == 3:
+            if not self._bias_is_right(op, inputs, q):
+                return None
+            if inputs.pop().producer() is member:
+                member = _dequantizer(inputs[0]) or member  # the bias' DQ shares the others' fate
+        dqs = [_dequantizer(v) for v in inputs]
+        if (op.op_type == "Conv" and len(dqs) != 2) or not self._types_are_right(group, dqs, q):
+            return None
+        for i, (value, dq) in enumerate(zip(inputs, dqs, strict=True)):
+            assert dq is not None
+            axis = (0 if transposed else group.channel_axis) if i == 1 and value is dq.outputs[0] else None
+            if (group.zero_points and _zero_point(dq) is None) or not _scale_is_right(dq, axis, group.rank_0):
+                return None
+        if (q is not None and not _scale_is_right(q, None, group.rank_0)) or (member is not q and member not in dqs):
+            return None
+        chain = ", ".join(["DequantizeLinear"] * len(dqs)) + f" -> {op.op_type}" + (" -> QuantizeLinear" if q else "")
+        return f"ONNX Runtime fuses {chain} into {group.kernel if q else group.float_kernel}"
+
+    def _quantizer(self, value: ir.Value) -> tuple[bool, ir.Node | None]:
+        """Whether `value`, an operator's output, allows a fusion, and its QuantizeLinear if there is one.
+
+        NodeGroupSelector (GetQDQSelection, CheckQDQNodes): a Q must be the only consumer, and a single Relu or Clip
+        with a single consumer prevents the fusion. ReluQuantFusion (qdq_transformer/relu_quantizelinear.cc) runs
+        before: it drops a Relu whose Q has the lowest code as its constant zero point.
+        """
+        users = _users(value)
+        if len(users) == 1 and users[0].op_type in ("Relu", "Clip") and (after := _sole_user(users[0])):
+            if users[0].op_type == "Clip" or after.op_type != "QuantizeLinear":
+                return False, None
+            if self._constant_zero_point(after) != (-128 if _code_type(after) == ir.DataType.INT8 else 0):
+                return False, None
+            users = [after]
+        q = next((n for n in users if n.op_type == "QuantizeLinear"), None)
+        return q is None or (len(users) == 1 and not value.is_graph_output()), q
+
+    def _types_are_right(self, group: _Group, dqs: list[ir.Node | None], q: ir.Node | None) -> bool:
+        types = [None if dq is None else self._fused_type(dq) for dq in dqs]
+        if not types or types[0] not in group.codes:
+            return False
+        if any(t not in _8BIT if group.any_weights else t != types[0] for t in types[1:]):
+            return False
+        if q is None:
+            return True
+        # To a Q without a zero point SetOptionalZeroPoint (qdq_actions.cc) gives one of u8: the session fails for s8.
+        return self._fused_type(q) == types[0] and (_zero_point(q) is not None or types[0] == ir.DataType.UINT8)
+
+    def _bias_is_right(self, op: ir.Node, inputs: list[ir.Value], q: ir.Node | None) -> bool:
+        """Whether QGemm takes the bias: it ignores the bias' own scale, which must be the product of the others.
+
+        Either the model says so, or WeightBiasQuantization (qdq_transformer/weight_bias_quantization.cc) writes it: for
+        a constant vector, in front of a Q.
+        """
+        if any(op.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+            return False
+        dq = inputs[2].producer()
+        if dq is None or dq.op_type != "DequantizeLinear":
+            return q is not None and self._is_constant(inputs[2]) and _rank(inputs[2]) == 1
+        a, b = _dequantizer(inputs[0]), _dequantizer(inputs[1])
+        product = dq.inputs[1].producer() if dq.inputs[1] is not None else None
+        if a is None or b is None or product is None or product.op_type != "Mul" or _zero_point(dq) is not None:
+            return False
+        return _code_type(dq) == ir.DataType.INT32 and set(product.inputs) == {a.inputs[1], b.inputs[1]}
+
+    def unsigned_pair(self, node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+        """The s8 Q -> DQ pair of `node` that ONNX Runtime turns into u8, so that neither may be converted alone.
+
+        qdq_transformer/qdq_s8_to_u8.cc, on x86: one constant zero point, one consumer each (a DQ with more of them is
+        duplicated before, qdq_transformer/ensure_unique_dq_for_node_unit.cc). The scale may be a run-time one.
+        """
+        q = node if node.op_type == "QuantizeLinear" else node.inputs[0].producer() if node.inputs[0] else None
+        if q is None or q.op_type != "QuantizeLinear" or _code_type(q) != ir.DataType.INT8:
+            return None
+        dq = _sole_user(q)
+        if dq is None or dq.op_type != "DequantizeLinear":
+            return None
+        if len(_users(dq.outputs[0])) + dq.outputs[0].is_graph_output() > 1:
+            return None
+        zero_point = self._constant_zero_point(q)
+        return (q, dq) if zero_point is not None and zero_point == self._constant_zero_point(dq) else None
+
+    def _fused_type(self, node: ir.Node) -> ir.DataType | None:
+        return ir.DataType.UINT8 if self.unsigned_pair(node) else _code_type(node)
+
+    def _constant_zero_point(self, node: ir.Node) -> int | None:
+        value = _zero_point(node)
+        array = value.const_value if value is not None and self._is_constant(value) else None
+        return int(array.numpy().item()) if array is not None and array.size == 1 else None
+
+
+def _added_bias(op: ir.Node) -> ir.Value | None:
+    """What is added to a MatMul that becomes a Gemm (matmul_add_fusion.cc)."""
+    add = _sole_user(op) if op.op_type == "MatMul" else None
+    if add is None or add.op_type != "Add" or add.domain != "":
+        return None
+    bias = add.inputs[1] if add.inputs[0] is op.outputs[0] else add.inputs[0]
+    a, b = (None if v is None else v.shape for v in op.inputs)
+    if bias is None or bias.shape is None or a is None or b is None or len(b) != 2:
+        return None
+    matrix, rows, columns = len(a) == 2, a[0], b[1]
+    if not matrix and not (a.is_static() and b.is_static()):
+        return None
+    shape = tuple(bias.shape)
+    fits = shape == (columns,) or (matrix and shape in ((1, columns), (rows, 1), (rows, columns)))
+    return bias if fits else None
+
+
+def _scale_is_right(node: ir.Node, axis: int | None, rank_0: bool) -> bool:
+    """Whether the scale is known to be per tensor or, for a matrix or filter, along `axis`."""
+    x, scale, zero_point = node.inputs[0], node.inputs[1], _zero_point(node)
+    if scale is None or scale.shape is None or scale.dtype not in (None, ir.DataType.FLOAT):
+        return False
+    if len(scale.shape) == 0 or tuple(scale.shape) == (1,):
+        return not rank_0 or (len(scale.shape) == 0 and (zero_point is None or _rank(zero_point) in (None, 0)))
+    rank = None if x is None else _rank(x)
+    if axis is None or rank is None or len(scale.shape) != 1 or (axis == 1 and rank != 2):
+        return False
+    return node.attributes.get_int("axis", 1) % rank == axis
+
+
+def _code_type(node: ir.Node) -> ir.DataType | None:
+    """The type of the codes of a Q or DQ node, or None if it is not known."""
+    zero_point, quantizes = _zero_point(node), node.op_type == "QuantizeLinear"
+    codes = node.outputs[0] if quantizes else node.inputs[0]
+    if codes is not None and codes.dtype is not None:
+        return codes.dtype
+    if zero_point is not None or not quantizes:
+        return None if zero_point is None else zero_point.dtype
+    return ir.DataType(node.attributes.get_int("output_dtype", 0) or ir.DataType.UINT8)
+
+
+def _zero_point(node: ir.Node) -> ir.Value | None:
+    return node.inputs[2] if len(node.inputs) > 2 else None
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _users(value: ir.Value) -> list[ir.Node]:
+    return [use.node for use in value.uses()]
+
+
+def _sole_user(node: ir.Node) -> ir.Node | None:
+    """The one consumer of a node's output that nothing else looks at."""
+    users = _users(node.outputs[0])
+    return users[0] if len(users) == 1 and not node.outputs[0].is_graph_output() else None
+
+
+def _consumers(dq: ir.Node) -> list[ir.Node]:
+    """The operators that a DQ feeds, in its own graph, also through one Transpose of which it is the only use.
+
+    MakeQDQNodeUnit (transpose_optimization/onnx_transpose_optimization.cc) puts a Q -> DQ behind that Transpose.
+    """
+    users = [n for n in _users(dq.outputs[0]) if n.graph is dq.graph]
+    behind = [_sole_user(n) for n in users if n.op_type == "Transpose"]
+    return [*users, *(n for n in behind if n is not None)]
+
+
+def _producers(q: ir.Node) -> list[ir.Node]:
+    """The operators whose output a Q may be: its producer, and what is in front of a Relu or of an added bias."""
+    first = q.inputs[0].producer() if q.inputs[0] is not None else None
+    found = [] if first is None else [first]
+    for op_types in (("Relu",), ("Add",)):
+        found += [p for n in found if n.op_type in op_types for v in n.inputs if v and (p := v.producer())]
+    return found
+
+
+def _dequantizer(value: ir.Value) -> ir.Node | None:
+    """The DQ that gives `value`, also through a Transpose (see `_consumers`)."""
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and _sole_user(node) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node if node is not None and node.op_type == "DequantizeLinear" else None
