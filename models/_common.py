@@ -1,0 +1,163 @@
+"""What the scripts beside this file share: seeded inputs, and writing a model with its test data.
+
+A model is written the way the ONNX backend suite lays them out: `<name>/model.onnx` and
+`<name>/test_data_set_0/{input,output}_<i>.pb`. Outputs are those of ONNX Runtime with its optimiser off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+import onnxruntime as ort
+from onnx import numpy_helper
+
+Array = npt.NDArray[Any]
+
+HERE = Path(__file__).resolve().parent
+MAX_IR_VERSION = 10
+MAX_OPSET = 21
+
+
+class Example(NamedTuple):
+    """A model and one array for each of its inputs, in order."""
+
+    model: onnx.ModelProto
+    inputs: Sequence[Array]
+
+
+def activations(
+    *shape: int,
+    seed: int = 0,
+    low: float = -15.875,
+    high: float = 15.875,
+    channel: int | None = None,
+    tensor: bool = False,
+    zero_row: bool = False,
+) -> Array:
+    """Float32 data that shows rounding errors.
+
+    A row is a slice of the last axis or, with `channel`, everything at one index of that axis, or, with `tensor`, all
+    of it. Before they are scaled by a factor of their own, rows span exactly [low, high], contain a zero, and half of
+    their elements are multiples of 1/16, every other one a tie for a scale of 1/8, as the defaults give for symmetric
+    ranges (15.875 / 127) and high=16 for asymmetric ones (31.875 / 255). The other elements are normal. Of several
+    rows, the first has the factor 1, the third is positive, the fourth negative, and with `zero_row` the second is all
+    zeros.
+    """
+    rng = np.random.default_rng(seed)
+    count = 1 if tensor else shape[channel] if channel is not None else math.prod(shape[:-1])
+    size = count, math.prod(shape) // count
+    grid = rng.integers(int(low * 16), int(high * 16), size, endpoint=True) / 16
+    rows = np.where(rng.random(size) < 0.5, grid, rng.normal(0.0, high / 4, size).clip(low, high))
+    for row in rows:
+        row[rng.permutation(size[1])[:3]] = low, high, 0.0
+    if count > 3 and low < 0:
+        rows[2] = np.abs(rows[2]).clip(min=0.5)
+        rows[3] = -np.abs(rows[3]).clip(min=0.5)
+    factors = rng.uniform(1.0, 1.25, (count, 1))
+    if count > 1:
+        factors[0] = 1.0
+    rows *= factors
+    if zero_row:
+        rows[1] = 0.0
+    if channel is not None:
+        others = [length for axis, length in enumerate(shape) if axis != channel]
+        return np.moveaxis(rows.reshape(count, *others), 0, channel).astype(np.float32)
+    return rows.reshape(shape).astype(np.float32)
+
+
+def grid_weights(rng: np.random.Generator, *shape: int) -> Array:
+    """Float32 weights with few significant bits."""
+    return (rng.integers(-60, 61, shape) / 64).astype(np.float32)
+
+
+def parse(text: str, opset: int, domains: Sequence[str] = (), /, **constants: npt.ArrayLike) -> onnx.ModelProto:
+    """The model of a graph in ONNX's text form. `constants` become its initializers."""
+    imports = ", ".join(f'"{domain}" : {version}' for domain, version in (("", opset), *((d, 1) for d in domains)))
+    model = onnx.parser.parse_model(f"<ir_version: {MAX_IR_VERSION}, opset_import: [{imports}]>\n{text}")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    )
+    return model
+
+
+def strip(model: onnx.ModelProto) -> None:
+    """Removes the source locations that exporters write, from the graph, its subgraphs and the functions."""
+
+    def strip_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
+        for node in nodes:
+            node.ClearField("metadata_props")
+            node.ClearField("doc_string")
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    strip_graph(attribute.g)
+
+    def strip_graph(graph: onnx.GraphProto) -> None:
+        graph.ClearField("metadata_props")
+        graph.ClearField("doc_string")
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.ClearField("metadata_props")
+            value.ClearField("doc_string")
+        strip_nodes(graph.node)
+
+    model.ClearField("metadata_props")
+    model.ClearField("doc_string")
+    strip_graph(model.graph)
+    for function in model.functions:
+        function.ClearField("metadata_props")
+        function.ClearField("doc_string")
+        strip_nodes(function.node)
+
+
+def run(model: onnx.ModelProto, inputs: Sequence[Array], *, optimise: bool = False) -> list[Array]:
+    """Runs `model` on ONNX Runtime's CPU provider, optimised at its default level or not at all."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    outputs: list[Array] = session.run(None, dict(zip(names, inputs, strict=True)))
+    return outputs
+
+
+def write(name: str, example: Example) -> None:
+    """Checks `example` and writes it, with its outputs, below the folder `name`."""
+    model = example.model
+    strip(model)
+    model.ir_version = min(model.ir_version, MAX_IR_VERSION)
+    newest = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if newest > MAX_OPSET:
+        raise ValueError(f"{name}: opset {newest} is newer than {MAX_OPSET}")
+    onnx.checker.check_model(model, full_check=True)
+    outputs = run(model, example.inputs)
+    folder = HERE / name
+    data = folder / "test_data_set_0"
+    shutil.rmtree(folder, ignore_errors=True)
+    data.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")
+    for kind, values, arrays in (
+        ("input", model.graph.input, example.inputs),
+        ("output", model.graph.output, outputs),
+    ):
+        for index, (value, array) in enumerate(zip(values, arrays, strict=True)):
+            tensor = numpy_helper.from_array(np.asarray(array), value.name)
+            (data / f"{kind}_{index}.pb").write_bytes(tensor.SerializeToString())
+
+
+def main(models: Mapping[str, Callable[[], Example]]) -> None:
+    """Writes the models named on the command line, or all."""
+    parser = argparse.ArgumentParser(description="Write models and their test data.")
+    parser.add_argument("names", nargs="*", help=f"which models (default: all): {', '.join(models)}")
+    names: list[str] = parser.parse_args().names
+    for name in names or models:
+        write(name, models[name]())
+        print(name)

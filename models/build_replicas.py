@@ -1,0 +1,395 @@
+"""Graphs written by hand: replicas of what other producers write, and forms that people write themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from _common import Array, Example, activations, grid_weights, main, parse
+from onnx import TensorProto, helper, numpy_helper
+
+
+def int8_weights(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.integers(-127, 128, shape).astype(np.int8)
+
+
+def tf2onnx(axis: int, *, signed: bool = True, opset: int = 13) -> Example:
+    """Replicates create_qdq_nodes of tf2onnx 1.17.0: QuantizeAndDequantizeV2 with range_given=False.
+
+    See tf2onnx/rewriter/quantization_ops_rewriter.py. An axis of -1 means per tensor there.
+    """
+    low, high = (-16.0, 15.875) if signed else (0.0, 31.875)
+    channel = axis if axis != -1 else None
+    x = activations(3, 5, 11, low=low, high=high, channel=channel, tensor=axis == -1)
+    quantized = TensorProto.INT8 if signed else TensorProto.UINT8
+    reduce: dict[str, Any] = {"axes": [other for other in range(3) if other != axis]} if axis != -1 else {}
+    attributes: dict[str, Any] = {"axis": axis} if axis != -1 else {}
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["max"], keepdims=0, **reduce),
+        helper.make_node("Div", ["max", "max_const"], ["scale_from_max_side" if signed else "scale"]),
+    ]
+    initializers = [numpy_helper.from_array(np.array(127 if signed else 255, dtype=np.float32), "max_const")]
+    if signed:
+        initializers.append(numpy_helper.from_array(np.array(-128, dtype=np.float32), "min_const"))
+        nodes += [
+            helper.make_node("ReduceMin", ["x"], ["min"], keepdims=0, **reduce),
+            helper.make_node("Div", ["min", "min_const"], ["scale_from_min_side"]),
+            helper.make_node("Max", ["scale_from_min_side", "scale_from_max_side"], ["scale"]),
+        ]
+    if axis == -1:
+        initializers.append(helper.make_tensor("zero_point", quantized, [], [0]))
+    else:
+        nodes += [
+            helper.make_node("Shape", ["scale"], ["scale_shape"]),
+            helper.make_node(
+                "ConstantOfShape",
+                ["scale_shape"],
+                ["zero_point"],
+                value=helper.make_tensor("value", quantized, dims=[1], vals=[0]),
+            ),
+        ]
+    nodes += [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["codes"], **attributes),
+        helper.make_node("DequantizeLinear", ["codes", "scale", "zero_point"], ["y"], **attributes),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tf2onnx",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["unk__0", 5, 11])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["unk__0", 5, 11])],
+        initializers,
+    )
+    return Example(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), [x])
+
+
+def expanded_dynamic_quantize() -> Example:
+    """The body that ONNX defines for DynamicQuantizeLinear, inlined by onnx."""
+    model = parse(
+        """expanded (float[rows, 11] x) => (uint8[rows, 11] codes, float scale, uint8 zero_point, float[rows, 11] y) {
+            codes, scale, zero_point = DynamicQuantizeLinear(x)
+            y = DequantizeLinear(codes, scale, zero_point)
+        }""",
+        20,
+    )
+    model = onnx.inliner.inline_selected_functions(model, [("", "DynamicQuantizeLinear")], inline_schema_functions=True)
+    return Example(model, [activations(5, 11, high=16.0, tensor=True)])
+
+
+def dynamic_quantize_dequantize() -> Example:
+    """DynamicQuantizeLinear, DequantizeLinear, MatMul with int8 weights: TFLite through tf2onnx, Brevitas."""
+    rng = np.random.default_rng(1)
+    model = parse(
+        """dynamic (float[rows, 20] x) => (float[rows, 13] y) {
+            codes, scale, zero_point = DynamicQuantizeLinear(x)
+            dx = DequantizeLinear(codes, scale, zero_point)
+            dw = DequantizeLinear<axis = 1>(w, ws, wz)
+            y = MatMul(dx, dw)
+        }""",
+        13,
+        w=int8_weights(rng, 20, 13),
+        ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        wz=np.zeros(13, dtype=np.int8),
+    )
+    return Example(model, [activations(7, 20, high=16.0, tensor=True)])
+
+
+def blocked(block: int) -> Example:
+    """QuantizeLinear with block_size: one scale for `block` neighbours of the last axis, whose length is 20."""
+    groups = 20 // block
+    model = parse(
+        f"""blocked (float[batch, 7, 20] x) => (int8[batch, 7, 20] codes, float[batch, 7, 20] y) {{
+            g = Reshape(x, split)
+            low = ReduceMin<keepdims = 0>(g, last)  low0 = Min(low, zero)
+            high = ReduceMax<keepdims = 0>(g, last)  high0 = Max(high, zero)
+            range = Sub(high0, low0)  raw = Div(range, levels)  scale = Max(raw, epsilon)
+            below = Div(low0, scale)  rounded = Round(below)  shifted = Sub(qmin, rounded)
+            clipped = Clip(shifted, qmin, qmax)  zero_point = Cast<to = 3>(clipped)
+            codes = QuantizeLinear<axis = 2, block_size = {block}>(x, scale, zero_point)
+            y = DequantizeLinear<axis = 2, block_size = {block}>(codes, scale, zero_point)
+        }}""",
+        21,
+        split=np.array([0, 7, groups, block]),
+        last=np.array([3]),
+        zero=np.float32(0),
+        levels=np.float32(255),
+        epsilon=np.float32(1e-8),
+        qmin=np.float32(-128),
+        qmax=np.float32(127),
+    )
+    return Example(model, [activations(2, 7, 20, high=16.0, zero_row=True)])
+
+
+def row_square() -> Example:
+    """Codes of one scale for each row, without a zero point, in a MatMul with as many rows as columns.
+
+    ONNX Runtime's default level takes the row scales for column scales.
+    """
+    rng = np.random.default_rng(2)
+    model = parse(
+        """row (float[7, 20] x) => (float[7, 7] y) {
+            high = ReduceMax<axes = [1], keepdims = 0>(x)  scale = Div(high, levels)
+            codes = QuantizeLinear<axis = 0>(x, scale)
+            dx = DequantizeLinear<axis = 0>(codes, scale)
+            dw = DequantizeLinear(w, ws, wz)
+            y = MatMul(dx, dw)
+        }""",
+        17,
+        levels=np.float32(255),
+        w=int8_weights(rng, 20, 7),
+        ws=np.float32(0.0078125),
+        wz=np.int8(0),
+    )
+    rows = np.array([0.125, 0.25, 0.5, 1, 2, 4, 8], dtype=np.float32)[:, None]
+    return Example(model, [activations(7, 20, low=0.0, high=31.875) * rows])
+
+
+def row_zero_point() -> Example:
+    """The same with a zero point for each row, and fewer columns than rows: the default level fails to run it."""
+    rng = np.random.default_rng(2)
+    model = parse(
+        """row (float[7, 20] x) => (float[7, 5] y) {
+            low = ReduceMin<axes = [1], keepdims = 0>(x)  low0 = Clip(low, , zero)
+            high = ReduceMax<axes = [1], keepdims = 0>(x)  high0 = Clip(high, zero)
+            range = Sub(high0, low0)  raw = Div(range, levels)  scale = Clip(raw, epsilon)
+            minus = Neg(low0)  above = Div(minus, scale)  rounded = Round(above)
+            clipped = Clip(rounded, zero, levels)  zero_point = Cast<to = 2>(clipped)
+            codes = QuantizeLinear<axis = 0>(x, scale, zero_point)
+            dx = DequantizeLinear<axis = 0>(codes, scale, zero_point)
+            dw = DequantizeLinear(w, ws, wz)
+            y = MatMul(dx, dw)
+        }""",
+        17,
+        zero=np.float32(0),
+        levels=np.float32(255),
+        epsilon=np.float32(1e-8),
+        w=int8_weights(rng, 20, 5),
+        ws=np.float32(0.0078125),
+        wz=np.int8(0),
+    )
+    return Example(model, [activations(7, 20, high=16.0, zero_row=True)])
+
+
+def channel_sigmoid() -> Example:
+    """Asymmetric per-channel codes; the graph also returns the codes, scales and zero points."""
+    model = parse(
+        """channel (float[2, 5, 7] x)
+            => (uint8[2, 5, 7] codes, float[5] scale, uint8[5] zero_point, float[2, 5, 7] y) {
+            low = ReduceMin<keepdims = 0>(x, others)  low0 = Min(low, zero)
+            high = ReduceMax<keepdims = 0>(x, others)  high0 = Max(high, zero)
+            range = Sub(high0, low0)  raw = Mul(range, step)
+            empty = Equal(raw, zero)  scale = Where(empty, epsilon, raw)
+            minus = Neg(low0)  above = Div(minus, scale)  rounded = Round(above)
+            clipped = Clip(rounded, zero, levels)  zero_point = Cast<to = 2>(clipped)
+            codes = QuantizeLinear<axis = -2>(x, scale, zero_point)
+            dx = DequantizeLinear<axis = -2>(codes, scale, zero_point)
+            y = Sigmoid(dx)
+        }""",
+        19,
+        others=np.array([0, 2]),
+        zero=np.float32(0),
+        step=np.float32(1 / 255),
+        levels=np.float32(255),
+        epsilon=np.float32(1e-6),
+    )
+    return Example(model, [activations(2, 5, 7, high=16.0, channel=1, zero_row=True)])
+
+
+def functions() -> Example:
+    """A model-local function that quantizes, called twice with different bounds (attribute references)."""
+    rng = np.random.default_rng(3)
+    model = parse(
+        """functions (float[batch, 7, 20] x) => (float[batch, 7, 13] y) {
+            a = local.fake_quantize<limit = 127.0>(x)
+            h = MatMul(a, w)
+            y = local.fake_quantize<limit = 7.0>(h)
+        }
+        <domain: "local", opset_import: ["" : 20]>
+        fake_quantize <limit> (x) => (y) {
+            last = Constant<value_ints = [-1]>()
+            epsilon = Constant<value_float = 0.00001>()
+            qmax = Constant<value_float: float = @limit>()
+            qmin = Neg(qmax)
+            magnitude = Abs(x)
+            peak = ReduceMax<keepdims = 1>(magnitude, last)
+            bounded = Clip(peak, epsilon)
+            scale = Div(bounded, qmax)
+            quotient = Div(x, scale)
+            rounded = Round(quotient)
+            codes = Clip(rounded, qmin, qmax)
+            y = Mul(codes, scale)
+        }""",
+        20,
+        ("local",),
+        w=grid_weights(rng, 20, 13),
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True)])
+
+
+def function_in_branch() -> Example:
+    """A Q/DQ chain in a model-local function, called inside an If, reading values of the outer graph."""
+    model = parse(
+        """branch (bool flag, float[rows, 11] x) => (float[rows, 11] y) {
+            shifted = Add(x, one)
+            y = If (flag) <
+                then_branch = then () => (float[rows, 11] a) { a = local.quantize(shifted) },
+                else_branch = otherwise () => (float[rows, 11] b) { b = Relu(shifted) }
+            >
+        }
+        <domain: "local", opset_import: ["" : 20]>
+        quantize (x) => (y) {
+            limit = Constant<value_float = 127.0>()
+            magnitude = Abs(x)
+            peak = ReduceMax<keepdims = 0>(magnitude)
+            scale = Div(peak, limit)
+            zero_point = Constant<value = int8 {0}>()
+            codes = QuantizeLinear(x, scale, zero_point)
+            y = DequantizeLinear(codes, scale, zero_point)
+        }""",
+        20,
+        ("local",),
+        one=np.float32(1),
+    )
+    return Example(model, [np.array(True), activations(5, 11, tensor=True)])
+
+
+TOKEN_CODES = """
+    magnitude = Abs(x)  peak = ReduceMax<axes = [-1], keepdims = 1>(magnitude)  bounded = Max(peak, epsilon)
+    scale = Div(bounded, limit)  quotient = Div(x, scale)  rounded = Round(quotient)
+    clipped = Clip(rounded, qmin, qmax)
+"""
+
+
+def token_constants() -> dict[str, Array]:
+    return {
+        "epsilon": np.asarray(np.float32(1e-5)),
+        "limit": np.asarray(np.float32(127)),
+        "qmin": np.asarray(np.float32(-128)),
+        "qmax": np.asarray(np.float32(127)),
+    }
+
+
+def integer_matmul(*, unsigned: bool) -> Example:
+    """MatMulInteger per token. `unsigned` shifts the codes by 128 and corrects the product for it."""
+    rng = np.random.default_rng(4)
+    weights = int8_weights(rng, 20, 13)
+    constants = token_constants() | {
+        "w": weights,
+        "ws": rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        "bias": grid_weights(rng, 13),
+    }
+    if unsigned:
+        constants |= {
+            "offset": np.asarray(np.int32(128)),
+            "correction": 128 * weights.astype(np.int32).sum(axis=0, dtype=np.int32),
+        }
+        product = """wide = Cast<to = 6>(clipped)  raised = Add(wide, offset)  codes = Cast<to = 2>(raised)
+            raw = MatMulInteger(codes, w)  sum = Sub(raw, correction)"""
+    else:
+        product = "codes = Cast<to = 3>(clipped)  sum = MatMulInteger(codes, w)"
+    model = parse(
+        f"""integer (float[batch, 7, 20] x) => (float[batch, 7, 13] y) {{
+            {TOKEN_CODES} {product}
+            real = Cast<to = 1>(sum)  scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
+        }}""",
+        17,
+        **constants,
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True)])
+
+
+def reshaped_gemm() -> Example:
+    """Fake quantization on flattened tokens around a Gemm, as graph slimmers write it."""
+    rng = np.random.default_rng(5)
+    model = parse(
+        f"""reshaped (float[2, 7, 20] tokens) => (float[2, 7, 13] y) {{
+            x = Reshape(tokens, flat) {TOKEN_CODES}
+            dx = Mul(clipped, scale)  product = Gemm<transB = 1>(dx, w, bias)  y = Reshape(product, shape)
+        }}""",
+        17,
+        **token_constants(),
+        flat=np.array([-1, 20]),
+        shape=np.array([2, 7, 13]),
+        w=grid_weights(rng, 13, 20),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True)])
+
+
+def half_glue() -> Example:
+    """float16 with a Cast to float32 and back around each operator that lacks a float16 kernel."""
+    model = parse(
+        """half (float16[batch, 7, 20] x) => (float16[batch, 7, 20] y) {
+            x32 = Cast<to = 1>(x)  m32 = Abs(x32)  m = Cast<to = 10>(m32)
+            n32 = Cast<to = 1>(m)  p32 = ReduceMax<axes = [-1], keepdims = 1>(n32)  peak = Cast<to = 10>(p32)
+            bounded = Max(peak, epsilon)  scale = Div(bounded, limit)
+            quotient = Div(x, scale)
+            q32 = Cast<to = 1>(quotient)  r32 = Round(q32)  rounded = Cast<to = 10>(r32)
+            clipped = Clip(rounded, qmin, qmax)  y = Mul(clipped, scale)
+        }""",
+        17,
+        epsilon=np.float16(1e-3),
+        limit=np.float16(127),
+        qmin=np.float16(-128),
+        qmax=np.float16(127),
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True).astype(np.float16)])
+
+
+def float_bias() -> Example:
+    """A cache of uint8 codes with a float16 scale and minimum for each token and head."""
+    model = parse(
+        """cache (float[1, 3, new, 10] x, uint8[1, 3, past, 10] past_codes,
+                  float16[1, 3, past, 1] past_scale, float16[1, 3, past, 1] past_low)
+            => (float[1, 3, total, 10] y, uint8[1, 3, total, 10] codes,
+                float16[1, 3, total, 1] scales, float16[1, 3, total, 1] lows) {
+            low = ReduceMin<keepdims = 1>(x, last)  high = ReduceMax<keepdims = 1>(x, last)
+            range = Sub(high, low)  raw = Div(range, levels)  scale = Max(raw, epsilon)
+            above = Sub(x, low)  quotient = Div(above, scale)  rounded = Round(quotient)
+            new_codes = Cast<to = 2>(rounded)
+            codes = Concat<axis = 2>(past_codes, new_codes)
+            half_scale = Cast<to = 10>(scale)  scales = Concat<axis = 2>(past_scale, half_scale)
+            half_low = Cast<to = 10>(low)  lows = Concat<axis = 2>(past_low, half_low)
+            real = Cast<to = 1>(codes)  s = Cast<to = 1>(scales)  b = Cast<to = 1>(lows)
+            scaled = Mul(real, s)  y = Add(scaled, b)
+        }""",
+        18,
+        last=np.array([-1]),
+        levels=np.float32(255),
+        epsilon=np.float32(1e-5),
+    )
+    rng = np.random.default_rng(6)
+    inputs = [
+        activations(1, 3, 2, 10, high=16.0, zero_row=True),
+        rng.integers(0, 256, (1, 3, 5, 10)).astype(np.uint8),
+        rng.uniform(0.01, 0.2, (1, 3, 5, 1)).astype(np.float16),
+        rng.uniform(-9, 0, (1, 3, 5, 1)).astype(np.float16),
+    ]
+    return Example(model, inputs)
+
+
+MODELS: dict[str, Callable[[], Example]] = {
+    "tf2onnx_channel_last": partial(tf2onnx, 2),
+    "tf2onnx_channel_last_unsigned": partial(tf2onnx, 2, signed=False),
+    "tf2onnx_tensor": partial(tf2onnx, -1),
+    "dynamic_quantize_expanded": expanded_dynamic_quantize,
+    "dynamic_quantize_dequantize": dynamic_quantize_dequantize,
+    "blocked_token": partial(blocked, 20),
+    "blocked_group": partial(blocked, 5),
+    "row_square": row_square,
+    "row_zero_point": row_zero_point,
+    "channel_sigmoid": channel_sigmoid,
+    "functions": functions,
+    "function_in_branch": function_in_branch,
+    "integer_token_s8": partial(integer_matmul, unsigned=False),
+    "integer_token_u8": partial(integer_matmul, unsigned=True),
+    "token_reshaped_gemm": reshaped_gemm,
+    "token_float16_glue": half_glue,
+    "kv_cache_float_bias": float_bias,
+}
+
+if __name__ == "__main__":
+    main(MODELS)
