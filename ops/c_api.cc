@@ -56,8 +56,8 @@ class GivenAttributes : public Attributes {
 
 class GivenTensors : public Context {
  public:
-  GivenTensors(const ort_dynq_tensor* inputs, int32_t count, std::vector<Type> output_types,
-               ort_dynq_allocate allocate, void* user)
+  GivenTensors(const ort_dynq_tensor* inputs, int32_t count, std::vector<Type> output_types, ort_dynq_allocate allocate,
+               void* user)
       : inputs_(inputs), count_(count), output_types_(std::move(output_types)), allocate_(allocate), user_(user) {}
 
   Tensor input(size_t index) override {
@@ -65,8 +65,8 @@ class GivenTensors : public Context {
     if (index >= static_cast<size_t>(count_)) return tensor;
     const ort_dynq_tensor& given = inputs_[index];
     if (given.rank < 0 || static_cast<size_t>(given.rank) > kMaxRank)
-      throw Error("input " + std::to_string(index) + " has rank " + std::to_string(given.rank) +
-                  ", expected at most " + std::to_string(kMaxRank));
+      throw Error("input " + std::to_string(index) + " has rank " + std::to_string(given.rank) + ", expected at most " +
+                  std::to_string(kMaxRank));
     tensor.type = static_cast<Type>(given.type);
     tensor.shape.rank = static_cast<size_t>(given.rank);
     for (size_t i = 0; i < tensor.shape.rank; ++i) tensor.shape.dims[i] = given.dims[i];

@@ -3,6 +3,8 @@
 // Each signature of an operator is one OrtCustomOp; ONNX Runtime makes one schema of all that share a name and finds
 // the kernel by the types of inputs and outputs. Nothing here outlives the process's use of it: the domain and its
 // operators are static, since every session that registered the library keeps pointers to them.
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -14,6 +16,7 @@ namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
+constexpr int kFirstWithShapeReference = 24;  // 1.24; minor version and API version are one number
 
 // Statuses that ONNX Runtime hands back belong to us: the text is taken out of them and they are released.
 void check(const OrtApi* api, OrtStatus* status) {
@@ -102,7 +105,8 @@ class InferenceAttributes : public Attributes {
 
 class RunContext : public Context {
  public:
-  RunContext(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {
+  RunContext(const OrtApi* api, bool has_shape_reference, OrtKernelContext* context)
+      : api_(api), has_shape_reference_(has_shape_reference), context_(context) {
     check(api_, ort::KernelContext_GetInputCount(api_, context_, &inputs_));
   }
 
@@ -111,18 +115,22 @@ class RunContext : public Context {
     const OrtValue* value = nullptr;
     if (index < inputs_) check(api_, ort::KernelContext_GetInput(api_, context_, index, &value));
     if (value == nullptr) return tensor;
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    check(api_, ort::GetTensorTypeAndShape(api_, value, &info));
-    size_t rank = 0;
-    OrtStatus* status = ort::GetTensorElementType(api_, info, &tensor.type);
-    if (status == nullptr) status = ort::GetDimensionsCount(api_, info, &rank);
-    if (status == nullptr && rank <= kMaxRank) status = ort::GetDimensions(api_, info, &tensor.shape.dims[0], rank);
-    ort::ReleaseTensorTypeAndShapeInfo(api_, info);
-    check(api_, status);
-    if (rank > kMaxRank)
-      throw Error("input " + std::to_string(index) + " has rank " + std::to_string(rank) + ", expected at most " +
-                  std::to_string(kMaxRank));
-    tensor.shape.rank = rank;
+    if (has_shape_reference_) {
+      const int64_t* dims = nullptr;
+      size_t rank = 0;
+      check(api_, ort::GetTensorElementTypeAndShapeDataReference(api_, value, &tensor.type, &dims, &rank));
+      set_rank(tensor, index, rank);
+      std::copy_n(dims, rank, tensor.shape.dims);
+    } else {
+      OrtTensorTypeAndShapeInfo* info = nullptr;
+      check(api_, ort::GetTensorTypeAndShape(api_, value, &info));
+      const std::unique_ptr<OrtTensorTypeAndShapeInfo, InfoDeleter> owner(info, InfoDeleter{api_});
+      size_t rank = 0;
+      check(api_, ort::GetTensorElementType(api_, info, &tensor.type));
+      check(api_, ort::GetDimensionsCount(api_, info, &rank));
+      set_rank(tensor, index, rank);
+      check(api_, ort::GetDimensions(api_, info, &tensor.shape.dims[0], rank));
+    }
     void* data = nullptr;
     check(api_, ort::GetTensorMutableData(api_, const_cast<OrtValue*>(value), &data));
     tensor.data = data;
@@ -143,7 +151,20 @@ class RunContext : public Context {
   }
 
  private:
+  struct InfoDeleter {
+    const OrtApi* api;
+    void operator()(OrtTensorTypeAndShapeInfo* info) const { ort::ReleaseTensorTypeAndShapeInfo(api, info); }
+  };
+
+  static void set_rank(Tensor& tensor, size_t index, size_t rank) {
+    if (rank > kMaxRank)
+      throw Error("ort_dynq: input " + std::to_string(index) + " has rank " + std::to_string(rank) +
+                  ", expected at most " + std::to_string(kMaxRank));
+    tensor.shape.rank = rank;
+  }
+
   const OrtApi* api_;
+  const bool has_shape_reference_;
   OrtKernelContext* context_;
   size_t inputs_ = 0;
 };
@@ -151,11 +172,12 @@ class RunContext : public Context {
 struct RunningNode {
   std::unique_ptr<Node> node;
   const OrtApi* api;
+  bool has_shape_reference;
 };
 
 struct CustomOp : OrtCustomOp {
-  CustomOp(const OrtApi* api_, const Operator& op_, const Signature& signature_)
-      : OrtCustomOp{}, api(api_), op(op_), signature(signature_) {
+  CustomOp(const OrtApi* api_, bool has_shape_reference_, const Operator& op_, const Signature& signature_)
+      : OrtCustomOp{}, api(api_), has_shape_reference(has_shape_reference_), op(op_), signature(signature_) {
     version = kOrtApiVersion;
     GetName = [](const OrtCustomOp* self) { return of(self).op.name; };
     GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
@@ -180,14 +202,14 @@ struct CustomOp : OrtCustomOp {
 
   static OrtStatus* create(const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
     return guarded(api, [&] {
-      *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), api};
+      *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), api, of(self).has_shape_reference};
     });
   }
 
   static OrtStatus* compute(void* kernel, OrtKernelContext* context) {
     const RunningNode& running = *static_cast<RunningNode*>(kernel);
     return guarded(running.api, [&] {
-      RunContext run(running.api, context);
+      RunContext run(running.api, running.has_shape_reference, context);
       running.node->compute(run);
     });
   }
@@ -213,21 +235,22 @@ struct CustomOp : OrtCustomOp {
       check(api, ort::SetTensorElementType(api, src, type));
       OrtStatus* status = nullptr;
       if (rank > 0)
-        status = ort::ShapeInferContext_SetOutputTypeShape(api, static_cast<const OrtShapeInferContext*>(context),
-                                                           size_t{0},
-                                                           static_cast<const OrtTensorTypeAndShapeInfo*>(src));
+        status =
+            ort::ShapeInferContext_SetOutputTypeShape(api, static_cast<const OrtShapeInferContext*>(context), size_t{0},
+                                                      static_cast<const OrtTensorTypeAndShapeInfo*>(src));
       check(api, ort::SetTensorElementType(api, src, types[0]));
       check(api, status);
     });
   }
 
   const OrtApi* api;
+  const bool has_shape_reference;
   const Operator& op;
   const Signature& signature;
 };
 
 // The domain, made on first use. Several sessions may register at once.
-OrtCustomOpDomain* domain(const OrtApi* api) {
+OrtCustomOpDomain* domain(const OrtApi* api, bool has_shape_reference) {
   static std::mutex mutex;
   static OrtCustomOpDomain* made = nullptr;
   static std::deque<CustomOp> ops;
@@ -238,7 +261,7 @@ OrtCustomOpDomain* domain(const OrtApi* api) {
   ops.clear();
   for (const Operator& op : operators())
     for (const Signature& signature : op.signatures) {
-      ops.emplace_back(api, op, signature);
+      ops.emplace_back(api, has_shape_reference, op, signature);
       check(api, ort::CustomOpDomain_Add(api, fresh, static_cast<const OrtCustomOp*>(&ops.back())));
     }
   return made = fresh;
@@ -248,15 +271,19 @@ OrtCustomOpDomain* domain(const OrtApi* api) {
 }  // namespace dynq
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                             const OrtApiBase* base) {
+                                                                               const OrtApiBase* base) {
   const OrtApi* api = base->GetApi(kOrtApiVersion);
   if (api == nullptr) {
     const OrtApi* oldest = base->GetApi(1);
-    const std::string message = std::string("ort_dynq needs ONNX Runtime 1.20 or newer, this is ") + base->GetVersionString();
+    const std::string message =
+        std::string("ort_dynq needs ONNX Runtime 1.20 or newer, this is ") + base->GetVersionString();
     return oldest == nullptr ? nullptr : ort::CreateStatus(oldest, ORT_FAIL, message.c_str());
   }
   return dynq::guarded(api, [&] {
     dynq::active_kernels();  // a mistaken ORT_DYNQ_ISA shows here, not in the first run
-    dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api)));
+    // GetApi() itself prints a complaint when asked for more than it has.
+    const bool has_shape_reference =
+        std::atoi(std::strchr(base->GetVersionString(), '.') + 1) >= dynq::kFirstWithShapeReference;
+    dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api, has_shape_reference)));
   });
 }

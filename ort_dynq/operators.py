@@ -33,6 +33,14 @@ class Attribute:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """One combination of types, of inputs and of outputs, as the native library registers it."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Operator:
     """One operator of the domain ``ort_dynq``.
 
@@ -46,6 +54,7 @@ class Operator:
     inputs: tuple[Input, ...]
     outputs: tuple[Input, ...]
     attributes: tuple[Attribute, ...]
+    signatures: tuple[Signature, ...]
     body: Callable[[int], str]
 
 
@@ -110,6 +119,17 @@ OPERATORS: dict[str, Operator] = {
                     "A NaN becomes the lowest code in both.",
                 ),
             ),
+            tuple(
+                Signature(("float32", "float32", zps), (dst,))
+                for zps, dst in (
+                    ("uint8", "uint8"),
+                    ("int8", "int8"),
+                    ("int32", "uint8"),
+                    ("int32", "int8"),
+                    ("uint8", "int8"),
+                    ("int8", "uint8"),
+                )
+            ),
             _standard("QuantizeLinear", ", output_dtype: int = @output_dtype"),
         ),
         Operator(
@@ -118,6 +138,17 @@ OPERATORS: dict[str, Operator] = {
             (Input("src", ("uint8", "int8"), "Any shape, rank 0 and empty included."), _SCALES, _ZPS),
             (Input("dst", ("float32",), "src's shape."),),
             _GRANULARITY,
+            tuple(
+                Signature((src, "float32", zps), ("float32",))
+                for src, zps in (
+                    ("uint8", "uint8"),
+                    ("int8", "int8"),
+                    ("uint8", "int32"),
+                    ("int8", "int32"),
+                    ("uint8", "int8"),
+                    ("int8", "uint8"),
+                )
+            ),
             _standard("DequantizeLinear", ""),
         ),
     )

@@ -8,6 +8,7 @@ namespace {
 
 struct V {
   static constexpr int64_t kLanes = 8;
+  static constexpr int kRows = 2;  // as many rows of columns at once as registers hold
   using F = __m256;
   using I = __m256i;
 
@@ -18,17 +19,18 @@ struct V {
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
-  static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
-  static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
   static I round(F a) { return _mm256_cvtps_epi32(a); }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
-  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static I load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
+  template <bool kStream>
+  static void store(float* p, F a) {
+    kStream ? _mm256_stream_ps(p, a) : _mm256_storeu_ps(p, a);
+  }
+  static void fence() { _mm_sfence(); }
 
   static I first(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -37,30 +39,33 @@ struct V {
   static I load_part(const int32_t* p, int64_t n) { return _mm256_maskload_epi32(p, first(n)); }
   static void store_part(float* p, F a, int64_t n) { _mm256_maskstore_ps(p, first(n), a); }
 
-  // Codes: packing int32 to 16 and then to 8 bits saturates.
+  // Two vectors of int32 saturated to one of int16 (interleaved: packing works within 128-bit halves), and their sum.
+  static I pack16(I a, I b) { return _mm256_packs_epi32(a, b); }
+  static I add16(I a, I b) { return _mm256_adds_epi16(a, b); }
+
+  // Four vectors' worth of int16 saturated to codes.
+  template <CodeType kType, bool kStream>
+  static void store4(uint8_t* p, I ab, I cd) {
+    const __m256i packed = kType == kU8 ? _mm256_packus_epi16(ab, cd) : _mm256_packs_epi16(ab, cd);
+    const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    auto* to = reinterpret_cast<__m256i*>(p);
+    kStream ? _mm256_stream_si256(to, ordered) : _mm256_storeu_si256(to, ordered);
+  }
+  // One vector of int32 and its zero points, added in saturated int16.
   template <CodeType kType>
-  static __m256i pack(__m256i low, __m256i high) {
-    return kType == kU8 ? _mm256_packus_epi16(low, high) : _mm256_packs_epi16(low, high);
+  static int64_t narrow(I a, I zp) {
+    const __m256i words = add16(pack16(a, a), pack16(zp, zp));
+    const __m256i codes = kType == kU8 ? _mm256_packus_epi16(words, words) : _mm256_packs_epi16(words, words);
+    return _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1)));
   }
   template <CodeType kType>
-  static void store4(uint8_t* p, I a, I b, I c, I d) {
-    const __m256i packed = pack<kType>(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing works within 128-bit halves
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(packed, order));
-  }
-  template <CodeType kType>
-  static int64_t pack8(I a) {
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    return _mm_cvtsi128_si64(kType == kU8 ? _mm_packus_epi16(words, words) : _mm_packs_epi16(words, words));
-  }
-  template <CodeType kType>
-  static void store1(uint8_t* p, I a) {
-    const int64_t codes = pack8<kType>(a);
+  static void store1(uint8_t* p, I a, I zp) {
+    const int64_t codes = narrow<kType>(a, zp);
     __builtin_memcpy(p, &codes, 8);
   }
   template <CodeType kType>
-  static void store_part(uint8_t* p, I a, int64_t n) {
-    int64_t codes = pack8<kType>(a);
+  static void store_part(uint8_t* p, I a, I zp, int64_t n) {
+    int64_t codes = narrow<kType>(a, zp);
     for (int64_t i = 0; i < n; ++i, codes >>= 8) p[i] = static_cast<uint8_t>(codes);
   }
   template <CodeType kType>

@@ -8,6 +8,7 @@ namespace {
 
 struct V {
   static constexpr int64_t kLanes = 16;
+  static constexpr int kRows = 4;  // as many rows of columns at once as registers hold
   using F = __m512;
   using I = __m512i;
 
@@ -18,46 +19,50 @@ struct V {
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
-  static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
-  static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
-  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static I load(const int32_t* p) { return _mm512_loadu_si512(p); }
-  static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+  template <bool kStream>
+  static void store(float* p, F a) {
+    kStream ? _mm512_stream_ps(p, a) : _mm512_storeu_ps(p, a);
+  }
+  static void fence() { _mm_sfence(); }
 
   static __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
   static F load_part(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static I load_part(const int32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
   static void store_part(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a); }
 
-  // Codes: packing int32 to 16 and then to 8 bits saturates.
-  template <CodeType kType>
-  static __m512i pack(__m512i low, __m512i high) {
-    return kType == kU8 ? _mm512_packus_epi16(low, high) : _mm512_packs_epi16(low, high);
-  }
-  template <CodeType kType>
-  static void store4(uint8_t* p, I a, I b, I c, I d) {
-    const __m512i packed = pack<kType>(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-    // Packing works within 128-bit quarters.
+  // Two vectors of int32 saturated to one of int16 (interleaved: packing works within 128-bit quarters), and their sum.
+  static I pack16(I a, I b) { return _mm512_packs_epi32(a, b); }
+  static I add16(I a, I b) { return _mm512_adds_epi16(a, b); }
+
+  // Four vectors' worth of int16 saturated to codes.
+  template <CodeType kType, bool kStream>
+  static void store4(uint8_t* p, I ab, I cd) {
+    const __m512i packed = kType == kU8 ? _mm512_packus_epi16(ab, cd) : _mm512_packs_epi16(ab, cd);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, packed));
+    const __m512i ordered = _mm512_permutexvar_epi32(order, packed);
+    kStream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(p), ordered) : _mm512_storeu_si512(p, ordered);
+  }
+  // One vector of int32 and its zero points, added in saturated int16.
+  template <CodeType kType>
+  static __m128i narrow(I a, I zp) {
+    const __m256i words = _mm256_adds_epi16(_mm512_cvtsepi32_epi16(a), _mm512_cvtsepi32_epi16(zp));
+    return kType == kU8 ? _mm256_cvtusepi16_epi8(_mm256_max_epi16(words, _mm256_setzero_si256()))
+                        : _mm256_cvtsepi16_epi8(words);
   }
   template <CodeType kType>
-  static __m128i narrow(I a) {
-    return kType == kU8 ? _mm512_cvtusepi32_epi8(_mm512_max_epi32(a, _mm512_setzero_si512())) : _mm512_cvtsepi32_epi8(a);
+  static void store1(uint8_t* p, I a, I zp) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow<kType>(a, zp));
   }
   template <CodeType kType>
-  static void store1(uint8_t* p, I a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow<kType>(a));
-  }
-  template <CodeType kType>
-  static void store_part(uint8_t* p, I a, int64_t n) {
-    _mm_mask_storeu_epi8(p, first(n), narrow<kType>(a));
+  static void store_part(uint8_t* p, I a, I zp, int64_t n) {
+    _mm_mask_storeu_epi8(p, first(n), narrow<kType>(a, zp));
   }
   template <CodeType kType>
   static I widen(__m128i codes) {

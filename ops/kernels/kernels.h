@@ -23,29 +23,30 @@ enum Arithmetic { kOnnx, kOneDnn, kArithmetics };
 enum CodeType { kU8, kS8, kCodeTypes };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 
-// Zero points of larger magnitude are left to the portable kernels: within it, every code minus its zero point and
-// every sum of a clamped quotient and a zero point is exact in float32 and in int32.
-constexpr int32_t kNarrowZeroPoint = 1 << 22;
+// Zero points of larger magnitude are left to the portable kernels. Within it a rounded quotient, saturated to 16 bits,
+// plus the zero point saturates to 8 bits just as the exact sum does; and code - zp is exact in float32.
+constexpr int32_t kNarrowZeroPoint = 1 << 14;
 
-// Quotients are clamped to this before they are rounded: far beyond every code that any narrow zero point can reach.
+// Quotients are clamped to this from above before they are rounded: far beyond every code that a narrow zero point
+// can reach, and within int32.
 constexpr float kQuotientBound = 8388608.0f;  // 2^23
 
 // Within these bounds x / scale can be computed as x * (1 / scale) and one exact correction (vector_kernels.h).
 constexpr float kSmallestSafeScale = 8.6736174e-19f;  // 2^-60
 constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 
-// Columns for which a kernel keeps prepared parameters on its stack, and the most that it is given at a time.
-constexpr int64_t kMaxParameters = 1024;
+// The most scales that a kernel is given at a time: it keeps what it prepares of them on its stack.
+constexpr int64_t kMaxParameters = 4096;
 
 struct Block {
   const void* src;
   void* dst;
-  int64_t rows;
-  int64_t cols;    // at most kMaxParameters for kPerColumn
+  int64_t rows;    // at most kMaxParameters for kPerRow,
+  int64_t cols;    // and so for kPerColumn
   int64_t stride;  // elements from one row to the next, in src and in dst
   const float* scales;
   const int32_t* zps;
-  bool stream;  // write past the caches: the output is larger than they are
+  bool stream;  // the output is larger than the caches: write past them where it is aligned
 };
 
 using Kernel = void (*)(const Block&);

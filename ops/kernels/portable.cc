@@ -55,24 +55,35 @@ int32_t quantize_onednn(float x, float reciprocal, float zp) {
   return round_half_even(clamp(x * reciprocal + zp, low, high));
 }
 
+// dst[i] = function(src[i], i). Restricted pointers and a local count are what the vectoriser needs: codes are
+// characters, which otherwise might alias anything.
+template <class In, class Out, class Function>
+void map(const In* __restrict src, Out* __restrict dst, int64_t count, Function function) {
+  for (int64_t i = 0; i < count; ++i) dst[i] = static_cast<Out>(function(src[i], i));
+}
+
+template <class In, class Out, class Function>
+void map_rows(const Block& block, Function function_of_row) {
+  for (int64_t row = 0; row < block.rows; ++row)
+    function_of_row(row, static_cast<const In*>(block.src) + row * block.stride,
+                    static_cast<Out*>(block.dst) + row * block.stride);
+}
+
 template <Arithmetic kArithmetic, CodeType kType>
 void quantize_rows(const Block& block) {
   using T = typename Code<kType>::Type;
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const float* src = static_cast<const float*>(block.src) + row * block.stride;
-    T* dst = static_cast<T*>(block.dst) + row * block.stride;
+  map_rows<float, T>(block, [&](int64_t row, const float* src, T* dst) {
     const float scale = block.scales[row];
     const int32_t zp = block.zps[row];
     if (kArithmetic == kOneDnn) {
       const float reciprocal = 1.0f / scale, zp_f32 = static_cast<float>(zp);
-      for (int64_t i = 0; i < block.cols; ++i)
-        dst[i] = static_cast<T>(quantize_onednn<kType>(src[i], reciprocal, zp_f32));
+      map(src, dst, block.cols, [=](float x, int64_t) { return quantize_onednn<kType>(x, reciprocal, zp_f32); });
     } else if (is_narrow(zp)) {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = static_cast<T>(quantize_onnx<kType>(src[i], scale, zp));
+      map(src, dst, block.cols, [=](float x, int64_t) { return quantize_onnx<kType>(x, scale, zp); });
     } else {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = static_cast<T>(quantize_wide<kType>(src[i], scale, zp));
+      map(src, dst, block.cols, [=](float x, int64_t) { return quantize_wide<kType>(x, scale, zp); });
     }
-  }
+  });
 }
 
 bool are_narrow(const int32_t* zps, int64_t count) {
@@ -89,19 +100,17 @@ void quantize_columns(const Block& block) {
   float reciprocals[kMaxParameters];
   if (kArithmetic == kOneDnn)
     for (int64_t i = 0; i < block.cols; ++i) reciprocals[i] = 1.0f / scales[i];
+  const float* inverse = reciprocals;
   const bool narrow = are_narrow(zps, block.cols);
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const float* src = static_cast<const float*>(block.src) + row * block.stride;
-    T* dst = static_cast<T*>(block.dst) + row * block.stride;
-    if (kArithmetic == kOneDnn) {
-      for (int64_t i = 0; i < block.cols; ++i)
-        dst[i] = static_cast<T>(quantize_onednn<kType>(src[i], reciprocals[i], static_cast<float>(zps[i])));
-    } else if (narrow) {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = static_cast<T>(quantize_onnx<kType>(src[i], scales[i], zps[i]));
-    } else {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = static_cast<T>(quantize_wide<kType>(src[i], scales[i], zps[i]));
-    }
-  }
+  map_rows<float, T>(block, [&](int64_t, const float* src, T* dst) {
+    if (kArithmetic == kOneDnn)
+      map(src, dst, block.cols,
+          [=](float x, int64_t i) { return quantize_onednn<kType>(x, inverse[i], static_cast<float>(zps[i])); });
+    else if (narrow)
+      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_onnx<kType>(x, scales[i], zps[i]); });
+    else
+      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_wide<kType>(x, scales[i], zps[i]); });
+  });
 }
 
 // The difference of an 8-bit code and a narrow zero point is exact in float32; a wide one needs 33 bits.
@@ -112,31 +121,29 @@ float dequantize_wide(int32_t code, float scale, int32_t zp) {
 
 template <CodeType kType>
 void dequantize_rows(const Block& block) {
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const auto* src = static_cast<const typename Code<kType>::Type*>(block.src) + row * block.stride;
-    float* dst = static_cast<float*>(block.dst) + row * block.stride;
+  using T = typename Code<kType>::Type;
+  map_rows<T, float>(block, [&](int64_t row, const T* src, float* dst) {
     const float scale = block.scales[row];
     const int32_t zp = block.zps[row];
-    if (is_narrow(zp)) {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = dequantize_narrow(src[i], scale, zp);
-    } else {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = dequantize_wide(src[i], scale, zp);
-    }
-  }
+    if (is_narrow(zp))
+      map(src, dst, block.cols, [=](int32_t code, int64_t) { return dequantize_narrow(code, scale, zp); });
+    else
+      map(src, dst, block.cols, [=](int32_t code, int64_t) { return dequantize_wide(code, scale, zp); });
+  });
 }
 
 template <CodeType kType>
 void dequantize_columns(const Block& block) {
-  const bool narrow = are_narrow(block.zps, block.cols);
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const auto* src = static_cast<const typename Code<kType>::Type*>(block.src) + row * block.stride;
-    float* dst = static_cast<float*>(block.dst) + row * block.stride;
-    if (narrow) {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = dequantize_narrow(src[i], block.scales[i], block.zps[i]);
-    } else {
-      for (int64_t i = 0; i < block.cols; ++i) dst[i] = dequantize_wide(src[i], block.scales[i], block.zps[i]);
-    }
-  }
+  using T = typename Code<kType>::Type;
+  const float* scales = block.scales;
+  const int32_t* zps = block.zps;
+  const bool narrow = are_narrow(zps, block.cols);
+  map_rows<T, float>(block, [&](int64_t, const T* src, float* dst) {
+    if (narrow)
+      map(src, dst, block.cols, [=](int32_t code, int64_t i) { return dequantize_narrow(code, scales[i], zps[i]); });
+    else
+      map(src, dst, block.cols, [=](int32_t code, int64_t i) { return dequantize_wide(code, scales[i], zps[i]); });
+  });
 }
 
 constexpr KernelTable kPortable = {

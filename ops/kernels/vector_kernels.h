@@ -2,55 +2,152 @@
 // file's anonymous namespace, so that no symbol compiled for one instruction set is visible to another.
 //
 // V::kLanes floats make a V::F, as many int32 a V::I. load_part/store_part touch the first n < kLanes elements only.
-// V::max(a, b) and V::min(a, b) give b where a or b is NaN, as the x86 instructions do.
+// V::min(a, b) gives b where either is NaN, and V::round gives the lowest int32 where its argument is NaN or beyond
+// int32, as the x86 instructions do. Hence no lower clamp: NaN, -inf and whatever is far below the lowest code all
+// round to the lowest int32, which saturates to the lowest code. The upper clamp lets a NaN pass.
 
-// x / scale, correctly rounded, clamped to +-kQuotientBound, a NaN going to the lower bound.
+// x / scale, correctly rounded; from above clamped to kQuotientBound.
 struct Division {
   static constexpr bool kNeedsReciprocal = false;
   V::F scale;
   Division(V::F scale_, V::F) : scale(scale_) {}
-  V::F operator()(V::F x) const {
-    const V::F quotient = V::div(x, scale);
-    return V::min(V::max(quotient, V::set1(-kQuotientBound)), V::set1(kQuotientBound));
-  }
+  V::F operator()(V::F x) const { return V::min(V::set1(kQuotientBound), V::div(x, scale)); }
 };
 
 // The same without the divider (Markstein): with r the correctly rounded 1/scale, x*r is off by few units in the last
 // place, x - q0*scale is exact in one fused multiply-add, and a second one rounds the corrected quotient correctly.
-// Needs kSmallestSafeScale <= scale <= kLargestSafeScale; x is clamped first, so that nothing overflows, and where
-// the remainder underflows the quotient is far below one half. tests/test_exactness.py tries all 2^32 values of x.
+// Needs kSmallestSafeScale <= scale <= kLargestSafeScale. Far below the lowest code the products may overflow and give
+// NaN, which is right there; where the remainder underflows, the quotient is far below one half.
+// tests/test_exactness.py tries all 2^32 values of x.
 struct Markstein {
   static constexpr bool kNeedsReciprocal = true;
   V::F scale, reciprocal, bound;
   Markstein(V::F scale_, V::F reciprocal_)
       : scale(scale_), reciprocal(reciprocal_), bound(V::mul(scale_, V::set1(kQuotientBound))) {}
   V::F operator()(V::F x) const {
-    x = V::min(V::max(x, V::negate(bound)), bound);
+    x = V::min(bound, x);
     const V::F q0 = V::mul(x, reciprocal);
     const V::F remainder = V::fnmadd(q0, scale, x);
     return V::fmadd(remainder, reciprocal, q0);
   }
 };
 
-// From floats to codes: operator() gives int32, which storing saturates.
+// From floats to int32, to which the zero point has yet to be added.
 template <class Quotient>
 struct OnnxQuantizer {
   static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
   Quotient quotient;
   V::I zp;
   OnnxQuantizer(V::F scale, V::F reciprocal, V::I zp_) : quotient(scale, reciprocal), zp(zp_) {}
-  V::I operator()(V::F x) const { return V::add(V::round(quotient(x)), zp); }
+  V::I operator()(V::F x) const { return V::round(quotient(x)); }
 };
 
 struct OneDnnQuantizer {
   static constexpr bool kNeedsReciprocal = true;
-  V::F reciprocal, zp;
-  OneDnnQuantizer(V::F, V::F reciprocal_, V::I zp_) : reciprocal(reciprocal_), zp(V::to_float(zp_)) {}
+  V::F reciprocal, zp_f32;
+  V::I zp;  // nothing: it has been added before rounding
+  OneDnnQuantizer(V::F, V::F reciprocal_, V::I zp_)
+      : reciprocal(reciprocal_), zp_f32(V::to_float(zp_)), zp(V::set1(int32_t{0})) {}
   V::I operator()(V::F x) const {
-    const V::F sum = V::add(V::mul(x, reciprocal), zp);
-    return V::round(V::min(V::max(sum, V::set1(-kQuotientBound)), V::set1(kQuotientBound)));
+    return V::round(V::min(V::set1(kQuotientBound), V::add(V::mul(x, reciprocal), zp_f32)));
   }
 };
+
+// The parameters of a block, one for each row or column, with their reciprocals where they are wanted.
+template <class Quantizer>
+class Quantizers {
+ public:
+  Quantizers(const float* scales, const int32_t* zps, int64_t count)
+      : scales_(scales), zps_(zps), reciprocals_(Quantizer::kNeedsReciprocal ? storage_ : scales) {
+    if (Quantizer::kNeedsReciprocal)
+      for (int64_t i = 0; i < count; ++i) storage_[i] = 1.0f / scales[i];
+  }
+  Quantizer of_row(int64_t i) const { return {V::set1(scales_[i]), V::set1(reciprocals_[i]), V::set1(zps_[i])}; }
+  Quantizer of_columns(int64_t i) const { return {V::load(scales_ + i), V::load(reciprocals_ + i), V::load(zps_ + i)}; }
+  Quantizer of_last_columns(int64_t i, int64_t n) const {
+    return {V::load_part(scales_ + i, n), V::load_part(reciprocals_ + i, n), V::load_part(zps_ + i, n)};
+  }
+
+ private:
+  const float* scales_;
+  const int32_t* zps_;
+  const float* reciprocals_;
+  alignas(64) float storage_[Quantizer::kNeedsReciprocal ? kMaxParameters : 1];
+};
+
+template <class Quantizer, CodeType kType, bool kStream>
+void quantize_rows_with(const Block& block) {
+  constexpr int64_t L = V::kLanes;
+  const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.rows);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float* src = static_cast<const float*>(block.src) + row * block.stride;
+    uint8_t* dst = static_cast<uint8_t*>(block.dst) + row * block.stride;
+    const Quantizer quantizer = quantizers.of_row(row);
+    const V::I zp = V::pack16(quantizer.zp, quantizer.zp);
+    const auto two = [&](int64_t i) {
+      return V::add16(V::pack16(quantizer(V::load(src + i)), quantizer(V::load(src + i + L))), zp);
+    };
+    int64_t i = 0;
+    for (; i + 4 * L <= block.cols; i += 4 * L) V::store4<kType, kStream>(dst + i, two(i), two(i + 2 * L));
+    for (; i + L <= block.cols; i += L) V::store1<kType>(dst + i, quantizer(V::load(src + i)), quantizer.zp);
+    if (const int64_t n = block.cols - i)
+      V::store_part<kType>(dst + i, quantizer(V::load_part(src + i, n)), quantizer.zp, n);
+  }
+}
+
+// kRows rows at once, so that parameters are loaded once for all of them.
+template <int kRows, CodeType kType, bool kStream, class Quantizer>
+void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* src, uint8_t* dst, int64_t cols,
+                        int64_t stride) {
+  constexpr int64_t L = V::kLanes;
+  int64_t i = 0;
+  for (; i + 4 * L <= cols; i += 4 * L) {
+    V::I halves[2][kRows];
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t first = i + half * 2 * L;
+      const Quantizer low = quantizers.of_columns(first), high = quantizers.of_columns(first + L);
+      const V::I zp = V::pack16(low.zp, high.zp);
+      for (int64_t row = 0; row < kRows; ++row) {
+        const float* from = src + row * stride + first;
+        halves[half][row] = V::add16(V::pack16(low(V::load(from)), high(V::load(from + L))), zp);
+      }
+    }
+    for (int64_t row = 0; row < kRows; ++row)
+      V::store4<kType, kStream>(dst + row * stride + i, halves[0][row], halves[1][row]);
+  }
+  for (; i + L <= cols; i += L) {
+    const Quantizer quantizer = quantizers.of_columns(i);
+    for (int64_t row = 0; row < kRows; ++row)
+      V::store1<kType>(dst + row * stride + i, quantizer(V::load(src + row * stride + i)), quantizer.zp);
+  }
+  if (const int64_t n = cols - i) {
+    const Quantizer quantizer = quantizers.of_last_columns(i, n);
+    for (int64_t row = 0; row < kRows; ++row)
+      V::store_part<kType>(dst + row * stride + i, quantizer(V::load_part(src + row * stride + i, n)), quantizer.zp, n);
+  }
+}
+
+template <class Quantizer, CodeType kType, bool kStream>
+void quantize_columns_with(const Block& block) {
+  const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols);
+  const float* src = static_cast<const float*>(block.src);
+  uint8_t* dst = static_cast<uint8_t*>(block.dst);
+  int64_t row = 0;
+  for (; row + V::kRows <= block.rows; row += V::kRows)
+    quantize_some_rows<V::kRows, kType, kStream>(quantizers, src + row * block.stride, dst + row * block.stride,
+                                                 block.cols, block.stride);
+  for (; row < block.rows; ++row)
+    quantize_some_rows<1, kType, kStream>(quantizers, src + row * block.stride, dst + row * block.stride, block.cols,
+                                          block.stride);
+}
+
+template <class Quantizer, CodeType kType, Parameters kParameters, bool kStream>
+void quantize_with(const Block& block) {
+  if (kParameters == kPerRow)
+    quantize_rows_with<Quantizer, kType, kStream>(block);
+  else
+    quantize_columns_with<Quantizer, kType, kStream>(block);
+}
 
 // Whether x / scale may be computed by Markstein's method for all of them.
 inline bool are_safe(const float* scales, int64_t count) {
@@ -59,68 +156,25 @@ inline bool are_safe(const float* scales, int64_t count) {
   return unsafe == 0;
 }
 
-template <class Quantizer, CodeType kType>
-void quantize_row(const float* src, uint8_t* dst, int64_t cols, const Quantizer& quantizer) {
-  constexpr int64_t L = V::kLanes;
-  int64_t i = 0;
-  for (; i + 4 * L <= cols; i += 4 * L)
-    V::store4<kType>(dst + i, quantizer(V::load(src + i)), quantizer(V::load(src + i + L)),
-                     quantizer(V::load(src + i + 2 * L)), quantizer(V::load(src + i + 3 * L)));
-  for (; i + L <= cols; i += L) V::store1<kType>(dst + i, quantizer(V::load(src + i)));
-  if (i < cols) V::store_part<kType>(dst + i, quantizer(V::load_part(src + i, cols - i)), cols - i);
+// Stores past the caches must be aligned, in every row.
+inline bool can_stream(const Block& block, uintptr_t dst_size) {
+  const uintptr_t step = block.rows > 1 ? static_cast<uintptr_t>(block.stride) * dst_size : 0;
+  return block.stream && (reinterpret_cast<uintptr_t>(block.dst) | step) % 64 == 0;
 }
 
-template <Arithmetic kArithmetic, CodeType kType>
-void quantize_rows(const Block& block) {
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const float* src = static_cast<const float*>(block.src) + row * block.stride;
-    uint8_t* dst = static_cast<uint8_t*>(block.dst) + row * block.stride;
-    const V::F scale = V::set1(block.scales[row]), reciprocal = V::set1(1.0f / block.scales[row]);
-    const V::I zp = V::set1(block.zps[row]);
-    if (kArithmetic == kOneDnn)
-      quantize_row<OneDnnQuantizer, kType>(src, dst, block.cols, {scale, reciprocal, zp});
-    else if (are_safe(block.scales + row, 1))
-      quantize_row<OnnxQuantizer<Markstein>, kType>(src, dst, block.cols, {scale, reciprocal, zp});
-    else
-      quantize_row<OnnxQuantizer<Division>, kType>(src, dst, block.cols, {scale, reciprocal, zp});
+template <Arithmetic kArithmetic, CodeType kType, Parameters kParameters>
+void quantize(const Block& block) {
+  const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
+  if (kArithmetic == kOneDnn) {
+    quantize_with<OneDnnQuantizer, kType, kParameters, false>(block);
+  } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
+    quantize_with<OnnxQuantizer<Division>, kType, kParameters, false>(block);  // one row would not repay reciprocals
+  } else if (can_stream(block, 1)) {
+    quantize_with<OnnxQuantizer<Markstein>, kType, kParameters, true>(block);
+    V::fence();
+  } else {
+    quantize_with<OnnxQuantizer<Markstein>, kType, kParameters, false>(block);
   }
-}
-
-template <class Quantizer, CodeType kType>
-void quantize_columns_with(const Block& block) {
-  constexpr int64_t L = V::kLanes;
-  alignas(64) float storage[Quantizer::kNeedsReciprocal ? kMaxParameters : 1];
-  const float* scales = block.scales;
-  const int32_t* zps = block.zps;
-  const float* reciprocals = Quantizer::kNeedsReciprocal ? storage : scales;
-  if (Quantizer::kNeedsReciprocal)
-    for (int64_t i = 0; i < block.cols; ++i) storage[i] = 1.0f / scales[i];
-  const auto at = [&](int64_t i) -> Quantizer {
-    return {V::load(scales + i), V::load(reciprocals + i), V::load(zps + i)};
-  };
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const float* src = static_cast<const float*>(block.src) + row * block.stride;
-    uint8_t* dst = static_cast<uint8_t*>(block.dst) + row * block.stride;
-    int64_t i = 0;
-    for (; i + 4 * L <= block.cols; i += 4 * L)
-      V::store4<kType>(dst + i, at(i)(V::load(src + i)), at(i + L)(V::load(src + i + L)),
-                       at(i + 2 * L)(V::load(src + i + 2 * L)), at(i + 3 * L)(V::load(src + i + 3 * L)));
-    for (; i + L <= block.cols; i += L) V::store1<kType>(dst + i, at(i)(V::load(src + i)));
-    if (const int64_t n = block.cols - i) {
-      const Quantizer last{V::load_part(scales + i, n), V::load_part(reciprocals + i, n), V::load_part(zps + i, n)};
-      V::store_part<kType>(dst + i, last(V::load_part(src + i, n)), n);
-    }
-  }
-}
-
-template <Arithmetic kArithmetic, CodeType kType>
-void quantize_columns(const Block& block) {
-  if (kArithmetic == kOneDnn)
-    quantize_columns_with<OneDnnQuantizer, kType>(block);
-  else if (block.rows > 1 && are_safe(block.scales, block.cols))  // one row would not repay the reciprocals
-    quantize_columns_with<OnnxQuantizer<Markstein>, kType>(block);
-  else
-    quantize_columns_with<OnnxQuantizer<Division>, kType>(block);
 }
 
 struct Dequantizer {
@@ -129,7 +183,7 @@ struct Dequantizer {
   V::F operator()(V::I code) const { return V::mul(V::to_float(V::sub(code, zp)), scale); }
 };
 
-template <CodeType kType>
+template <CodeType kType, bool kStream>
 void dequantize_rows(const Block& block) {
   constexpr int64_t L = V::kLanes;
   for (int64_t row = 0; row < block.rows; ++row) {
@@ -138,40 +192,56 @@ void dequantize_rows(const Block& block) {
     const Dequantizer dequantizer{V::set1(block.scales[row]), V::set1(block.zps[row])};
     int64_t i = 0;
     for (; i + 4 * L <= block.cols; i += 4 * L)
-      for (int64_t k = 0; k < 4 * L; k += L) V::store(dst + i + k, dequantizer(V::load_codes<kType>(src + i + k)));
-    for (; i + L <= block.cols; i += L) V::store(dst + i, dequantizer(V::load_codes<kType>(src + i)));
-    if (const int64_t n = block.cols - i)
-      V::store_part(dst + i, dequantizer(V::load_codes_part<kType>(src + i, n)), n);
+      for (int64_t k = i; k < i + 4 * L; k += L) V::store<kStream>(dst + k, dequantizer(V::load_codes<kType>(src + k)));
+    for (; i + L <= block.cols; i += L) V::store<kStream>(dst + i, dequantizer(V::load_codes<kType>(src + i)));
+    if (const int64_t n = block.cols - i) V::store_part(dst + i, dequantizer(V::load_codes_part<kType>(src + i, n)), n);
   }
 }
 
-template <CodeType kType>
-void dequantize_columns(const Block& block) {
+template <int kRows, CodeType kType, bool kStream>
+void dequantize_some_rows(const Block& block, int64_t first) {
   constexpr int64_t L = V::kLanes;
-  const float* scales = block.scales;
-  const int32_t* zps = block.zps;
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const uint8_t* src = static_cast<const uint8_t*>(block.src) + row * block.stride;
-    float* dst = static_cast<float*>(block.dst) + row * block.stride;
-    int64_t i = 0;
-    for (; i + L <= block.cols; i += L) {
-      const Dequantizer dequantizer{V::load(scales + i), V::load(zps + i)};
-      V::store(dst + i, dequantizer(V::load_codes<kType>(src + i)));
-    }
-    if (const int64_t n = block.cols - i) {
-      const Dequantizer dequantizer{V::load_part(scales + i, n), V::load_part(zps + i, n)};
-      V::store_part(dst + i, dequantizer(V::load_codes_part<kType>(src + i, n)), n);
-    }
+  const uint8_t* src = static_cast<const uint8_t*>(block.src) + first * block.stride;
+  float* dst = static_cast<float*>(block.dst) + first * block.stride;
+  int64_t i = 0;
+  for (; i + L <= block.cols; i += L) {
+    const Dequantizer dequantizer{V::load(block.scales + i), V::load(block.zps + i)};
+    for (int64_t at = i; at < i + kRows * block.stride; at += block.stride)
+      V::store<kStream>(dst + at, dequantizer(V::load_codes<kType>(src + at)));
+  }
+  if (const int64_t n = block.cols - i) {
+    const Dequantizer dequantizer{V::load_part(block.scales + i, n), V::load_part(block.zps + i, n)};
+    for (int64_t at = i; at < i + kRows * block.stride; at += block.stride)
+      V::store_part(dst + at, dequantizer(V::load_codes_part<kType>(src + at, n)), n);
+  }
+}
+
+template <CodeType kType, Parameters kParameters, bool kStream>
+void dequantize_with(const Block& block) {
+  if (kParameters == kPerRow) return dequantize_rows<kType, kStream>(block);
+  int64_t row = 0;
+  for (; row + V::kRows <= block.rows; row += V::kRows) dequantize_some_rows<V::kRows, kType, kStream>(block, row);
+  for (; row < block.rows; ++row) dequantize_some_rows<1, kType, kStream>(block, row);
+}
+
+template <CodeType kType, Parameters kParameters>
+void dequantize(const Block& block) {
+  if (can_stream(block, sizeof(float))) {
+    dequantize_with<kType, kParameters, true>(block);
+    V::fence();
+  } else {
+    dequantize_with<kType, kParameters, false>(block);
   }
 }
 
 constexpr KernelTable make_table(const char* name) {
   return {
       name,
-      {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
-        {quantize_rows<kOnnx, kS8>, quantize_columns<kOnnx, kS8>}},
-       {{quantize_rows<kOneDnn, kU8>, quantize_columns<kOneDnn, kU8>},
-        {quantize_rows<kOneDnn, kS8>, quantize_columns<kOneDnn, kS8>}}},
-      {{dequantize_rows<kU8>, dequantize_columns<kU8>}, {dequantize_rows<kS8>, dequantize_columns<kS8>}},
+      {{{quantize<kOnnx, kU8, kPerRow>, quantize<kOnnx, kU8, kPerColumn>},
+        {quantize<kOnnx, kS8, kPerRow>, quantize<kOnnx, kS8, kPerColumn>}},
+       {{quantize<kOneDnn, kU8, kPerRow>, quantize<kOneDnn, kU8, kPerColumn>},
+        {quantize<kOneDnn, kS8, kPerRow>, quantize<kOneDnn, kS8, kPerColumn>}}},
+      {{dequantize<kU8, kPerRow>, dequantize<kU8, kPerColumn>},
+       {dequantize<kS8, kPerRow>, dequantize<kS8, kPerColumn>}},
   };
 }

@@ -7,8 +7,8 @@ namespace dynq {
 
 // The scale's shape, spread out to src's rank: along each dimension, so many elements in turn share one scale.
 struct Groups {
-  Shape counts;     // scales along each dimension of src
-  size_t axis = 0;  // the dimension whose last group may be shorter than the others,
+  Shape counts;      // scales along each dimension of src
+  size_t axis = 0;   // the dimension whose last group may be shorter than the others,
   int64_t size = 0;  // if this, the length of the others, is not 0
 };
 

@@ -14,10 +14,11 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kShortRow = 32;          // elements that share a scale, below which scales are repeated instead
-constexpr int64_t kNarrowColumns = 128;    // columns, below which rows are joined
-constexpr int64_t kJoinedColumns = 512;    // about so many together
-constexpr int64_t kTaskElements = 32768;   // a few microseconds of work, against 0.5 for handing out a task
+constexpr int64_t kShortRow = 32;           // elements that share a scale, below which scales are repeated instead
+constexpr int64_t kNarrowColumns = 128;     // columns, below which rows are joined
+constexpr int64_t kJoinedColumns = 512;     // about so many together
+constexpr int64_t kTaskElements = 32768;    // a few microseconds of work, against 0.5 for handing out a task
+constexpr int64_t kTaskRows = 64;           // of columns: enough to repay preparing their parameters
 constexpr int64_t kStreamBytes = 16 << 20;  // outputs larger than this are not worth keeping in the caches
 
 struct Dimension {
@@ -97,33 +98,31 @@ class ParameterTile {
   // `count` parameters, the first being number `first` of a period of columns whose scales begin at `base`.
   void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
     if (repeat == 1 && first + count <= period) {
-      scales = work_.scales + base + first;
+      std::copy_n(work_.scales + base + first, count, scales_);  // kernels load them once a row: better aligned
       if (varying_zps_)
         convert_zps(base + first, count);
       else
-        std::fill(zps_storage_, zps_storage_ + count, shared_zp_);
+        std::fill_n(zps_, count, shared_zp_);
     } else {
       int64_t index = base + first % period / repeat, phase = first % repeat;
       const int64_t end = base + period / repeat;
       for (int64_t i = 0; i < count; ++i) {
-        scales_storage_[i] = work_.scales[index];
-        zps_storage_[i] = varying_zps_ ? zp_at(index) : shared_zp_;
+        scales_[i] = work_.scales[index];
+        zps_[i] = varying_zps_ ? zp_at(index) : shared_zp_;
         if (++phase == repeat) {
           phase = 0;
           if (++index == end) index = base;
         }
       }
-      scales = scales_storage_;
     }
-    zps = zps_storage_;
-    narrow = true;
+    narrow_ = true;
     if (work_.zps.type == kInt32)
-      for (int64_t i = 0; i < count; ++i) narrow &= zps[i] >= -kNarrowZeroPoint && zps[i] <= kNarrowZeroPoint;
+      for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
   }
 
-  const float* scales;
-  const int32_t* zps;
-  bool narrow;
+  const float* scales() const { return scales_; }
+  const int32_t* zps() const { return zps_; }
+  bool narrow() const { return narrow_; }
 
  private:
   int32_t zp_at(int64_t index) const {
@@ -139,7 +138,7 @@ class ParameterTile {
 
   template <class T>
   void convert(int64_t index, int64_t count) {
-    std::copy_n(static_cast<const T*>(work_.zps.data) + index, count, zps_storage_);
+    std::copy_n(static_cast<const T*>(work_.zps.data) + index, count, zps_);
   }
 
   void convert_zps(int64_t index, int64_t count) {
@@ -154,8 +153,9 @@ class ParameterTile {
   const GroupedWork& work_;
   bool varying_zps_;
   int32_t shared_zp_;
-  alignas(64) float scales_storage_[kMaxParameters];
-  alignas(64) int32_t zps_storage_[kMaxParameters];
+  bool narrow_ = true;
+  alignas(64) float scales_[kMaxParameters];
+  alignas(64) int32_t zps_[kMaxParameters];
 };
 
 // One layout over one stretch of memory, cut into tasks.
@@ -163,8 +163,8 @@ class Tasks {
  public:
   Tasks(const Layout& layout, const GroupedWork& work, int64_t src_offset, int64_t scale_offset, bool stream)
       : layout_(layout), work_(work), src_offset_(src_offset), scale_offset_(scale_offset), stream_(stream) {
-    cols_ = layout.cols <= kTaskElements ? layout.cols : kTaskElements;
-    rows_ = std::min(layout.rows, std::max<int64_t>(1, kTaskElements / cols_));
+    cols_ = std::min(layout.cols, layout.per_column ? kMaxParameters : kTaskElements);
+    rows_ = std::min(layout.rows, std::max(kTaskElements / cols_, layout.per_column ? kTaskRows : 1));
     col_tasks_ = (layout.cols + cols_ - 1) / cols_;
     row_tasks_ = (layout.rows + rows_ - 1) / rows_;
     leaf_tasks_ = col_tasks_ * row_tasks_ + (layout.tail > 0);
@@ -238,10 +238,10 @@ class Tasks {
     block.rows = rows;
     block.cols = cols;
     block.stride = layout_.cols;
-    block.scales = tile.scales;
-    block.zps = tile.zps;
+    block.scales = tile.scales();
+    block.zps = tile.zps();
     block.stream = stream_;
-    (tile.narrow ? work_.kernels : work_.portable)[parameters](block);
+    (tile.narrow() ? work_.kernels : work_.portable)[parameters](block);
   }
 
   const Layout& layout_;

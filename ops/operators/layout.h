@@ -13,9 +13,9 @@ struct GroupedWork {
   void* dst;
   size_t dst_size;
   const float* scales;
-  Tensor zps;               // absent, one element, or as many as scales
-  const Kernel* kernels;    // by Parameters
-  const Kernel* portable;   // the same for zero points that are not narrow
+  Tensor zps;              // absent, one element, or as many as scales
+  const Kernel* kernels;   // by Parameters
+  const Kernel* portable;  // the same for zero points that are not narrow
 };
 
 // Runs the kernels over the whole tensor, in tasks that `context` may spread over threads.

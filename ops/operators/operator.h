@@ -31,7 +31,7 @@ constexpr size_t kMaxRank = 16;
 
 struct Shape {
   size_t rank = 0;
-  int64_t dims[kMaxRank] = {};
+  int64_t dims[kMaxRank];  // the first `rank` of them
 
   int64_t elements() const;
   std::string text() const;  // "2x3", "scalar"
