@@ -103,6 +103,12 @@ class InferenceAttributes : public Attributes {
   const OrtShapeInferContext* context_;
 };
 
+class NoAttributes : public Attributes {
+ public:
+  int64_t integer(const char*, int64_t absent) const override { return absent; }
+  std::string text(const char*, const char* absent) const override { return absent; }
+};
+
 class RunContext : public Context {
  public:
   RunContext(const OrtApi* api, bool has_shape_reference, OrtKernelContext* context)
@@ -228,13 +234,15 @@ struct CustomOp : OrtCustomOp {
       }
       if (src == nullptr) return;
       const Type type = of(self).op.output_type(InferenceAttributes(api, context), types);
+      const Type unasked = of(self).op.output_type(NoAttributes(), types);
       // The input's own description, its symbolic dimensions included, with another type for as long as it takes.
-      // ONNX Runtime tells unknown rank and rank 0 apart by nothing, so of both no shape is claimed.
+      // ONNX Runtime tells unknown rank and rank 0 apart by nothing, so of both no shape is claimed, unless the type
+      // is not the one that it has found: a type cannot be set without a shape.
       size_t rank = 0;
       check(api, ort::GetDimensionsCount(api, static_cast<const OrtTensorTypeAndShapeInfo*>(src), &rank));
       check(api, ort::SetTensorElementType(api, src, type));
       OrtStatus* status = nullptr;
-      if (rank > 0)
+      if (rank > 0 || type != unasked)
         status =
             ort::ShapeInferContext_SetOutputTypeShape(api, static_cast<const OrtShapeInferContext*>(context), size_t{0},
                                                       static_cast<const OrtTensorTypeAndShapeInfo*>(src));

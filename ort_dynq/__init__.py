@@ -1,7 +1,41 @@
-"""Fast, exact dynamic quantization for ONNX Runtime on CPUs."""
+"""Fast, exact dynamic quantization for ONNX Runtime on CPUs.
+
+Importing this package loads neither onnxruntime nor any graph library: each name below loads what it needs when it is
+first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from .errors import DynqError
-from .library import get_library_path
-from .session import register
 
-__all__ = ["DynqError", "get_library_path", "register"]
+if TYPE_CHECKING:
+    from .library import get_library_path
+    from .rewriter import rewrite
+    from .session import InferenceSession, register
+    from .verification import verify
+else:
+    _MODULES = {
+        "InferenceSession": "session",
+        "get_library_path": "library",
+        "register": "session",
+        "rewrite": "rewriter",
+        "verify": "verification",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+__version__ = "0.1.0"
+
+__all__ = ["DynqError", "InferenceSession", "__version__", "get_library_path", "register", "rewrite", "verify"]

@@ -44,11 +44,15 @@ def define() -> str:
     try:
         import onnxruntime_extensions as extensions
     except ImportError as error:
-        raise DynqError(f"onnxruntime-extensions cannot be loaded: {error}; `pip install onnxruntime-extensions`") from error
+        raise DynqError(
+            f"onnxruntime-extensions cannot be loaded: {error}; `pip install onnxruntime-extensions`"
+        ) from error
     try:
         library.load()
     except DynqError as error:
-        warnings.warn(f"ort_dynq runs on NumPy, much slower and to the same bits: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"ort_dynq runs on NumPy, much slower and to the same bits: {error}", RuntimeWarning, stacklevel=3
+        )
         _run_operator = reference.run
     for operator in OPERATORS.values():
         for name, signature in _variants(operator):
@@ -67,7 +71,9 @@ def _variants(operator: Operator) -> list[tuple[str, Signature]]:
     by_inputs = {signature.inputs: signature for signature in reversed(operator.signatures)}
     variants = [(operator.name, signature) for signature in operator.signatures if signature in by_inputs.values()]
     if any(attribute.name == "output_dtype" for attribute in operator.attributes):
-        variants += [(variant_name(operator.name, signature.outputs[0]), signature) for signature in operator.signatures]
+        variants += [
+            (variant_name(operator.name, signature.outputs[0]), signature) for signature in operator.signatures
+        ]
     return variants
 
 
@@ -79,7 +85,9 @@ def _define(extensions: Any, operator: Operator, name: str, signature: Signature
     def body(*inputs: kernels.Array, **attributes: Any) -> _Result | tuple[_Result, ...]:
         try:
             outputs = _run_operator(operator.name, inputs, **attributes)
-            wrong = [output.dtype for output, dtype in zip(outputs, output_dtypes, strict=True) if output.dtype != dtype]
+            wrong = [
+                output.dtype for output, dtype in zip(outputs, output_dtypes, strict=True) if output.dtype != dtype
+            ]
             if wrong:
                 raise DynqError(
                     f"{operator.name}: output_dtype asks for {wrong[0]}, but onnxruntime-extensions takes the output's "

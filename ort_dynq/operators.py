@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import bodies
+
 DOMAIN = "ort_dynq"
 VERSION = 1
 
@@ -82,23 +84,43 @@ _SCALES = Input(
 _ZPS = Input("zps", ("uint8", "int8", "int32"), "Zero points: shaped as scales, or one element for all.", "zero")
 
 
-def _standard(op_type: str, attributes: str) -> Callable[[int], str]:
-    """The body of an operator that stands for one standard operator with inputs src, scales and zps.
-
-    Zero points are spread out to the scales' shape, which the standard operators insist on.
-    """
-
-    def body(opset: int) -> str:
-        given = "" if opset < 13 else "axis: int = @axis" + (", block_size: int = @block_size" if opset >= 21 else "")
-        given += attributes if opset >= 21 and given else ""
-        return f"""{{
-            shape = Shape(scales)
-            each = Expand(zps, shape)
-            dst = {op_type}{f"<{given}>" if given else ""}(src, scales, each)
-        }}"""
-
-    return body
-
+_AFFINE = (
+    Attribute(
+        "quotient", 0, "How t follows from src: 0 src / scale, 1 src * (1 / scale), 2 src * scale (inverse scale)."
+    ),
+    Attribute(
+        "order",
+        0,
+        "0: clip(round(t) + zero_point), 1: round(clip(t + zero_point)), 2: clip(round(t)), zero_point not looked at.",
+    ),
+    Attribute("code_type", 1, "The type that codes are cast to on the way: 2 uint8, 3 int8, 1 none (float32)."),
+    Attribute("quant_min", -128, "The lowest code."),
+    Attribute("quant_max", 127, "The highest code."),
+    Attribute("clip", 1, "0: codes are not clipped (code_type 1 only)."),
+    Attribute("nan", 2, "What a NaN becomes: 0 the code 0 (as Cast has it), 1 quant_min (QuantizeLinear), 2 NaN."),
+)
+_RANGE = (
+    Attribute("axis", -1, "The first of the dimensions that share a scale: -1 per token, 0 per tensor."),
+    Attribute("range", 0, "0: largest magnitude, 1: minimum and maximum, 2: the same, 0 included."),
+    Attribute("inverse", 0, "1: the scale is an inverse one, from 1 / range."),
+    Attribute(
+        "zero_point_form",
+        0,
+        "0 none, 1 round(clip(quant_min - low / scale)), 2 clip(quant_min - round(low / scale)), "
+        "3 clip(round(-low / scale)), 4 floor((0 - low) / scale).",
+    ),
+    Attribute("zero_point_before_epsilon", 0, "1: the zero point follows from the scale before its epsilon."),
+    Attribute("zero_point_cast", 0, "1: the zero point is cast to code_type."),
+)
+_CONSTANTS = Input(
+    "constants",
+    ("float32",),
+    "Nine numbers: the bounds of the minimum from below and of the maximum from above (range 2); the bounds of the range "
+    "from below and above; the divisor and the factor that make it a scale; the bounds of the scale from below and above; "
+    "the scale instead of 0.",
+)
+_X = Input("src", ("float32",), "Any shape.")
+_BROADCAST = Input("scale", ("float32",), "Broadcasts to src, as in NumPy.")
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
@@ -130,7 +152,7 @@ OPERATORS: dict[str, Operator] = {
                     ("int8", "uint8"),
                 )
             ),
-            _standard("QuantizeLinear", ", output_dtype: int = @output_dtype"),
+            bodies.standard("QuantizeLinear", ", output_dtype: int = @output_dtype"),
         ),
         Operator(
             "DynamicDequantize",
@@ -149,7 +171,68 @@ OPERATORS: dict[str, Operator] = {
                     ("int8", "uint8"),
                 )
             ),
-            _standard("DequantizeLinear", ""),
+            bodies.standard("DequantizeLinear", ""),
+        ),
+        Operator(
+            "AffineQuantize",
+            "Codes by a chain's own arithmetic (Div, Round, Add, Clip, Cast), scale and zero point computed outside.",
+            (_X, _BROADCAST, Input("zero_point", ("uint8", "int8"), "As scale, or one element; the codes' type.")),
+            (Input("dst", ("uint8", "int8"), "src's shape."),),
+            _AFFINE,
+            tuple(Signature(("float32", "float32", code), (code,)) for code in ("uint8", "int8")),
+            bodies.affine_quantize,
+        ),
+        Operator(
+            "AffineFakeQuantize",
+            "The same and back: (code - zero_point) * scale, or / scale where that is an inverse one.",
+            (
+                _X,
+                _BROADCAST,
+                Input("zero_point", ("float32", "uint8", "int8", "int32"), "As scale, or one element."),
+            ),
+            (Input("dst", ("float32",), "src's shape."),),
+            _AFFINE,
+            tuple(Signature(("float32", "float32", zp), ("float32",)) for zp in ("float32", "uint8", "int8", "int32")),
+            bodies.affine_fake_quantize,
+        ),
+        Operator(
+            "AffineDequantize",
+            "dst = (src - zero_point) * scale, where scale broadcasts as in NumPy.",
+            (
+                Input("src", ("uint8", "int8"), "Any shape."),
+                _BROADCAST,
+                Input("zero_point", ("uint8", "int8"), "As scale, or one element; src's type."),
+            ),
+            (Input("dst", ("float32",), "src's shape."),),
+            (),
+            tuple(Signature((code, "float32", code), ("float32",)) for code in ("uint8", "int8")),
+            bodies.affine_dequantize,
+        ),
+        Operator(
+            "RangeQuantize",
+            "A whole chain: the range of each row, its scale and zero point, and codes.",
+            (_X, _CONSTANTS, Input("like", ("int8", "uint8"), "Any value of the codes' type.")),
+            (
+                Input("dst", ("int8", "uint8"), "src's shape."),
+                Input("scale", ("float32",), "src's shape, 1 from `axis` on."),
+                Input("zero_point", ("int8", "uint8"), "As scale."),
+            ),
+            (*_RANGE, *_AFFINE),
+            tuple(Signature(("float32", "float32", code), (code, "float32", code)) for code in ("int8", "uint8")),
+            bodies.range_chain(to_codes=True),
+        ),
+        Operator(
+            "RangeFakeQuantize",
+            "A whole chain and back: the range of each row, its scale and zero point, codes, and floats again.",
+            (_X, _CONSTANTS),
+            (
+                Input("dst", ("float32",), "src's shape."),
+                Input("scale", ("float32",), "src's shape, 1 from `axis` on."),
+                Input("zero_point", ("float32",), "As scale."),
+            ),
+            (*_RANGE, *_AFFINE),
+            (Signature(("float32", "float32"), ("float32", "float32", "float32")),),
+            bodies.range_chain(to_codes=False),
         ),
     )
 }

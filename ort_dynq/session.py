@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
 from . import kernels, library
 from .errors import DynqError
 
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+
 OLDEST_ONNXRUNTIME = (1, 20)
+
+# Entries of SessionOptions. The first is our own: it tells that the operators are registered, and from where.
+_REGISTERED = "ort_dynq.registered"
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def register(session_options: ort.SessionOptions) -> ort.SessionOptions:
-    """Makes the operators of ort_dynq known to every session made with these options.
+    """Makes the operators of ort_dynq known to every session made with these options; a second call changes nothing.
 
     Returns:
         The same options, so that ``ort.InferenceSession(path, ort_dynq.register(ort.SessionOptions()))`` reads well.
@@ -23,15 +35,146 @@ def register(session_options: ort.SessionOptions) -> ort.SessionOptions:
     Raises:
         DynqError: onnxruntime is too old, the native library is missing, or it refuses (an unknown ORT_DYNQ_ISA).
     """
-    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
-    if version < OLDEST_ONNXRUNTIME:
+    if _version() < OLDEST_ONNXRUNTIME:
         raise DynqError(
             f"onnxruntime {ort.__version__} is too old for ort_dynq, which needs "
             f"{'.'.join(map(str, OLDEST_ONNXRUNTIME))} or newer; `pip install -U onnxruntime`"
         )
+    if not _entry(session_options, _REGISTERED):
+        _register_native(session_options)
+        session_options.add_session_config_entry(_REGISTERED, "native")
+    return session_options
+
+
+class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
+    """``onnxruntime.InferenceSession`` that rewrites the model and registers the operators before it opens it."""
+
+    def __init__(self, model: Model, sess_options: ort.SessionOptions | None = None, *args: Any, **kwargs: Any) -> None:
+        """Rewrites and opens a model; the model given, a file or an object, is not changed.
+
+        Args:
+            model: A path, a serialized model, a ModelProto or an onnx_ir Model; with external data too.
+            sess_options: The session's options; the operators are registered in them. They may serve many sessions.
+            *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
+            **kwargs: The same by name.
+
+        Raises:
+            DynqError: The model is missing or not an ONNX model, or the operators cannot be registered. Whatever else
+                onnxruntime finds wrong it raises as it does for a session of its own.
+        """
+        from .rewriter import rewrite
+
+        if isinstance(model, bytes):
+            model = _parse(model)
+        options = register(ort.SessionOptions() if sess_options is None else sess_options)
+        with opening(rewrite(model).model, options, shared=sess_options is not None) as source:
+            super().__init__(source, options, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def opening(model: Model, options: ort.SessionOptions, *, shared: bool = False) -> Iterator[str | bytes]:
+    """What ``onnxruntime.InferenceSession`` takes in place of `model`, within the block, with these options.
+
+    A path stays a path, so that models of any size can be opened. A model in memory becomes bytes, beside which the
+    options have to say where the external data are. Shared ones forget that after the block: onnxruntime would
+    otherwise read the weights of any later model from there, even of one opened by its path. (It warns of the change.)
+
+    Raises:
+        DynqError: The model is too large for one protocol buffer, or its external data lie in several folders.
+    """
+    if isinstance(model, str | os.PathLike):
+        yield os.fspath(model)
+        return
+    if isinstance(model, bytes):
+        yield model
+        return
+    import onnx_ir as ir
+
+    if not isinstance(model, ir.Model):
+        yield _serialize(model)
+        return
+    folder = _data_folder(model)
+    if not folder or _entry(options, _DATA_FOLDER):
+        yield _serialize(ir.to_proto(model))
+    elif _version() < (1, 21):
+        with _file_of_absolute_paths(model) as path:
+            yield path
+    else:
+        options.add_session_config_entry(_DATA_FOLDER, folder)
+        try:
+            yield _serialize(ir.to_proto(model))
+        finally:
+            if shared:
+                options.add_session_config_entry(_DATA_FOLDER, "")
+
+
+def _register_native(options: ort.SessionOptions) -> None:
     kernels.isa()
     try:
-        session_options.register_custom_ops_library(library.get_library_path())
+        options.register_custom_ops_library(library.get_library_path())
     except Exception as error:
         raise DynqError(f"onnxruntime {ort.__version__} refused the operators: {error}") from error
-    return session_options
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in ort.__version__.split(".")[:2])
+
+
+def _entry(options: ort.SessionOptions, key: str) -> str:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:  # there is none
+        return ""
+
+
+def _parse(serialized: bytes) -> onnx.ModelProto:
+    import onnx
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(serialized)
+    except Exception as error:
+        raise DynqError(f"the {len(serialized)} bytes are not an ONNX model: {error}") from error
+    return model
+
+
+def _serialize(model: onnx.ModelProto) -> bytes:
+    try:
+        serialized: bytes = model.SerializeToString()
+    except Exception as error:  # which one depends on protobuf's version
+        raise DynqError("the model is larger than 2 GB: its weights have to be external data") from error
+    return serialized
+
+
+def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value, value.const_value
+
+
+def _data_folder(model: ir.Model) -> str:
+    """The folder of the model's external data, the current one if it names none; empty if it has no such data."""
+    folders = {os.path.abspath(tensor.base_dir) for _, tensor in _external(model)}
+    if len(folders) > 1:
+        raise DynqError(f"the model's external data lie in {len(folders)} folders; save the model, then open its path")
+    return folders.pop() if folders else ""
+
+
+@contextlib.contextmanager
+def _file_of_absolute_paths(model: ir.Model) -> Iterator[str]:
+    """onnxruntime 1.20 does not look at the entry; but it follows absolute paths, as its successors do not."""
+    import onnx_ir as ir
+
+    model = model.clone()
+    for value, tensor in _external(model):
+        path = os.path.abspath(tensor.path)
+        value.const_value = ir.ExternalTensor(
+            path, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or ""
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "model.onnx")
+        ir.save(model, file)
+        yield file

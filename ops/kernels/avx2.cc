@@ -15,11 +15,21 @@ struct V {
   static F set1(float value) { return _mm256_set1_ps(value); }
   static I set1(int32_t value) { return _mm256_set1_epi32(value); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+  static F magnitude(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static F with_sign_of(F a, F b) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(sign, a), _mm256_and_ps(sign, b));
+  }
+  static F round_float(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F replace_nan(F a, F b) { return _mm256_blendv_ps(a, b, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
   static I round(F a) { return _mm256_cvtps_epi32(a); }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }

@@ -15,11 +15,22 @@ struct V {
   static F set1(float value) { return _mm512_set1_ps(value); }
   static I set1(int32_t value) { return _mm512_set1_epi32(value); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+  static F magnitude(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+  static F with_sign_of(F a, F b) {
+    constexpr int kBFromMask = 0xe4;  // the third operand's set bits choose b
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(b), _mm512_castps_si512(a),
+                                                         _mm512_set1_epi32(INT32_MIN), kBFromMask));
+  }
+  static F round_float(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F replace_nan(F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b); }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }

@@ -11,7 +11,15 @@
 //   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  every step rounded to float32
 //   dequantize          float(code - zp) * scale               the difference exact, then rounded once
 //
-// A NaN quotient becomes the lowest code. Nothing is contracted into a fused multiply-add unless written as one.
+// A NaN quotient becomes the lowest code. The affine kernels are exporters' chains of Div, Round, Add and Clip, every
+// step in float32 (t is x / scale, x * (1 / scale) or, the scale being an inverse one, x * scale):
+//
+//   code   kRoundThenAdd  clip(round(t) + zp, low, high)   kAddThenRound  round(clip(t + zp, low, high))
+//          kNoAdd         clip(round(t), low, high)         there is no zero point: -0 stays -0
+//          a NaN is replaced by `nan`, and `zero` (-0 or +0) is added, which with +0 makes a negative zero positive
+//   float  (code - zp) * scale, or / scale where that is an inverse one
+//
+// Nothing is contracted into a fused multiply-add unless written as one.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +29,9 @@ namespace dynq {
 
 enum Arithmetic { kOnnx, kOneDnn, kArithmetics };
 enum CodeType { kU8, kS8, kCodeTypes };
+enum Quotient { kDivide, kMultiplyReciprocal, kMultiply, kQuotients };
+enum Order { kRoundThenAdd, kAddThenRound, kNoAdd, kOrders };
+enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 
 // Zero points of larger magnitude are left to the portable kernels. Within it a rounded quotient, saturated to 16 bits,
@@ -35,6 +46,9 @@ constexpr float kQuotientBound = 8388608.0f;  // 2^23
 constexpr float kSmallestSafeScale = 8.6736174e-19f;  // 2^-60
 constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 
+// Clips and float zero points up to this leave a quotient of kQuotientBound clipped as any larger one.
+constexpr float kLargestSafeClip = 65536.0f;
+
 // The most scales that a kernel is given at a time: it keeps what it prepares of them on its stack.
 constexpr int64_t kMaxParameters = 4096;
 
@@ -46,15 +60,23 @@ struct Block {
   int64_t stride;  // elements from one row to the next, in src and in dst
   const float* scales;
   const int32_t* zps;
-  bool stream;  // the output is larger than the caches: write past them where it is aligned
+  const float* float_zps;      // instead of zps, for the affine kernels,
+  float low, high, nan, zero;  // and what else they want to know
+  bool stream;                 // the output is larger than the caches: write past them where it is aligned
 };
 
 using Kernel = void (*)(const Block&);
+
+// The smallest and the largest of `count` > 0 elements, or 0 and the largest magnitude. NaN if the first element is
+// NaN; elsewhere NaN counts for nothing: so does ONNX Runtime's ReduceMax answer, where it has one answer (README).
+using RangeKernel = void (*)(const float* x, int64_t count, float range[2]);
 
 struct KernelTable {
   const char* name;
   Kernel quantize[kArithmetics][kCodeTypes][kParameterKinds];
   Kernel dequantize[kCodeTypes][kParameterKinds];
+  Kernel affine[kQuotients][kOrders][kAffineTargets][kParameterKinds];
+  RangeKernel min_max, magnitude;
 };
 
 const KernelTable& portable_kernels();

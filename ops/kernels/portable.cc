@@ -146,6 +146,72 @@ void dequantize_columns(const Block& block) {
   });
 }
 
+// Rounds half to even whatever the magnitude; the sign of zero stays, as Round's does.
+float round_any(float value) {
+  constexpr float kExact =
+      4194304.0f;  // from 2^22 on kRoundingBias would not do; from 2^23 on every float is an integer
+  const float magnitude = value < 0 ? -value : value;
+  const float rounded = magnitude < kExact ? (magnitude + 8388608.0f) - 8388608.0f : magnitude;
+  const float half = magnitude >= kExact && magnitude < 2 * kExact ? __builtin_rintf(magnitude) : rounded;
+  return __builtin_copysignf(half, value);
+}
+
+// ONNX's Clip: a NaN stays one.
+float clip(float value, float low, float high) {
+  value = value < low ? low : value;
+  return value > high ? high : value;
+}
+
+template <Quotient kQuotient, Order kOrder>
+float affine_code(const Block& block, float x, float scale, float zp) {
+  const float t = kQuotient == kDivide ? x / scale : kQuotient == kMultiply ? x * scale : x * (1.0f / scale);
+  const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, block.low, block.high)
+                     : kOrder == kAddThenRound ? round_any(clip(t + zp, block.low, block.high))
+                                               : clip(round_any(t), block.low, block.high);
+  return (code != code ? block.nan : code) + block.zero;
+}
+
+template <AffineTarget kTarget>
+struct AffineOutput {
+  using Type = float;
+};
+template <>
+struct AffineOutput<kToU8> {
+  using Type = uint8_t;
+};
+template <>
+struct AffineOutput<kToS8> {
+  using Type = int8_t;
+};
+
+template <Quotient kQuotient, Order kOrder, AffineTarget kTarget, Parameters kParameters>
+void affine(const Block& block) {
+  using T = typename AffineOutput<kTarget>::Type;
+  map_rows<float, T>(block, [&](int64_t row, const float* src, T* dst) {
+    map(src, dst, block.cols, [&block, row](float x, int64_t column) -> T {
+      const int64_t i = kParameters == kPerRow ? row : column;
+      const float scale = block.scales[i], zp = block.float_zps[i];
+      const float code = affine_code<kQuotient, kOrder>(block, x, scale, zp);
+      if (kTarget != kToFloat) return static_cast<T>(code);
+      const float difference = kOrder == kNoAdd ? code : code - zp;
+      return static_cast<T>(kQuotient == kMultiply ? difference / scale : difference * scale);
+    });
+  });
+}
+
+template <bool kMagnitude>
+void range(const float* x, int64_t count, float result[2]) {
+  float low = __builtin_inff(), high = kMagnitude ? 0.0f : -__builtin_inff();
+  for (int64_t i = 0; i < count; ++i) {
+    const float v = kMagnitude && x[i] < 0 ? -x[i] : x[i];
+    low = v < low ? v : low;
+    high = v > high ? v : high;
+  }
+  const bool is_nan = x[0] != x[0];
+  result[0] = is_nan ? x[0] : kMagnitude ? 0.0f : low;
+  result[1] = is_nan ? x[0] : high;
+}
+
 constexpr KernelTable kPortable = {
     "portable",
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
@@ -153,6 +219,42 @@ constexpr KernelTable kPortable = {
      {{quantize_rows<kOneDnn, kU8>, quantize_columns<kOneDnn, kU8>},
       {quantize_rows<kOneDnn, kS8>, quantize_columns<kOneDnn, kS8>}}},
     {{dequantize_rows<kU8>, dequantize_columns<kU8>}, {dequantize_rows<kS8>, dequantize_columns<kS8>}},
+    {{{{affine<kDivide, kRoundThenAdd, kToU8, kPerRow>, affine<kDivide, kRoundThenAdd, kToU8, kPerColumn>},
+       {affine<kDivide, kRoundThenAdd, kToS8, kPerRow>, affine<kDivide, kRoundThenAdd, kToS8, kPerColumn>},
+       {affine<kDivide, kRoundThenAdd, kToFloat, kPerRow>, affine<kDivide, kRoundThenAdd, kToFloat, kPerColumn>}},
+      {{affine<kDivide, kAddThenRound, kToU8, kPerRow>, affine<kDivide, kAddThenRound, kToU8, kPerColumn>},
+       {affine<kDivide, kAddThenRound, kToS8, kPerRow>, affine<kDivide, kAddThenRound, kToS8, kPerColumn>},
+       {affine<kDivide, kAddThenRound, kToFloat, kPerRow>, affine<kDivide, kAddThenRound, kToFloat, kPerColumn>}},
+      {{affine<kDivide, kNoAdd, kToU8, kPerRow>, affine<kDivide, kNoAdd, kToU8, kPerColumn>},
+       {affine<kDivide, kNoAdd, kToS8, kPerRow>, affine<kDivide, kNoAdd, kToS8, kPerColumn>},
+       {affine<kDivide, kNoAdd, kToFloat, kPerRow>, affine<kDivide, kNoAdd, kToFloat, kPerColumn>}}},
+     {{{affine<kMultiplyReciprocal, kRoundThenAdd, kToU8, kPerRow>,
+        affine<kMultiplyReciprocal, kRoundThenAdd, kToU8, kPerColumn>},
+       {affine<kMultiplyReciprocal, kRoundThenAdd, kToS8, kPerRow>,
+        affine<kMultiplyReciprocal, kRoundThenAdd, kToS8, kPerColumn>},
+       {affine<kMultiplyReciprocal, kRoundThenAdd, kToFloat, kPerRow>,
+        affine<kMultiplyReciprocal, kRoundThenAdd, kToFloat, kPerColumn>}},
+      {{affine<kMultiplyReciprocal, kAddThenRound, kToU8, kPerRow>,
+        affine<kMultiplyReciprocal, kAddThenRound, kToU8, kPerColumn>},
+       {affine<kMultiplyReciprocal, kAddThenRound, kToS8, kPerRow>,
+        affine<kMultiplyReciprocal, kAddThenRound, kToS8, kPerColumn>},
+       {affine<kMultiplyReciprocal, kAddThenRound, kToFloat, kPerRow>,
+        affine<kMultiplyReciprocal, kAddThenRound, kToFloat, kPerColumn>}},
+      {{affine<kMultiplyReciprocal, kNoAdd, kToU8, kPerRow>, affine<kMultiplyReciprocal, kNoAdd, kToU8, kPerColumn>},
+       {affine<kMultiplyReciprocal, kNoAdd, kToS8, kPerRow>, affine<kMultiplyReciprocal, kNoAdd, kToS8, kPerColumn>},
+       {affine<kMultiplyReciprocal, kNoAdd, kToFloat, kPerRow>,
+        affine<kMultiplyReciprocal, kNoAdd, kToFloat, kPerColumn>}}},
+     {{{affine<kMultiply, kRoundThenAdd, kToU8, kPerRow>, affine<kMultiply, kRoundThenAdd, kToU8, kPerColumn>},
+       {affine<kMultiply, kRoundThenAdd, kToS8, kPerRow>, affine<kMultiply, kRoundThenAdd, kToS8, kPerColumn>},
+       {affine<kMultiply, kRoundThenAdd, kToFloat, kPerRow>, affine<kMultiply, kRoundThenAdd, kToFloat, kPerColumn>}},
+      {{affine<kMultiply, kAddThenRound, kToU8, kPerRow>, affine<kMultiply, kAddThenRound, kToU8, kPerColumn>},
+       {affine<kMultiply, kAddThenRound, kToS8, kPerRow>, affine<kMultiply, kAddThenRound, kToS8, kPerColumn>},
+       {affine<kMultiply, kAddThenRound, kToFloat, kPerRow>, affine<kMultiply, kAddThenRound, kToFloat, kPerColumn>}},
+      {{affine<kMultiply, kNoAdd, kToU8, kPerRow>, affine<kMultiply, kNoAdd, kToU8, kPerColumn>},
+       {affine<kMultiply, kNoAdd, kToS8, kPerRow>, affine<kMultiply, kNoAdd, kToS8, kPerColumn>},
+       {affine<kMultiply, kNoAdd, kToFloat, kPerRow>, affine<kMultiply, kNoAdd, kToFloat, kPerColumn>}}}},
+    range<false>,
+    range<true>,
 };
 
 }  // namespace

@@ -156,6 +156,13 @@ inline bool are_safe(const float* scales, int64_t count) {
   return unsafe == 0;
 }
 
+// Whether clamping the quotient to kQuotientBound changes nothing after the zero point is added and the sum is clipped.
+inline bool are_small(const float* zps, int64_t count) {
+  int32_t large = 0;
+  for (int64_t i = 0; i < count; ++i) large |= !(zps[i] >= -kLargestSafeClip && zps[i] <= kLargestSafeClip);
+  return large == 0;
+}
+
 // Stores past the caches must be aligned, in every row.
 inline bool can_stream(const Block& block, uintptr_t dst_size) {
   const uintptr_t step = block.rows > 1 ? static_cast<uintptr_t>(block.stride) * dst_size : 0;
@@ -234,6 +241,147 @@ void dequantize(const Block& block) {
   }
 }
 
+// Quotients of the affine kernels, in full: overflow and NaN are seen.
+struct AffineDivision {
+  V::F scale;
+  AffineDivision(V::F scale_, V::F) : scale(scale_) {}
+  V::F operator()(V::F x) const { return V::div(x, scale); }
+};
+
+// As Markstein, with both clamps, which let a NaN pass, and with the sign of x, which the correction takes from -0; for
+// clips well within kQuotientBound.
+struct AffineMarkstein {
+  Markstein quotient;
+  AffineMarkstein(V::F scale, V::F reciprocal) : quotient(scale, reciprocal) {}
+  V::F operator()(V::F x) const { return V::with_sign_of(quotient(V::max(V::negate(quotient.bound), x)), x); }
+};
+
+struct AffineProduct {
+  V::F factor;
+  AffineProduct(V::F, V::F factor_) : factor(factor_) {}
+  V::F operator()(V::F x) const { return V::mul(x, factor); }
+};
+
+template <class Quotient, Order kOrder>
+struct AffineQuantizer {
+  Quotient quotient;
+  V::F zp, low, high, nan, zero;
+  AffineQuantizer(const Block& block, V::F scale, V::F reciprocal, V::F zp_)
+      : quotient(scale, reciprocal),
+        zp(zp_),
+        low(V::set1(block.low)),
+        high(V::set1(block.high)),
+        nan(V::set1(block.nan)),
+        zero(V::set1(block.zero)) {}
+  V::F clip(V::F x) const { return V::min(high, V::max(low, x)); }
+  V::F operator()(V::F x) const {
+    const V::F t = quotient(x);
+    const V::F code = kOrder == kRoundThenAdd   ? clip(V::add(V::round_float(t), zp))
+                      : kOrder == kAddThenRound ? V::round_float(clip(V::add(t, zp)))
+                                                : clip(V::round_float(t));
+    return V::add(V::replace_nan(code, nan), zero);
+  }
+};
+
+template <class Quantizer, AffineTarget kTarget, Order kOrder, bool kInverse>
+void affine_run(const Quantizer& quantizer, V::F scale, const float* src, void* dst, int64_t i, int64_t n) {
+  constexpr int64_t L = V::kLanes;
+  const V::F code = quantizer(n == L ? V::load(src + i) : V::load_part(src + i, n));
+  if (kTarget == kToFloat) {
+    const V::F difference = kOrder == kNoAdd ? code : V::sub(code, quantizer.zp);
+    const V::F y = kInverse ? V::div(difference, scale) : V::mul(difference, scale);
+    float* to = static_cast<float*>(dst) + i;
+    n == L ? V::store<false>(to, y) : V::store_part(to, y, n);
+  } else {
+    constexpr CodeType kType = kTarget == kToU8 ? kU8 : kS8;
+    const V::I zero = V::set1(int32_t{0});
+    uint8_t* to = static_cast<uint8_t*>(dst) + i;
+    n == L ? V::store1<kType>(to, V::round(code), zero) : V::store_part<kType>(to, V::round(code), zero, n);
+  }
+}
+
+template <class Quantizer, AffineTarget kTarget, Order kOrder, bool kInverse, Parameters kParameters>
+void affine_with(const Block& block) {
+  constexpr int64_t L = V::kLanes;
+  constexpr int64_t size = kTarget == kToFloat ? sizeof(float) : 1;
+  alignas(64) float reciprocals[kMaxParameters];
+  const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
+  for (int64_t i = 0; i < count; ++i) reciprocals[i] = kInverse ? block.scales[i] : 1.0f / block.scales[i];
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float* src = static_cast<const float*>(block.src) + row * block.stride;
+    void* dst = static_cast<char*>(block.dst) + row * block.stride * size;
+    if (kParameters == kPerRow) {
+      const V::F scale = V::set1(block.scales[row]);
+      const Quantizer quantizer(block, scale, V::set1(reciprocals[row]), V::set1(block.float_zps[row]));
+      int64_t i = 0;
+      for (; i + L <= block.cols; i += L)
+        affine_run<Quantizer, kTarget, kOrder, kInverse>(quantizer, scale, src, dst, i, L);
+      if (i < block.cols)
+        affine_run<Quantizer, kTarget, kOrder, kInverse>(quantizer, scale, src, dst, i, block.cols - i);
+    } else {
+      for (int64_t i = 0; i < block.cols; i += L) {
+        const int64_t n = block.cols - i < L ? block.cols - i : L;
+        const V::F scale = n == L ? V::load(block.scales + i) : V::load_part(block.scales + i, n);
+        const V::F reciprocal = n == L ? V::load(reciprocals + i) : V::load_part(reciprocals + i, n);
+        const V::F zp = n == L ? V::load(block.float_zps + i) : V::load_part(block.float_zps + i, n);
+        affine_run<Quantizer, kTarget, kOrder, kInverse>(Quantizer(block, scale, reciprocal, zp), scale, src, dst, i,
+                                                         n);
+      }
+    }
+  }
+}
+
+template <Quotient kQuotient, Order kOrder, AffineTarget kTarget, Parameters kParameters>
+void affine(const Block& block) {
+  constexpr bool kInverse = kQuotient == kMultiply;
+  const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
+  if (kQuotient != kDivide)
+    affine_with<AffineQuantizer<AffineProduct, kOrder>, kTarget, kOrder, kInverse, kParameters>(block);
+  else if (block.low >= -kLargestSafeClip && block.high <= kLargestSafeClip && are_safe(block.scales, count) &&
+           are_small(block.float_zps, count))
+    affine_with<AffineQuantizer<AffineMarkstein, kOrder>, kTarget, kOrder, false, kParameters>(block);
+  else
+    affine_with<AffineQuantizer<AffineDivision, kOrder>, kTarget, kOrder, false, kParameters>(block);
+}
+
+// The largest (and the smallest) element, or magnitude, in four independent chains of vectors.
+template <bool kMagnitude>
+void range(const float* x, int64_t count, float result[2]) {
+  constexpr int64_t L = V::kLanes;
+  constexpr float kInfinity = __builtin_inff();
+  V::F low[4], high[4];
+  for (int k = 0; k < 4; ++k) {
+    low[k] = V::set1(kInfinity);
+    high[k] = V::set1(kMagnitude ? 0.0f : -kInfinity);
+  }
+  const auto take = [&](int k, V::F v) {
+    if (kMagnitude) v = V::magnitude(v);
+    if (!kMagnitude) low[k] = V::min(v, low[k]);
+    high[k] = V::max(v, high[k]);
+  };
+  int64_t i = 0;
+  for (; i + 4 * L <= count; i += 4 * L)
+    for (int k = 0; k < 4; ++k) take(k, V::load(x + i + k * L));
+  for (; i + L <= count; i += L) take(0, V::load(x + i));
+  // What is left is short of a vector; lanes that saw no element hold what every element beats.
+  alignas(64) float lowest[L], highest[L];
+  V::store<false>(lowest, V::min(V::min(low[0], low[1]), V::min(low[2], low[3])));
+  V::store<false>(highest, V::max(V::max(high[0], high[1]), V::max(high[2], high[3])));
+  float smallest = kInfinity, largest = kMagnitude ? 0.0f : -kInfinity;
+  for (int64_t k = 0; k < L; ++k) {
+    if (lowest[k] < smallest) smallest = lowest[k];
+    if (highest[k] > largest) largest = highest[k];
+  }
+  for (; i < count; ++i) {
+    const float v = kMagnitude && x[i] < 0 ? -x[i] : x[i];
+    if (v < smallest) smallest = v;
+    if (v > largest) largest = v;
+  }
+  const bool is_nan = x[0] != x[0];
+  result[0] = is_nan ? x[0] : kMagnitude ? 0.0f : smallest;
+  result[1] = is_nan ? x[0] : largest;
+}
+
 constexpr KernelTable make_table(const char* name) {
   return {
       name,
@@ -243,5 +391,41 @@ constexpr KernelTable make_table(const char* name) {
         {quantize<kOneDnn, kS8, kPerRow>, quantize<kOneDnn, kS8, kPerColumn>}}},
       {{dequantize<kU8, kPerRow>, dequantize<kU8, kPerColumn>},
        {dequantize<kS8, kPerRow>, dequantize<kS8, kPerColumn>}},
+      {{{{affine<kDivide, kRoundThenAdd, kToU8, kPerRow>, affine<kDivide, kRoundThenAdd, kToU8, kPerColumn>},
+         {affine<kDivide, kRoundThenAdd, kToS8, kPerRow>, affine<kDivide, kRoundThenAdd, kToS8, kPerColumn>},
+         {affine<kDivide, kRoundThenAdd, kToFloat, kPerRow>, affine<kDivide, kRoundThenAdd, kToFloat, kPerColumn>}},
+        {{affine<kDivide, kAddThenRound, kToU8, kPerRow>, affine<kDivide, kAddThenRound, kToU8, kPerColumn>},
+         {affine<kDivide, kAddThenRound, kToS8, kPerRow>, affine<kDivide, kAddThenRound, kToS8, kPerColumn>},
+         {affine<kDivide, kAddThenRound, kToFloat, kPerRow>, affine<kDivide, kAddThenRound, kToFloat, kPerColumn>}},
+        {{affine<kDivide, kNoAdd, kToU8, kPerRow>, affine<kDivide, kNoAdd, kToU8, kPerColumn>},
+         {affine<kDivide, kNoAdd, kToS8, kPerRow>, affine<kDivide, kNoAdd, kToS8, kPerColumn>},
+         {affine<kDivide, kNoAdd, kToFloat, kPerRow>, affine<kDivide, kNoAdd, kToFloat, kPerColumn>}}},
+       {{{affine<kMultiplyReciprocal, kRoundThenAdd, kToU8, kPerRow>,
+          affine<kMultiplyReciprocal, kRoundThenAdd, kToU8, kPerColumn>},
+         {affine<kMultiplyReciprocal, kRoundThenAdd, kToS8, kPerRow>,
+          affine<kMultiplyReciprocal, kRoundThenAdd, kToS8, kPerColumn>},
+         {affine<kMultiplyReciprocal, kRoundThenAdd, kToFloat, kPerRow>,
+          affine<kMultiplyReciprocal, kRoundThenAdd, kToFloat, kPerColumn>}},
+        {{affine<kMultiplyReciprocal, kAddThenRound, kToU8, kPerRow>,
+          affine<kMultiplyReciprocal, kAddThenRound, kToU8, kPerColumn>},
+         {affine<kMultiplyReciprocal, kAddThenRound, kToS8, kPerRow>,
+          affine<kMultiplyReciprocal, kAddThenRound, kToS8, kPerColumn>},
+         {affine<kMultiplyReciprocal, kAddThenRound, kToFloat, kPerRow>,
+          affine<kMultiplyReciprocal, kAddThenRound, kToFloat, kPerColumn>}},
+        {{affine<kMultiplyReciprocal, kNoAdd, kToU8, kPerRow>, affine<kMultiplyReciprocal, kNoAdd, kToU8, kPerColumn>},
+         {affine<kMultiplyReciprocal, kNoAdd, kToS8, kPerRow>, affine<kMultiplyReciprocal, kNoAdd, kToS8, kPerColumn>},
+         {affine<kMultiplyReciprocal, kNoAdd, kToFloat, kPerRow>,
+          affine<kMultiplyReciprocal, kNoAdd, kToFloat, kPerColumn>}}},
+       {{{affine<kMultiply, kRoundThenAdd, kToU8, kPerRow>, affine<kMultiply, kRoundThenAdd, kToU8, kPerColumn>},
+         {affine<kMultiply, kRoundThenAdd, kToS8, kPerRow>, affine<kMultiply, kRoundThenAdd, kToS8, kPerColumn>},
+         {affine<kMultiply, kRoundThenAdd, kToFloat, kPerRow>, affine<kMultiply, kRoundThenAdd, kToFloat, kPerColumn>}},
+        {{affine<kMultiply, kAddThenRound, kToU8, kPerRow>, affine<kMultiply, kAddThenRound, kToU8, kPerColumn>},
+         {affine<kMultiply, kAddThenRound, kToS8, kPerRow>, affine<kMultiply, kAddThenRound, kToS8, kPerColumn>},
+         {affine<kMultiply, kAddThenRound, kToFloat, kPerRow>, affine<kMultiply, kAddThenRound, kToFloat, kPerColumn>}},
+        {{affine<kMultiply, kNoAdd, kToU8, kPerRow>, affine<kMultiply, kNoAdd, kToU8, kPerColumn>},
+         {affine<kMultiply, kNoAdd, kToS8, kPerRow>, affine<kMultiply, kNoAdd, kToS8, kPerColumn>},
+         {affine<kMultiply, kNoAdd, kToFloat, kPerRow>, affine<kMultiply, kNoAdd, kToFloat, kPerColumn>}}}},
+      range<false>,
+      range<true>,
   };
 }

@@ -90,25 +90,26 @@ Layout make_layout(const Shape& src, const Shape& counts) {
 // The scales and zero points of a run of rows or columns, as kernels want them: adjacent, zero points as int32.
 class ParameterTile {
  public:
-  explicit ParameterTile(const GroupedWork& work) : work_(work), shared_zp_(0) {
+  explicit ParameterTile(const GroupedWork& work) : work_(work) {
     varying_zps_ = work.zps && work.zps.shape.elements() != 1;
-    if (work.zps && !varying_zps_) shared_zp_ = zp_at(0);
+    if (work.zps && !varying_zps_) read_zp(0, shared_zp_);
   }
 
   // `count` parameters, the first being number `first` of a period of columns whose scales begin at `base`.
   void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
     if (repeat == 1 && first + count <= period) {
       std::copy_n(work_.scales + base + first, count, scales_);  // kernels load them once a row: better aligned
-      if (varying_zps_)
-        convert_zps(base + first, count);
-      else
+      if (!varying_zps_)
         std::fill_n(zps_, count, shared_zp_);
+      else
+        for (int64_t i = 0; i < count; ++i) read_zp(base + first + i, zps_[i]);
     } else {
       int64_t index = base + first % period / repeat, phase = first % repeat;
       const int64_t end = base + period / repeat;
       for (int64_t i = 0; i < count; ++i) {
         scales_[i] = work_.scales[index];
-        zps_[i] = varying_zps_ ? zp_at(index) : shared_zp_;
+        zps_[i] = shared_zp_;
+        if (varying_zps_) read_zp(index, zps_[i]);
         if (++phase == repeat) {
           phase = 0;
           if (++index == end) index = base;
@@ -116,46 +117,50 @@ class ParameterTile {
       }
     }
     narrow_ = true;
-    if (work_.zps.type == kInt32)
-      for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
+    if (work_.zps.type == kInt32 && work_.affine == nullptr)
+      for (int64_t i = 0; i < count; ++i)
+        narrow_ &= zps_[i].integer >= -kNarrowZeroPoint && zps_[i].integer <= kNarrowZeroPoint;
   }
 
-  const float* scales() const { return scales_; }
-  const int32_t* zps() const { return zps_; }
+  void describe(Block& block) const {
+    block.scales = scales_;
+    block.zps = &zps_[0].integer;
+    block.float_zps = &zps_[0].real;
+  }
   bool narrow() const { return narrow_; }
 
  private:
-  int32_t zp_at(int64_t index) const {
+  union ZeroPoint {
+    int32_t integer;
+    float real;  // for the affine kernels
+  };
+
+  void read_zp(int64_t index, ZeroPoint& zp) const {
     switch (work_.zps.type) {
       case kUint8:
-        return static_cast<const uint8_t*>(work_.zps.data)[index];
+        return set(zp, static_cast<const uint8_t*>(work_.zps.data)[index]);
       case kInt8:
-        return static_cast<const int8_t*>(work_.zps.data)[index];
+        return set(zp, static_cast<const int8_t*>(work_.zps.data)[index]);
+      case kInt32:
+        return set(zp, static_cast<const int32_t*>(work_.zps.data)[index]);
       default:
-        return static_cast<const int32_t*>(work_.zps.data)[index];
+        zp.real = static_cast<const float*>(work_.zps.data)[index];
     }
   }
 
-  template <class T>
-  void convert(int64_t index, int64_t count) {
-    std::copy_n(static_cast<const T*>(work_.zps.data) + index, count, zps_);
-  }
-
-  void convert_zps(int64_t index, int64_t count) {
-    if (work_.zps.type == kUint8)
-      convert<uint8_t>(index, count);
-    else if (work_.zps.type == kInt8)
-      convert<int8_t>(index, count);
+  void set(ZeroPoint& zp, int32_t value) const {
+    if (work_.affine != nullptr)
+      zp.real = static_cast<float>(value);
     else
-      convert<int32_t>(index, count);
+      zp.integer = value;
   }
 
   const GroupedWork& work_;
   bool varying_zps_;
-  int32_t shared_zp_;
   bool narrow_ = true;
+  ZeroPoint shared_zp_{};  // zero, as an integer and as a float
   alignas(64) float scales_[kMaxParameters];
-  alignas(64) int32_t zps_[kMaxParameters];
+  alignas(64) ZeroPoint zps_[kMaxParameters];
 };
 
 // One layout over one stretch of memory, cut into tasks.
@@ -238,8 +243,13 @@ class Tasks {
     block.rows = rows;
     block.cols = cols;
     block.stride = layout_.cols;
-    block.scales = tile.scales();
-    block.zps = tile.zps();
+    tile.describe(block);
+    if (work_.affine != nullptr) {
+      block.low = work_.affine->low;
+      block.high = work_.affine->high;
+      block.nan = work_.affine->nan;
+      block.zero = work_.affine->zero;
+    }
     block.stream = stream_;
     (tile.narrow() ? work_.kernels : work_.portable)[parameters](block);
   }

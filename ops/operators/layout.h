@@ -6,6 +6,11 @@
 
 namespace dynq {
 
+// What the affine kernels want to know besides scales and zero points.
+struct Affine {
+  float low, high, nan, zero;
+};
+
 // An elementwise operation whose parameters are shared by groups: src and dst have one shape, scales and zps another.
 struct GroupedWork {
   const void* src;
@@ -13,9 +18,10 @@ struct GroupedWork {
   void* dst;
   size_t dst_size;
   const float* scales;
-  Tensor zps;              // absent, one element, or as many as scales
-  const Kernel* kernels;   // by Parameters
-  const Kernel* portable;  // the same for zero points that are not narrow
+  Tensor zps;                      // absent, one element, or as many as scales
+  const Kernel* kernels;           // by Parameters
+  const Kernel* portable;          // the same for zero points that are not narrow
+  const Affine* affine = nullptr;  // zero points are floats then, and all are narrow
 };
 
 // Runs the kernels over the whole tensor, in tasks that `context` may spread over threads.

@@ -6,5 +6,10 @@ namespace dynq {
 
 Operator dynamic_quantize();
 Operator dynamic_dequantize();
+Operator affine_quantize();
+Operator affine_fake_quantize();
+Operator affine_dequantize();
+Operator range_quantize();
+Operator range_fake_quantize();
 
 }  // namespace dynq

@@ -74,9 +74,7 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
     return Result(rewritten, report)
 
 
-def _apply(
-    node: ir.Node, graph: ir.Graph | ir.Function, path: str, opset: int, facts: Facts, report: Report
-) -> None:
+def _apply(node: ir.Node, graph: ir.Graph | ir.Function, path: str, opset: int, facts: Facts, report: Report) -> None:
     for rule in RULES:
         outcome = rule.match(node, facts)
         if outcome is None:
@@ -100,6 +98,9 @@ def _replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replacem
     for added in replacement.nodes:
         added.metadata_props.update(node.metadata_props)
         added.metadata_props["ort_dynq.rule"] = rule
+    for old_output, new_output in zip(node.outputs, new.outputs, strict=True):
+        new_output.doc_string = old_output.doc_string
+        new_output.metadata_props.update(old_output.metadata_props)
     ir.convenience.replace_nodes_and_values(graph, node, [node], replacement.nodes, node.outputs, new.outputs)
 
 

@@ -34,9 +34,9 @@ def add_function(model: ir.Model, operator: str, opset: int) -> None:
 def make_function(operator: str, opset: int) -> ir.Function:
     """The function of one operator, its body in standard operators of opset `opset`."""
     spec = OPERATORS[operator]
+    attributes = ", ".join(attribute.name for attribute in spec.attributes)
     text = (
-        f'<domain: "{DOMAIN}", opset_import: ["": {opset}]> {spec.name} '
-        f"<{', '.join(attribute.name for attribute in spec.attributes)}> "
+        f'<domain: "{DOMAIN}", opset_import: ["": {opset}]> {spec.name} {f"<{attributes}>" if attributes else ""} '
         f"({', '.join(value.name for value in spec.inputs)}) => ({', '.join(value.name for value in spec.outputs)}) "
         f"{spec.body(opset)}"
     )

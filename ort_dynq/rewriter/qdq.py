@@ -50,7 +50,12 @@ def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
 
 
 def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
-    if node.domain not in STANDARD_DOMAINS or node.op_type != op_type or len(node.inputs) < 2 or None in node.inputs[:2]:
+    if (
+        node.domain not in STANDARD_DOMAINS
+        or node.op_type != op_type
+        or len(node.inputs) < 2
+        or None in node.inputs[:2]
+    ):
         return False
     return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
 

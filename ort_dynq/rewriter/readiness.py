@@ -64,7 +64,9 @@ def _write_out(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
         return
     output = ir.DataType(asked).name.lower()
     zps = node.inputs[2]
-    inferred = next((s.outputs[0] for s in operator.signatures if zps and zps.dtype and s.inputs[2] == zps.dtype.name.lower()), None)
+    inferred = next(
+        (s.outputs[0] for s in operator.signatures if zps and zps.dtype and s.inputs[2] == zps.dtype.name.lower()), None
+    )
     if zps is not None and zps.producer() is not None and zps.dtype is None:
         inferred = output  # the zero made above is of the output's type
     if inferred != output:

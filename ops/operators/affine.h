@@ -1,0 +1,36 @@
+// The arithmetic of quantization chains that exporters write with Div, Round, Add, Clip and Cast.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "operators/layout.h"
+
+namespace dynq {
+
+// The attributes that say how a chain goes from a float to a code and back. All are integers, so that a function body
+// can refer to them: quotient and order number the enumerations of kernels.h; quant_min and quant_max are the clip,
+// where `clip` is not 0; code_type is the type that codes are cast to on the way: 2 uint8, 3 int8, 1 none (they stay
+// float32); nan says what a NaN becomes: 0 the code 0, which is what a Cast makes of it, 1 quant_min, as QuantizeLinear
+// does, 2 it stays NaN (code_type 1).
+class AffineArithmetic {
+ public:
+  AffineArithmetic(const char* op, const Attributes& attributes, bool to_codes);
+
+  const Affine& affine() const { return affine_; }
+  Type code_type() const { return code_type_; }
+  float quant_min() const { return static_cast<float>(quant_min_); }
+  float quant_max() const { return static_cast<float>(quant_max_); }
+  bool is_inverse() const { return quotient_ == kMultiply; }
+
+  // The kernels from float32 to codes, or through codes to float32; by Parameters.
+  const Kernel* kernels(const KernelTable& table) const;
+
+ private:
+  Quotient quotient_;
+  Order order_;
+  AffineTarget target_;
+  Type code_type_;
+  int64_t quant_min_, quant_max_;
+  Affine affine_;
+};
+
+}  // namespace dynq

@@ -1,0 +1,302 @@
+// RangeQuantize and RangeFakeQuantize: whole chains, from the float tensor through the range of each row to its scale
+// and zero point and on to codes, or back to floats, while the row is in the cache.
+//
+// A row is what the dimensions from `axis` on hold together: -1 is per token, 0 per tensor.
+#include <algorithm>
+#include <cmath>
+
+#include "operators/affine.h"
+#include "operators/operators.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kTaskElements = 32768;         // as in layout.cc
+constexpr int64_t kLongRow = 4 * kTaskElements;  // longer ones are shared out, in two passes
+constexpr int64_t kMostParts = 256;              // of one row
+
+enum RangeKind { kMagnitude, kMinMax, kMinMaxZero, kRangeKinds };
+enum ZeroPointForm { kNoZeroPoint, kRoundClipped, kSubtractRounded, kRoundNegated, kFloorNegated, kZeroPointForms };
+
+// How a scale and a zero point follow from a range. Every step is a float32 operation of the chain it stands for;
+// steps that a chain does not have leave the value as it is (a factor of 1, an epsilon of 0).
+class Recipe {
+ public:
+  Recipe(const char* op, const Attributes& attributes)
+      : op_(op),
+        kind_(static_cast<RangeKind>(checked(attributes, "range", kRangeKinds))),
+        form_(static_cast<ZeroPointForm>(checked(attributes, "zero_point_form", kZeroPointForms))),
+        inverse_(checked(attributes, "inverse", 2) != 0),
+        zero_point_before_epsilon_(checked(attributes, "zero_point_before_epsilon", 2) != 0),
+        zero_point_cast_(checked(attributes, "zero_point_cast", 2) != 0) {
+    if (kind_ == kMagnitude && form_ != kNoZeroPoint)
+      throw Error(std::string(op) + ": zero_point_form is " + std::to_string(form_) +
+                  ", expected 0 for a range of magnitudes, which has no minimum");
+  }
+
+  bool is_magnitude() const { return kind_ == kMagnitude; }
+
+  // Each bound is an epsilon, or the end of the floats: a Clip without a maximum takes infinity to the largest float.
+  struct Constants {
+    float lowest_minimum, highest_maximum;
+    float least_range, most_range;
+    float divisor, factor;
+    float least_scale, most_scale;
+    float scale_of_zero;
+  };
+  static constexpr int64_t kConstants = sizeof(Constants) / sizeof(float);
+
+  void apply(const float range[2], const Constants& constants, const AffineArithmetic& arithmetic, float* scale,
+             float* zero_point) const {
+    float low = range[0], high = range[1];
+    if (kind_ == kMinMaxZero) {
+      low = clip(low, constants.lowest_minimum, 0);
+      high = clip(high, 0, constants.highest_maximum);
+    }
+    const float span = clip(kind_ == kMagnitude ? high : high - low, constants.least_range, constants.most_range);
+    const float before_epsilon = (inverse_ ? 1.0f / span : span) / constants.divisor * constants.factor;
+    *scale = clip(before_epsilon, constants.least_scale, constants.most_scale);
+    if (*scale == 0) *scale = constants.scale_of_zero;
+    *zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : *scale, arithmetic.quant_min(),
+                                arithmetic.quant_max());
+    if (zero_point_cast_) *zero_point = cast(*zero_point, arithmetic.code_type());
+  }
+
+ private:
+  // ONNX's Clip: a NaN stays one.
+  static float clip(float value, float low, float high) {
+    value = value < low ? low : value;
+    return value > high ? high : value;
+  }
+
+  float zero_point_of(float low, float scale, float quant_min, float quant_max) const {
+    float value = 0;
+    switch (form_) {
+      case kRoundClipped:
+        value = std::nearbyint(clip(quant_min - low / scale, quant_min, quant_max));
+        break;
+      case kSubtractRounded:
+        value = clip(quant_min - std::nearbyint(low / scale), quant_min, quant_max);
+        break;
+      case kRoundNegated:
+        value = clip(std::nearbyint(-low / scale), quant_min, quant_max);
+        break;
+      case kFloorNegated:
+        value = std::floor((0.0f - low) / scale);
+        break;
+      default:
+        break;
+    }
+    return value;
+  }
+
+  // ONNX Runtime's Cast: truncated to int32, of which the low byte is kept; NaN and what is beyond int32 gives 0.
+  static float cast(float value, Type type) {
+    const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
+    const uint8_t byte = fits ? static_cast<uint8_t>(static_cast<int32_t>(value)) : uint8_t{0};
+    return type == kUint8 ? static_cast<float>(byte) : static_cast<float>(static_cast<int8_t>(byte));
+  }
+
+  int64_t checked(const Attributes& attributes, const char* name, int64_t count) const {
+    const int64_t value = attributes.integer(name, 0);
+    if (value < 0 || value >= count)
+      throw Error(std::string(op_) + ": " + name + " is " + std::to_string(value) + ", expected 0 to " +
+                  std::to_string(count - 1));
+    return value;
+  }
+
+  const char* op_;
+  RangeKind kind_;
+  ZeroPointForm form_;
+  bool inverse_, zero_point_before_epsilon_, zero_point_cast_;
+};
+
+class RangeQuantize : public Node {
+ public:
+  RangeQuantize(const char* name, const Attributes& attributes, bool to_codes)
+      : name_(name),
+        arithmetic_(name, attributes, to_codes),
+        recipe_(name, attributes),
+        axis_(attributes.integer("axis", -1)),
+        to_codes_(to_codes) {}
+
+  void compute(Context& context) const override {
+    const Tensor src = context.input(0), constants = context.input(1);
+    if (to_codes_ && context.input(2).type != arithmetic_.code_type())
+      throw Error(std::string(name_) + ": like is " + name_of(context.input(2).type) + ", expected code_type, " +
+                  name_of(arithmetic_.code_type()));
+    if (constants.shape.rank != 1 || constants.shape.dims[0] != Recipe::kConstants)
+      throw Error(std::string(name_) + ": constants has shape " + constants.shape.text() + ", expected " +
+                  std::to_string(Recipe::kConstants));
+    const int64_t rank = static_cast<int64_t>(src.shape.rank);
+    if (axis_ < -rank || axis_ > rank - (rank > 0))
+      throw Error(std::string(name_) + ": axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) +
+                  " to " + std::to_string(rank - (rank > 0)) + " for src of shape " + src.shape.text());
+    Shape parameters = src.shape;
+    Run run{};
+    run.cols = run.rows = 1;
+    for (int64_t i = 0; i < rank; ++i) {
+      if (i < (axis_ < 0 ? axis_ + rank : axis_)) {
+        run.rows *= src.shape.dims[i];
+      } else {
+        run.cols *= src.shape.dims[i];
+        parameters.dims[i] = 1;
+      }
+    }
+    if (run.cols == 0 && run.rows > 0)
+      throw Error(std::string(name_) + ": src has shape " + src.shape.text() +
+                  ", expected elements to take a range of");
+    run.node = this;
+    run.table = &active_kernels();
+    run.kernel = arithmetic_.kernels(*run.table)[kPerRow];
+    run.src = static_cast<const float*>(src.data);
+    run.constants = static_cast<const Recipe::Constants*>(constants.data);
+    run.dst = static_cast<char*>(context.output(0, src.shape));
+    run.scales = static_cast<float*>(context.output(1, parameters));
+    run.zps = context.output(2, parameters);
+    if (run.rows == 0) return;
+    if (run.cols > kLongRow && run.rows < 8)
+      for (run.row = 0; run.row < run.rows; ++run.row) long_row(run, context);
+    else
+      short_rows(run, context);
+  }
+
+ private:
+  struct Run {
+    const RangeQuantize* node;
+    const KernelTable* table;
+    Kernel kernel;
+    const float* src;
+    const Recipe::Constants* constants;
+    char* dst;
+    float* scales;
+    void* zps;
+    int64_t rows, cols;
+    int64_t row;  // of long_row
+    int64_t parts;
+    float ranges[kMostParts][2];
+
+    RangeKernel range() const { return node->recipe_.is_magnitude() ? table->magnitude : table->min_max; }
+    int64_t part_begin(int64_t part) const { return cols * part / parts / 64 * 64; }
+    int64_t part_end(int64_t part) const { return part + 1 == parts ? cols : part_begin(part + 1); }
+  };
+
+  void quantize(const Run& run, int64_t row, int64_t begin, int64_t end, float scale, float zp) const {
+    const Affine& affine = arithmetic_.affine();
+    Block block{};
+    block.src = run.src + row * run.cols + begin;
+    block.dst = run.dst + (row * run.cols + begin) * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float)));
+    block.rows = 1;
+    block.cols = block.stride = end - begin;
+    block.scales = &scale;
+    block.float_zps = &zp;
+    block.low = affine.low;
+    block.high = affine.high;
+    block.nan = affine.nan;
+    block.zero = affine.zero;
+    run.kernel(block);
+  }
+
+  void parameters(const Run& run, int64_t row, const float range[2], float* scale, float* zp) const {
+    recipe_.apply(range, *run.constants, arithmetic_, scale, zp);
+    run.scales[row] = *scale;
+    if (!to_codes_)
+      static_cast<float*>(run.zps)[row] = *zp;
+    else if (arithmetic_.code_type() == kUint8)
+      static_cast<uint8_t*>(run.zps)[row] = static_cast<uint8_t>(static_cast<int32_t>(*zp));
+    else
+      static_cast<int8_t*>(run.zps)[row] = static_cast<int8_t>(static_cast<int32_t>(*zp));
+  }
+
+  void short_rows(Run& run, Context& context) const {
+    const int64_t rows = std::max<int64_t>(1, kTaskElements / run.cols);
+    run.parts = (run.rows + rows - 1) / rows;
+    const auto task = [](void* data, size_t index) {
+      const Run& r = *static_cast<const Run*>(data);
+      const int64_t rows_of_task = std::max<int64_t>(1, kTaskElements / r.cols);
+      const int64_t first = static_cast<int64_t>(index) * rows_of_task;
+      for (int64_t row = first; row < std::min(r.rows, first + rows_of_task); ++row) {
+        float range[2], scale, zp;
+        r.range()(r.src + row * r.cols, r.cols, range);
+        r.node->parameters(r, row, range, &scale, &zp);
+        r.node->quantize(r, row, 0, r.cols, scale, zp);
+      }
+    };
+    if (run.parts == 1)
+      task(&run, 0);
+    else
+      context.parallel_for(static_cast<size_t>(run.parts), task, &run);
+  }
+
+  void long_row(Run& run, Context& context) const {
+    run.parts = std::min(kMostParts, run.cols / kTaskElements);
+    context.parallel_for(
+        static_cast<size_t>(run.parts),
+        [](void* data, size_t index) {
+          Run& r = *static_cast<Run*>(data);
+          const int64_t part = static_cast<int64_t>(index), begin = r.part_begin(part);
+          r.range()(r.src + r.row * r.cols + begin, r.part_end(part) - begin, r.ranges[part]);
+        },
+        &run);
+    // A NaN that is not the row's first element counts for nothing, so it must not for being its part's first.
+    float range[2] = {run.ranges[0][0], run.ranges[0][1]};
+    for (int64_t part = 1; part < run.parts && !std::isnan(range[1]); ++part) {
+      float* other = run.ranges[part];
+      if (std::isnan(other[1])) {
+        const int64_t begin = run.part_begin(part);
+        const float* row = run.src + run.row * run.cols;
+        for (int64_t i = begin; i < run.part_end(part) && std::isnan(other[1]); ++i)
+          if (!std::isnan(row[i])) run.range()(row + i, run.part_end(part) - i, other);
+      }
+      if (other[0] < range[0]) range[0] = other[0];
+      if (other[1] > range[1]) range[1] = other[1];
+    }
+    float scale, zp;
+    parameters(run, run.row, range, &scale, &zp);
+    context.parallel_for(
+        static_cast<size_t>(run.parts),
+        [](void* data, size_t index) {
+          const Run& r = *static_cast<const Run*>(data);
+          const int64_t part = static_cast<int64_t>(index);
+          float zp_of_row = 0;
+          if (!r.node->to_codes_)
+            zp_of_row = static_cast<const float*>(r.zps)[r.row];
+          else if (r.node->arithmetic_.code_type() == kUint8)
+            zp_of_row = static_cast<const uint8_t*>(r.zps)[r.row];
+          else
+            zp_of_row = static_cast<const int8_t*>(r.zps)[r.row];
+          r.node->quantize(r, r.row, r.part_begin(part), r.part_end(part), r.scales[r.row], zp_of_row);
+        },
+        &run);
+  }
+
+  const char* name_;
+  AffineArithmetic arithmetic_;
+  Recipe recipe_;
+  int64_t axis_;
+  bool to_codes_;
+};
+
+}  // namespace
+
+Operator range_quantize() {
+  return {"RangeQuantize",
+          3,
+          {{{kFloat, kFloat, kInt8}, {kInt8, kFloat, kInt8}}, {{kFloat, kFloat, kUint8}, {kUint8, kFloat, kUint8}}},
+          [](const Attributes& attributes) -> std::unique_ptr<Node> {
+            return std::make_unique<RangeQuantize>("RangeQuantize", attributes, true);
+          },
+          [](const Attributes&, const std::vector<Type>& inputs) { return inputs[2]; }};
+}
+
+Operator range_fake_quantize() {
+  return {"RangeFakeQuantize",
+          2,
+          {{{kFloat, kFloat}, {kFloat, kFloat, kFloat}}},
+          [](const Attributes& attributes) -> std::unique_ptr<Node> {
+            return std::make_unique<RangeQuantize>("RangeFakeQuantize", attributes, false);
+          },
+          [](const Attributes&, const std::vector<Type>&) { return kFloat; }};
+}
+
+}  // namespace dynq

@@ -1,0 +1,35 @@
+"""Every instruction set that this machine has is a parameter of the tests that run kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ort_dynq import kernels
+
+_ran: dict[str, int] = {}
+
+
+@pytest.fixture(params=["native"], scope="session")
+def backend(request: pytest.FixtureRequest) -> str:
+    """How the operators are registered: see helpers.make_session."""
+    return str(request.param)
+
+
+@pytest.fixture(params=kernels.supported_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The instruction set in use during the test."""
+    name = str(request.param)
+    with kernels.use_isa(name):
+        yield name
+    _ran[name] = _ran.get(name, 0) + 1
+
+
+def pytest_report_header() -> str:
+    return f"instruction sets: {', '.join(kernels.supported_isas())}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ran = ", ".join(f"{name} ({count} tests)" for name, count in _ran.items())
+    terminalreporter.write_line(f"instruction sets that ran: {ran or 'none'}")

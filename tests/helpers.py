@@ -1,0 +1,271 @@
+"""What the tests share: sessions, what the operators are compared with, and data in which a wrong rounding shows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+import onnxruntime as ort
+
+import ort_dynq
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+# Around every lane count, and what follows it.
+LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)
+INNER = (1, 2, 3, 5, 31, 32, 33)
+
+_TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+
+
+# Sessions
+
+
+def options(threads: int, optimised: bool) -> ort.SessionOptions:
+    """Quiet; threads that do not spin, since the pools of two sessions would take the cores from each other."""
+    result = ort.SessionOptions()
+    result.log_severity_level = 4
+    result.intra_op_num_threads = threads
+    result.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not optimised:
+        result.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return result
+
+
+def make_session(
+    model: bytes | onnx.ModelProto, backend: str, *, optimised: bool = False, threads: int = 1
+) -> ort.InferenceSession:
+    """A session with ort_dynq's operators: the one place where the tests register them."""
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    if backend != "native":
+        raise ValueError(f"unknown backend {backend}")
+    return ort.InferenceSession(
+        content, ort_dynq.register(options(threads, optimised)), providers=["CPUExecutionProvider"]
+    )
+
+
+def stock_session(model: bytes | onnx.ModelProto, *, optimised: bool = False, threads: int = 1) -> ort.InferenceSession:
+    """A session of ONNX Runtime as it comes."""
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    return ort.InferenceSession(content, options(threads, optimised), providers=["CPUExecutionProvider"])
+
+
+def parse(inputs: str, outputs: str, body: str, *, opset: int = 21) -> onnx.ModelProto:
+    """A model in ONNX's text form, one node to a line."""
+    head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : 1]>'
+    return onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {body} }}")
+
+
+def _attributes(given: dict[str, str | int]) -> str:
+    texts = (f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in given.items())
+    return f"<{', '.join(texts)}>" if given else ""
+
+
+@functools.cache
+def _node_session(
+    backend: str, op: str, inputs: tuple[str, ...], rank: int, output: str, attributes: str, threads: int
+) -> Any:
+    """One node; src has symbolic dimensions, the other inputs are of unknown rank."""
+    names = ("src", "scales", "zps")[: len(inputs)]
+    dims = f"[{', '.join(f'd{i}' for i in range(rank))}]" if rank else ""
+    shapes = (dims, *("[]" for _ in inputs[1:]))
+    heads = ", ".join(
+        f"{_TYPES[type_]}{shape} {name}" for type_, shape, name in zip(inputs, shapes, names, strict=True)
+    )
+    model = parse(heads, f"{_TYPES[output]}[] dst", f"dst = {op}{attributes}({', '.join(names)})")
+    return (
+        stock_session(model, threads=threads) if backend == "stock" else make_session(model, backend, threads=threads)
+    )
+
+
+def _run_node(
+    backend: str, op: str, arrays: Sequence[Array], output: Any, given: dict[str, Any], threads: int
+) -> Array:
+    inputs = tuple(str(array.dtype) for array in arrays)
+    session = _node_session(backend, op, inputs, arrays[0].ndim, str(np.dtype(output)), _attributes(given), threads)
+    result: Array = session.run(None, dict(zip(("src", "scales", "zps"), arrays, strict=False)))[0]
+    return result
+
+
+def quantize(
+    backend: str, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
+) -> Array:
+    """The node DynamicQuantize in a session."""
+    arrays = [src, scales] if zps is None else [src, scales, zps]
+    return _run_node(
+        backend,
+        "ort_dynq.DynamicQuantize",
+        arrays,
+        code_type(zps, int(given.get("output_dtype", 0))),
+        given,
+        threads,
+    )
+
+
+def dequantize(
+    backend: str, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
+) -> Array:
+    """The node DynamicDequantize in a session."""
+    arrays = [src, scales] if zps is None else [src, scales, zps]
+    return _run_node(backend, "ort_dynq.DynamicDequantize", arrays, np.float32, given, threads)
+
+
+def code_type(zps: Array | None, output_dtype: int = 0) -> type[np.uint8] | type[np.int8]:
+    """The type of DynamicQuantize's output."""
+    if output_dtype == 0:
+        return np.int8 if zps is not None and zps.dtype == np.int8 else np.uint8
+    return {2: np.uint8, 3: np.int8}[output_dtype]
+
+
+# What the operators are compared with: ONNX Runtime's own, or NumPy where there is none
+
+
+def spread(parameters: Array, shape: Shape, axis: int = 0, block: int = 0) -> Array:
+    """The parameter of every element: one for all, one for each index along `axis`, or one for each group."""
+    if parameters.size == 1:
+        return np.broadcast_to(parameters.reshape(()), shape)
+    if parameters.ndim == 1 and len(shape) > 0 and parameters.size == shape[axis]:
+        return np.broadcast_to(
+            parameters.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))]), shape
+        )
+    for i, length in enumerate(shape):
+        size = block if block and i == axis % len(shape) else length // max(1, parameters.shape[i])
+        parameters = np.repeat(parameters, size, i).take(range(length), i)
+    return parameters
+
+
+def numpy_quantize(src: Array, scales: Array, zps: Array, dtype: Any) -> Array:
+    """saturate(round(src / scales) + zps), parameters spread. The sum is exact in double unless far beyond any code."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    with np.errstate(all="ignore"):
+        rounded = np.rint(src / scales).astype(np.float64)
+        return np.where(np.isnan(rounded), low, np.clip(rounded + zps, low, high)).astype(dtype)
+
+
+def numpy_dequantize(src: Array, scales: Array, zps: Array) -> Array:
+    """(src - zps) * scales, parameters spread."""
+    with np.errstate(all="ignore"):
+        return np.asarray((src.astype(np.int64) - zps).astype(np.float32) * scales)
+
+
+def expected_quantize(
+    src: Array, scales: Array, zps: Array | None, dtype: Any, *, axis: int = 0, block: int = 0, groups: bool = False
+) -> Array:
+    """QuantizeLinear's answer; NumPy's where ONNX Runtime has none, or has one that wraps (blocks, not last axis)."""
+    whole = spread(scales, src.shape, axis, block), spread(_or_zero(zps, dtype), src.shape, axis, block)
+    if groups or _stock_lacks(src, scales, zps, dtype, block):
+        return numpy_quantize(src, *whole, dtype)
+    stock = _run_stock("QuantizeLinear", src, scales, _or_zero(zps, dtype), dtype, axis, block)
+    if not block or axis % src.ndim == src.ndim - 1:
+        return stock
+    with np.errstate(all="ignore"):
+        fits = np.abs(src / whole[0]) < 2.0**30
+    return np.where(fits, stock, numpy_quantize(src, *whole, dtype))
+
+
+def expected_dequantize(
+    src: Array, scales: Array, zps: Array | None, *, axis: int = 0, block: int = 0, groups: bool = False
+) -> Array:
+    """DequantizeLinear's answer; NumPy's where ONNX Runtime has none."""
+    if groups or _stock_lacks(src, scales, zps, src.dtype, block):
+        zps = _or_zero(zps, src.dtype)
+        return numpy_dequantize(src, *(spread(p, src.shape, axis, block) for p in (scales, zps)))
+    return _run_stock("DequantizeLinear", src, scales, _or_zero(zps, src.dtype), np.float32, axis, block)
+
+
+def _stock_lacks(src: Array, scales: Array, zps: Array | None, codes: Any, block: int) -> bool:
+    """Zero points of another type; blocks of one element of rank 1. Blocks of nothing crash ONNX Runtime 1.31.1."""
+    return (zps is not None and zps.dtype != codes) or (block > 0 and (src.size == 0 or scales.shape == (1,)))
+
+
+def _or_zero(zps: Array | None, dtype: Any) -> Array:
+    return np.zeros((), dtype) if zps is None else zps
+
+
+def _run_stock(op: str, src: Array, scales: Array, zps: Array, output: Any, axis: int, block: int) -> Array:
+    zps = np.ascontiguousarray(np.broadcast_to(zps.reshape(()), scales.shape) if zps.size == 1 else zps)
+    return _run_node(
+        "stock", op, [src, scales, zps.reshape(scales.shape)], output, {"axis": axis, "block_size": block}, 1
+    )
+
+
+def assert_same(actual: Array, expected: Array, src: Array | None = None) -> None:
+    """The same type, shape and bits; NaN is NaN by its bits, and 0.0 is not -0.0."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    bits = f"u{actual.itemsize}" if actual.dtype.kind == "f" else actual.dtype
+    wrong = np.asarray(actual).view(bits) != np.asarray(expected).view(bits)
+    if np.any(wrong):
+        at = tuple(np.argwhere(wrong)[0])
+        cause = "" if src is None else f" of src {src[at]!r}"
+        raise AssertionError(
+            f"{np.count_nonzero(wrong)} of {actual.size} differ, first at {tuple(map(int, at))}: "
+            f"{actual[at]!r}{cause}, expected {expected[at]!r}"
+        )
+
+
+# Data
+
+_ENDS_OF_FLOAT = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1.1754944e-38, 3.4028235e38]
+_BEYOND_CODES = [-3.4028235e38, 1e30, -1e30, 2147483648.0, -2147483904.0, 8388608.0, -8388609.0, 4194304.0, -4194304.5]
+SPECIALS = np.array([*_ENDS_OF_FLOAT, *_BEYOND_CODES], np.float32)
+# Plain ones; the ends of what is computed without the divider; the mantissa that is hardest for a reciprocal.
+SCALES = np.array([1.0, 0.1, 2.0**-7, 0.0037, 1.9999999, 2.0**-60, 2.0**-61, 2.0**60, 2.0**61, -0.1, -1.0], np.float32)
+SPECIAL_SCALES = np.array([1e-40, 1e-45, 1.1754944e-38, 3e38, 0.0, -0.0, np.inf, -np.inf, np.nan, -1e-40], np.float32)
+
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_STEPS = [sign * (power + step) for sign in (-1, 1) for power in (2**22, 2**23, 2**24, 2**30) for step in (-1, 0, 1)]
+_ENDS = [_INT32_MIN, _INT32_MIN + 1, _INT32_MIN + 128, _INT32_MAX - 127, _INT32_MAX - 1, _INT32_MAX]
+S32_ZPS = np.array([*_ENDS, *_STEPS, 0, -1, 1, 128, -128, 300], np.int32)
+
+
+def random_scales(rng: np.random.Generator, shape: Shape, special: float = 0.2) -> Array:
+    """Powers of two, which make exact ties, others, and every other time a share of special ones.
+
+    One special scale may take all of its neighbours off the fast path, so there must be tensors without any.
+    """
+    special *= rng.random() < 0.5
+    powers = 2.0 ** rng.integers(-8, 5, shape)
+    others = 10.0 ** rng.uniform(-4, 1, shape) * rng.choice([1, 1, 1, -1], shape)
+    scales = np.where(rng.random(shape) < 0.5, powers, others).astype(np.float32)
+    chosen = rng.choice(np.concatenate([SCALES, SPECIAL_SCALES]), shape)
+    return np.where(rng.random(shape) < special, chosen, scales).astype(np.float32)
+
+
+def random_zps(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array | None:
+    """Of the whole range; 32-bit ones every other time all small, as most are, else half of them."""
+    if dtype is None:
+        return None
+    if dtype == np.int32:
+        small = rng.integers(-300, 300, shape)
+        return np.where(rng.random(shape) < rng.choice([0, 0.5]), rng.choice(S32_ZPS, shape), small).astype(np.int32)
+    return random_codes(rng, shape, dtype)
+
+
+def random_codes(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
+    """8-bit integers of the whole range."""
+    return np.asarray(rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape)).astype(dtype)
+
+
+def tie_dense(rng: np.random.Generator, scales: Array, zps: Array, dtype: Any) -> Array:
+    """(k + 0.5) * scale and its neighbours by one and two units in the last place, for codes k and a few beyond.
+
+    One element in 16 is special. Parameters are spread: they have the shape of the result.
+    """
+    shape = scales.shape
+    k = rng.integers(np.iinfo(dtype).min - 3, np.iinfo(dtype).max + 4, shape) - zps.astype(np.float64)
+    with np.errstate(all="ignore"):
+        x = np.asarray((k + 0.5) * scales.astype(np.float64)).astype(np.float32)
+        x = np.where(np.isfinite(scales) & (scales != 0), x, rng.normal(0, 10, shape)).astype(np.float32)
+        ulps = rng.integers(-2, 3, shape)
+        for step in (1, 2):
+            x = np.where(
+                np.abs(ulps) >= step, np.nextafter(x, np.float32(np.inf) * np.sign(ulps).astype(np.float32)), x
+            )
+    return np.where(rng.random(shape) < 1 / 16, rng.choice(SPECIALS, shape), x).astype(np.float32)

@@ -1,0 +1,134 @@
+"""The ONNX backend suite's node tests of the quantization operators, rewritten: its answers bit for bit.
+
+The onnx package generates them for its own newest opset, which ONNX Runtime may not know yet: a node that means the
+same in an earlier opset is taken to the newest one that this ONNX Runtime loads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+
+from ort_dynq.rewriter import rewrite
+
+OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+
+# Float32 and 8 bits: what the plugin has operators for. All of these became them.
+REWRITTEN = {
+    "test_quantizelinear": "DynamicQuantize",
+    "test_quantizelinear_axis": "DynamicQuantize",
+    "test_quantizelinear_blocked_asymmetric": "DynamicQuantize",
+    "test_dequantizelinear": "DynamicDequantize",
+    "test_dequantizelinear_axis": "DynamicDequantize",
+    "test_dequantizelinear_blocked": "DynamicDequantize",
+}
+# The function body of DynamicQuantizeLinear: the operator depends on how much of the chain the rewriter takes.
+EXPANDED = {f"test_dynamicquantizelinear{suffix}_expanded" for suffix in ("", "_max_adjusted", "_min_adjusted")}
+# One fused kernel already, not a chain.
+FUSED = {f"test_dynamicquantizelinear{suffix}" for suffix in ("", "_max_adjusted", "_min_adjusted")}
+
+
+def collect() -> dict[str, Any]:
+    """The suite's cases, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the modules compute their answers when they are imported
+        from onnx.backend.test.case import node
+
+        for operator in OPERATORS:
+            importlib.import_module(f"{node.__name__}.{operator.lower()}")
+        known = {case.name: case for case in node._NodeTestCases}
+    return {name: case for name, case in known.items() if "quantizelinear" in name}
+
+
+CASES = collect()
+LEFT = sorted(CASES.keys() - REWRITTEN - EXPANDED - FUSED)
+
+
+def test_nothing_is_missing() -> None:
+    assert CASES.keys() >= REWRITTEN.keys() | EXPANDED | FUSED
+    assert len(LEFT) >= 16, LEFT
+
+
+def elements(model: onnx.ModelProto) -> set[int]:
+    values = (*model.graph.input, *model.graph.output)
+    return {value.type.tensor_type.elem_type for value in values}
+
+
+def test_every_float32_8_bit_case_is_listed() -> None:
+    """What is left is left for its types."""
+    known = {onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, onnx.TensorProto.INT8}
+    assert [name for name in LEFT if elements(CASES[name].model) <= known] == []
+    assert [name for name in REWRITTEN if not elements(CASES[name].model) <= known] == []
+
+
+def loadable(case: Any) -> onnx.ModelProto:
+    """The case's model in the newest opset that ONNX Runtime loads it in; skips where there is none."""
+    newest = case.model.opset_import[0].version
+    error: Exception | None = None
+    for opset in range(newest, 9, -1):
+        model = onnx.ModelProto()
+        model.CopyFrom(case.model)
+        model.opset_import[0].version = opset
+        model.ir_version = min(model.ir_version, 10)
+        try:
+            onnx.checker.check_model(model, full_check=True)
+            stock_session(model)
+        except Exception as reason:
+            error = reason
+        else:
+            return model
+    pytest.skip(f"ONNX Runtime {ort.__version__} does not load {case.name} in any opset: {error}")
+
+
+def check(case: Any, model: onnx.ModelProto, backend: str) -> None:
+    """With the plugin and without it, the recorded outputs."""
+    assert case.data_sets
+    names = [value.name for value in model.graph.input]
+    for inputs, outputs in case.data_sets:
+        feeds: dict[str, Array] = dict(zip(names, map(np.asarray, inputs), strict=True))
+        for session in (make_session(model, backend), stock_session(model)):
+            for actual, expected in zip(session.run(None, feeds), outputs, strict=True):
+                assert_same(np.asarray(actual), np.asarray(expected))
+
+
+@pytest.mark.parametrize("name", [*REWRITTEN, *sorted(EXPANDED)])
+def test_rewritten(isa: str, backend: str, name: str) -> None:
+    case = CASES[name]
+    original = loadable(case)
+    result = rewrite(original)
+    model = result.to_proto()
+    operators = [node.op_type for node in model.graph.node if node.domain == "ort_dynq"]
+    assert operators == [REWRITTEN[name]] if name in REWRITTEN else operators
+    assert not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
+    assert result.report.left == []
+    onnx.checker.check_model(model, full_check=True)
+    check(case, model, backend)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_for_its_types(name: str) -> None:
+    """Float16, 16, 4 and 2 bits, float8 and float4: untouched, and the report says why."""
+    case = CASES[name]
+    result = rewrite(case.model)
+    assert result.report.rewritten == []
+    (finding,) = result.report.left
+    assert "expected" in finding.reason or "output_dtype" in finding.reason
+    assert [node.SerializeToString() for node in result.to_proto().graph.node] == [
+        node.SerializeToString() for node in case.model.graph.node
+    ]
+    assert not result.to_proto().functions
+
+
+@pytest.mark.parametrize("name", sorted(FUSED))
+def test_fused_kernels_stay(backend: str, name: str) -> None:
+    case = CASES[name]
+    model = rewrite(loadable(case)).to_proto()
+    assert [node.op_type for node in model.graph.node] == ["DynamicQuantizeLinear"]
+    check(case, model, backend)

@@ -1,0 +1,333 @@
+"""The command line: exit statuses, last lines, JSON, one line for every mistake, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import onnx
+import pytest
+
+import ort_dynq
+from ort_dynq import cli
+
+MODELS = Path(__file__).parent.parent / "models"
+ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder: model.onnx, wrong.onnx, whose scale is one unit in the last place larger, and x.npy."""
+    monkeypatch.chdir(tmp_path)
+    for name, factor in (("model", np.float32(0.1)), ("wrong", np.nextafter(np.float32(0.1), np.float32(1)))):
+        model = helpers.parse(
+            "float[batch, 4] x",
+            "float[batch, 4] y, int8[batch, 4] codes",
+            f"""factor = Constant<value = float {{{factor:.12}}}>()
+                zero = Constant<value = int8 {{0}}>()
+                high = ReduceMax<keepdims = 0>(x)
+                scale = Mul(high, factor)
+                codes = QuantizeLinear(x, scale, zero)
+                y = DequantizeLinear(codes, scale, zero)""",
+            opset=17,
+        )
+        del model.opset_import[1]
+        onnx.save(model, f"{name}.onnx")
+    np.save("x.npy", np.arange(1, 9, dtype=np.float32).reshape(2, 4))
+    return tmp_path
+
+
+def run(*arguments: str | Path, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """``python -m ort_dynq``, of the package that the tests themselves import."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parent.parent)}
+    command = [sys.executable, "-m", "ort_dynq", *map(str, arguments)]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
+    assert cli.main([*arguments, "--json"]) == status
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+# As a program
+
+
+def test_rewrite_and_verify_as_a_program(tmp_path: Path) -> None:
+    target = tmp_path / "fast.onnx"
+    done = run("rewrite", ENCODER, "-o", target, "--verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "PASSED"
+    assert f"{target} is written" in lines
+    assert "24 dynamic quantization chains to rewrite, 8 to leave" in lines[0]
+    assert any(line.split() == ["QuantizeLinear", "16", "0"] for line in lines)
+    assert any(line.split()[:2] == ["16", "QuantizeLinear"] for line in lines)
+    assert any("fuses" in line and line.split()[:2] == ["8", "DequantizeLinear"] for line in lines)
+    assert "\x1b" not in done.stdout
+    onnx.checker.check_model(onnx.load(target), full_check=True)
+
+    again = run("verify", ENCODER, target)
+    assert (again.returncode, again.stderr, again.stdout.splitlines()[-1]) == (0, "", "PASSED")
+
+
+def test_a_mistake_as_a_program(tmp_path: Path) -> None:
+    failed = run("rewrite", tmp_path / "missing.onnx", "-o", tmp_path / "fast.onnx")
+    assert failed.returncode == 2
+    assert failed.stdout == ""
+    assert failed.stderr == f"ort-dynq: error: there is no file {tmp_path / 'missing.onnx'}\n"
+
+
+def test_a_failed_verification_as_a_program(folder: Path) -> None:
+    failed = run("verify", "model.onnx", "wrong.onnx")
+    assert (failed.returncode, failed.stderr, failed.stdout.splitlines()[-1]) == (1, "", "FAILED")
+
+
+def test_onnxruntime_is_silent(folder: Path) -> None:
+    """It logs what goes wrong on its own to stderr, where one line is promised."""
+    model = helpers.parse("float[batch, 4] x", "float[3, 3] y", "s = Constant<value_ints = [3, 3]>() y = Reshape(x, s)")
+    onnx.save(model, "fixed.onnx")
+    failed = run("verify", "fixed.onnx", "fixed.onnx")
+    assert failed.returncode == 2
+    assert len(failed.stderr.splitlines()) == 1
+    assert "assumed --shape x=2x4; give other shapes so" in failed.stderr
+
+
+def test_external_data(folder: Path) -> None:
+    """The rewritten model is verified with them before it is written, and they are written with it."""
+    model = helpers.parse(
+        "float[2, 5] x, float s",
+        "float[2, 5] product, int8[2, 5] codes",
+        "zero = Constant<value = int8 {0}>() product = Mul(x, weights) codes = QuantizeLinear(product, s, zero)",
+    )
+    del model.opset_import[1]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(5, dtype=np.float32), "weights"))
+    onnx.save(model, "large.onnx", save_as_external_data=True, location="large.data", size_threshold=0)
+    Path("elsewhere").mkdir()
+    done = run("rewrite", "large.onnx", "-o", "elsewhere/fast.onnx", "--verify")
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "PASSED")
+    assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["fast.onnx", "large.data"]
+    assert run("verify", "large.onnx", "elsewhere/fast.onnx").returncode == 0
+
+
+def test_a_reader_that_goes_away(folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stopped = run("inspect", "model.onnx", stdout=writing)
+    os.close(writing)
+    assert (stopped.returncode, stopped.stderr) == (141, "")
+
+
+def test_start_is_light() -> None:
+    code = "import sys; from ort_dynq import cli; print({'numpy', 'onnx', 'onnxruntime', 'rich'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+# The commands
+
+
+def test_rewrite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", "--shape", "x=3x4")
+    assert data["output"] == "fast.onnx"
+    assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize"]
+    assert data["left"] == []
+    assert data["after"]["ort_dynq.DynamicQuantize"] == data["before"]["QuantizeLinear"] == 1
+    assert data["verification"]["passed"] is True
+    assert data["verification"]["inputs"][0]["shape"] == [3, 4]
+    assert ort_dynq.verify("model.onnx", "fast.onnx").passed
+    assert sorted(path.name for path in folder.iterdir()) == ["fast.onnx", "model.onnx", "wrong.onnx", "x.npy"]
+
+
+def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")["verification"] is None
+    assert cli.main(["rewrite", "fast.onnx", "-o", "again.onnx"]) == 0
+    text = capsys.readouterr().out
+    assert "0 dynamic quantization chains to rewrite" in text
+    assert text.splitlines()[-1] == "again.onnx is written"
+
+
+def test_rewrite_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("model.onnx").read_bytes()
+    Path("link.onnx").symlink_to("model.onnx")
+    for same in ("model.onnx", "./model.onnx", "link.onnx"):
+        assert cli.main(["rewrite", "model.onnx", "-o", same]) == 2
+        assert (
+            capsys.readouterr().err
+            == f"ort-dynq: error: {Path(same)} is the input itself; give --force to overwrite it\n"
+        )
+    assert Path("model.onnx").read_bytes() == before
+    assert cli.main(["rewrite", "model.onnx", "-o", "model.onnx", "--force", "--verify"]) == 0
+    assert Path("model.onnx").read_bytes() != before
+
+
+def test_a_rewrite_that_fails_verification_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ort_dynq import rewriter
+
+    result = rewriter.rewrite("wrong.onnx")
+    monkeypatch.setattr(rewriter, "rewrite", lambda _: result)
+    before = sorted(folder.iterdir())
+    assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx", "--verify"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "FAILED"
+    assert "fast.onnx is not written" in lines
+    assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", status=1)["output"] is None
+    assert sorted(folder.iterdir()) == before
+
+
+def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "inspect", str(ENCODER))
+    assert (len(data["rewritten"]), len(data["left"])) == (24, 8)
+    assert cli.main(["inspect", str(ENCODER)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{ENCODER}: 24 dynamic quantization chains to rewrite, 8 to leave"
+    assert lines[1].split() == ["graph", "node", "operator", "becomes"]
+    assert len(lines) == 2 + 32  # one line a chain, however long, where there is no terminal
+    assert sum("left: ONNX Runtime fuses" in line for line in lines) == 8
+
+
+def test_inspect_takes_names_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither markup nor what a terminal would act on, nor line breaks."""
+    model = onnx.load("model.onnx")
+    model.graph.node[4].name = "[bold]a[/bold] :smile: \x1b[31m\nnext"
+    onnx.save(model, "named.onnx")
+    assert cli.main(["inspect", "named.onnx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert r"[bold]a[/bold] :smile: \x1b[31m next" in lines[2]
+
+
+def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "model.onnx", "model.onnx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == ("input x: float32 2x4, generated, seed 0; assumed batch = 2: set it with --shape x=2x4")
+    assert lines[-1] == "PASSED"
+    data = run_json(capsys, "verify", "model.onnx", "model.onnx", "--seed", "7", "--shape", "x=5x4")
+    assert (data["seed"], data["inputs"][0]["shape"], data["inputs"][0]["assumed"]) == (7, [5, 4], {})
+
+
+def test_verify_finds_the_first_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against NumPy on the outputs of both."""
+    data = run_json(capsys, "verify", "model.onnx", "wrong.onnx", "--input", "x=x.npy", status=1)
+    y, codes = data["outputs"]
+    session = helpers.stock_session(onnx.load("model.onnx")), helpers.stock_session(onnx.load("wrong.onnx"))
+    a, b = (each.run(None, {"x": np.load("x.npy")}) for each in session)
+    differing = np.argwhere(a[0] != b[0])
+    assert data["passed"] is False
+    assert codes["differing"] == np.count_nonzero(a[1] != b[1])
+    assert y["differing"] == len(differing) > 0
+    first = tuple(differing[0])
+    assert y["first"] == {"index": [int(i) for i in first], "a": float(a[0][first]), "b": float(b[0][first])}
+    assert y["max_ulp"] == np.max(np.abs(a[0].view(np.int32) - b[0].view(np.int32)))
+
+    assert cli.main(["verify", "model.onnx", "wrong.onnx", "--input", "x=x.npy"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "input x: float32 2x4, given"
+    assert lines[-1] == "FAILED"
+    assert any(f"{[int(i) for i in first]}: A {a[0][first]!s}, B {b[0][first]!s}" in line for line in lines)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([command.name, "--help"])
+        assert stopped.value.code == 0
+        assert f"example: ort-dynq {command.name} " in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"ort-dynq {ort_dynq.__version__}\n"
+
+
+def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ort_dynq.rewriter.rewrite", interrupted)
+    assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "required: COMMAND (see ort-dynq --help)"),
+        ("nonsense", "invalid choice: 'nonsense'"),
+        ("rewrite model.onnx", "required: -o/--output (see ort-dynq rewrite --help)"),
+        ("rewrite missing.onnx -o fast.onnx", "there is no file missing.onnx"),
+        ("rewrite text.onnx -o fast.onnx", "text.onnx is not an ONNX model"),
+        ("rewrite truncated.onnx -o fast.onnx", "truncated.onnx is not an ONNX model"),
+        ("rewrite empty.onnx -o fast.onnx", "empty.onnx is not an ONNX model"),
+        ("rewrite . -o fast.onnx", ". is not an ONNX model"),
+        ("rewrite model.onnx -o nowhere/fast.onnx", "there is no folder nowhere to write fast.onnx in"),
+        ("rewrite model.onnx -o .", ". is a folder; -o takes the name of a file"),
+        ("rewrite model.onnx -o model.onnx", "model.onnx is the input itself; give --force to overwrite it"),
+        ("rewrite model.onnx -o fast.onnx --verify --shape x=5x5", "x has shape [5, 5], expected [batch, 4]"),
+        ("inspect missing.onnx", "there is no file missing.onnx"),
+        ("inspect text.onnx", "text.onnx is not an ONNX model"),
+        ("verify model.onnx", "required: B"),
+        ("verify missing.onnx model.onnx", "A (missing.onnx) is not a file"),
+        ("verify model.onnx missing.onnx", "B (missing.onnx) is not a file"),
+        ("verify text.onnx model.onnx", "A (text.onnx) is not an ONNX model"),
+        ("verify model.onnx truncated.onnx", "B (truncated.onnx) is not an ONNX model"),
+        ("verify model.onnx empty.onnx", "B (empty.onnx) is empty"),
+        ("verify model.onnx model.onnx --shape x=2xtwo", "--shape x=2xtwo is not of the form NAME=1x128x768"),
+        ("verify model.onnx model.onnx --shape 2x4", "--shape 2x4 is not of the form NAME=1x128x768"),
+        ("verify model.onnx model.onnx --shape x=-2x4", "--shape x=-2x4 is not of the form NAME=1x128x768"),
+        ("verify model.onnx model.onnx --shape z=2x4", "the model has no input z; it has x"),
+        ("verify model.onnx model.onnx --shape x=2x5", "x has shape [2, 5], expected [batch, 4]"),
+        ("verify model.onnx model.onnx --input z=x.npy", "the model has no input z; it has x"),
+        ("verify model.onnx model.onnx --input x", "--input x is not of the form NAME=FILE.npy"),
+        ("verify model.onnx model.onnx --input x=none.npy", "there is no file none.npy"),
+        ("verify model.onnx model.onnx --input x=text.onnx", "text.onnx is not a .npy file"),
+        ("verify model.onnx model.onnx --input x=several.npz", "several.npz holds several arrays"),
+        ("verify model.onnx model.onnx --input x=double.npy", "the input x is float64, expected float32"),
+        ("verify model.onnx model.onnx --seed -1", "argument --seed"),
+        ("verify model.onnx model.onnx --seed x", "x is not a number from 0 on"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_mistakes(
+    arguments: str, message: str, as_json: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Path("model.onnx").read_bytes()
+    Path("truncated.onnx").write_bytes(whole[: len(whole) * 2 // 3])
+    Path("text.onnx").write_text("This is not a model.\n" * 9)
+    Path("empty.onnx").touch()
+    np.savez("several.npz", a=np.zeros(1))
+    np.save("double.npy", np.zeros((2, 4)))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert cli.main([*arguments.split(), *(["--json"] if as_json else [])]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ort-dynq: error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at the last moment: as if a file could not be moved to its place."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refuse)
+    before = sorted(folder.iterdir())
+    assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx"]) == 2
+    assert capsys.readouterr().err == "ort-dynq: error: fast.onnx cannot be written: No space left on device\n"
+    assert sorted(folder.iterdir()) == before

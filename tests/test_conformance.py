@@ -1,0 +1,251 @@
+"""Every model in models/, rewritten, gives its recorded outputs bit for bit, with the plugin and without it."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import numpy_helper
+
+from ort_dynq import kernels
+from ort_dynq.rewriter import Result, rewrite
+
+MODELS = Path(__file__).parents[1] / "models"
+
+# What each model must have after the rewrite, in the main graph, subgraphs and its own functions together.
+PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
+EXPECTED: dict[str, dict[str, int]] = {
+    "blocked_group": PAIR,
+    "blocked_token": PAIR,
+    "channel_sigmoid": PAIR,
+    "compressed_tensors_asymmetric": {},
+    "compressed_tensors_symmetric": {},
+    "compressed_tensors_symmetric_static": {},
+    "dynamic_quantize_dequantize": {},
+    "dynamic_quantize_expanded": PAIR,
+    "function_in_branch": PAIR,
+    "functions": {},
+    "integer_token_s8": {},
+    "integer_token_u8": {},
+    "kv_cache_float_bias": {},
+    "ort_dynamic": {},
+    "ort_dynamic_channel": {},
+    "ort_dynamic_conv": {},
+    "ort_int8": {"ort_dynq.DynamicQuantize": 2},
+    "ort_int8_negative": {"ort_dynq.DynamicQuantize": 2},
+    "ort_uint8_opset10": {"ort_dynq.DynamicQuantize": 2},
+    "row_square": PAIR,
+    "row_zero_point": PAIR,
+    "tf2onnx_channel_last": PAIR,
+    "tf2onnx_channel_last_unsigned": PAIR,
+    "tf2onnx_tensor": PAIR,
+    "token_float16_glue": {},
+    "token_reshaped_gemm": {},
+    "torch_bitnet": {},
+    "torch_bitnet_inference": {},
+    "torch_channel_first": PAIR,
+    "torch_channel_last": PAIR,
+    "torch_channel_middle": PAIR,
+    "torch_conv_u8": {"ort_dynq.DynamicQuantize": 5, "ort_dynq.DynamicDequantize": 5},
+    "torch_encoder_s8": {"ort_dynq.DynamicQuantize": 8, "ort_dynq.DynamicDequantize": 8},
+    "torch_encoder_u8": {"ort_dynq.DynamicQuantize": 16, "ort_dynq.DynamicDequantize": 8},
+    "torch_group": {},
+    "torch_if": PAIR,
+    "torch_kv_cache": {},
+    "torch_lsq_constant": {},
+    "torch_tensor_s8_asymmetric": PAIR,
+    "torch_tensor_u8": PAIR,
+    "torch_token": {},
+    "torch_token_asymmetric": {},
+    "torch_token_deferred": {},
+    "torch_token_float16": {},
+    "torch_token_int8": {},
+    "torch_token_smoothquant": {},
+    "torchao_8da8w": {},
+    "torchao_8da8w_opset18": {},
+    "torchao_qat": {},
+    "torchao_qat_8da4w": {},
+    "torchscript_bitnet": {},
+    "torchscript_channel_last": PAIR,
+    "torchscript_loop": PAIR,
+    "torchscript_tensor_u8": PAIR,
+    "torchscript_token": {},
+    "torchscript_token_int8": {},
+    "torchscript_token_smoothquant": {},
+}
+
+FOLDERS = sorted(path.parent.name for path in MODELS.glob("*/model.onnx"))
+models = pytest.mark.parametrize("name", FOLDERS)
+
+
+def test_models_are_there() -> None:
+    assert len(FOLDERS) >= 12
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 2_000_000
+    gone = EXPECTED.keys() - set(FOLDERS)
+    assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
+
+
+def load(name: str) -> onnx.ModelProto:
+    """The model, with metadata and doc strings that a rewrite must keep."""
+    model = onnx.load(MODELS / name / "model.onnx")
+    model.doc_string, model.graph.doc_string = "of the model", "of the graph"
+    model.metadata_props.add(key="ort_dynq test", value="kept")
+    for value in (*model.graph.input, *model.graph.output):
+        value.doc_string = f"of {value.name}"
+    return model
+
+
+@functools.cache
+def rewritten(name: str) -> tuple[Result, bytes]:
+    result = rewrite(load(name))
+    return result, result.to_proto().SerializeToString()
+
+
+def data_sets(name: str) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+    """Each data set's inputs and outputs by name."""
+    folders = sorted((MODELS / name).glob("test_data_set_*"))
+    assert folders
+    for folder in folders:
+        yield tensors(folder, "input"), tensors(folder, "output")
+
+
+def tensors(folder: Path, kind: str) -> dict[str, Array]:
+    files = sorted(folder.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem.rpartition("_")[2]))
+    assert [file.name for file in files] == [f"{kind}_{i}.pb" for i in range(len(files))]
+    protos = [onnx.TensorProto.FromString(file.read_bytes()) for file in files]
+    return {proto.name: numpy_helper.to_array(proto) for proto in protos}
+
+
+def graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from graphs(subgraph)
+
+
+def operators(model: onnx.ModelProto) -> dict[str, int]:
+    """How many of our operators the model calls, the bodies of our own functions left out."""
+    bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
+    return dict(
+        Counter(f"ort_dynq.{node.op_type}" for body in bodies for node in graphs(body) if node.domain == "ort_dynq")
+    )
+
+
+def check(session: Any, name: str) -> None:
+    """The outputs of the original model in ONNX Runtime as it comes, which are the recorded ones: see below."""
+    original = stock_session(load(name))
+    for inputs, outputs in data_sets(name):
+        assert list(outputs) == [output.name for output in session.get_outputs()]
+        for actual, expected in zip(session.run(None, inputs), original.run(None, inputs), strict=True):
+            assert_same(np.asarray(actual), np.asarray(expected))
+
+
+@models
+def test_with_the_plugin(isa: str, backend: str, name: str) -> None:
+    check(make_session(rewritten(name)[1], backend), name)
+
+
+@models
+def test_without_the_plugin(name: str) -> None:
+    check(stock_session(rewritten(name)[1]), name)
+
+
+@models
+def test_recorded_outputs(name: str) -> None:
+    """ONNX Runtime, as it comes, gives the recorded outputs; its float products differ between versions and CPUs."""
+    original = stock_session(load(name))
+    as_recorded = ort.__version__.startswith("1.31.") and "avx512" in kernels.supported_isas()
+    for inputs, outputs in data_sets(name):
+        actual = original.run(list(outputs), inputs)
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(actual, outputs.values(), strict=True))
+        if not (same or as_recorded):
+            pytest.skip(
+                f"onnxruntime {ort.__version__}, or this CPU, is not the one that recorded, and differs from it"
+            )
+        for array, expected in zip(actual, outputs.values(), strict=True):
+            assert_same(np.asarray(array), expected)
+
+
+@models
+def test_operators(name: str) -> None:
+    assert name in EXPECTED, f"models/{name} is new: say in EXPECTED, in {Path(__file__).name}, which operators it gets"
+    result, content = rewritten(name)
+    model = onnx.ModelProto.FromString(content)
+    assert operators(model) == EXPECTED[name]
+    assert (
+        Counter(f"ort_dynq.{finding.operator}" for finding in result.report.rewritten).keys() <= EXPECTED[name].keys()
+    )
+    assert all(finding.reason for finding in result.report.left)
+    assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == EXPECTED[name].keys()
+
+
+@models
+def test_is_valid(name: str) -> None:
+    onnx.checker.check_model(onnx.ModelProto.FromString(rewritten(name)[1]), full_check=True)
+
+
+@models
+def test_second_rewrite_changes_nothing(name: str) -> None:
+    content = rewritten(name)[1]
+    again = rewrite(onnx.ModelProto.FromString(content))
+    assert again.report.rewritten == []
+    assert again.to_proto().SerializeToString() == content
+
+
+@models
+def test_rewrite_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
+    model = load(name)
+    before = model.SerializeToString()
+    assert rewrite(model).to_proto().SerializeToString() == rewritten(name)[1]
+    assert model.SerializeToString() == before
+
+
+@models
+def test_rewrite_of_a_file(name: str, tmp_path: Path) -> None:
+    path = MODELS / name / "model.onnx"
+    result = rewrite(path)
+    result.save(tmp_path / "fast.onnx")
+    saved = onnx.load(tmp_path / "fast.onnx")
+    assert saved.SerializeToString() == rewrite(onnx.load(path)).to_proto().SerializeToString()
+    assert [file.name for file in tmp_path.iterdir()] == ["fast.onnx"]
+
+
+@models
+def test_what_survives(name: str) -> None:
+    before, after = load(name), onnx.ModelProto.FromString(rewritten(name)[1])
+    for kind in ("input", "output"):
+        values = [list(getattr(model.graph, kind)) for model in (before, after)]
+        assert [value.name for value in values[0]] == [value.name for value in values[1]]
+        assert [value.type for value in values[0]] == [value.type for value in values[1]]
+        assert [value.doc_string for value in values[0]] == [value.doc_string for value in values[1]]
+    assert (after.doc_string, after.graph.doc_string) == ("of the model", "of the graph")
+    assert after.graph.name == before.graph.name
+    assert (after.producer_name, after.producer_version) == (before.producer_name, before.producer_version)
+    kept = {entry.key: entry.value for entry in after.metadata_props}
+    assert {entry.key: entry.value for entry in before.metadata_props}.items() <= kept.items()
+    assert after.ir_version >= before.ir_version
+    standard = [
+        {o.domain: o.version for o in model.opset_import if o.domain != "ort_dynq"} for model in (before, after)
+    ]
+    assert standard[0] == standard[1]
+    ours = {function.name for function in before.functions}
+    assert ours <= {function.name for function in after.functions}
+
+
+@models
+def test_default_optimisations(backend: str, name: str) -> None:
+    """ONNX Runtime's fusions round otherwise, so only that it loads, runs and gives outputs of these shapes."""
+    session = make_session(rewritten(name)[1], backend, optimised=True)
+    for inputs, outputs in data_sets(name):
+        for array, expected in zip(session.run(list(outputs), inputs), outputs.values(), strict=True):
+            assert np.asarray(array).dtype == expected.dtype
+            assert np.asarray(array).shape == expected.shape

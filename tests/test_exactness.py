@@ -1,0 +1,265 @@
+"""Every float there is: all 2^32 bit patterns through every instruction set, and every code with every zero point.
+
+The arithmetic `onnx` is compared with ONNX Runtime's QuantizeLinear. The arithmetic `onednn` is compared with
+ONNX Runtime's Mul by the reciprocal, Add, and QuantizeLinear with scale 1, which rounds and saturates: the same steps.
+Passes go through sessions, for their threads, in chunks that stay in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    S32_ZPS,
+    SPECIAL_SCALES,
+    Array,
+    assert_same,
+    dequantize,
+    expected_quantize,
+    make_session,
+    numpy_dequantize,
+    parse,
+    quantize,
+    random_scales,
+    stock_session,
+)
+
+from ort_dynq import kernels
+
+CHUNK = 1 << 21
+ALL = range(0, 1 << 32, CHUNK)
+
+REFERENCE = {
+    "onnx": "y = QuantizeLinear(x, s, z)",
+    "onednn": """one = Constant<value_float = 1.0>()
+                 reciprocal = Div(one, s)
+                 product = Mul(x, reciprocal)
+                 zp = Cast<to = 1>(z)
+                 sum = Add(product, zp)
+                 zero = Sub(z, z)
+                 y = QuantizeLinear(sum, one, zero)""",
+}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One scale and zero point, whose type is that of the codes."""
+
+    scale: float
+    zp: int
+    codes: str = "uint8"
+    arithmetic: str = "onnx"
+    portable: bool = False  # also every float through the portable kernels, several times slower
+
+    def __str__(self) -> str:
+        return f"{self.arithmetic}-{self.codes}-{self.scale:.9g}-{self.zp}"
+
+
+PASSES = (
+    Pass(0.1, 128, portable=True),
+    Pass(0.1, -3, "int8", portable=True),
+    Pass(2.0**-7, 127, "int8"),
+    Pass(1.9999999, 255),  # the mantissa for which a correctly rounded reciprocal is worst
+    Pass(1 / 3, 1, "int8"),
+    Pass(2.0**-60 * 1.1, 7),  # just inside, and outside, of what is computed without the divider
+    Pass(2.0**-61 * 1.1, 7),
+    Pass(2.0**60 / 1.1, -128, "int8"),
+    Pass(1e-40, 100),
+    Pass(3e38, 1, "int8"),
+    Pass(-0.1, 77),
+    Pass(0.1, 127, arithmetic="onednn", portable=True),
+    Pass(0.0037, -7, "int8", arithmetic="onednn"),
+    Pass(-1e-39, 3, "int8", arithmetic="onednn"),  # whose reciprocal is infinite or nearly so
+)
+
+
+class Passes:
+    """Both sessions of a pass on one buffer, which is filled with one chunk of floats after the other."""
+
+    def __init__(self, given: Pass) -> None:
+        self.bits = np.empty(CHUNK, np.uint32)
+        head = f"float[N] x, float s, {given.codes} z", f"{given.codes}[N] y"
+        ours = f'y = ort_dynq.DynamicQuantize<arithmetic = "{given.arithmetic}">(x, s, z)'
+        sessions = (
+            stock_session(parse(*head, REFERENCE[given.arithmetic]), threads=2),
+            make_session(parse(*head, ours), "native", threads=2),
+        )
+        self.outputs = tuple(np.empty(CHUNK, given.codes) for _ in sessions)
+        self.bound = []
+        for session, output in zip(sessions, self.outputs, strict=True):
+            binding = session.io_binding()
+            binding.bind_input("x", "cpu", 0, np.float32, [CHUNK], self.bits.ctypes.data)
+            binding.bind_cpu_input("s", np.array(given.scale, np.float32))
+            binding.bind_cpu_input("z", np.array(given.zp, given.codes))
+            binding.bind_output("y", "cpu", 0, output.dtype, [CHUNK], output.ctypes.data)
+            self.bound.append((session, binding))
+
+    def run(self, starts: Iterable[int], isas: Iterable[str]) -> int:
+        """Compares the chunks that begin at those bit patterns; how many codes the reference gave in all."""
+        expected, actual = self.outputs
+        seen = np.zeros(256, np.bool_)
+        self.bits[:] = np.arange(CHUNK, dtype=np.uint32)
+        for start in starts:
+            np.bitwise_xor(self.bits, (self.bits[0] ^ np.uint32(start)), out=self.bits)
+            self._run(0)
+            seen[expected.view(np.uint8)[:: 1 << 6]] = True
+            for isa in isas:
+                np.invert(expected, out=actual)  # so that what is not written is noticed
+                with kernels.use_isa(isa):
+                    self._run(1)
+                if not np.array_equal(actual.view(np.uint64), expected.view(np.uint64)):
+                    at = int(np.argmax(actual != expected))
+                    x = self.bits.view(np.float32)[at]
+                    raise AssertionError(
+                        f"{isa}: {x!r} ({self.bits[at]:#x}) gives {actual[at]}, expected {expected[at]}"
+                    )
+        return int(np.count_nonzero(seen))
+
+    def _run(self, which: int) -> None:
+        session, binding = self.bound[which]
+        session.run_with_iobinding(binding)
+
+
+def chunks_that_matter(scale: float) -> list[int]:
+    """Chunks of the binades in which codes change, next to them, and at the ends: denormals, infinities, NaN.
+
+    Quotients of magnitude below 2^-2 round to zero and those from 2^10 on saturate, whatever the zero point.
+    """
+    exponent = int(np.clip(np.floor(np.log2(np.abs(np.float64(scale)))) + 127, -24, 300))
+    binades = {b for b in range(exponent - 3, exponent + 11) if 0 <= b <= 255} | {0, 1, 2, 127, 253, 254, 255}
+    starts = [sign << 31 | binade << 23 for sign in (0, 1) for binade in sorted(binades)]
+    return [start + part for start in starts for part in range(0, 1 << 23, CHUNK)]
+
+
+@pytest.mark.parametrize("given", PASSES, ids=str)
+def test_all_floats(given: Pass) -> None:
+    """All 2^32 through the vectorised kernels; through the portable ones all, or those that matter."""
+    both = Passes(given)
+    vectorised = [isa for isa in kernels.supported_isas() if isa != "portable"]
+    everywhere = [*vectorised, "portable"] if given.portable else vectorised
+    if everywhere:
+        codes = both.run(ALL, everywhere)
+        assert codes == 256 or (given.scale in (3e38, 1e-40, -1e-39) and codes >= 2)
+    if not given.portable:
+        both.run(chunks_that_matter(given.scale), ["portable"])
+
+
+@pytest.mark.parametrize(
+    "scale", [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1.1754944e-38, 3.4028235e38, 2.0**61 / 1.1, 1.0], ids=str
+)
+@pytest.mark.parametrize("arithmetic", ["onnx", "onednn"])
+def test_special_scales(scale: float, arithmetic: str) -> None:
+    """One chunk in 64, the ends and, where there are any, the chunks in which codes change."""
+    starts = [*ALL[::64], *(sign | end for sign in (0, 1 << 31) for end in (0, 0x7F000000, 0x7F800000, 0x7FC00000))]
+    if np.isfinite(scale) and scale != 0:
+        starts += chunks_that_matter(scale)
+    Passes(Pass(scale, 5, "int8", arithmetic)).run(starts, kernels.supported_isas())
+
+
+@pytest.mark.parametrize("codes", [np.uint8, np.int8])
+@pytest.mark.parametrize("exponents", [(-10, 3), (-59, 59), (-126, 118)], ids=str)
+def test_ties_of_many_scales(isa: str, backend: str, codes: Any, exponents: tuple[int, int]) -> None:
+    """Every tie and its float neighbours for 4096 scales of all mantissas: per row, per column.
+
+    Only where all exponents are moderate are quotients computed without the divider.
+    """
+    rng = np.random.default_rng(0)
+    scales = ((1 + rng.random(4096)) * 2.0 ** rng.integers(*exponents, 4096)).astype(np.float32)
+    ties = (np.arange(np.iinfo(codes).min - 1, np.iinfo(codes).max + 2) + 0.5)[:, np.newaxis]
+    near = (ties * scales).astype(np.float32)
+    src = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))])
+    rows = np.ascontiguousarray(src.T)
+    zps = np.zeros(4096, codes)
+    expected = expected_quantize(rows, scales, zps, codes, axis=0)
+    assert_same(quantize(backend, rows, scales, zps, qtype="per_channel", axis=0), expected, rows)
+    assert_same(quantize(backend, src, scales, zps, qtype="per_channel", axis=1), np.ascontiguousarray(expected.T), src)
+
+
+# s32 zero points
+
+
+@pytest.mark.parametrize("codes", ["uint8", "int8"])
+def test_quantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
+    """Against Python's integers: quotients that reach the codes from the far ends, never wrapping."""
+    low, high = np.iinfo(codes).min, np.iinfo(codes).max
+    for scale in (1.0, 0.25, 3.0):
+        for zp in map(int, S32_ZPS):
+            # Floats around the quotients that give codes; far from zero they are sparse.
+            wanted = np.arange(low - 3, high + 4, dtype=np.float64) - zp
+            src = np.concatenate([(wanted + half) * scale for half in (0, 0.5, -0.5)]).astype(np.float32)
+            src = np.concatenate([src, np.nextafter(src, np.float32(np.inf)), np.nextafter(src, np.float32(-np.inf))])
+            src = np.concatenate([src, np.float32([2.0**31, -(2.0**31), 2.0**32, 1e38, -1e38, 0.0, np.inf, -np.inf])])
+            with np.errstate(over="ignore"):
+                quotients = (src / np.float32(scale)).tolist()
+            exact = [q if abs(q) == np.inf else round(q) + zp for q in quotients]
+            expected = np.array([int(min(max(value, low), high)) for value in exact], codes)
+            actual = quantize(
+                backend,
+                src,
+                np.float32([scale]),
+                np.array([zp], np.int32),
+                output_dtype={"uint8": 2, "int8": 3}[codes],
+            )
+            assert_same(actual, expected, src)
+
+
+# Dequantize
+
+
+@pytest.mark.parametrize("codes", ["uint8", "int8"])
+@pytest.mark.parametrize("scale", [0.1, 1.9999999, -0.0037, 3e38, *SPECIAL_SCALES], ids=str)
+def test_dequantize_every_code_and_zero_point(isa: str, backend: str, codes: str, scale: float) -> None:
+    """256 codes x 256 zero points: per channel along both axes against DequantizeLinear along the first."""
+    every = np.arange(256, dtype=np.uint8).view(codes)
+    src = np.ascontiguousarray(np.broadcast_to(every, (256, 256)))
+    scales = np.full(256, scale, np.float32)
+    stock = stock_session(
+        parse(f"{codes}[A, B] x, float[A] s, {codes}[A] z", "float[A, B] y", "y = DequantizeLinear<axis = 0>(x, s, z)")
+    )
+    expected = stock.run(None, {"x": src, "s": scales, "z": every})[0]
+    assert len(np.unique(expected)) >= 511 or scale in SPECIAL_SCALES or scale == 3e38 or scale != scale
+    assert_same(dequantize(backend, src, scales, every, qtype="per_channel", axis=0), expected, src)
+    turned = np.ascontiguousarray(src.T)
+    assert_same(dequantize(backend, turned, scales, every, qtype="per_channel", axis=1), expected.T.copy(), turned)
+    for zp in every[::15]:
+        actual = dequantize(backend, every, scales[:1], np.array([zp]))
+        assert_same(actual, expected[np.flatnonzero(every == zp)[0]], every)
+
+
+@pytest.mark.parametrize("codes", ["uint8", "int8"])
+def test_dequantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
+    """Against 64-bit integers, every code: the difference is exact, then rounded once."""
+    every = np.arange(256, dtype=np.uint8).view(codes)
+    scales = random_scales(np.random.default_rng(0), (len(S32_ZPS),))
+    src = np.ascontiguousarray(np.broadcast_to(every, (len(S32_ZPS), 256)))
+    expected = numpy_dequantize(src, scales[:, np.newaxis], S32_ZPS[:, np.newaxis])
+    assert_same(dequantize(backend, src, scales, S32_ZPS, qtype="per_channel", axis=0), expected, src)
+    turned = np.ascontiguousarray(src.T)
+    assert_same(dequantize(backend, turned, scales, S32_ZPS, qtype="per_channel", axis=1), expected.T.copy(), turned)
+    for row in range(len(S32_ZPS)):
+        zps = S32_ZPS[row : row + 1]
+        assert_same(dequantize(backend, every, scales[row : row + 1], zps), expected[row], every)
+
+
+def test_python_integers_agree_on_the_difference() -> None:
+    """NumPy's conversion from int64 to float32 rounds once, to the nearest, as Python's fractions say."""
+    for code in (0, 255, -128, 127):
+        for zp in map(int, S32_ZPS):
+            rounded = np.int64(code - zp).astype(np.float32)
+            neighbours = np.nextafter(rounded, np.float32(np.inf)), np.nextafter(rounded, np.float32(-np.inf))
+            distance = abs(int(rounded) - (code - zp))
+            assert all(distance <= abs(float(other) - (code - zp)) for other in neighbours)
+
+
+def test_reference_covers_nan() -> None:
+    """Both references give a NaN the lowest code, so that the passes above compare it."""
+    nan: Array = np.full(CHUNK, 0x7FC00000, np.uint32)
+    for arithmetic in REFERENCE:
+        both = Passes(Pass(0.1, 5, "int8", arithmetic))
+        both.bits[:] = nan
+        both._run(0)
+        assert np.all(both.outputs[0] == -128)

@@ -1,0 +1,327 @@
+"""The operators on NumPy arrays, the choice of instruction set, and what the library exports and links."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    Array,
+    Shape,
+    assert_same,
+    expected_dequantize,
+    expected_quantize,
+    random_codes,
+    random_scales,
+    random_zps,
+    spread,
+    tie_dense,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ort_dynq
+from ort_dynq import DynqError, kernels
+from ort_dynq.kernels import dynamic_dequantize, dynamic_quantize
+
+ROOT = Path(__file__).parents[1]
+
+
+def sample(shape: Shape, codes: Any = np.uint8, seed: int = 0) -> tuple[Array, Array, Array]:
+    """src, and a scale and zero point for each element of its last dimension."""
+    rng = np.random.default_rng(seed)
+    scales, zps = random_scales(rng, shape[-1:]), random_codes(rng, shape[-1:], codes)
+    return tie_dense(rng, spread(scales, shape, -1), spread(zps, shape, -1), codes), scales, zps
+
+
+# NumPy in, NumPy out
+
+
+def test_defaults(isa: str) -> None:
+    src = np.float32([-1, 0.5, 1.5, 2.5, 300])
+    assert_same(dynamic_quantize(src, np.float32(1)), np.uint8([0, 0, 2, 2, 255]))
+    assert_same(dynamic_quantize(src, np.float32(1), np.int8(-3)), np.int8([-4, -3, -1, -1, 127]))
+    assert_same(dynamic_quantize(src, np.float32(1), np.int32(1)), np.uint8([0, 1, 3, 3, 255]))
+    assert_same(dynamic_dequantize(np.uint8([0, 255]), np.float32(0.5)), np.float32([0, 127.5]))
+
+
+def test_agrees_with_onnxruntime(isa: str) -> None:
+    for codes in (np.uint8, np.int8):
+        src, scales, zps = sample((5, 129), codes)
+        quantized = dynamic_quantize(src, scales, zps, qtype="per_channel", axis=-1)
+        assert_same(quantized, expected_quantize(src, scales, zps, codes, axis=1), src)
+        floats = dynamic_dequantize(quantized, scales, zps, qtype="per_channel", axis=-1)
+        assert_same(floats, expected_dequantize(quantized, scales, zps, axis=1), quantized)
+
+
+def misaligned(array: Array, offset: int) -> Array:
+    """The same array at an address that is `offset` bytes off."""
+    room = np.empty(array.nbytes + 128, np.uint8)
+    start = -room.ctypes.data % 64 + offset
+    result = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    assert array.size == 0 or result.ctypes.data % 64 == offset
+    return result
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 20])
+def test_unaligned(isa: str, offset: int) -> None:
+    src, scales, zps = sample((5, 129))
+    arrays = [misaligned(array, offset) for array in (src, scales, zps)]
+    quantized = dynamic_quantize(*arrays, qtype="per_channel", axis=1)
+    assert_same(quantized, expected_quantize(src, scales, zps, np.uint8, axis=1), src)
+    floats = dynamic_dequantize(misaligned(quantized, offset), *arrays[1:], qtype="per_channel", axis=1)
+    assert_same(floats, expected_dequantize(quantized, scales, zps, axis=1), quantized)
+
+
+def test_views(isa: str) -> None:
+    """Transposed, strided, reversed, broadcast and read-only arrays."""
+    src, scales, zps = sample((6, 40))
+    read_only = src.copy()
+    read_only.flags.writeable = False
+    whole = np.empty((12, 80), np.float32)
+    whole[::2, ::2] = src
+    turned = np.ascontiguousarray(src.T).T
+    for view in (whole[::2, ::2], turned, read_only, np.asfortranarray(src), src[::-1][::-1]):
+        expected = expected_quantize(src, scales, zps, np.uint8, axis=1)
+        assert_same(dynamic_quantize(view, scales, zps, qtype="per_channel", axis=1), expected, src)
+    backwards = np.ascontiguousarray(scales[::-1])[::-1]
+    assert_same(dynamic_quantize(src, backwards, zps[::-1][::-1], qtype="per_channel", axis=1), expected, src)
+    one = np.broadcast_to(np.float32(3), (4, 5))
+    assert_same(dynamic_quantize(one, np.float32(1)), np.full((4, 5), 3, np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (1,) * 16], ids=str)
+def test_rank_0_empty_and_rank_16(isa: str, shape: Shape) -> None:
+    src = np.full(shape, 2.5, np.float32)
+    assert_same(dynamic_quantize(src, np.float32(1)), np.full(shape, 2, np.uint8))
+    assert_same(dynamic_dequantize(np.full(shape, 5, np.int8), np.float32(2)), np.full(shape, 10, np.float32))
+
+
+def test_inputs_are_not_written(isa: str) -> None:
+    arrays = sample((5, 129))
+    before = [array.copy() for array in arrays]
+    dynamic_quantize(*arrays, qtype="per_channel", axis=1)
+    for array, copy in zip(arrays, before, strict=True):
+        assert_same(array, copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "text"),
+    [
+        ((np.float64([1]), np.float32(1)), {}, "an input is float64, expected one of float32, uint8, int8, int32"),
+        ((np.float32([1]), np.float64(1)), {}, "an input is float64, expected one of"),
+        ((np.uint8([1]), np.float32(1)), {}, r"DynamicQuantize: inputs of types .*uint8.* are not supported"),
+        ((np.float32([1]), np.float32(1), np.float32(1)), {}, "DynamicQuantize: inputs of types .* are not supported"),
+        ((np.float32([1, 2]), np.float32([1, 2])), {}, "scales has shape 2, expected one element of rank 0 or 1"),
+        (
+            (np.float32([[1, 2]]), np.float32([1])),
+            {"qtype": "per_channel"},
+            "scales has 1 elements, src has 2 along axis 1",
+        ),
+        ((np.float32([1, 2]), np.float32([1, 2])), {"qtype": "per_channel"}, "axis is 1, expected -1 to 0"),
+        ((np.float32([1]), np.float32(1)), {"qtype": "rows"}, "qtype is 'rows', expected per_tensor"),
+        ((np.float32([1]), np.float32(1)), {"arithmetic": "mlas"}, "arithmetic is 'mlas', expected onnx or onednn"),
+        ((np.float32([1]), np.float32(1)), {"output_dtype": 5}, "output_dtype is 5, expected 2"),
+        ((np.float32([1]), np.float32(1)), {"block_size": -2}, "block_size is -2, expected 0 or more"),
+        ((np.float32([1]), np.float32([1]), np.int8([1, 2])), {}, "zps has shape 2, expected that of scales, 1"),
+        ((np.ones((1,) * 17, np.float32), np.float32(1)), {}, "rank 17, expected at most 16"),
+    ],
+)
+def test_errors(arguments: tuple[Array, ...], named: dict[str, Any], text: str) -> None:
+    with pytest.raises(DynqError, match=text):
+        dynamic_quantize(*arguments, **named)
+
+
+def test_run_of_an_unknown_operator() -> None:
+    with pytest.raises(DynqError, match="NoSuchOperator"):
+        kernels.run("NoSuchOperator", [])
+
+
+def test_run_with_an_attribute_of_the_wrong_type() -> None:
+    with pytest.raises(DynqError, match=r"axis.*text.*integer"):
+        kernels.run("DynamicQuantize", [np.float32([1]), np.float32(1)], axis="1")
+    with pytest.raises(DynqError, match=r"qtype.*integer.*text"):
+        kernels.run("DynamicQuantize", [np.float32([1]), np.float32(1)], qtype=1)
+
+
+@pytest.mark.parametrize(
+    "inputs", [[], [np.ones(3, np.float32)], [None, np.float32(1)], [np.ones(3, np.float32), None]]
+)
+def test_run_without_required_inputs(inputs: list[Array | None]) -> None:
+    with pytest.raises(DynqError, match="DynamicQuantize"):
+        kernels.run("DynamicQuantize", inputs)
+
+
+# Instruction sets
+
+
+def cpu_flags() -> set[str]:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    return set(found[1].split()) if found else set()
+
+
+def test_every_instruction_set_of_this_cpu_is_run() -> None:
+    """The tests with the fixture `isa` run on those that are listed, so none may be missing from the list."""
+    names = kernels.supported_isas()
+    assert names[-1] == "portable"
+    assert len(set(names)) == len(names)
+    assert ("avx2" in names) == ({"avx2", "fma"} <= cpu_flags())
+    assert ("avx512" in names) == ({"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= cpu_flags())
+
+
+def test_use_isa_switches_and_switches_back() -> None:
+    before = kernels.isa()
+    for name in kernels.supported_isas():
+        with kernels.use_isa(name):
+            assert kernels.isa() == name
+            with kernels.use_isa("portable"):
+                assert kernels.isa() == "portable"
+            assert kernels.isa() == name
+    assert kernels.isa() == before
+    with pytest.raises(ZeroDivisionError), kernels.use_isa("portable"):
+        raise ZeroDivisionError
+    assert kernels.isa() == before
+
+
+@pytest.mark.parametrize("name", ["sse9", "AVX2", "avx", "neon"])
+def test_use_isa_of_an_unknown_name(name: str) -> None:
+    before = kernels.isa()
+    listed = ", ".join(kernels.supported_isas())
+    with pytest.raises(DynqError, match=f"'{name}', expected one of .*{listed}"), kernels.use_isa(name):
+        pass
+    assert kernels.isa() == before
+
+
+def in_new_process(code: str, isa: str | None) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DYNQ_ISA"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(ort_dynq.__file__).parents[1]), *sys.path])
+    if isa is not None:
+        environment["ORT_DYNQ_ISA"] = isa
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_environment_variable() -> None:
+    names = kernels.supported_isas()
+    code = "from ort_dynq import kernels; print(kernels.isa())"
+    for value, expected in ((None, names[0]), ("", names[0]), *((name, name) for name in names)):
+        assert in_new_process(code, value).strip() == expected
+
+
+@pytest.mark.parametrize("call", ["ort_dynq.kernels.isa()", "ort_dynq.register(onnxruntime.SessionOptions())"])
+def test_unknown_environment_variable(call: str) -> None:
+    """An error that lists the names, not another instruction set in silence."""
+    code = (
+        f"import onnxruntime, ort_dynq.kernels\ntry: {call}\nexcept ort_dynq.DynqError as error: print('error', error)"
+    )
+    listed = ", ".join(kernels.supported_isas())
+    assert re.match(f"error .*ORT_DYNQ_ISA is 'sse9', expected one of .*{listed}", in_new_process(code, "sse9"))
+
+
+def test_unknown_environment_variable_without_python() -> None:
+    """The same where ONNX Runtime loads the library by itself, as other languages do."""
+    code = f"""import onnxruntime
+try: onnxruntime.SessionOptions().register_custom_ops_library({ort_dynq.get_library_path()!r})
+except Exception as error: print('error', error)"""
+    assert re.match("error .*ORT_DYNQ_ISA is 'sse9', expected one of .*portable", in_new_process(code, "sse9"))
+
+
+# Any shape, any axis, any groups: the portable definition and every instruction set say the same
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Array, Array, Array | None, dict[str, Any], int, int]:
+    """Arrays and attributes for both operators, and how far from alignment to put them."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    lengths = st.one_of(st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 32, 33, 63, 64, 65, 130]))
+    shape = tuple(draw(st.lists(lengths, min_size=1, max_size=4).filter(lambda dims: np.prod(dims) <= 20000)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    qtype = draw(st.sampled_from(["per_tensor", "per_channel", "per_group", "blocks"]))
+    attributes: dict[str, Any] = {"qtype": qtype, "axis": axis}
+    block = 0
+    if qtype == "per_tensor":
+        scales_shape: Shape = draw(st.sampled_from([(), (1,)]))
+    elif qtype == "per_channel":
+        scales_shape = (shape[axis],)
+    elif qtype == "per_group":
+        divisors = [[n for n in range(1, length + 1) if length % n == 0] or [0] for length in shape]
+        scales_shape = tuple(draw(st.sampled_from(choices)) for choices in divisors)
+    else:
+        block = draw(st.integers(1, 40))
+        at = axis % len(shape)
+        scales_shape = (*shape[:at], -(-shape[at] // block), *shape[at + 1 :])
+        attributes |= {"qtype": "per_group", "block_size": block}
+    zps = random_zps(
+        rng, draw(st.sampled_from([scales_shape, (1,)])), draw(st.sampled_from([None, np.uint8, np.int8, np.int32]))
+    )
+    scales = random_scales(rng, scales_shape, special=0.3)
+    codes = draw(st.sampled_from([np.uint8, np.int8]))
+    whole = (spread(p, shape, axis, block) for p in (scales, np.zeros(()) if zps is None else zps))
+    src = tie_dense(rng, *whole, codes)
+    attributes["output_dtype"] = {np.uint8: 2, np.int8: 3}[codes]
+    return src, scales, zps, attributes, block, draw(st.sampled_from([0, 1, 4, 12]))
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(problems(), st.sampled_from(["onnx", "onednn"]))
+def test_instruction_sets_agree(
+    problem: tuple[Array, Array, Array | None, dict[str, Any], int, int], arithmetic: str
+) -> None:
+    src, scales, zps, attributes, block, offset = problem
+    arrays = [None if array is None else misaligned(array, offset) for array in (src, scales, zps)]
+    with kernels.use_isa("portable"):
+        codes = dynamic_quantize(*arrays, **attributes, arithmetic=arithmetic)
+        output = attributes.pop("output_dtype")
+        floats = dynamic_dequantize(codes, *arrays[1:], **attributes)
+    if arithmetic == "onnx":  # and the definition is right
+        dtype = {2: np.uint8, 3: np.int8}[output]
+        expected = expected_quantize(
+            src,
+            scales,
+            zps,
+            dtype,
+            axis=attributes["axis"],
+            block=block,
+            groups=attributes["qtype"] == "per_group" and not block,
+        )
+        assert_same(codes, expected, src)
+    for name in kernels.supported_isas():
+        with kernels.use_isa(name):
+            assert_same(dynamic_quantize(*arrays, **attributes, output_dtype=output, arithmetic=arithmetic), codes, src)
+            assert_same(dynamic_dequantize(misaligned(codes, offset), *arrays[1:], **attributes), floats, codes)
+
+
+# The binary
+
+
+def tool(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
+def test_exported_symbols() -> None:
+    """RegisterCustomOps and what ops/c_api.h declares, no more."""
+    declared = set(re.findall(r"\bort_dynq_\w+(?=\()", (ROOT / "ops" / "c_api.h").read_text()))
+    assert len(declared) >= 5
+    lines = tool("nm", "-D", "--defined-only", ort_dynq.get_library_path()).splitlines()
+    assert {line.split()[-1] for line in lines} == {"RegisterCustomOps", *declared}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
+def test_links_neither_onnxruntime_nor_python() -> None:
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", ort_dynq.get_library_path()))
+    assert needed
+    system = r"(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|ld-linux.*)\.so.*"
+    assert [name for name in needed if not re.fullmatch(system, name)] == []

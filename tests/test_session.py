@@ -1,0 +1,160 @@
+"""Sessions in one line: every source of a model, external data, options that serve several sessions; a light import."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import helpers
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+import ort_dynq
+import ort_dynq.verification  # must not hide the function ort_dynq.verify
+
+ROOT = Path(__file__).parent.parent
+X = np.linspace(-3, 3, 20, dtype=np.float32).reshape(4, 5)
+
+
+def make_model(factor: float = 1.0) -> onnx.ModelProto:
+    """Weights, and a QuantizeLinear whose scale is an input."""
+    model = helpers.parse(
+        "float[n, 5] x, float scale",
+        "int8[n, 5] codes",
+        """ zero = Constant<value = int8 {0}>()
+            product = Mul(x, weights)
+            codes = QuantizeLinear(product, scale, zero)""",
+    )
+    weights = np.arange(1, 6, dtype=np.float32) * np.float32(factor)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "weights"))
+    del model.opset_import[1]
+    return model
+
+
+def save_with_external_data(folder: Path, factor: float = 1.0) -> Path:
+    folder.mkdir()
+    path = folder / "model.onnx"
+    onnx.save(make_model(factor), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def run(session: ort.InferenceSession) -> list[int]:
+    codes: list[int] = session.run(None, {"x": X, "scale": np.array(0.5, np.float32)})[0].ravel().tolist()
+    return codes
+
+
+def expected(factor: float = 1.0) -> list[int]:
+    return run(helpers.stock_session(make_model(factor)))
+
+
+def operators(session: ort.InferenceSession, profile: Path) -> str:
+    session.end_profiling()
+    return "".join(path.read_text() for path in profile.parent.glob(f"{profile.name}*"))
+
+
+@pytest.mark.parametrize("source", ["path", "text", "bytes", "proto", "ir"])
+def test_every_source(source: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(make_model(), path)
+    make: dict[str, Callable[[], object]] = {
+        "path": lambda: path,
+        "text": lambda: str(path),
+        "bytes": path.read_bytes,
+        "proto": make_model,
+        "ir": lambda: ir.load(path),
+    }
+    session = ort_dynq.InferenceSession(make[source]())  # type: ignore[arg-type]
+    assert isinstance(session, ort.InferenceSession)
+    assert run(session) == expected()
+
+
+def test_the_operators_are_what_runs(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = ort_dynq.InferenceSession(make_model(), options)
+    run(session)
+    trace = operators(session, tmp_path / "profile")
+    assert '"DynamicQuantize"' in trace
+    assert '"QuantizeLinear"' not in trace
+
+
+def test_further_arguments_reach_onnxruntime() -> None:
+    with pytest.warns(UserWarning, match="NoSuchProvider"):
+        ort_dynq.InferenceSession(make_model(), None, ["NoSuchProvider"])
+    with pytest.warns(UserWarning, match="NoSuchProvider"):
+        ort_dynq.InferenceSession(make_model(), providers=["NoSuchProvider"])
+
+
+@pytest.mark.parametrize("own_options", [False, True])
+@pytest.mark.parametrize("as_ir", [False, True])
+def test_external_data(own_options: bool, as_ir: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_with_external_data(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)  # where the weights are not
+    options = ort.SessionOptions() if own_options else None
+    assert run(ort_dynq.InferenceSession(ir.load(path) if as_ir else Path("model/model.onnx"), options)) == expected()
+
+
+@pytest.mark.parametrize("as_proto", [False, True])
+def test_external_data_in_the_current_folder(as_proto: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_with_external_data(tmp_path / "model")
+    monkeypatch.chdir(path.parent)
+    model = onnx.load(path.name, load_external_data=False) if as_proto else path.name
+    assert run(ort_dynq.InferenceSession(model)) == expected()
+
+
+def test_options_serve_many_sessions(tmp_path: Path) -> None:
+    """Registering twice would fail, and a folder of external data left behind would feed wrong weights to the next."""
+    paths = {factor: save_with_external_data(tmp_path / f"times{factor}", factor) for factor in (1.0, 2.0)}
+    options = ort.SessionOptions()
+    ort_dynq.register(options)
+    for factor, path in paths.items():
+        assert run(ort_dynq.InferenceSession(path, options)) == expected(factor)
+    ort_dynq.register(options)
+    for factor, path in paths.items():
+        assert run(ort.InferenceSession(path, options)) == expected(factor)
+
+
+def test_external_data_that_lie_in_two_folders(tmp_path: Path) -> None:
+    models = [ir.load(save_with_external_data(tmp_path / name)) for name in ("one", "two")]
+    stray = models[1].graph.initializers.pop("weights")
+    stray.name = "stray"
+    models[0].graph.initializers.add(stray)
+    with pytest.raises(ort_dynq.DynqError, match="external data lie in 2 folders"):
+        ort_dynq.InferenceSession(models[0])
+
+
+@pytest.mark.parametrize("source", [b"", b"not a model", make_model().SerializeToString()[:-9], "missing.onnx"])
+def test_what_is_no_model(source: str | bytes) -> None:
+    with pytest.raises(ort_dynq.DynqError, match=r"not an ONNX model|no file missing\.onnx"):
+        ort_dynq.InferenceSession(source)
+
+
+def test_register_on_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "__version__", "1.19.2")
+    with pytest.raises(ort_dynq.DynqError, match=r"onnxruntime 1\.19\.2 is too old .* 1\.20 or newer"):
+        ort_dynq.register(ort.SessionOptions())
+
+
+def test_the_import_is_light() -> None:
+    code = "import sys, ort_dynq; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "ort_dynq" in loaded
+    assert {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich"}.isdisjoint(loaded)
+
+
+def test_the_exports() -> None:
+    assert {*ort_dynq.__all__} <= {*dir(ort_dynq)}
+    assert all(getattr(ort_dynq, name) is not None for name in ort_dynq.__all__)
+    assert callable(ort_dynq.verify)
+    with pytest.raises(AttributeError, match="nonsense"):
+        getattr(ort_dynq, "nonsense")  # noqa: B009
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is None or version[1] == ort_dynq.__version__
