@@ -150,7 +150,12 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     {_select("low", "has_zero", "minimum_zero", "minimum")}
     {_select("high", "has_zero", "maximum_zero", "maximum")}
     width = Sub(high, low)
-    {_select("span_raw", "is_magnitude", "magnitude", "width")}
+    above_zero = Div(high, highest_maximum)
+    below_zero = Div(low, lowest_minimum)
+    larger = Max(above_zero, below_zero)
+    is_larger_side = Equal(range, i3)
+    {_select("two_sided", "is_larger_side", "larger", "width")}
+    {_select("span_raw", "is_magnitude", "magnitude", "two_sided")}
     least_range = Gather(constants, i2)
     most_range = Gather(constants, i3)
     divisor = Gather(constants, i4)
@@ -196,13 +201,13 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     {_select("from3", "is3", "z3", "from4")}
     {_select("from2", "is2", "z2", "from3")}
     {_select("z_float", "is1", "z1", "from2")}
-    cast = Constant<value_int: int = @zero_point_cast>()
-    casts = Equal(cast, i1)
+    z_type = Constant<value_int: int = @zero_point_type>()
+    z_stays = Equal(z_type, i1)
     z_nan = IsNaN(z_float)
     z_defined = Where(z_nan, zero, z_float)
-    z_code = Cast<to: int = @code_type>(z_defined)
+    z_code = Cast<to: int = @zero_point_type>(z_defined)
     z_real = Cast<to = 1>(z_code)
-    {_select("z", "casts", "z_real", "z_float")}
+    {_select("z", "z_stays", "z_float", "z_real")}
     {_codes("flat", "s", "z", "code_type")}
     {"" if to_codes else _floats("s", "z", "fake")}
     shape = Shape(src)

@@ -101,7 +101,11 @@ _AFFINE = (
 )
 _RANGE = (
     Attribute("axis", -1, "The first of the dimensions that share a scale: -1 per token, 0 per tensor."),
-    Attribute("range", 0, "0: largest magnitude, 1: minimum and maximum, 2: the same, 0 included."),
+    Attribute(
+        "range",
+        0,
+        "0: largest magnitude, 1: maximum - minimum, 2: the same, 0 included, 3: max(maximum / constants[1], minimum / constants[0]).",
+    ),
     Attribute("inverse", 0, "1: the scale is an inverse one, from 1 / range."),
     Attribute(
         "zero_point_form",
@@ -110,12 +114,13 @@ _RANGE = (
         "3 clip(round(-low / scale)), 4 floor((0 - low) / scale).",
     ),
     Attribute("zero_point_before_epsilon", 0, "1: the zero point follows from the scale before its epsilon."),
-    Attribute("zero_point_cast", 0, "1: the zero point is cast to code_type."),
+    Attribute("zero_point_type", 1, "The type that the zero point is cast to: 1 none (float32), 2 uint8, 3 int8."),
 )
 _CONSTANTS = Input(
     "constants",
     ("float32",),
-    "Nine numbers: the bounds of the minimum from below and of the maximum from above (range 2); the bounds of the range "
+    "Nine numbers: the bounds of the minimum from below and of the maximum from above (range 2), or what divides them "
+    "(range 3); the bounds of the range "
     "from below and above; the divisor and the factor that make it a scale; the bounds of the scale from below and above; "
     "the scale instead of 0.",
 )

@@ -15,7 +15,7 @@ constexpr int64_t kTaskElements = 32768;         // as in layout.cc
 constexpr int64_t kLongRow = 4 * kTaskElements;  // longer ones are shared out, in two passes
 constexpr int64_t kMostParts = 256;              // of one row
 
-enum RangeKind { kMagnitude, kMinMax, kMinMaxZero, kRangeKinds };
+enum RangeKind { kMagnitude, kMinMax, kMinMaxZero, kLargerSide, kRangeKinds };
 enum ZeroPointForm { kNoZeroPoint, kRoundClipped, kSubtractRounded, kRoundNegated, kFloorNegated, kZeroPointForms };
 
 // How a scale and a zero point follow from a range. Every step is a float32 operation of the chain it stands for;
@@ -28,10 +28,13 @@ class Recipe {
         form_(static_cast<ZeroPointForm>(checked(attributes, "zero_point_form", kZeroPointForms))),
         inverse_(checked(attributes, "inverse", 2) != 0),
         zero_point_before_epsilon_(checked(attributes, "zero_point_before_epsilon", 2) != 0),
-        zero_point_cast_(checked(attributes, "zero_point_cast", 2) != 0) {
-    if (kind_ == kMagnitude && form_ != kNoZeroPoint)
+        zero_point_type_(static_cast<Type>(attributes.integer("zero_point_type", kFloat))) {
+    if (zero_point_type_ < kFloat || zero_point_type_ > kInt8)
+      throw Error(std::string(op) + ": zero_point_type is " + std::to_string(zero_point_type_) +
+                  ", expected 1 (float32), 2 (uint8) or 3 (int8)");
+    if ((kind_ == kMagnitude || kind_ == kLargerSide) && form_ != kNoZeroPoint)
       throw Error(std::string(op) + ": zero_point_form is " + std::to_string(form_) +
-                  ", expected 0 for a range of magnitudes, which has no minimum");
+                  ", expected 0 for a range that is symmetric");
   }
 
   bool is_magnitude() const { return kind_ == kMagnitude; }
@@ -53,13 +56,18 @@ class Recipe {
       low = clip(low, constants.lowest_minimum, 0);
       high = clip(high, 0, constants.highest_maximum);
     }
-    const float span = clip(kind_ == kMagnitude ? high : high - low, constants.least_range, constants.most_range);
+    float span = kind_ == kMagnitude ? high : high - low;
+    if (kind_ == kLargerSide) {
+      const float above = high / constants.highest_maximum, below = low / constants.lowest_minimum;
+      span = below > above || std::isnan(below) ? below : above;
+    }
+    span = clip(span, constants.least_range, constants.most_range);
     const float before_epsilon = (inverse_ ? 1.0f / span : span) / constants.divisor * constants.factor;
     *scale = clip(before_epsilon, constants.least_scale, constants.most_scale);
     if (*scale == 0) *scale = constants.scale_of_zero;
     *zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : *scale, arithmetic.quant_min(),
                                 arithmetic.quant_max());
-    if (zero_point_cast_) *zero_point = cast(*zero_point, arithmetic.code_type());
+    if (zero_point_type_ != kFloat) *zero_point = cast(*zero_point, zero_point_type_);
   }
 
  private:
@@ -108,7 +116,8 @@ class Recipe {
   const char* op_;
   RangeKind kind_;
   ZeroPointForm form_;
-  bool inverse_, zero_point_before_epsilon_, zero_point_cast_;
+  bool inverse_, zero_point_before_epsilon_;
+  Type zero_point_type_;
 };
 
 class RangeQuantize : public Node {
