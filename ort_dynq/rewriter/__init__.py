@@ -14,11 +14,10 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..errors import DynqError
-from ..operators import DOMAIN
-from .analysis import STANDARD_DOMAINS, Facts, functions, graphs, label
+from ..operators import DOMAIN, VERSION
+from .analysis import STANDARD_DOMAINS, Facts, graphs, label
 from .functions import add_function
-from .qdq import Replacement
+from .replacement import replace
 from .report import Finding, Report
 from .rules import RULES
 from .storage import load, save
@@ -64,44 +63,32 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
         DynqError: The file is missing or is not an ONNX model.
     """
     rewritten = load(model)
-    opset = next((rewritten.opset_imports[d] for d in STANDARD_DOMAINS if d in rewritten.opset_imports), 0)
     report = Report(before=_op_counts(rewritten))
     with Facts(rewritten) as facts:
         for path, graph in graphs(rewritten):
             for node in list(graph):
-                _apply(node, graph, path, opset, facts, report)
+                if node.graph is not None:  # not yet part of a chain that was replaced
+                    _apply(node, graph, path, facts, report)
     report.after = _op_counts(rewritten)
     return Result(rewritten, report)
 
 
-def _apply(node: ir.Node, graph: ir.Graph | ir.Function, path: str, opset: int, facts: Facts, report: Report) -> None:
+def _apply(node: ir.Node, graph: ir.Graph | ir.Function, path: str, facts: Facts, report: Report) -> None:
     for rule in RULES:
         outcome = rule.match(node, facts)
         if outcome is None:
             continue
-        if isinstance(graph, ir.Function) and graph.opset_imports.get("", opset) != opset:
-            outcome = f"its function is of opset {graph.opset_imports['']}, the model of opset {opset}"
+        if isinstance(graph, ir.Function) and graph.opset_imports.get("", facts.opset) != facts.opset:
+            outcome = f"its function is of opset {graph.opset_imports['']}, the model of opset {facts.opset}"
         if isinstance(outcome, str):
             report.findings.append(Finding(label(node), node.op_type, path, rule.name, None, outcome))
             return
         report.findings.append(Finding(label(node), node.op_type, path, rule.name, outcome.operator))
-        _replace(node, graph, outcome, rule.name)
-        add_function(facts.model, outcome.operator, opset)
+        replace(node, graph, outcome, rule.name, facts)
+        add_function(facts.model, outcome.operator, facts.opset)
         if isinstance(graph, ir.Function):
-            graph.opset_imports.setdefault(DOMAIN, facts.model.graph.opset_imports[DOMAIN])
+            graph.opset_imports.setdefault(DOMAIN, VERSION)
         return
-
-
-def _replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replacement, rule: str) -> None:
-    new = replacement.nodes[-1]
-    new.name, new.doc_string = node.name, node.doc_string
-    for added in replacement.nodes:
-        added.metadata_props.update(node.metadata_props)
-        added.metadata_props["ort_dynq.rule"] = rule
-    for old_output, new_output in zip(node.outputs, new.outputs, strict=True):
-        new_output.doc_string = old_output.doc_string
-        new_output.metadata_props.update(old_output.metadata_props)
-    ir.convenience.replace_nodes_and_values(graph, node, [node], replacement.nodes, node.outputs, new.outputs)
 
 
 def _op_counts(model: ir.Model) -> Counter[str]:

@@ -71,6 +71,17 @@ class Facts:
         self._find_constants()
         return self
 
+    @property
+    def opset(self) -> int:
+        """The version of the standard operators that the model imports."""
+        imports = self.model.graph.opset_imports
+        return next((imports[domain] for domain in STANDARD_DOMAINS if domain in imports), 0)
+
+    def adopt(self, new: ir.Value, old: ir.Value) -> None:
+        """`new` has taken the place of `old`: what was found of the one holds for the other, and no longer."""
+        new.type, new.shape = old.type, old.shape
+        self._saved[new] = self._saved.get(old, (None, None))
+
     def __exit__(self, *_: object) -> None:
         for value, (type_, shape) in self._saved.items():
             value.type, value.shape = type_, shape

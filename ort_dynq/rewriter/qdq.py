@@ -1,29 +1,27 @@
-"""QuantizeLinear(x, s[, z])   -> DynamicQuantize(x, s, z)
-DequantizeLinear(x, s[, z]) -> DynamicDequantize(x, s, z)
+"""QuantizeLinear(x, s[, z])     -> DynamicQuantize(x, s, z)
+DequantizeLinear(x, s[, z])   -> DynamicDequantize(x, s, z)
 
-where s or z is computed at run time. Opsets 10 to 25; per tensor, per axis and in blocks.
+where s or z is computed at run time; opsets 10 to 25, per tensor, per axis and in blocks. Where s and z follow from x's
+own range (ranges.py):
+
+range, scale, zero point, QuantizeLinear                      -> RangeQuantize
+range, scale, zero point, QuantizeLinear, DequantizeLinear    -> RangeFakeQuantize
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
-from ..operators import DOMAIN, OPERATORS
 from .analysis import STANDARD_DOMAINS, Facts
+from .chains import whole
+from .constants import scalar
 from .policy import fused_by_onnxruntime
+from .ranges import Recipe, Unrecognised, recipe_of
+from .replacement import Replacement, call, constant
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8)
-
-
-@dataclass
-class Replacement:
-    """New nodes in order, the last of which takes the place of the node matched, outputs and all."""
-
-    operator: str
-    nodes: list[ir.Node]
+_OLDEST_OPSET_OF_RANGES = 13
 
 
 def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
@@ -82,19 +80,81 @@ def _replace(node: ir.Node, facts: Facts, operator: str, codes: ir.DataType | No
     reason = fused_by_onnxruntime(node, facts.is_constant)
     if reason is not None:
         return reason
+    if operator == "DynamicQuantize" and (found := _whole(node, facts, codes)) is not None:
+        return found
     nodes = []
     if zero_point is None:
-        zero = ir.node("Constant", [], {"value": ir.tensor(np.zeros((), codes.numpy()))})
-        nodes.append(zero)
-        zero_point = zero.outputs[0]
-    given: dict[str, str | int] = {
-        "qtype": _qtype(node, scale),
-        "axis": node.attributes.get_int("axis", 1),
-        "block_size": node.attributes.get_int("block_size", 0),
+        nodes.append(constant(np.zeros((), codes.numpy())))
+        zero_point = nodes[0].outputs[0]
+    nodes.append(
+        call(
+            operator,
+            [x, scale, zero_point],
+            qtype=_qtype(node, scale),
+            axis=node.attributes.get_int("axis", 1),
+            block_size=node.attributes.get_int("block_size", 0),
+        )
+    )
+    return Replacement(operator, nodes, {node.outputs[0]: nodes[-1].outputs[0]}, node)
+
+
+def _whole(node: ir.Node, facts: Facts, codes: ir.DataType) -> Replacement | None:
+    """The chain from x's range on, and back to floats where that is the codes' only use."""
+    x, scale, zero_point = _inputs(node)
+    low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
+    zero = None if zero_point is None or scalar(zero_point) == 0 else zero_point
+    if facts.opset < _OLDEST_OPSET_OF_RANGES:
+        return None
+    try:
+        recipe = recipe_of(x, scale, zero, low, high)
+    except Unrecognised:
+        return None
+    if recipe.inverse or not _is_granularity_of(node, recipe, x, scale) or recipe.zero_point_type not in (1, codes):
+        return None
+    attributes = {
+        "quotient": 0,
+        "order": 0,
+        "code_type": int(codes),
+        "quant_min": low,
+        "quant_max": high,
+        "clip": 1,
+        "nan": 1,
     }
-    attributes = {a.name: given.get(a.name, a.default) for a in OPERATORS[operator].attributes}
-    nodes.append(ir.node(operator, [x, scale, zero_point], attributes, domain=DOMAIN))
-    return Replacement(operator, nodes)
+    dq = _only_dequantizer(node, facts)
+    last = node.outputs[0] if dq is None else dq.outputs[0]
+    return whole(x, scale, zero_point, last, recipe, attributes, is_fake=dq is not None)
+
+
+def _is_granularity_of(node: ir.Node, recipe: Recipe, x: ir.Value, scale: ir.Value) -> bool:
+    """Whether the elements that share a scale are those that it is the range of."""
+    if x.shape is None or scale.shape is None or node.attributes.get_int("block_size", 0):
+        return False
+    rank, qtype = len(x.shape), _qtype(node, scale)
+    if qtype == "per_tensor":
+        return recipe.axis == 0
+    axis = node.attributes.get_int("axis", 1)
+    return qtype == "per_channel" and axis in (0, -rank) and recipe.axis == 1 - rank
+
+
+def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
+    """The DequantizeLinear that undoes `node`, if it is the codes' only use and ONNX Runtime does not fuse it."""
+    codes = node.outputs[0]
+    uses = list(codes.uses())
+    if len(uses) != 1 or codes.is_graph_output():
+        return None
+    dq = uses[0].node
+    is_inverse = (
+        dq.domain in STANDARD_DOMAINS
+        and dq.op_type == "DequantizeLinear"
+        and list(dq.inputs[1:]) == list(node.inputs[1:])
+        and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))
+        and dq.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT)
+    )
+    return dq if is_inverse and fused_by_onnxruntime(dq, facts.is_constant) is None else None
+
+
+def _attribute(node: ir.Node, name: str) -> int:
+    return node.attributes.get_int(name, 1 if name == "axis" else 0)
 
 
 def _qtype(node: ir.Node, scale: ir.Value) -> str:

@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from . import qdq
+from . import chains, qdq
 from .analysis import Facts
+from .replacement import Replacement
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule looks at every node and returns nodes in its place, the reason why it leaves it, or None: not its matter."""
+    """A rule looks at every node and returns its replacement, the reason why it leaves it, or None: not its matter."""
 
     name: str
-    match: Callable[[ir.Node, Facts], "qdq.Replacement | str | None"]
+    match: Callable[[ir.Node, Facts], Replacement | str | None]
 
 
 RULES = (
-    Rule("QuantizeLinear -> DynamicQuantize", qdq.quantize),
-    Rule("DequantizeLinear -> DynamicDequantize", qdq.dequantize),
+    Rule("QuantizeLinear", qdq.quantize),
+    Rule("DequantizeLinear", qdq.dequantize),
+    Rule("decomposed quantization", chains.quantize),
+    Rule("decomposed dequantization", chains.dequantize),
 )

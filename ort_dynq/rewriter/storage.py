@@ -29,7 +29,7 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> ir.Model
     try:
         loaded = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else ir.load(model)
     except FileNotFoundError as error:
-        raise DynqError(f"there is no file {os.fspath(model)}") from error  # type: ignore[arg-type]
+        raise DynqError(f"there is no file {os.fspath(model)}") from error
     except Exception as error:
         name = "the ModelProto" if isinstance(model, onnx.ModelProto) else os.fspath(model)
         raise DynqError(f"{name} is not an ONNX model: {_first_line(error)}") from error

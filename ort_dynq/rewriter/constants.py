@@ -1,0 +1,104 @@
+"""Values that are fixed before run time, and views of values that differ by nothing but form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .analysis import STANDARD_DOMAINS
+
+# Constants of more elements are weights, whose values no rule asks for.
+_MOST_ELEMENTS = 4096
+
+
+def op(value: ir.Value | None, *types: str) -> ir.Node | None:
+    """The node that computes `value`, if it is a standard operator of one of these types."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain in STANDARD_DOMAINS and node.op_type in types else None
+
+
+def same(value: ir.Value) -> ir.Value:
+    """What `value` is a copy of: Identity, and Cast from float32 to float32, are looked through."""
+    while True:
+        node = op(value, "Identity", "Cast")
+        source = None if node is None else node.inputs[0]
+        if node is None or source is None:
+            return value
+        if node.op_type == "Cast" and not (
+            node.attributes.get_int("to", 0) == ir.DataType.FLOAT and source.dtype == ir.DataType.FLOAT
+        ):
+            return value
+        value = source
+
+
+def array(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """A constant's elements: an initializer that is no graph input, a Constant, and Casts and reshapings of them."""
+    if value is None:
+        return None
+    if value.is_initializer():
+        tensor = None if value.is_graph_input() else value.const_value
+        return None if tensor is None or tensor.size > _MOST_ELEMENTS else tensor.numpy()
+    node = op(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+    if node is None:
+        return None
+    if node.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None or tensor.size > _MOST_ELEMENTS else tensor.numpy()
+    source = array(node.inputs[0])
+    if source is None or node.op_type == "Identity":
+        return source
+    if node.op_type == "Cast":
+        if "to" not in node.attributes or node.attributes["to"].is_ref():
+            return None
+        with np.errstate(all="ignore"):
+            return source.astype(ir.DataType(node.attributes.get_int("to", 0)).numpy())
+    shape = value.shape
+    if shape is None or not shape.is_static():
+        return source.reshape(()) if source.size == 1 else None
+    return source.reshape(shape.numpy())
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The one number that a constant holds, in however many elements; zeros spread out at run time included.
+
+    Expand(c, shape) and ConstantOfShape(shape) count as the number that they are filled with.
+    """
+    if value is None:
+        return None
+    value = same(value)
+    if (node := op(value, "Expand")) is not None:
+        return scalar(node.inputs[0])
+    if (node := op(value, "ConstantOfShape")) is not None:
+        fill = node.attributes.get("value")
+        return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
+    if (node := op(value, "Cast", "Round", "Clip")) is not None and array(value) is None:
+        source = scalar(node.inputs[0])
+        return 0.0 if source == 0 and _keeps_zero(node) else None
+    elements = array(value)
+    if elements is None or elements.size == 0:
+        return None
+    first = elements.reshape(-1)[0]
+    return float(first) if np.all(elements == first) else None
+
+
+def _keeps_zero(node: ir.Node) -> bool:
+    if node.op_type != "Clip":
+        return True
+    low, high = (scalar(bound) if bound is not None else 0.0 for bound in [*node.inputs[1:], None, None][:2])
+    return low is not None and high is not None and low <= 0 <= high
+
+
+def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
+    """Whether an elementwise operation of `other` with the constant `value` surely keeps `other`'s shape."""
+    if value is None or (value.shape is not None and len(value.shape) == 0):
+        return True
+    if value.shape is None or other is None or other.shape is None:
+        return False
+    if len(value.shape) > len(other.shape):
+        return False
+    return all(
+        mine == 1 or mine == theirs for mine, theirs in zip(reversed(value.shape), reversed(other.shape), strict=False)
+    )
