@@ -68,14 +68,18 @@ struct Block {
 using Kernel = void (*)(const Block&);
 
 // The smallest and the largest of `count` > 0 elements, or 0 and the largest magnitude. NaN if the first element is
-// NaN; elsewhere NaN counts for nothing: so does ONNX Runtime's ReduceMax answer, where it has one answer (README).
-using RangeKernel = void (*)(const float* x, int64_t count, float range[2]);
+// NaN; elsewhere NaN counts for nothing, which is ONNX Runtime's answer where it has one (README). range[2] is 0 if all
+// elements are finite, else NaN.
+using RangeKernel = void (*)(const float* x, int64_t count, float range[3]);
 
 struct KernelTable {
   const char* name;
   Kernel quantize[kArithmetics][kCodeTypes][kParameterKinds];
   Kernel dequantize[kCodeTypes][kParameterKinds];
   Kernel affine[kQuotients][kOrders][kAffineTargets][kParameterKinds];
+  // As affine to kToFloat, kPerRow, where every element is finite, no code meets the clip, scales are safe and zero
+  // points integers; by whether the zero point is added before rounding.
+  Kernel bounded[kQuotients][2];
   RangeKernel min_max, magnitude;
 };
 

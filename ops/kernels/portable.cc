@@ -199,17 +199,32 @@ void affine(const Block& block) {
   });
 }
 
+template <Quotient kQuotient, bool kAddFirst>
+void bounded(const Block& block) {
+  map_rows<float, float>(block, [&](int64_t row, const float* src, float* dst) {
+    const float scale = block.scales[row], reciprocal = 1.0f / scale, zp = block.float_zps[row], zero = block.zero;
+    map(src, dst, block.cols, [=](float x, int64_t) {
+      const float t = kQuotient == kDivide ? x / scale : kQuotient == kMultiply ? x * scale : x * reciprocal;
+      const float code = round_any(kAddFirst ? t + zp : t) + zero;
+      const float difference = kAddFirst ? code - zp : code;
+      return kQuotient == kMultiply ? difference / scale : difference * scale;
+    });
+  });
+}
+
 template <bool kMagnitude>
-void range(const float* x, int64_t count, float result[2]) {
-  float low = __builtin_inff(), high = kMagnitude ? 0.0f : -__builtin_inff();
+void range(const float* x, int64_t count, float result[3]) {
+  float low = __builtin_inff(), high = kMagnitude ? 0.0f : -__builtin_inff(), finite = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const float v = kMagnitude && x[i] < 0 ? -x[i] : x[i];
     low = v < low ? v : low;
     high = v > high ? v : high;
+    finite += v * 0.0f;  // 0 for as long as every element is finite
   }
   const bool is_nan = x[0] != x[0];
   result[0] = is_nan ? x[0] : kMagnitude ? 0.0f : low;
   result[1] = is_nan ? x[0] : high;
+  result[2] = finite;
 }
 
 constexpr KernelTable kPortable = {
@@ -253,6 +268,9 @@ constexpr KernelTable kPortable = {
       {{affine<kMultiply, kNoAdd, kToU8, kPerRow>, affine<kMultiply, kNoAdd, kToU8, kPerColumn>},
        {affine<kMultiply, kNoAdd, kToS8, kPerRow>, affine<kMultiply, kNoAdd, kToS8, kPerColumn>},
        {affine<kMultiply, kNoAdd, kToFloat, kPerRow>, affine<kMultiply, kNoAdd, kToFloat, kPerColumn>}}}},
+    {{bounded<kDivide, false>, bounded<kDivide, true>},
+     {bounded<kMultiplyReciprocal, false>, bounded<kMultiplyReciprocal, true>},
+     {bounded<kMultiply, false>, bounded<kMultiply, true>}},
     range<false>,
     range<true>,
 };

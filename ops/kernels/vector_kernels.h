@@ -344,9 +344,44 @@ void affine(const Block& block) {
     affine_with<AffineQuantizer<AffineDivision, kOrder>, kTarget, kOrder, false, kParameters>(block);
 }
 
+// As AffineMarkstein where nothing is out of bounds.
+struct BoundedMarkstein {
+  V::F scale, reciprocal;
+  BoundedMarkstein(V::F scale_, V::F reciprocal_) : scale(scale_), reciprocal(reciprocal_) {}
+  V::F operator()(V::F x) const {
+    const V::F q0 = V::mul(x, reciprocal);
+    return V::with_sign_of(V::fmadd(V::fnmadd(q0, scale, x), reciprocal, q0), x);
+  }
+};
+
+template <class Quotient, bool kInverse, bool kAddFirst>
+void bounded_with(const Block& block) {
+  constexpr int64_t L = V::kLanes;
+  const V::F zero = V::set1(block.zero);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float* src = static_cast<const float*>(block.src) + row * block.stride;
+    float* dst = static_cast<float*>(block.dst) + row * block.stride;
+    const float scale_f32 = block.scales[row];
+    const V::F scale = V::set1(scale_f32), zp = V::set1(block.float_zps[row]);
+    const Quotient quotient(scale, V::set1(kInverse ? scale_f32 : 1.0f / scale_f32));
+    // Adding an integer zero point after rounding and taking it away again leaves the sum as it was.
+    const auto fake = [&](V::F x) {
+      const V::F t = quotient(x);
+      const V::F code = V::add(V::round_float(kAddFirst ? V::add(t, zp) : t), zero);
+      const V::F difference = kAddFirst ? V::sub(code, zp) : code;
+      return kInverse ? V::div(difference, scale) : V::mul(difference, scale);
+    };
+    int64_t i = 0;
+    for (; i + 4 * L <= block.cols; i += 4 * L)
+      for (int64_t k = i; k < i + 4 * L; k += L) V::store<false>(dst + k, fake(V::load(src + k)));
+    for (; i + L <= block.cols; i += L) V::store<false>(dst + i, fake(V::load(src + i)));
+    if (const int64_t n = block.cols - i) V::store_part(dst + i, fake(V::load_part(src + i, n)), n);
+  }
+}
+
 // The largest (and the smallest) element, or magnitude, in four independent chains of vectors.
 template <bool kMagnitude>
-void range(const float* x, int64_t count, float result[2]) {
+void range(const float* x, int64_t count, float result[3]) {
   constexpr int64_t L = V::kLanes;
   constexpr float kInfinity = __builtin_inff();
   V::F low[4], high[4];
@@ -354,7 +389,9 @@ void range(const float* x, int64_t count, float result[2]) {
     low[k] = V::set1(kInfinity);
     high[k] = V::set1(kMagnitude ? 0.0f : -kInfinity);
   }
+  V::F finite[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
   const auto take = [&](int k, V::F v) {
+    finite[k] = V::fmadd(v, V::set1(0.0f), finite[k]);  // 0 for as long as every element is finite
     if (kMagnitude) v = V::magnitude(v);
     if (!kMagnitude) low[k] = V::min(v, low[k]);
     high[k] = V::max(v, high[k]);
@@ -364,22 +401,26 @@ void range(const float* x, int64_t count, float result[2]) {
     for (int k = 0; k < 4; ++k) take(k, V::load(x + i + k * L));
   for (; i + L <= count; i += L) take(0, V::load(x + i));
   // What is left is short of a vector; lanes that saw no element hold what every element beats.
-  alignas(64) float lowest[L], highest[L];
+  alignas(64) float lowest[L], highest[L], not_finite[L];
+  V::store<false>(not_finite, V::add(V::add(finite[0], finite[1]), V::add(finite[2], finite[3])));
   V::store<false>(lowest, V::min(V::min(low[0], low[1]), V::min(low[2], low[3])));
   V::store<false>(highest, V::max(V::max(high[0], high[1]), V::max(high[2], high[3])));
-  float smallest = kInfinity, largest = kMagnitude ? 0.0f : -kInfinity;
+  float smallest = kInfinity, largest = kMagnitude ? 0.0f : -kInfinity, result_is_finite = 0.0f;
   for (int64_t k = 0; k < L; ++k) {
     if (lowest[k] < smallest) smallest = lowest[k];
     if (highest[k] > largest) largest = highest[k];
+    result_is_finite += not_finite[k];
   }
   for (; i < count; ++i) {
     const float v = kMagnitude && x[i] < 0 ? -x[i] : x[i];
     if (v < smallest) smallest = v;
     if (v > largest) largest = v;
+    result_is_finite += v * 0.0f;
   }
   const bool is_nan = x[0] != x[0];
   result[0] = is_nan ? x[0] : kMagnitude ? 0.0f : smallest;
   result[1] = is_nan ? x[0] : largest;
+  result[2] = result_is_finite;
 }
 
 constexpr KernelTable make_table(const char* name) {
@@ -425,6 +466,9 @@ constexpr KernelTable make_table(const char* name) {
         {{affine<kMultiply, kNoAdd, kToU8, kPerRow>, affine<kMultiply, kNoAdd, kToU8, kPerColumn>},
          {affine<kMultiply, kNoAdd, kToS8, kPerRow>, affine<kMultiply, kNoAdd, kToS8, kPerColumn>},
          {affine<kMultiply, kNoAdd, kToFloat, kPerRow>, affine<kMultiply, kNoAdd, kToFloat, kPerColumn>}}}},
+      {{bounded_with<BoundedMarkstein, false, false>, bounded_with<BoundedMarkstein, false, true>},
+       {bounded_with<AffineProduct, false, false>, bounded_with<AffineProduct, false, true>},
+       {bounded_with<AffineProduct, true, false>, bounded_with<AffineProduct, true, true>}},
       range<false>,
       range<true>,
   };

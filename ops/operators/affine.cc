@@ -1,6 +1,7 @@
 // AffineQuantize, AffineFakeQuantize and AffineDequantize: chains whose scale and zero point are computed outside.
 #include "operators/affine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -49,6 +50,27 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   affine_.nan = nan == 0 ? 0.0f : nan == 1 ? affine_.low : std::numeric_limits<float>::quiet_NaN();
   affine_.zero = code_type_ == kFloat ? -0.0f : 0.0f;  // integers have no negative zero
   target_ = !to_codes ? kToFloat : code_type_ == kUint8 ? kToU8 : kToS8;
+}
+
+bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
+  if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && std::fabs(zero_point) <= kLargestSafeClip))
+    return false;
+  // Quotients grow with x, rounded or not, so that the ends answer for all between them.
+  for (const float x : {low, high}) {
+    const float t = quotient_ == kDivide ? x / scale : quotient_ == kMultiply ? x * scale : x * (1.0f / scale);
+    const float code = order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
+                       : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
+                                                 : std::nearbyint(t);
+    if (!(code >= std::max(affine_.low, -kLargestSafeClip) && code <= std::min(affine_.high, kLargestSafeClip)))
+      return false;
+  }
+  return true;
+}
+
+Kernel AffineArithmetic::bounded_kernel(const KernelTable& table) const {
+  if (target_ == kToFloat) return table.bounded[quotient_][order_ == kAddThenRound];
+  if (quotient_ != kDivide || order_ == kAddThenRound) return table.affine[quotient_][order_][target_][kPerRow];
+  return table.quantize[kOnnx][target_ == kToU8 ? kU8 : kS8][kPerRow];
 }
 
 const Kernel* AffineArithmetic::kernels(const KernelTable& table) const {

@@ -32,6 +32,8 @@ class Recipe {
     if (zero_point_type_ < kFloat || zero_point_type_ > kInt8)
       throw Error(std::string(op) + ": zero_point_type is " + std::to_string(zero_point_type_) +
                   ", expected 1 (float32), 2 (uint8) or 3 (int8)");
+    if (inverse_ && kind_ != kMagnitude)
+      throw Error(std::string(op) + ": inverse is 1 for range " + std::to_string(kind_) + ", expected range 0");
     if ((kind_ == kMagnitude || kind_ == kLargerSide) && form_ != kNoZeroPoint)
       throw Error(std::string(op) + ": zero_point_form is " + std::to_string(form_) +
                   ", expected 0 for a range that is symmetric");
@@ -49,7 +51,7 @@ class Recipe {
   };
   static constexpr int64_t kConstants = sizeof(Constants) / sizeof(float);
 
-  void apply(const float range[2], const Constants& constants, const AffineArithmetic& arithmetic, float* scale,
+  void apply(const float range[3], const Constants& constants, const AffineArithmetic& arithmetic, float* scale,
              float* zero_point) const {
     float low = range[0], high = range[1];
     if (kind_ == kMinMaxZero) {
@@ -142,7 +144,7 @@ class RangeQuantize : public Node {
       throw Error(std::string(name_) + ": axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) +
                   " to " + std::to_string(rank - (rank > 0)) + " for src of shape " + src.shape.text());
     Shape parameters = src.shape;
-    Run run{};
+    Run run;
     run.cols = run.rows = 1;
     for (int64_t i = 0; i < rank; ++i) {
       if (i < (axis_ < 0 ? axis_ + rank : axis_)) {
@@ -158,6 +160,7 @@ class RangeQuantize : public Node {
     run.node = this;
     run.table = &active_kernels();
     run.kernel = arithmetic_.kernels(*run.table)[kPerRow];
+    run.bounded_kernel = arithmetic_.bounded_kernel(*run.table);
     run.src = static_cast<const float*>(src.data);
     run.constants = static_cast<const Recipe::Constants*>(constants.data);
     run.dst = static_cast<char*>(context.output(0, src.shape));
@@ -171,50 +174,62 @@ class RangeQuantize : public Node {
   }
 
  private:
+  struct Parameters {
+    float scale, zp;
+    bool bounded;
+  };
+
   struct Run {
     const RangeQuantize* node;
     const KernelTable* table;
-    Kernel kernel;
+    Kernel kernel, bounded_kernel;
     const float* src;
     const Recipe::Constants* constants;
     char* dst;
     float* scales;
     void* zps;
     int64_t rows, cols;
-    int64_t row;  // of long_row
+    int64_t row;
     int64_t parts;
-    float ranges[kMostParts][2];
+    float ranges[kMostParts][3];
+    Parameters parameters;  // of long_row
 
     RangeKernel range() const { return node->recipe_.is_magnitude() ? table->magnitude : table->min_max; }
     int64_t part_begin(int64_t part) const { return cols * part / parts / 64 * 64; }
     int64_t part_end(int64_t part) const { return part + 1 == parts ? cols : part_begin(part + 1); }
   };
 
-  void quantize(const Run& run, int64_t row, int64_t begin, int64_t end, float scale, float zp) const {
+  void quantize(const Run& run, int64_t row, int64_t begin, int64_t end, const Parameters& parameters) const {
     const Affine& affine = arithmetic_.affine();
+    const int32_t integer_zp = parameters.bounded ? static_cast<int32_t>(parameters.zp) : 0;
     Block block{};
     block.src = run.src + row * run.cols + begin;
     block.dst = run.dst + (row * run.cols + begin) * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float)));
     block.rows = 1;
     block.cols = block.stride = end - begin;
-    block.scales = &scale;
-    block.float_zps = &zp;
+    block.scales = &parameters.scale;
+    block.float_zps = &parameters.zp;
+    block.zps = &integer_zp;
     block.low = affine.low;
     block.high = affine.high;
     block.nan = affine.nan;
-    block.zero = affine.zero;
-    run.kernel(block);
+    block.zero = parameters.bounded ? arithmetic_.bounded_zero() : affine.zero;
+    (parameters.bounded ? run.bounded_kernel : run.kernel)(block);
   }
 
-  void parameters(const Run& run, int64_t row, const float range[2], float* scale, float* zp) const {
-    recipe_.apply(range, *run.constants, arithmetic_, scale, zp);
-    run.scales[row] = *scale;
+  Parameters parameters(const Run& run, int64_t row, const float range[3]) const {
+    Parameters result;
+    recipe_.apply(range, *run.constants, arithmetic_, &result.scale, &result.zp);
+    const float low = recipe_.is_magnitude() ? -range[1] : range[0];
+    result.bounded = range[2] == 0 && arithmetic_.is_bounded(low, range[1], result.scale, result.zp);
+    run.scales[row] = result.scale;
     if (!to_codes_)
-      static_cast<float*>(run.zps)[row] = *zp;
+      static_cast<float*>(run.zps)[row] = result.zp;
     else if (arithmetic_.code_type() == kUint8)
-      static_cast<uint8_t*>(run.zps)[row] = static_cast<uint8_t>(static_cast<int32_t>(*zp));
+      static_cast<uint8_t*>(run.zps)[row] = static_cast<uint8_t>(static_cast<int32_t>(result.zp));
     else
-      static_cast<int8_t*>(run.zps)[row] = static_cast<int8_t>(static_cast<int32_t>(*zp));
+      static_cast<int8_t*>(run.zps)[row] = static_cast<int8_t>(static_cast<int32_t>(result.zp));
+    return result;
   }
 
   void short_rows(Run& run, Context& context) const {
@@ -225,10 +240,9 @@ class RangeQuantize : public Node {
       const int64_t rows_of_task = std::max<int64_t>(1, kTaskElements / r.cols);
       const int64_t first = static_cast<int64_t>(index) * rows_of_task;
       for (int64_t row = first; row < std::min(r.rows, first + rows_of_task); ++row) {
-        float range[2], scale, zp;
+        float range[3];
         r.range()(r.src + row * r.cols, r.cols, range);
-        r.node->parameters(r, row, range, &scale, &zp);
-        r.node->quantize(r, row, 0, r.cols, scale, zp);
+        r.node->quantize(r, row, 0, r.cols, r.node->parameters(r, row, range));
       }
     };
     if (run.parts == 1)
@@ -248,7 +262,7 @@ class RangeQuantize : public Node {
         },
         &run);
     // A NaN that is not the row's first element counts for nothing, so it must not for being its part's first.
-    float range[2] = {run.ranges[0][0], run.ranges[0][1]};
+    float range[3] = {run.ranges[0][0], run.ranges[0][1], run.ranges[0][2]};
     for (int64_t part = 1; part < run.parts && !std::isnan(range[1]); ++part) {
       float* other = run.ranges[part];
       if (std::isnan(other[1])) {
@@ -259,22 +273,15 @@ class RangeQuantize : public Node {
       }
       if (other[0] < range[0]) range[0] = other[0];
       if (other[1] > range[1]) range[1] = other[1];
+      range[2] += other[2];
     }
-    float scale, zp;
-    parameters(run, run.row, range, &scale, &zp);
+    run.parameters = parameters(run, run.row, range);
     context.parallel_for(
         static_cast<size_t>(run.parts),
         [](void* data, size_t index) {
           const Run& r = *static_cast<const Run*>(data);
           const int64_t part = static_cast<int64_t>(index);
-          float zp_of_row = 0;
-          if (!r.node->to_codes_)
-            zp_of_row = static_cast<const float*>(r.zps)[r.row];
-          else if (r.node->arithmetic_.code_type() == kUint8)
-            zp_of_row = static_cast<const uint8_t*>(r.zps)[r.row];
-          else
-            zp_of_row = static_cast<const int8_t*>(r.zps)[r.row];
-          r.node->quantize(r, r.row, r.part_begin(part), r.part_end(part), r.scales[r.row], zp_of_row);
+          r.node->quantize(r, r.row, r.part_begin(part), r.part_end(part), r.parameters);
         },
         &run);
   }
