@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from ..operators import DOMAIN, VERSION
+from . import weights
 from .analysis import STANDARD_DOMAINS, Facts, graphs, label
 from .functions import add_function
 from .replacement import replace
@@ -69,6 +70,10 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
             for node in list(graph):
                 if node.graph is not None:  # not yet part of a chain that was replaced
                     _apply(node, graph, path, facts, report)
+        for path, graph in graphs(rewritten):
+            for finding in weights.convert(graph, path, facts):
+                report.findings.append(finding)
+                add_function(rewritten, "DynamicDequantize", facts.opset)
     report.after = _op_counts(rewritten)
     return Result(rewritten, report)
 

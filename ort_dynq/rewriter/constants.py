@@ -45,8 +45,7 @@ def array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     if node is None:
         return None
     if node.op_type == "Constant":
-        tensor = ir.convenience.get_const_tensor(value)
-        return None if tensor is None or tensor.size > _MOST_ELEMENTS else tensor.numpy()
+        return _constant(node)
     source = array(node.inputs[0])
     if source is None or node.op_type == "Identity":
         return source
@@ -59,6 +58,20 @@ def array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     if shape is None or not shape.is_static():
         return source.reshape(()) if source.size == 1 else None
     return source.reshape(shape.numpy())
+
+
+def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
+    """A Constant's elements; None for text, for what is referred to, and for weights."""
+    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            return None
+        if attribute.name == "value":
+            tensor = attribute.as_tensor()
+            return None if tensor.size > _MOST_ELEMENTS else tensor.numpy()
+        if attribute.name in dtypes:
+            return np.asarray(attribute.value, dtypes[attribute.name])
+    return None
 
 
 def scalar(value: ir.Value | None) -> float | None:

@@ -35,16 +35,25 @@ def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
         return "precision asks for a division in another type than float32"
     asked = ir.DataType(node.attributes.get_int("output_dtype", 0))
     codes = asked or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
-    return _replace(node, facts, "DynamicQuantize", codes)
+    reason = _unsupported_parameters(node, codes) or fused_by_onnxruntime(node, facts.is_constant)
+    if reason is not None:
+        return reason
+    return _whole(node, facts, codes) or _one_operator(node, "DynamicQuantize", codes)
 
 
 def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
     """The rule for DequantizeLinear."""
     if not _is_dynamic(node, "DequantizeLinear", facts):
         return None
+    return fused_by_onnxruntime(node, facts.is_constant) or dequantize_any(node)
+
+
+def dequantize_any(node: ir.Node) -> Replacement | str:
+    """DynamicDequantize in the place of a DequantizeLinear, whoever computes its parameters."""
     if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
         return "output_dtype is not float32"
-    return _replace(node, facts, "DynamicDequantize", _inputs(node)[0].dtype)
+    codes = _inputs(node)[0].dtype
+    return _unsupported_parameters(node, codes) or _one_operator(node, "DynamicDequantize", codes)
 
 
 def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
@@ -69,19 +78,20 @@ def _unsupported(what: str, dtype: ir.DataType | None, expected: str) -> str:
     return f"the type of {what} is {'not known' if dtype is None else dtype.name.lower()}, expected {expected}"
 
 
-def _replace(node: ir.Node, facts: Facts, operator: str, codes: ir.DataType | None) -> Replacement | str:
-    x, scale, zero_point = _inputs(node)
+def _unsupported_parameters(node: ir.Node, codes: ir.DataType | None) -> str | None:
+    _, scale, zero_point = _inputs(node)
     if codes not in _CODES:
         return _unsupported("the codes", codes, "uint8 or int8")
     if scale.dtype != ir.DataType.FLOAT:
         return _unsupported("the scale", scale.dtype, "float32")
     if zero_point is not None and zero_point.dtype != codes:
         return _unsupported("the zero point", zero_point.dtype, f"that of the codes, {codes.name.lower()}")
-    reason = fused_by_onnxruntime(node, facts.is_constant)
-    if reason is not None:
-        return reason
-    if operator == "DynamicQuantize" and (found := _whole(node, facts, codes)) is not None:
-        return found
+    return None
+
+
+def _one_operator(node: ir.Node, operator: str, codes: ir.DataType | None) -> Replacement:
+    assert codes is not None
+    x, scale, zero_point = _inputs(node)
     nodes = []
     if zero_point is None:
         nodes.append(constant(np.zeros((), codes.numpy())))
@@ -98,12 +108,12 @@ def _replace(node: ir.Node, facts: Facts, operator: str, codes: ir.DataType | No
     return Replacement(operator, nodes, {node.outputs[0]: nodes[-1].outputs[0]}, node)
 
 
-def _whole(node: ir.Node, facts: Facts, codes: ir.DataType) -> Replacement | None:
+def _whole(node: ir.Node, facts: Facts, codes: ir.DataType | None) -> Replacement | None:
     """The chain from x's range on, and back to floats where that is the codes' only use."""
     x, scale, zero_point = _inputs(node)
     low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
     zero = None if zero_point is None or scalar(zero_point) == 0 else zero_point
-    if facts.opset < _OLDEST_OPSET_OF_RANGES:
+    if codes is None or facts.opset < _OLDEST_OPSET_OF_RANGES:
         return None
     try:
         recipe = recipe_of(x, scale, zero, low, high)
@@ -127,7 +137,7 @@ def _whole(node: ir.Node, facts: Facts, codes: ir.DataType) -> Replacement | Non
 
 def _is_granularity_of(node: ir.Node, recipe: Recipe, x: ir.Value, scale: ir.Value) -> bool:
     """Whether the elements that share a scale are those that it is the range of."""
-    if x.shape is None or scale.shape is None or node.attributes.get_int("block_size", 0):
+    if x.shape is None or scale.shape is None or _attribute(node, "block_size") > 0:
         return False
     rank, qtype = len(x.shape), _qtype(node, scale)
     if qtype == "per_tensor":
@@ -154,7 +164,8 @@ def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
 
 
 def _attribute(node: ir.Node, name: str) -> int:
-    return node.attributes.get_int(name, 1 if name == "axis" else 0)
+    default = 1 if name == "axis" else 0
+    return node.attributes.get_int(name, default)
 
 
 def _qtype(node: ir.Node, scale: ir.Value) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..errors import DynqError
 from ..extensions import variant_name
 from ..operators import DOMAIN, OPERATORS
 from . import Report, Result
@@ -30,7 +29,7 @@ def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Mo
         The model, with an empty report.
 
     Raises:
-        DynqError: The model cannot be read, or the type of an output is not known.
+        DynqError: The model cannot be read.
     """
     ready = load(model)
     with Facts(ready):
@@ -46,28 +45,32 @@ def _write_out(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     for attribute in operator.attributes:
         if attribute.name not in node.attributes:
             node.attributes.add(ir.convenience.convert_attribute(attribute.name, attribute.default))
-    asked = node.attributes.get_int("output_dtype", 0)
-    while len(node.inputs) < len(operator.inputs):
-        node.resize_inputs(len(node.inputs) + 1)
+    output = None
+    if "output_dtype" in node.attributes:
+        output = {2: "uint8", 3: "int8"}.get(node.attributes["output_dtype"].value)
+    if len(node.inputs) < len(operator.inputs):
+        node.resize_inputs(len(operator.inputs))
     for i, value in enumerate(node.inputs):
-        if value is None:
-            dtype = np.dtype(np.int8 if asked == ir.DataType.INT8 else np.uint8)
-            if operator.inputs[0].types != ("float32",):  # zero points of the codes' own type
-                codes = node.inputs[0].dtype if node.inputs[0] is not None else None
-                if codes is None:
-                    raise DynqError(f"{node.name or node.op_type}: the type of {operator.inputs[0].name} is not known")
-                dtype = codes.numpy()
+        if value is None and operator.inputs[i].absent:  # zero, of the first type that fits the others
+            fitting = (
+                signature.inputs[i]
+                for signature in operator.signatures
+                if output in (None, signature.outputs[0])
+                and all(known in (None, type_) for known, type_ in zip(_types(node), signature.inputs, strict=True))
+            )
+            dtype = np.dtype(next(fitting, operator.signatures[0].inputs[i]))
             zero = ir.node("Constant", [], {"value": ir.tensor(np.zeros((), dtype))})
+            zero.outputs[0].dtype = ir.DataType.from_numpy(dtype)
             graph.insert_before(node, [zero])
             node.replace_input_with(i, zero.outputs[0])
-    if asked == 0:
-        return
-    output = ir.DataType(asked).name.lower()
-    zps = node.inputs[2]
-    inferred = next(
-        (s.outputs[0] for s in operator.signatures if zps and zps.dtype and s.inputs[2] == zps.dtype.name.lower()), None
-    )
-    if zps is not None and zps.producer() is not None and zps.dtype is None:
-        inferred = output  # the zero made above is of the output's type
-    if inferred != output:
+    types = _types(node)
+    inferred = next((signature.outputs[0] for signature in operator.signatures if signature.inputs == types), None)
+    if output not in (None, inferred):
         node.op_type = variant_name(node.op_type, output)
+
+
+def _types(node: ir.Node) -> tuple[str | None, ...]:
+    """The types of the inputs, as signatures have them; None where one is absent or not known."""
+    return tuple(
+        value.dtype.numpy().name if value is not None and value.dtype is not None else None for value in node.inputs
+    )

@@ -65,7 +65,7 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
     main.name, main.doc_string = node.name, node.doc_string
     graph.insert_before(replacement.before, replacement.nodes)
     for added in replacement.nodes:
-        _describe(added, node, rule)
+        describe(added, node, rule)
     for old, new in replacement.values.items():
         _take_over(old, new, facts)
     _remove_unused([old.producer() for old in replacement.values])
@@ -76,7 +76,7 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
         new = spare.new
         for extra in _fitting(spare, main):
             graph.insert_after(last, [extra])
-            _describe(extra, node, rule)
+            describe(extra, node, rule)
             last, new = extra, extra.outputs[0]
         _take_over(spare.old, new, facts)
         _remove_unused([producer])
@@ -97,7 +97,8 @@ def _fitting(spare: Spare, main: ir.Node) -> list[ir.Node]:
     return nodes
 
 
-def _describe(added: ir.Node, node: ir.Node, rule: str) -> None:
+def describe(added: ir.Node, node: ir.Node, rule: str) -> None:
+    """Says in a new node's metadata which rule put it there, and keeps what the old node's said."""
     added.metadata_props.update(node.metadata_props)
     added.metadata_props["ort_dynq.rule"] = rule
 
