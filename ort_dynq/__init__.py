@@ -14,12 +14,14 @@ from .errors import DynqError
 if TYPE_CHECKING:
     from .library import get_library_path
     from .rewriter import rewrite
+    from .rewriter.readiness import ready_for_extensions
     from .session import InferenceSession, register
     from .verification import verify
 else:
     _MODULES = {
         "InferenceSession": "session",
         "get_library_path": "library",
+        "ready_for_extensions": "rewriter.readiness",
         "register": "session",
         "rewrite": "rewriter",
         "verify": "verification",
@@ -38,4 +40,13 @@ else:
 
 __version__ = "0.1.0"
 
-__all__ = ["DynqError", "InferenceSession", "__version__", "get_library_path", "register", "rewrite", "verify"]
+__all__ = [
+    "DynqError",
+    "InferenceSession",
+    "__version__",
+    "get_library_path",
+    "ready_for_extensions",
+    "register",
+    "rewrite",
+    "verify",
+]

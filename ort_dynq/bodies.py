@@ -79,7 +79,8 @@ def _codes(src: str, scale: str, zp: str, cast_to: str) -> str:
     added = Add(addend, {zp})
     {_select("unclipped", "adds_nothing", "t_rounded", "added")}
     clipped = Clip(unclipped, lowest, highest)
-    rounded = Round(clipped)
+    rounded_late = Round(clipped)
+    {_select("rounded", "adds_first", "rounded_late", "clipped")}
     is_nan = IsNaN(rounded)
     without_nan = Where(is_nan, nan_code, rounded)
     {_select("defined", "keeps_nan", "rounded", "without_nan")}

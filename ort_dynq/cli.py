@@ -13,7 +13,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.console import JustifyMethod, RenderableType
 
+    from .bench import ModelTiming, Settings, Track
     from .rewriter import Finding, Report
-    from .verification import Comparison, Difference, Verification
+    from .verification import Comparison, Difference, Input, Verification
 
 _PROGRAM = "ort-dynq"
 _FAILED, _BAD_USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
@@ -178,6 +179,12 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", metavar="NAME=1x128x768", action="append", default=[], help="shape of an input that is generated"
     )
     data.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the generated values (0)")
+    parser.add_argument(
+        "--backend",
+        choices=("native", "extensions"),
+        default="native",
+        help="how sessions get ort_dynq's operators: from its own library (native), or through onnxruntime-extensions",
+    )
 
 
 def _verify(arguments: argparse.Namespace) -> Outcome:
@@ -187,24 +194,19 @@ def _verify(arguments: argparse.Namespace) -> Outcome:
 
 
 def _compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
-    shapes = dict(_parse_shape(text) for text in arguments.shape)
-    inputs = dict(_load_input(text) for text in arguments.input)
+    shapes, inputs = _given_data(arguments)
     with _working("running both models"):
         from .verification import verify
 
-        return verify(a, b, inputs=inputs, shapes=shapes, seed=arguments.seed)
+        return verify(a, b, inputs=inputs, shapes=shapes, seed=arguments.seed, backend=arguments.backend)
+
+
+def _given_data(arguments: argparse.Namespace) -> tuple[dict[str, tuple[int, ...]], dict[str, npt.NDArray[np.generic]]]:
+    return dict(map(_parse_shape, arguments.shape)), dict(map(_load_input, arguments.input))
 
 
 def _verification_text(verification: Verification) -> Iterator[RenderableType]:
-    def shape(sizes: Sequence[int]) -> str:
-        return "x".join(map(str, sizes)) or "scalar"
-
-    for each in verification.inputs:
-        origin = "given" if each.given else f"generated, seed {verification.seed}"
-        if each.assumed:
-            sizes = ", ".join(f"{name} = {size}" for name, size in each.assumed.items())
-            origin += f"; assumed {sizes}: set it with --shape {each.name}={shape(each.shape)}"
-        yield _line(f"input {each.name}: {each.dtype} {shape(each.shape)}, {origin}")
+    yield from _inputs_text(verification.inputs, verification.seed)
     if not verification.zero_rows:
         yield "no rows of zeros among the inputs: they turn a whole output into NaN"
 
@@ -215,7 +217,7 @@ def _verification_text(verification: Verification) -> Iterator[RenderableType]:
             largest = "-" if each.max_abs is None else f"{each.max_abs:.6g}"
             ulp = "-" if each.max_ulp is None else each.max_ulp
             measured = ("-", "-", "-") if each.problem else (each.differing, largest, ulp)
-            rows.append((each.name, each.dtype, shape(each.shape), each.elements, each.nans, *measured))
+            rows.append((each.name, each.dtype, _shape(each.shape), each.elements, each.nans, *measured))
         yield _table(head, rows, style=lambda row: bad if row[5] else "")
         for each in outputs:
             if each.problem:
@@ -232,6 +234,19 @@ def _verification_text(verification: Verification) -> Iterator[RenderableType]:
     if verification.failure:
         yield _line(verification.failure)
     yield "PASSED" if verification.passed else "FAILED"
+
+
+def _inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
+    for each in inputs:
+        origin = "given" if each.given else f"generated, seed {seed}"
+        if each.assumed:
+            sizes = ", ".join(f"{name} = {size}" for name, size in each.assumed.items())
+            origin += f"; assumed {sizes}: set it with --shape {each.name}={_shape(each.shape)}"
+        yield _line(f"input {each.name}: {each.dtype} {_shape(each.shape)}, {origin}")
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes)) or "scalar"
 
 
 def _values(dtype: str, difference: Difference) -> str:
@@ -266,6 +281,185 @@ def _load_input(text: str) -> tuple[str, npt.NDArray[np.generic]]:
     return name, array
 
 
+# bench
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        help="ops: each operator and a plain copy; chains: decomposed chains and a Relu; a folder of folders with a "
+        "model.onnx and a test_data_set_0 each; or a model, A",
+    )
+    parser.add_argument("b", metavar="B", nargs="?", help="a model to take turns with A (A as `rewrite` makes it)")
+    timing = parser.add_argument_group("timing")
+    timing.add_argument(
+        "--threads", type=_counts_of_threads, metavar="N[,N]", help="of ONNX Runtime (1; ops: 1 and as many as cores)"
+    )
+    timing.add_argument(
+        "--seconds", type=_seconds, metavar="S", help="for each row (0.5, or 5 for a model that is named)"
+    )
+    timing.add_argument("--warmup", type=_natural, default=2, metavar="N", help="runs of each that are not timed (2)")
+    timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (the best there is)")
+    timing.add_argument(
+        "--sizes", type=_sizes, metavar="RxC[,RxC]", help="of ops's tensors (1x64,64x64,256x1024,4096x4096)"
+    )
+    _data_arguments(parser)
+
+
+def _bench(arguments: argparse.Namespace) -> Outcome:
+    """Stock ONNX Runtime against the plugin, both at the default optimisation level."""
+    benches = {"ops": _bench_ops, "chains": _bench_chains}
+    is_folder = arguments.what not in benches and Path(arguments.what).is_dir()
+    bench = benches.get(arguments.what, _bench_folder if is_folder else _bench_model)
+    for name, value, where, example in (
+        ("--sizes", arguments.sizes, _bench_ops, "ops"),
+        ("B", arguments.b, _bench_model, "A.onnx B.onnx"),
+        ("--input", arguments.input, _bench_model, "A.onnx"),
+        ("--shape", arguments.shape, _bench_model, "A.onnx"),
+    ):
+        if value and bench != where:
+            raise DynqError(f"{name} goes with `{_PROGRAM} bench {example}`, not with {arguments.what}")
+    from . import kernels
+    from .bench import Settings, cores, machine
+
+    threads = arguments.threads or (tuple(sorted({1, cores()})) if bench == _bench_ops else (1,))
+    seconds = arguments.seconds or (5.0 if bench == _bench_model else 0.5)
+    settings = Settings(threads, seconds, arguments.warmup, arguments.backend)
+    with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), _progress() as track:
+        here = machine(settings.backend)
+        found = bench(arguments, settings, track)
+
+    def text() -> Iterator[RenderableType]:
+        yield _line(f"{here.cpu}, {here.cores} cores, load {here.load:.1f} before")
+        yield _line(f"instruction set {here.isa}, backend {here.backend}")
+        yield _line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
+        yield from found.text()
+
+    return Outcome({"machine": asdict(here), "settings": asdict(settings), **found.data}, text)
+
+
+def _bench_ops(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from .bench import SIZES, bench_operators
+
+    timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "ns: per element; ratio: stock / ours; of copy: our bytes per second in those of a plain copy\n"
+        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "of copy")
+        rows = [
+            (
+                *(each.operator, each.granularity, _shape(each.shape), each.threads),
+                *(_Figure(each.ours_ns, 3), _Figure(each.stock_ns, 3)),
+                *(_Figure(each.ratio, 2), _Figure(each.copy_share, 2)),
+            )
+            for each in timings
+        ]
+        yield _table(head, rows, style=lambda row: _ratio_style(row[6]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _bench_chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from .bench import CHAIN_SHAPE, bench_chains
+
+    timings = bench_chains(settings, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield f"float32 {_shape(CHAIN_SHAPE)}; ratio: stock / ours; of Relu: ours / one Relu over the same tensor\n"
+        head = ("chain", "nodes", "threads", "stock ms", "ours ms", "ratio", "Relu ms", "of Relu", "rewritten to")
+        rows = [
+            (
+                *(each.name, each.nodes, each.threads),
+                *_ratio_cells(each),
+                *(_Figure(each.relu.median_ms, 4), _Figure(each.of_relu, 2), _rewritten(each)),
+            )
+            for each in timings
+        ]
+        yield _table(head, rows, style=lambda row: _ratio_style(row[5]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _bench_folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from .bench import bench_folder
+
+    timings = bench_folder(arguments.what, settings, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "medians; ratio: stock / ours\n"
+        head = ("model", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        rows = [(each.name, each.threads, *_ratio_cells(each), _rewritten(each)) for each in timings]
+        yield _table(head, rows, style=lambda row: _ratio_style(row[4]))
+        yield from (_line(each.problem) for each in timings if each.problem)
+
+    return Outcome({"folder": arguments.what, "timings": list(map(asdict, timings))}, text)
+
+
+def _bench_model(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from .bench import bench_model
+
+    shapes, inputs = _given_data(arguments)
+    found = bench_model(
+        arguments.what, arguments.b, settings, inputs=inputs, shapes=shapes, seed=arguments.seed, track=track
+    )
+
+    def text() -> Iterator[RenderableType]:
+        yield from _inputs_text(found.inputs, found.seed)
+        yield _line(f"A: {arguments.what}, in stock ONNX Runtime")
+        yield _line(f"B: {arguments.b or 'A rewritten'}, with the plugin")
+        if found.report is not None:
+            yield _line(_counts(found.report))
+        yield ""
+        rows: list[tuple[object, ...]] = []
+        for each in found.timings:
+            for role, latency in (("A", each.stock), ("B", each.ours)):
+                if latency is not None:
+                    times = (latency.median_ms, latency.p90_ms, latency.p99_ms, latency.mean_ms)
+                    rows.append((role, each.threads, *(_Figure(time, 4) for time in times), latency.calls))
+        yield _table(("model", "threads", "median ms", "p90 ms", "p99 ms", "mean ms", "runs"), rows)
+        yield ""
+        for each in found.timings:
+            ratio = f"A / B {each.ratio:.2f}" if each.ratio is not None else each.problem
+            yield _line(f"threads {each.threads}: {ratio}")
+
+    data = {"a": arguments.what, "b": arguments.b, "inputs": list(map(asdict, found.inputs)), "seed": found.seed}
+    return Outcome({**data, "timings": list(map(asdict, found.timings))}, text)
+
+
+def _ratio_cells(timing: ModelTiming) -> tuple[_Figure, _Figure, _Figure]:
+    stock, ours = (None if each is None else each.median_ms for each in (timing.stock, timing.ours))
+    stock_absent = "-" if ours is None else "fails"  # where ours fails, nothing is timed
+    return _Figure(stock, 4, stock_absent), _Figure(ours, 4, "fails"), _Figure(timing.ratio, 2)
+
+
+def _ratio_style(ratio: _Figure) -> str:
+    return "" if ratio.value is None else "red" if ratio.value < 0.95 else "green" if ratio.value > 1.05 else ""
+
+
+def _rewritten(timing: ModelTiming) -> str:
+    return ", ".join(f"{count} {operator}" for operator, count in (timing.rewritten or {}).items()) or "-"
+
+
+def _counts_of_threads(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of threads from 1 on, or several like 1,2")
+    return tuple(map(int, text.split(",")))
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 < float(text) < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return float(text)
+
+
+def _sizes(text: str) -> tuple[tuple[int, int], ...]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}x[1-9][0-9]{0,8}(,[1-9][0-9]{0,8}x[1-9][0-9]{0,8})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a size like 256x1024, or several like 64x64,256x1024")
+    rows_and_columns = (size.split("x") for size in text.split(","))
+    return tuple((int(rows), int(columns)) for rows, columns in rows_and_columns)
+
+
 def _natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
@@ -293,6 +487,14 @@ COMMANDS = (
         "ort-dynq verify model.onnx fast.onnx --shape x=1x128x768",
         _verify_arguments,
         _verify,
+    ),
+    Command(
+        "bench",
+        "time operators, chains, a folder of models or a model against stock ONNX Runtime, in turns in one process",
+        "ort-dynq bench ops --threads 1 --isa avx2 | ort-dynq bench chains | ort-dynq bench models/ | "
+        "ort-dynq bench model.onnx fast.onnx --shape x=1x128x768",
+        _bench_arguments,
+        _bench,
     ),
 )
 
@@ -333,6 +535,28 @@ def _working(what: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _progress() -> Iterator[Track]:
+    """What iterates and shows on a terminal's stderr how far it is; between two steps nothing else runs meanwhile."""
+    if not sys.stderr.isatty():
+        yield iter
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+
+        def track(steps: Sequence[Any]) -> Iterator[Any]:
+            task = progress.add_task("", total=len(steps))
+            for step in steps:
+                progress.update(task, description=_line(str(step)), refresh=True)
+                yield step
+                progress.advance(task)
+
+        yield track
+
+
 def _rendered(text: Iterable[RenderableType]) -> str:
     """The text for stdout: as wide as the terminal, or, where there is none, as wide as its longest row."""
     from rich.console import Console
@@ -346,6 +570,18 @@ def _rendered(text: Iterable[RenderableType]) -> str:
     return capture.get().rstrip("\n")
 
 
+@dataclass(frozen=True)
+class _Figure:
+    """A number in a table, or what stands for one that is not there."""
+
+    value: float | None
+    digits: int
+    absent: str = "-"
+
+    def __str__(self) -> str:
+        return self.absent if self.value is None else f"{self.value:.{self.digits}f}"
+
+
 def _table(
     head: Sequence[str], rows: Iterable[Sequence[Any]], style: Callable[[Sequence[Any]], str] = lambda _: ""
 ) -> RenderableType:
@@ -354,7 +590,7 @@ def _table(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     listed = list(rows)
     for i, title in enumerate(head):
-        numeric = all(isinstance(row[i], int) for row in listed)
+        numeric = all(isinstance(row[i], int | _Figure) for row in listed)
         justify: JustifyMethod = "right" if numeric else "left"
         table.add_column(title, justify=justify, no_wrap=numeric, min_width=len(title), overflow="fold")
     for row in listed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,12 +44,12 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) 
     native = library.load()
     arrays = [array if array is None else np.asarray(array, order="C") for array in inputs]
     tensors = (library.Tensor * len(arrays))(*map(_tensor, arrays))
-    given = (library.Attribute * len(attributes))(*(_attribute(*item) for item in attributes.items()))
+    given = _attributes(tuple(attributes.items()))
     outputs: list[Array] = []
 
     def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
         outputs.append(np.empty(dims[:rank], _DTYPES[number]))
-        return int(outputs[-1].ctypes.data)
+        return _address(outputs[-1])
 
     message = ctypes.create_string_buffer(_MESSAGE_SIZE)
     failed = native.ort_dynq_run(
@@ -180,10 +181,25 @@ def _tensor(array: Array | None) -> library.Tensor:
     if array.dtype not in _NUMBERS:
         raise DynqError(f"an input is {array.dtype}, expected one of {', '.join(map(str, _NUMBERS))}")
     dims = (ctypes.c_int64 * array.ndim)(*array.shape)
-    return library.Tensor(_NUMBERS[array.dtype], array.ndim, dims, array.ctypes.data)
+    return library.Tensor(_NUMBERS[array.dtype], array.ndim, dims, _address(array))
 
 
-def _attribute(name: str, value: str | int) -> library.Attribute:
-    if isinstance(value, str):
-        return library.Attribute(name.encode(), value.encode(), 0)
-    return library.Attribute(name.encode(), None, value)
+def _address(array: Array) -> int:
+    """Of a contiguous array: array.ctypes.data, in a third of its time where the array is writable and not empty."""
+    if array.flags.writeable and array.size:
+        buffer: Any = array
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return int(array.ctypes.data)
+
+
+@functools.lru_cache
+def _attributes(given: tuple[tuple[str, str | int], ...]) -> ctypes.Array[library.Attribute]:
+    """Kept, since a node asks for the same ones in every run."""
+    return (library.Attribute * len(given))(
+        *(
+            library.Attribute(name.encode(), value.encode(), 0)
+            if isinstance(value, str)
+            else library.Attribute(name.encode(), None, value)
+            for name, value in given
+        )
+    )

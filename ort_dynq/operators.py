@@ -84,21 +84,25 @@ _SCALES = Input(
 _ZPS = Input("zps", ("uint8", "int8", "int32"), "Zero points: shaped as scales, or one element for all.", "zero")
 
 
-_AFFINE = (
-    Attribute(
-        "quotient", 0, "How t follows from src: 0 src / scale, 1 src * (1 / scale), 2 src * scale (inverse scale)."
-    ),
-    Attribute(
-        "order",
-        0,
-        "0: clip(round(t) + zero_point), 1: round(clip(t + zero_point)), 2: clip(round(t)), zero_point not looked at.",
-    ),
-    Attribute("code_type", 1, "The type that codes are cast to on the way: 2 uint8, 3 int8, 1 none (float32)."),
-    Attribute("quant_min", -128, "The lowest code."),
-    Attribute("quant_max", 127, "The highest code."),
-    Attribute("clip", 1, "0: codes are not clipped (code_type 1 only)."),
-    Attribute("nan", 2, "What a NaN becomes: 0 the code 0 (as Cast has it), 1 quant_min (QuantizeLinear), 2 NaN."),
-)
+def _affine(code_type: int, nan: int) -> tuple[Attribute, ...]:
+    """The attributes of a chain's arithmetic, with the defaults of operators whose codes are integers or floats."""
+    return (
+        Attribute("quotient", 0, "t: 0 src / scale, 1 src * (1 / scale), 2 src * scale (an inverse scale)."),
+        Attribute(
+            "order",
+            0,
+            "0: clip(round(t) + zero_point), 1: round(clip(t + zero_point)), 2: clip(round(t)), zero_point unused.",
+        ),
+        Attribute("code_type", code_type, "The type that codes are cast to: 2 uint8, 3 int8, 1 none (float32)."),
+        Attribute("quant_min", -128, "The lowest code."),
+        Attribute("quant_max", 127, "The highest code."),
+        Attribute("clip", 1, "0: codes are not clipped (code_type 1 only)."),
+        Attribute("nan", nan, "A NaN becomes: 0 the code 0 (Cast), 1 quant_min (QuantizeLinear), 2 NaN (code_type 1)."),
+    )
+
+
+_TO_CODES = _affine(code_type=3, nan=0)
+_TO_FLOATS = _affine(code_type=1, nan=2)
 _RANGE = (
     Attribute("axis", -1, "The first of the dimensions that share a scale: -1 per token, 0 per tensor."),
     Attribute(
@@ -183,7 +187,7 @@ OPERATORS: dict[str, Operator] = {
             "Codes by a chain's own arithmetic (Div, Round, Add, Clip, Cast), scale and zero point computed outside.",
             (_X, _BROADCAST, Input("zero_point", ("uint8", "int8"), "As scale, or one element; the codes' type.")),
             (Input("dst", ("uint8", "int8"), "src's shape."),),
-            _AFFINE,
+            _TO_CODES,
             tuple(Signature(("float32", "float32", code), (code,)) for code in ("uint8", "int8")),
             bodies.affine_quantize,
         ),
@@ -196,7 +200,7 @@ OPERATORS: dict[str, Operator] = {
                 Input("zero_point", ("float32", "uint8", "int8", "int32"), "As scale, or one element."),
             ),
             (Input("dst", ("float32",), "src's shape."),),
-            _AFFINE,
+            _TO_FLOATS,
             tuple(Signature(("float32", "float32", zp), ("float32",)) for zp in ("float32", "uint8", "int8", "int32")),
             bodies.affine_fake_quantize,
         ),
@@ -222,7 +226,7 @@ OPERATORS: dict[str, Operator] = {
                 Input("scale", ("float32",), "src's shape, 1 from `axis` on."),
                 Input("zero_point", ("int8", "uint8"), "As scale."),
             ),
-            (*_RANGE, *_AFFINE),
+            (*_RANGE, *_TO_CODES),
             tuple(Signature(("float32", "float32", code), (code, "float32", code)) for code in ("int8", "uint8")),
             bodies.range_chain(to_codes=True),
         ),
@@ -235,7 +239,7 @@ OPERATORS: dict[str, Operator] = {
                 Input("scale", ("float32",), "src's shape, 1 from `axis` on."),
                 Input("zero_point", ("float32",), "As scale."),
             ),
-            (*_RANGE, *_AFFINE),
+            (*_RANGE, *_TO_FLOATS),
             (Signature(("float32", "float32"), ("float32", "float32", "float32")),),
             bodies.range_chain(to_codes=False),
         ),

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import onnxruntime as ort
 
@@ -21,41 +21,72 @@ if TYPE_CHECKING:
 
 OLDEST_ONNXRUNTIME = (1, 20)
 
+Backend = Literal["native", "extensions"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
 # Entries of SessionOptions. The first is our own: it tells that the operators are registered, and from where.
 _REGISTERED = "ort_dynq.registered"
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def register(session_options: ort.SessionOptions) -> ort.SessionOptions:
+def register(session_options: ort.SessionOptions, backend: Backend = "native") -> ort.SessionOptions:
     """Makes the operators of ort_dynq known to every session made with these options; a second call changes nothing.
+
+    Args:
+        session_options: The options.
+        backend: ``native``: the operators of the native library. ``extensions``: the same kernels behind Python
+            operators that onnxruntime-extensions runs; its library is registered with them, so register it no further.
+            From the first time on it brings the operators into every session of the process that registers it.
 
     Returns:
         The same options, so that ``ort.InferenceSession(path, ort_dynq.register(ort.SessionOptions()))`` reads well.
 
     Raises:
-        DynqError: onnxruntime is too old, the native library is missing, or it refuses (an unknown ORT_DYNQ_ISA).
+        DynqError: onnxruntime is too old, a library is missing, or it refuses (an unknown ORT_DYNQ_ISA); there is no
+            such backend, or the options have the other one already.
     """
     if _version() < OLDEST_ONNXRUNTIME:
         raise DynqError(
             f"onnxruntime {ort.__version__} is too old for ort_dynq, which needs "
             f"{'.'.join(map(str, OLDEST_ONNXRUNTIME))} or newer; `pip install -U onnxruntime`"
         )
-    if not _entry(session_options, _REGISTERED):
-        _register_native(session_options)
-        session_options.add_session_config_entry(_REGISTERED, "native")
+    if backend not in BACKENDS:
+        raise DynqError(f"there is no backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    present = registered(session_options)
+    if present and present != backend:
+        raise DynqError(
+            f"the session options have the backend {present} already, and one session cannot have both: "
+            f"make other options for {backend}"
+        )
+    if not present:
+        _register_library(session_options, backend)
+        session_options.add_session_config_entry(_REGISTERED, backend)
     return session_options
+
+
+def registered(session_options: ort.SessionOptions) -> str:
+    """The backend that these options have; empty if none."""
+    return _entry(session_options, _REGISTERED)
 
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
     """``onnxruntime.InferenceSession`` that rewrites the model and registers the operators before it opens it."""
 
-    def __init__(self, model: Model, sess_options: ort.SessionOptions | None = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sess_options: ort.SessionOptions | None = None,
+        *args: Any,
+        backend: Backend = "native",
+        **kwargs: Any,
+    ) -> None:
         """Rewrites and opens a model; the model given, a file or an object, is not changed.
 
         Args:
             model: A path, a serialized model, a ModelProto or an onnx_ir Model; with external data too.
             sess_options: The session's options; the operators are registered in them. They may serve many sessions.
             *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
+            backend: As for :func:`register`; a model is made ready for ``extensions``.
             **kwargs: The same by name.
 
         Raises:
@@ -66,8 +97,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
 
         if isinstance(model, bytes):
             model = _parse(model)
-        options = register(ort.SessionOptions() if sess_options is None else sess_options)
-        with opening(rewrite(model).model, options, shared=sess_options is not None) as source:
+        options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
+        rewritten = rewrite(model).model
+        if backend == "extensions":
+            from .rewriter.readiness import ready_for_extensions
+
+            rewritten = ready_for_extensions(rewritten).model
+        with opening(rewritten, options, shared=sess_options is not None) as source:
             super().__init__(source, options, *args, **kwargs)
 
 
@@ -108,10 +144,16 @@ def opening(model: Model, options: ort.SessionOptions, *, shared: bool = False) 
                 options.add_session_config_entry(_DATA_FOLDER, "")
 
 
-def _register_native(options: ort.SessionOptions) -> None:
-    kernels.isa()
+def _register_library(options: ort.SessionOptions, backend: Backend) -> None:
+    if backend == "native":
+        kernels.isa()  # a mistaken ORT_DYNQ_ISA shows here, in our words
+        path = library.get_library_path()
+    else:
+        from . import extensions
+
+        path = extensions.define()
     try:
-        options.register_custom_ops_library(library.get_library_path())
+        options.register_custom_ops_library(path)
     except Exception as error:
         raise DynqError(f"onnxruntime {ort.__version__} refused the operators: {error}") from error
 

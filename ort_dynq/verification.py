@@ -17,7 +17,7 @@ from .errors import DynqError
 from .session import opening, register
 
 if TYPE_CHECKING:
-    from .session import Model
+    from .session import Backend, Model
 
 Array = npt.NDArray[Any]
 
@@ -134,6 +134,7 @@ def verify(
     inputs: Mapping[str, Array] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
+    backend: Backend = "native",
 ) -> Verification:
     """Runs A in stock ONNX Runtime and B with the plugin, all optimisations off, and compares every output bit for bit.
 
@@ -145,11 +146,13 @@ def verify(
         inputs: Values of inputs; others are generated: normal floats with some ties, outliers and rows of zeros.
         shapes: Shapes of inputs that are to be generated; sizes that are not fixed are otherwise assumed.
         seed: The seed of the generated values.
+        backend: How B gets the operators, see :func:`ort_dynq.register`.
 
     Raises:
         DynqError: One of them is no model, their inputs or outputs are not the same, an input does not fit, or A does
-            not run.
+            not run; or the operators cannot be registered.
     """
+    register(ort.SessionOptions(), backend)  # what fails for B alone fails at once
     session = _open(a, "A")
     names = [output.name for output in session.get_outputs()]
     signature = _signature(session)
@@ -166,7 +169,7 @@ def verify(
 
     def compare(level: str, **options: bool) -> tuple[Comparison, ...]:
         try:
-            session = _open(b, "B", plugin=True, **options)
+            session = _open(b, "B", backend=backend, **options)
             _check_signature(signature, _signature(session))
             outputs = _run(session, names, feeds)
         except _Failure as error:
@@ -188,7 +191,7 @@ class _Failure(Exception):
     """onnxruntime does not load or run a model."""
 
 
-def _open(model: Model, role: str, *, plugin: bool = False, optimised: bool = False) -> ort.InferenceSession:
+def _open(model: Model, role: str, *, backend: Backend | None = None, optimised: bool = False) -> ort.InferenceSession:
     what = f"{role} ({os.fspath(model)})" if isinstance(model, str | os.PathLike) else role
     if isinstance(model, str | os.PathLike) and (not os.path.isfile(model) or not os.path.getsize(model)):
         raise DynqError(f"{what} is {'empty' if os.path.isfile(model) else 'not a file'}")
@@ -196,15 +199,15 @@ def _open(model: Model, role: str, *, plugin: bool = False, optimised: bool = Fa
     options.log_severity_level = 4  # what goes wrong is raised; it need not be on the terminal too
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if plugin:
-        register(options)
+    if backend:
+        register(options, backend)
     with opening(model, options) as source:
         try:
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except Exception as error:
             if type(error).__name__ in _NOT_A_MODEL:
                 raise DynqError(f"{what} is not an ONNX model: {_message(error)}") from error
-            if not plugin:
+            if backend is None:
                 raise DynqError(f"{what} does not load in stock ONNX Runtime: {_message(error)}") from error
             raise _Failure(_message(error)) from error
 

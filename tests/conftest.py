@@ -1,4 +1,4 @@
-"""Every instruction set that this machine has is a parameter of the tests that run kernels."""
+"""Every instruction set that this machine has, and every backend, is a parameter of the tests that run operators."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from ort_dynq import kernels
+from ort_dynq.session import BACKENDS
 
 _ran: dict[str, int] = {}
 
 
-@pytest.fixture(params=["native"], scope="session")
+@pytest.fixture(params=BACKENDS, scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
     """How the operators are registered: see helpers.make_session."""
     return str(request.param)

@@ -21,6 +21,7 @@ from helpers import (
     dequantize,
     expected_quantize,
     make_session,
+    native_only,
     numpy_dequantize,
     parse,
     quantize,
@@ -160,6 +161,7 @@ def test_special_scales(scale: float, arithmetic: str) -> None:
     Passes(Pass(scale, 5, "int8", arithmetic)).run(starts, kernels.supported_isas())
 
 
+@native_only
 @pytest.mark.parametrize("codes", [np.uint8, np.int8])
 @pytest.mark.parametrize("exponents", [(-10, 3), (-59, 59), (-126, 118)], ids=str)
 def test_ties_of_many_scales(isa: str, backend: str, codes: Any, exponents: tuple[int, int]) -> None:
@@ -182,6 +184,7 @@ def test_ties_of_many_scales(isa: str, backend: str, codes: Any, exponents: tupl
 # s32 zero points
 
 
+@native_only
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 def test_quantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
     """Against Python's integers: quotients that reach the codes from the far ends, never wrapping."""
@@ -210,6 +213,7 @@ def test_quantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
 # Dequantize
 
 
+@native_only
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 @pytest.mark.parametrize("scale", [0.1, 1.9999999, -0.0037, 3e38, *SPECIAL_SCALES], ids=str)
 def test_dequantize_every_code_and_zero_point(isa: str, backend: str, codes: str, scale: float) -> None:
@@ -230,6 +234,7 @@ def test_dequantize_every_code_and_zero_point(isa: str, backend: str, codes: str
         assert_same(actual, expected[np.flatnonzero(every == zp)[0]], every)
 
 
+@native_only
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 def test_dequantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
     """Against 64-bit integers, every code: the difference is exact, then rounded once."""

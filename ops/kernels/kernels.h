@@ -16,7 +16,7 @@
 //
 //   code   kRoundThenAdd  clip(round(t) + zp, low, high)   kAddThenRound  round(clip(t + zp, low, high))
 //          kNoAdd         clip(round(t), low, high)         there is no zero point: -0 stays -0
-//          a NaN is replaced by `nan`, and `zero` (-0 or +0) is added, which with +0 makes a negative zero positive
+//          a NaN is replaced by `nan`; if `zero` is +0, codes are integers: digits are cut off, -0 becomes +0
 //   float  (code - zp) * scale, or / scale where that is an inverse one
 //
 // Nothing is contracted into a fused multiply-add unless written as one.

@@ -168,7 +168,8 @@ float affine_code(const Block& block, float x, float scale, float zp) {
   const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, block.low, block.high)
                      : kOrder == kAddThenRound ? round_any(clip(t + zp, block.low, block.high))
                                                : clip(round_any(t), block.low, block.high);
-  return (code != code ? block.nan : code) + block.zero;
+  const float defined = code != code ? block.nan : code;
+  return __builtin_signbit(block.zero) ? defined : __builtin_truncf(defined) + block.zero;
 }
 
 template <AffineTarget kTarget>

@@ -163,6 +163,13 @@ inline bool are_small(const float* zps, int64_t count) {
   return large == 0;
 }
 
+// Whether small zero points are integers, so that their sums with rounded quotients are.
+inline bool are_whole(const float* zps, int64_t count) {
+  int32_t broken = 0;
+  for (int64_t i = 0; i < count; ++i) broken |= static_cast<float>(static_cast<int32_t>(zps[i])) != zps[i];
+  return broken == 0;
+}
+
 // Stores past the caches must be aligned, in every row.
 inline bool can_stream(const Block& block, uintptr_t dst_size) {
   const uintptr_t step = block.rows > 1 ? static_cast<uintptr_t>(block.stride) * dst_size : 0;
@@ -335,10 +342,14 @@ template <Quotient kQuotient, Order kOrder, AffineTarget kTarget, Parameters kPa
 void affine(const Block& block) {
   constexpr bool kInverse = kQuotient == kMultiply;
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
+  const bool is_small = are_small(block.float_zps, count);
+  if (kOrder == kRoundThenAdd && !__builtin_signbit(block.zero) && !(is_small && are_whole(block.float_zps, count)))
+    return portable_kernels().affine[kQuotient][kOrder][kTarget][kParameters](block);  // a cast has to cut digits off
   if (kQuotient != kDivide)
     affine_with<AffineQuantizer<AffineProduct, kOrder>, kTarget, kOrder, kInverse, kParameters>(block);
-  else if (block.low >= -kLargestSafeClip && block.high <= kLargestSafeClip && are_safe(block.scales, count) &&
-           are_small(block.float_zps, count))
+  else if (!(kOrder == kAddThenRound && __builtin_signbit(block.zero)) &&  // -0 + 0 is not what -tiny + 0 rounds to
+           block.low >= -kLargestSafeClip && block.high <= kLargestSafeClip && are_safe(block.scales, count) &&
+           is_small)
     affine_with<AffineQuantizer<AffineMarkstein, kOrder>, kTarget, kOrder, false, kParameters>(block);
   else
     affine_with<AffineQuantizer<AffineDivision, kOrder>, kTarget, kOrder, false, kParameters>(block);

@@ -53,8 +53,12 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
-  if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && std::fabs(zero_point) <= kLargestSafeClip))
+  const bool is_whole = zero_point == std::nearbyint(zero_point);
+  if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && is_whole &&
+        std::fabs(zero_point) <= static_cast<float>(kNarrowZeroPoint)))
     return false;
+  // A zero point added to a quotient that is too small for a float decides the sign of the code 0.
+  if (quotient_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) return false;
   // Quotients grow with x, rounded or not, so that the ends answer for all between them.
   for (const float x : {low, high}) {
     const float t = quotient_ == kDivide ? x / scale : quotient_ == kMultiply ? x * scale : x * (1.0f / scale);

@@ -24,9 +24,10 @@ class AffineArithmetic {
   // Whether every element between low and high, all of them finite, gets a code within the clip, and the scale is one
   // for which the quicker kernels are exact.
   bool is_bounded(float low, float high, float scale, float zero_point) const;
-  // Those kernels: kPerRow, of `table`; how block.zero is to be set for them.
+  // Those kernels: kPerRow, of `table`; how block.zero and block.zps are to be set for them.
   Kernel bounded_kernel(const KernelTable& table) const;
   float bounded_zero() const { return order_ == kRoundThenAdd ? 0.0f : affine_.zero; }
+  int32_t bounded_zero_point(float zero_point) const { return order_ == kNoAdd ? 0 : static_cast<int32_t>(zero_point); }
 
   // The kernels from float32 to codes, or through codes to float32; by Parameters.
   const Kernel* kernels(const KernelTable& table) const;

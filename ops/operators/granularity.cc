@@ -76,7 +76,8 @@ Groups Granularity::groups(const Shape& src, const Shape& scales, const Tensor& 
         }
         groups.counts.dims[i] = have;
       }
-      if (groups.size > 0 && src.dims[groups.axis] % groups.size == 0) groups.size = 0;
+      if (groups.size > 0 && (src.dims[groups.axis] % groups.size == 0 || groups.counts.dims[groups.axis] == 1))
+        groups.size = 0;  // all are of one length after all
       break;
     }
   }

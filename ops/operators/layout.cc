@@ -10,6 +10,7 @@
 #include "operators/layout.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace dynq {
 namespace {
@@ -92,7 +93,7 @@ class ParameterTile {
  public:
   explicit ParameterTile(const GroupedWork& work) : work_(work) {
     varying_zps_ = work.zps && work.zps.shape.elements() != 1;
-    if (work.zps && !varying_zps_) read_zp(0, shared_zp_);
+    if (work.zps && !varying_zps_) read_zps(0, 1, &shared_zp_);
   }
 
   // `count` parameters, the first being number `first` of a period of columns whose scales begin at `base`.
@@ -102,14 +103,14 @@ class ParameterTile {
       if (!varying_zps_)
         std::fill_n(zps_, count, shared_zp_);
       else
-        for (int64_t i = 0; i < count; ++i) read_zp(base + first + i, zps_[i]);
+        read_zps(base + first, count, zps_);
     } else {
       int64_t index = base + first % period / repeat, phase = first % repeat;
       const int64_t end = base + period / repeat;
       for (int64_t i = 0; i < count; ++i) {
         scales_[i] = work_.scales[index];
         zps_[i] = shared_zp_;
-        if (varying_zps_) read_zp(index, zps_[i]);
+        if (varying_zps_) read_zps(index, 1, &zps_[i]);
         if (++phase == repeat) {
           phase = 0;
           if (++index == end) index = base;
@@ -135,24 +136,27 @@ class ParameterTile {
     float real;  // for the affine kernels
   };
 
-  void read_zp(int64_t index, ZeroPoint& zp) const {
+  // Reads `count` zero points from number `index` on.
+  void read_zps(int64_t index, int64_t count, ZeroPoint* zps) const {
     switch (work_.zps.type) {
       case kUint8:
-        return set(zp, static_cast<const uint8_t*>(work_.zps.data)[index]);
+        return convert<uint8_t>(index, count, zps);
       case kInt8:
-        return set(zp, static_cast<const int8_t*>(work_.zps.data)[index]);
+        return convert<int8_t>(index, count, zps);
       case kInt32:
-        return set(zp, static_cast<const int32_t*>(work_.zps.data)[index]);
+        return convert<int32_t>(index, count, zps);
       default:
-        zp.real = static_cast<const float*>(work_.zps.data)[index];
+        std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
     }
   }
 
-  void set(ZeroPoint& zp, int32_t value) const {
+  template <class T>
+  void convert(int64_t index, int64_t count, ZeroPoint* zps) const {
+    const T* from = static_cast<const T*>(work_.zps.data) + index;
     if (work_.affine != nullptr)
-      zp.real = static_cast<float>(value);
+      for (int64_t i = 0; i < count; ++i) zps[i].real = static_cast<float>(from[i]);
     else
-      zp.integer = value;
+      for (int64_t i = 0; i < count; ++i) zps[i].integer = from[i];
   }
 
   const GroupedWork& work_;

@@ -201,7 +201,7 @@ class RangeQuantize : public Node {
 
   void quantize(const Run& run, int64_t row, int64_t begin, int64_t end, const Parameters& parameters) const {
     const Affine& affine = arithmetic_.affine();
-    const int32_t integer_zp = parameters.bounded ? static_cast<int32_t>(parameters.zp) : 0;
+    const int32_t integer_zp = parameters.bounded ? arithmetic_.bounded_zero_point(parameters.zp) : 0;
     Block block{};
     block.src = run.src + row * run.cols + begin;
     block.dst = run.dst + (row * run.cols + begin) * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float)));

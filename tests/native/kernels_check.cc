@@ -1,0 +1,209 @@
+// Runs every portable kernel on the same data wherever it is compiled, and prints a hash of what each wrote:
+// tests/test_portability.py compares those of two architectures. Data are dense in ties of rounding, their neighbours
+// and the ends of float32; rows have odd tails and gaps between them; what lies outside of a row is hashed, too.
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace {
+
+using dynq::Block;
+
+struct Random {
+  uint64_t state;
+  uint64_t next() {  // splitmix64
+    uint64_t z = state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+  }
+  int64_t integer(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
+  }
+  template <class T, size_t kCount>
+  T of(const T (&values)[kCount]) {
+    return values[next() % kCount];
+  }
+};
+
+class Hash {
+ public:
+  void add(const void* data, size_t size) {  // FNV-1a
+    for (size_t i = 0; i < size; ++i) value_ = (value_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
+  }
+  void add_floats(const float* values, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const float value = std::isnan(values[i]) ? NAN : values[i];  // which NaN is for each architecture to say
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      if (std::isnan(value)) bits = 0x7fc00000;
+      add(&bits, sizeof bits);
+    }
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+constexpr float kInfinity = INFINITY;
+constexpr float kSpecials[] = {NAN,        kInfinity,  -kInfinity,    0.0f,           -0.0f,          1e-45f,
+                               -1e-45f,    1e-40f,     -1e-40f,       3e38f,          1.1754944e-38f, -3.4028235e38f,
+                               1e30f,      -1e30f,     2147483648.0f, -2147483904.0f, 8388608.0f,     -8388609.0f,
+                               4194304.0f, -4194304.5f};
+constexpr float kSpecialScales[] = {1e-40f, 1e-45f, 3e38f, 0.0f, -0.0f, kInfinity, -kInfinity, NAN, -0.1f};
+constexpr float kScales[] = {1.0f,           0.1f,          0.0078125f, 0.0037f,   1.9999999f,
+                             8.6736174e-19f, 1.1529215e18f, 4.0f,       1.7777778f};
+constexpr int32_t kWideZeroPoints[] = {INT32_MIN, INT32_MIN + 1, INT32_MAX, INT32_MAX - 127,
+                                       16385,     -16385,        1 << 24,   -(1 << 23) - 1};
+constexpr float kFloatZeroPoints[] = {0.5f, -0.0f, NAN, kInfinity, 1e-40f, 8388609.0f, -70000.0f};
+constexpr int64_t kColumns[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 129, 1025};
+
+// Parameters of a block, and the block; `special` says whether they may be anything.
+struct Problem {
+  std::vector<float> scales, float_zps;
+  std::vector<int32_t> zps;
+  Block block{};
+
+  Problem(Random& random, dynq::Parameters parameters, int64_t rows, int64_t cols, bool special) {
+    block.rows = rows;
+    block.cols = cols;
+    block.stride = cols + random.integer(0, 3);
+    const int64_t count = parameters == dynq::kPerRow ? rows : cols;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool is_special = special && random.integer(0, 3) == 0;
+      scales.push_back(is_special ? random.of(kSpecialScales) : random.of(kScales));
+      zps.push_back(special && random.integer(0, 3) == 0 ? random.of(kWideZeroPoints)
+                                                         : static_cast<int32_t>(random.integer(-300, 300)));
+      float_zps.push_back(special && random.integer(0, 3) == 0 ? random.of(kFloatZeroPoints)
+                                                               : static_cast<float>(random.integer(-130, 260)));
+    }
+    block.scales = scales.data();
+    block.zps = zps.data();
+    block.float_zps = float_zps.data();
+  }
+
+  size_t elements() const { return static_cast<size_t>(block.rows * block.stride); }
+
+  // (k + 0.5) * scale for codes k, and its neighbours by one and two units in the last place.
+  std::vector<float> ties(Random& random) const {
+    std::vector<float> src;
+    for (size_t i = 0; i < elements(); ++i) {
+      const float scale = scales[random.next() % scales.size()];
+      float x = (static_cast<float>(random.integer(-390, 390)) + 0.5f) * scale;
+      for (int64_t step = random.integer(0, 2); step > 0; --step)
+        x = std::nextafter(x, random.of({-kInfinity, kInfinity}));
+      src.push_back(random.integer(0, 15) == 0 ? random.of(kSpecials) : x);
+    }
+    return src;
+  }
+};
+
+// Calls `run` for blocks of many shapes, with ordinary parameters and with any.
+template <class Run>
+uint64_t hash_blocks(dynq::Parameters parameters, Run run) {
+  Random random{1};
+  Hash hash;
+  for (const int64_t cols : kColumns)
+    for (const int64_t rows : {1, 3})
+      for (const bool special : {false, true, true}) {
+        Problem problem(random, parameters, rows, cols, special);
+        run(random, problem, hash);
+      }
+  return hash.value();
+}
+
+uint64_t hash_quantize(dynq::Kernel kernel, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, Problem& problem, Hash& hash) {
+    const std::vector<float> src = problem.ties(random);
+    std::vector<uint8_t> dst(problem.elements(), 0xa5);
+    problem.block.src = src.data();
+    problem.block.dst = dst.data();
+    kernel(problem.block);
+    hash.add(dst.data(), dst.size());
+  });
+}
+
+uint64_t hash_dequantize(dynq::Kernel kernel, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, Problem& problem, Hash& hash) {
+    std::vector<uint8_t> src(problem.elements());
+    for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
+    std::vector<float> dst(problem.elements(), 12345.0f);
+    problem.block.src = src.data();
+    problem.block.dst = dst.data();
+    kernel(problem.block);
+    hash.add_floats(dst.data(), dst.size());
+  });
+}
+
+uint64_t hash_affine(dynq::Kernel kernel, dynq::AffineTarget target, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, Problem& problem, Hash& hash) {
+    const std::vector<float> src = problem.ties(random);
+    problem.block.src = src.data();
+    for (const bool alternative : {false, true}) {
+      Block block = problem.block;
+      block.low = target == dynq::kToU8 ? 0.0f : -128.0f;
+      block.high = block.low + 255.0f;
+      if (alternative && target == dynq::kToFloat) block.low = -kInfinity, block.high = kInfinity;
+      block.nan = target == dynq::kToFloat ? NAN : alternative ? block.low : 0.0f;
+      block.zero = target == dynq::kToFloat ? -0.0f : 0.0f;
+      std::vector<uint8_t> codes(problem.elements(), 0xa5);
+      std::vector<float> floats(problem.elements(), 12345.0f);
+      block.dst = target == dynq::kToFloat ? static_cast<void*>(floats.data()) : codes.data();
+      kernel(block);
+      hash.add(codes.data(), codes.size());
+      hash.add_floats(floats.data(), floats.size());
+    }
+  });
+}
+
+uint64_t hash_range(dynq::RangeKernel kernel) {
+  return hash_blocks(dynq::kPerRow, [=](Random& random, Problem& problem, Hash& hash) {
+    std::vector<float> src = problem.ties(random);
+    float range[4] = {1, 2, 3, 4};
+    kernel(src.data(), static_cast<int64_t>(src.size()), range);
+    hash.add_floats(range, 4);
+    for (float& x : src)
+      if (!std::isfinite(x)) x = 0.0f;
+    kernel(src.data(), static_cast<int64_t>(src.size()), range);
+    hash.add_floats(range, 4);
+  });
+}
+
+void print(const std::string& name, uint64_t hash) { std::printf("%s %016" PRIx64 "\n", name.c_str(), hash); }
+
+}  // namespace
+
+int main() {
+  using namespace dynq;
+  const KernelTable& table = portable_kernels();
+  const char* const codes[] = {"u8", "s8"};
+  const char* const kinds[] = {"row", "column"};
+  for (int p = 0; p < kParameterKinds; ++p) {
+    const Parameters parameters = static_cast<Parameters>(p);
+    const auto tail = [&](const char* name) { return std::string("/") + name + "/" + kinds[p]; };
+    for (int type = 0; type < kCodeTypes; ++type) {
+      print("quantize/onnx" + tail(codes[type]), hash_quantize(table.quantize[kOnnx][type][p], parameters));
+      print("quantize/onednn" + tail(codes[type]), hash_quantize(table.quantize[kOneDnn][type][p], parameters));
+      print("dequantize" + tail(codes[type]), hash_dequantize(table.dequantize[type][p], parameters));
+    }
+    for (int q = 0; q < kQuotients; ++q)
+      for (int order = 0; order < kOrders; ++order)
+        for (int target = 0; target < kAffineTargets; ++target) {
+          const char* const targets[] = {"u8", "s8", "float"};
+          print("affine/" + std::to_string(q) + "/" + std::to_string(order) + tail(targets[target]),
+                hash_affine(table.affine[q][order][target][p], static_cast<AffineTarget>(target), parameters));
+        }
+  }
+  for (int q = 0; q < kQuotients; ++q)
+    for (int order = 0; order < 2; ++order)
+      print("bounded/" + std::to_string(q) + "/" + std::to_string(order),
+            hash_affine(table.bounded[q][order], kToFloat, kPerRow));
+  print("min_max", hash_range(table.min_max));
+  print("magnitude", hash_range(table.magnitude));
+}

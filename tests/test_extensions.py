@@ -1,0 +1,615 @@
+"""The operators through onnxruntime-extensions: all of them, without Python lists, errors told, and in company."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from helpers import Array, assert_same, handwritten, make_session, parse
+
+import ort_dynq
+from ort_dynq import DynqError, extensions, kernels, library
+from ort_dynq.cli import main
+from ort_dynq.operators import OPERATORS, Operator, Signature
+from ort_dynq.session import BACKENDS, InferenceSession, register
+
+TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
+
+SRC = np.float32([[-3, 0.5, 1.5], [2.5, 90, 300]])
+FEEDS = {"src": SRC, "scale": np.array(1, np.float32), "zp": np.array(1, np.uint8)}
+CODES = np.uint8([[0, 1, 3], [3, 91, 255]])
+FULL = 'qtype = "per_tensor", axis = 1, block_size = 0, output_dtype = 2, arithmetic = "onnx"'
+HEAD = "float[n, m] src, float scale, uint8 zp", "uint8[n, m] dst"
+
+
+def model_of(body: str = f"dst = ort_dynq.DynamicQuantize<{FULL}>(src, scale, zp)", **opset: int) -> onnx.ModelProto:
+    return parse(*HEAD, body, **opset)
+
+
+def channel_model(axis: int) -> onnx.ModelProto:
+    """Fails unless src has one element for each of the scales along `axis`; the message names the axis."""
+    given = FULL.replace("per_tensor", "per_channel").replace("axis = 1", f"axis = {axis}")
+    body = f"dst = ort_dynq.DynamicQuantize<{given}>(src, scale, zp)"
+    return parse("float[] src, float[] scale, uint8 zp", "uint8[] dst", body)
+
+
+def channel_feeds(shape: tuple[int, ...], scales: int) -> dict[str, Array]:
+    return {"src": np.ones(shape, np.float32), "scale": np.ones(scales, np.float32), "zp": np.array(0, np.uint8)}
+
+
+def run_code(code: str, *arguments: str, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
+    """A process of its own, in which nothing has been asked for yet."""
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    command = [sys.executable, "-c", path + code, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode == 0) == succeeds, ran.stderr
+    return ran
+
+
+# One list of operators
+
+
+def defaults_of(operator: Operator) -> dict[str, str | int]:
+    return {attribute.name: attribute.default for attribute in operator.attributes}
+
+
+def node_model(operator: Operator, inputs: tuple[str, ...], outputs: tuple[str, ...], given: str) -> onnx.ModelProto:
+    names = [value.name for value in operator.inputs]
+    heads = ", ".join(f"{TYPES[type_]}[] {name}" for type_, name in zip(inputs, names, strict=True))
+    results = [value.name for value in operator.outputs]
+    tails = ", ".join(f"{TYPES[type_]}[] {name}_out" for type_, name in zip(outputs, results, strict=True))
+    body = f"{', '.join(f'{name}_out' for name in results)} = ort_dynq.{operator.name}{given}({', '.join(names)})"
+    return parse(heads, tails, body)
+
+
+def attributes_of(operator: Operator, signature: Signature) -> dict[str, str | int]:
+    """All of them, those that must fit the types fitting."""
+    given = defaults_of(operator)
+    code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
+    if "output_dtype" in given:
+        given["output_dtype"] = code
+    if "code_type" in given:
+        given |= {"code_type": code, "nan": 2 if code == 1 else 0, "quant_min": 0}
+    return given
+
+
+def test_the_native_library_has_these_operators() -> None:
+    native = library.load()
+    names = list(itertools.takewhile(bool, (native.ort_dynq_operator(i) for i in range(100))))
+    assert [name.decode() for name in names] == list(OPERATORS)
+
+
+@pytest.mark.parametrize(
+    ("operator", "signature"),
+    [pytest.param(*pair, id=f"{pair[0].name}-{'-'.join((*pair[1].inputs, *pair[1].outputs))}") for pair in SIGNATURES],
+)
+def test_every_signature_loads_and_runs(backend: str, operator: Operator, signature: Signature) -> None:
+    given = attributes_of(operator, signature)
+    model = node_model(operator, signature.inputs, signature.outputs, helpers._attributes(given))
+    session = make_session(handwritten(model, backend), backend)
+    shapes: list[tuple[int, ...]] = [(2, 33), (9,) if operator.name.startswith("Range") else (), ()]
+    arrays = [
+        np.asarray(np.linspace(1, 9, int(np.prod(shape))).reshape(shape)).astype(type_)
+        for shape, type_ in zip(shapes, signature.inputs, strict=False)
+    ]
+    names = [value.name for value in operator.inputs]
+    results = session.run(None, dict(zip(names, arrays, strict=True)))
+    assert tuple(result.dtype.name for result in results) == signature.outputs
+    for result, expected in zip(results, kernels.run(operator.name, arrays, **given), strict=True):
+        assert_same(result, expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_the_native_library_has_no_further_signature(operator: Operator) -> None:
+    known = {signature.inputs for signature in operator.signatures}
+    outputs = operator.signatures[0].outputs
+    for inputs in itertools.product(TYPES, repeat=len(operator.inputs)):
+        if inputs not in known:
+            model = node_model(operator, inputs, outputs, "")
+            for output in model.graph.output:
+                output.ClearField("type")
+            with pytest.raises(Exception, match=operator.name):
+                make_session(model, "native")
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_the_native_library_reads_these_attributes(operator: Operator) -> None:
+    """It says so of a value of the wrong type."""
+    for attribute in operator.attributes:
+        wrong = " = 1" if isinstance(attribute.default, str) else ' = "1"'
+        signature = operator.signatures[0]
+        model = node_model(operator, signature.inputs, signature.outputs, f"<{attribute.name}{wrong}>")
+        with pytest.raises(Exception, match=f"the attribute {attribute.name} cannot be read"):
+            make_session(model, "native")
+
+
+@pytest.mark.parametrize(
+    ("operator", "signature"),
+    [pytest.param(operator, operator.signatures[-1], id=operator.name) for operator in OPERATORS.values()],
+)
+def test_absent_attributes_have_their_defaults(operator: Operator, signature: Signature) -> None:
+    rng = np.random.default_rng(0)
+    src = (rng.normal(0, 60, (7, 33))).astype(signature.inputs[0])
+    second = np.float32([-300, 300, 0, 300, 127, 1, 0, 300, 1] if operator.name.startswith("Range") else 1.5)
+    last = "int8" if "int8" in operator.inputs[-1].types else signature.inputs[-1]
+    arrays = [src, second, np.zeros((), last)][: len(operator.inputs)]
+    defaults = kernels.run(operator.name, arrays, **defaults_of(operator))
+    for result, expected in zip(kernels.run(operator.name, arrays), defaults, strict=True):
+        assert_same(result, expected)
+
+
+# What onnxruntime-extensions does with results
+
+
+class Observed:
+    """A result that tells what it is asked for."""
+
+    def __init__(self, result: Any, calls: list[str]) -> None:
+        self._result, self._calls = result, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls.append(name)
+        value = getattr(self._result, name)
+        return value if name == "shape" else lambda: self._told(value())
+
+    def _told(self, value: Any) -> Any:
+        if value is self._result:
+            return self
+        assert type(value) is np.ndarray
+        return value
+
+
+def observe(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What results of operators are asked for from now on."""
+    calls: list[str] = []
+    result = extensions._Result
+    monkeypatch.setattr(extensions, "_Result", lambda array: Observed(result(array), calls))
+    return calls
+
+
+def test_what_results_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails after an upgrade, see what onnxruntime_extensions/_ocos.py now does with results."""
+    session = make_session(model_of(), "extensions")
+    calls = observe(monkeypatch)
+    assert_same(session.run(None, FEEDS)[0], CODES)
+    assert calls == ["shape", "flatten", "tolist"]
+
+
+def test_no_list_is_made() -> None:
+    """Of a million floats, one list takes 32 MB; the input, the result and what the session returns take 9."""
+    body = 'dst = ort_dynq.DynamicDequantize<qtype = "per_tensor", axis = 1, block_size = 0>(src, scale, zp)'
+    session = make_session(parse("uint8[n] src, float scale, uint8 zp", "float[n] dst", body), "extensions")
+    feeds = {**FEEDS, "src": np.arange(1_000_000).astype(np.uint8)}
+    tracemalloc.start()
+    try:
+        (floats,) = session.run(None, feeds)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert_same(floats, feeds["src"].astype(np.float32) - np.float32(1))
+    assert 5_000_000 < peak < 16_000_000
+
+
+# Errors
+
+
+def failing_session(**given: Any) -> ort.InferenceSession:
+    return make_session(channel_model(0), "extensions", **given)
+
+
+BAD, GOOD = channel_feeds((2, 3), 3), channel_feeds((3, 2), 3)
+MESSAGE = "^DynamicQuantize: scales has 3 elements, src has 2 along axis 0$"
+
+
+def run_plain(session: ort.InferenceSession, feeds: dict[str, Array]) -> Any:
+    return session.run(None, feeds)[0]
+
+
+def run_with_iobinding(session: ort.InferenceSession, feeds: dict[str, Array]) -> Any:
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("dst")
+    session.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()[0]
+
+
+def run_with_ort_values(session: ort.InferenceSession, feeds: dict[str, Array]) -> Any:
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    return session.run_with_ort_values(None, values)[0].numpy()
+
+
+def run_async(session: ort.InferenceSession, feeds: dict[str, Array]) -> Any:
+    finished, outcome = threading.Event(), []
+
+    def callback(results: Any, user_data: Any, error: str) -> None:
+        outcome.append((results, user_data, error))
+        finished.set()
+
+    session.run_async(None, feeds, callback, "mine")
+    assert finished.wait(30)
+    ((results, user_data, error),) = outcome
+    assert user_data == "mine"
+    if error:
+        assert len(results) == 0
+        raise DynqError(error)
+    return results[0]
+
+
+RUNS = (run_plain, run_with_iobinding, run_with_ort_values, run_async)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("run", RUNS)
+def test_an_error_reaches_the_caller(run: Callable[..., Any], parallel: bool) -> None:
+    """And the session stays usable."""
+    options = helpers.options(2, optimised=False)
+    if parallel:
+        options.execution_mode, options.inter_op_num_threads = ort.ExecutionMode.ORT_PARALLEL, 2
+    content = channel_model(0).SerializeToString()
+    session = ort.InferenceSession(content, register(options, "extensions"), providers=["CPUExecutionProvider"])
+    for _ in range(3):
+        with pytest.raises(DynqError, match=MESSAGE):
+            run(session, BAD)
+        assert_same(run(session, GOOD), np.ones((3, 2), np.uint8))
+
+
+def test_an_error_before_another() -> None:
+    """What fails because of an operator's failure does not hide it."""
+    model = channel_model(0)
+    model.graph.node.append(onnx.helper.make_node("Cast", ["dst"], ["same"], to=onnx.TensorProto.FLOAT))
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["same", "matrix"], ["product"]))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("matrix", onnx.TensorProto.FLOAT, None))
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("product", onnx.TensorProto.FLOAT, None))
+    session = make_session(model, "extensions")
+    with pytest.raises(DynqError, match=MESSAGE) as caught:
+        session.run(None, {**BAD, "matrix": np.ones((7, 7), np.float32)})
+    assert "MatMul" in str(caught.value.__cause__)
+
+
+def test_errors_of_many_sessions_and_threads() -> None:
+    """Each caller gets the error that is its own, or the right result."""
+    sessions = [make_session(channel_model(axis), "extensions") for axis in (0, 1)]
+
+    def work(index: int) -> None:
+        axis = index % 2
+        for turn in range(100):
+            if (turn + index) % 3:
+                shape = (3, 2) if axis == 0 else (2, 3)
+                assert_same(sessions[axis].run(None, channel_feeds(shape, 3))[0], np.ones(shape, np.uint8))
+            else:
+                with pytest.raises(DynqError, match=f"src has 7 along axis {axis}$"):
+                    sessions[axis].run(None, channel_feeds((7, 7), 3))
+
+    with ThreadPoolExecutor(6) as pool:
+        for future in [pool.submit(work, index) for index in range(6)]:
+            future.result()
+
+
+def test_an_error_on_a_thread_of_onnxruntime() -> None:
+    """Branches that run on the threads of a parallel session; a sequential one beside it is not disturbed."""
+    body = "\n".join(
+        f"dst{i} = ort_dynq.DynamicQuantize<{FULL.replace('per_tensor', 'per_channel')}>(src, scale, zp)"
+        for i in range(6)
+    )
+    outputs = ", ".join(f"uint8[] dst{i}" for i in range(6))
+    model = parse("float[] src, float[] scale, uint8 zp", outputs, body)
+    options = helpers.options(1, optimised=False)
+    options.execution_mode, options.inter_op_num_threads = ort.ExecutionMode.ORT_PARALLEL, 3
+    parallel = ort.InferenceSession(
+        model.SerializeToString(), register(options, "extensions"), providers=["CPUExecutionProvider"]
+    )
+    sequential = make_session(model_of(), "extensions")
+    stop, elsewhere = threading.Event(), []
+
+    def disturb() -> None:
+        while not stop.is_set():
+            elsewhere.append(sequential.run(None, FEEDS)[0])
+
+    threads: set[int] = set()
+    keep = extensions._runs.keep
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extensions._runs, "keep", lambda error: (threads.add(threading.get_ident()), keep(error)))
+        disturbed = pool.submit(disturb)
+        try:
+            for _ in range(10):
+                with pytest.raises(DynqError, match="src has 2 along axis 1"):
+                    parallel.run(None, channel_feeds((3, 2), 3))
+                for codes in parallel.run(None, channel_feeds((2, 3), 3)):
+                    assert_same(codes, np.ones((2, 3), np.uint8))
+        finally:
+            stop.set()
+        disturbed.result()
+    assert threads - {threading.get_ident()}, "no operator ran on another thread: this tests nothing"
+    assert elsewhere
+    for codes in elsewhere:
+        assert_same(codes, CODES)
+
+
+def test_an_interrupt_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sees Ctrl-C while an operator runs; leaving by the exception would end the process."""
+    session = make_session(model_of(), "extensions")
+
+    def interrupt(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_tensor", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.run(None, FEEDS)
+    assert_same(session.run(None, FEEDS)[0], CODES)
+
+
+def test_an_error_that_nobody_would_be_told_of() -> None:
+    """Behind the back of InferenceSession.run the process ends rather than return what was never computed."""
+    code = """
+import test_extensions as t
+session = t.failing_session()
+print("before", flush=True)
+session._sess.run(["dst"], t.BAD, None)
+print("after")
+"""
+    ran = run_code(code, succeeds=False)
+    assert ran.stdout.split() == ["before"]
+    assert MESSAGE.strip("^$") in ran.stderr
+
+
+# Backends side by side
+
+
+def test_both_backends_in_one_process() -> None:
+    sessions = {(backend, i): make_session(model_of(), backend) for i in range(2) for backend in BACKENDS}
+    for _ in range(2):
+        for session in sessions.values():
+            assert_same(session.run(None, FEEDS)[0], CODES)
+
+
+@pytest.mark.parametrize("first", BACKENDS)
+def test_both_backends_in_one_session(first: Any) -> None:
+    second: Any = next(backend for backend in BACKENDS if backend != first)
+    options = register(ort.SessionOptions(), first)
+    assert register(options, first) is options
+    with pytest.raises(DynqError, match=f"have the backend {first} already, and one session cannot have both"):
+        register(options, second)
+    assert_same(ort.InferenceSession(model_of().SerializeToString(), options).run(None, FEEDS)[0], CODES)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_the_library_of_the_extensions_registered_once_more(backend: Any, ours_first: bool) -> None:
+    path = extensions.define()
+    options = helpers.options(1, optimised=False)
+    if ours_first:
+        register(options, backend)
+    options.register_custom_ops_library(path)
+    register(options, backend)
+    with pytest.raises(DynqError, match="one session cannot have both backends of ort_dynq, nor the library of onnxr"):
+        ort.InferenceSession(model_of().SerializeToString(), options)
+
+
+def test_an_unknown_backend() -> None:
+    for use in (
+        lambda: register(ort.SessionOptions(), "python"),  # type: ignore[arg-type]
+        lambda: InferenceSession(model_of(), backend="python"),  # type: ignore[arg-type]
+        lambda: ort_dynq.verify(model_of(), model_of(), backend="python"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(DynqError, match="there is no backend 'python', expected one of native, extensions"):
+            use()
+
+
+# ai.onnx.contrib.Inverse is an operator of onnxruntime-extensions itself.
+BESIDE = """
+import onnx.parser, numpy as np, onnxruntime as ort, ort_dynq
+model = onnx.parser.parse_model('''
+<ir_version: 8, opset_import: ["" : 17, "ort_dynq" : 1, "ai.onnx.contrib" : 1]>
+g (float[n, m] src, float scale, uint8 zp) => (uint8[n, m] dst, float[n, m] inverse) {
+    dst = ort_dynq.DynamicQuantize<%s>(src, scale, zp)
+    inverse = ai.onnx.contrib.Inverse(src)
+}''').SerializeToString()
+options = ort.SessionOptions()
+%s
+session = ort.InferenceSession(model, options)
+feeds = {"src": np.float32([[2, 0], [0, 4]]), "scale": np.array(1, np.float32), "zp": np.array(1, np.uint8)}
+print([result.tolist() for result in session.run(None, feeds)])
+"""
+NATIVE = """
+ort_dynq.register(options)
+assert "onnxruntime_extensions" not in sys.modules and "ort_dynq.extensions" not in sys.modules
+import onnxruntime_extensions
+options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
+assert not any("ort_dynq" in defined.op_type for defined in onnxruntime_extensions.Opdef._odlist.values())
+"""
+
+
+@pytest.mark.parametrize("lines", [NATIVE, "ort_dynq.register(options, 'extensions')"], ids=BACKENDS)
+def test_operators_of_the_extensions_beside_ours(lines: str) -> None:
+    """Nothing of ours is defined in onnxruntime-extensions until somebody asks for it."""
+    assert json.loads(run_code(BESIDE % (FULL, lines)).stdout) == [[[3, 1], [1, 5]], [[0.5, 0], [0, 0.25]]]
+
+
+def test_threads_that_ask_at_once() -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+import onnxruntime as ort, test_extensions as t
+def work(_):
+    return t.make_session(t.model_of(), "extensions").run(None, t.FEEDS)[0].tolist() == t.CODES.tolist()
+with ThreadPoolExecutor(8) as pool:
+    assert all(pool.map(work, range(8)))
+import onnxruntime_extensions
+names = [defined.op_type for defined in onnxruntime_extensions.Opdef._odlist.values()]
+names = [name for name in names if name.startswith("ort_dynq::")]
+assert len(names) == sum(len(t.extensions._variants(operator)) for operator in t.OPERATORS.values()), names
+"""
+    run_code(code)
+
+
+def test_without_the_package() -> None:
+    code = """
+sys.modules["onnxruntime_extensions"] = None
+import onnxruntime as ort, ort_dynq
+try:
+    ort_dynq.register(ort.SessionOptions(), "extensions")
+except ort_dynq.DynqError as error:
+    print(error)
+"""
+    assert "`pip install -U onnxruntime-extensions`" in run_code(code).stdout
+
+
+def test_an_unknown_instruction_set() -> None:
+    code = """
+import os; os.environ["ORT_DYNQ_ISA"] = "mmx"
+import onnxruntime as ort, ort_dynq
+try:
+    ort_dynq.register(ort.SessionOptions(), "extensions")
+except ort_dynq.DynqError as error:
+    print(error)
+"""
+    assert "mmx" in run_code(code).stdout
+
+
+# Models written by hand
+
+
+def ready(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Made ready; what was given is left alone, and a second time changes nothing."""
+    before = model.SerializeToString()
+    proto = ort_dynq.ready_for_extensions(model).to_proto()
+    assert model.SerializeToString() == before
+    again = ort_dynq.ready_for_extensions(proto).to_proto()
+    assert again.SerializeToString() == proto.SerializeToString()
+    onnx.checker.check_model(onnx.load_from_string(proto.SerializeToString()))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "body"),
+    [
+        ("float[n] src, float scale", "uint8", "dst = ort_dynq.DynamicQuantize(src, scale)"),
+        ("float[n] src, float scale", "int8", "dst = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale)"),
+        (
+            "float[n] src, float scale, int32 zp",
+            "int8",
+            "dst = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale, zp)",
+        ),
+        (
+            "float[n] src, float scale, uint8 zp",
+            "int8",
+            "dst = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale, zp)",
+        ),
+        (
+            "float[n] src, float scale, int8 zp",
+            "uint8",
+            "dst = ort_dynq.DynamicQuantize<output_dtype = 2>(src, scale, zp)",
+        ),
+        ("int8[n] src, float scale", "float", "dst = ort_dynq.DynamicDequantize(src, scale)"),
+        ("uint8[n] src, float scale, int32 zp", "float", "dst = ort_dynq.DynamicDequantize(src, scale, zp)"),
+    ],
+)
+def test_a_model_made_ready(inputs: str, output: str, body: str) -> None:
+    """It gives what the native operators give for the model as it was."""
+    model = parse(inputs, f"{output}[n] dst", body)
+    feeds: dict[str, Array] = {"src": np.arange(-9, 9).astype(np.int8), "scale": np.array(0.5, np.float32)}
+    if inputs.startswith("float"):
+        feeds["src"] = np.float32([-300, -1.25, 0.25, 0.75, 300])
+    elif inputs.startswith("uint8"):
+        feeds["src"] = feeds["src"].view(np.uint8)
+    if "zp" in inputs:
+        feeds["zp"] = np.array(3, inputs.split()[-2])
+    expected = make_session(model, "native").run(None, feeds)[0]
+    assert_same(make_session(ready(model), "extensions").run(None, feeds)[0], expected)
+    for source in (model, model.SerializeToString(), ir.from_proto(model)):
+        session = InferenceSession(source, helpers.options(1, optimised=False), backend="extensions")
+        assert_same(session.run(None, feeds)[0], expected)
+
+
+def test_inside_functions_and_branches() -> None:
+    """Where types are not known before the function is called."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21, "ort_dynq" : 1, "own" : 1]>
+        g (bool flag, float[n] src, float scale) => (int8[n] dst) {
+            dst = If (flag) <
+                then_branch = yes () => (int8[n] a) { a = own.quantize(src, scale) },
+                else_branch = no () => (int8[n] b) { b = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale) }
+            >
+        }
+        <opset_import: ["" : 21, "ort_dynq" : 1], domain: "own">
+        quantize (x, s) => (y) { y = ort_dynq.DynamicQuantize<output_dtype = 3, arithmetic = "onednn">(x, s) }
+    """)
+    for flag in (True, False):
+        feeds = {
+            "flag": np.array(flag),
+            "src": np.float32([-300, -1.25, 0.25, 300]),
+            "scale": np.array(0.5, np.float32),
+        }
+        expected = make_session(model, "native").run(None, feeds)[0]
+        assert_same(make_session(ready(model), "extensions").run(None, feeds)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"dst = ort_dynq.DynamicQuantize<{FULL}>(src, scale)",
+        "dst = ort_dynq.DynamicQuantize<axis = 1>(src, scale, zp)",
+        f"dst = ort_dynq.DynamicQuantize<{FULL.replace('output_dtype = 2', 'output_dtype = 3')}>(src, scale, zp)",
+        f"codes = ort_dynq.DynamicQuantize<{FULL.replace('output_dtype = 2', 'output_dtype = 3')}>(src, scale, zp)",
+    ],
+    ids=["input", "attribute", "declared type", "type"],
+)
+def test_a_model_that_is_not_ready(body: str) -> None:
+    """The error says which function makes it so."""
+    model = model_of(body)
+    if "output_dtype = 3" in body:
+        if body.startswith("codes"):
+            model.graph.node.append(onnx.helper.make_node("Cast", ["codes"], ["dst"], to=onnx.TensorProto.INT8))
+        model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
+    with pytest.raises(DynqError, match=r"make the model ready with ort_dynq\.ready_for_extensions\(model\)"):
+        make_session(model, "extensions").run(None, FEEDS)
+    make_session(ready(model), "extensions").run(None, FEEDS)
+
+
+# The command line, and verify
+
+
+def write(path: Path, model: onnx.ModelProto) -> str:
+    onnx.save(model, path)
+    return str(path)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = observe(monkeypatch)
+    original = parse(*HEAD, "dst = QuantizeLinear(src, scale, zp)")
+    del original.opset_import[1]
+    a, b = write(tmp_path / "a.onnx", original), str(tmp_path / "b.onnx")
+    assert main(["rewrite", a, "-o", b, "--verify", "--backend", "extensions", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verification"]["passed"]
+    assert calls
+    calls.clear()
+    assert main(["verify", a, b, "--backend", "extensions"]) == 0
+    assert "PASSED" in capsys.readouterr().out
+    assert calls
+    calls.clear()
+    assert main(["verify", a, b, "--backend", "native"]) == 0
+    assert not calls
+    unready = write(tmp_path / "unready.onnx", model_of("dst = ort_dynq.DynamicQuantize(src, scale, zp)"))
+    assert main(["verify", a, unready, "--backend", "extensions"]) == 1
+
+
+def test_the_command_line_lists_the_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "a", "b", "--backend", "python"]) == 2
+    error = capsys.readouterr().err
+    assert all(backend in error for backend in BACKENDS)

@@ -1,0 +1,75 @@
+"""The library, built from source: no warnings, and what its object files and it hold, export and need."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OPS = Path(__file__).parents[1] / "ops"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=["g++", "clang++"])
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The build directory of one compiler, which warned of nothing."""
+    for tool in (request.param, "cmake", "nm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    directory = tmp_path_factory.mktemp("build")
+    options = ("-DORT_DYNQ_WERROR=ON", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    run("cmake", "-S", OPS, "-B", directory, f"-DCMAKE_CXX_COMPILER={request.param}", *options)
+    run("cmake", "--build", directory, "--parallel", "2")
+    commands = (directory / "compile_commands.json").read_text()
+    assert commands.count("-Wall -Wextra") == commands.count("-Werror") == len(list(OPS.rglob("*.cc")))
+    return directory
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="has portable kernels only")
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_object_of_an_instruction_set_shares_nothing(build: Path, isa: str) -> None:
+    """One table and no weak symbol: any other file could be linked to a copy that needs the instruction set."""
+    (found,) = build.rglob(f"{isa}.cc.o")
+    lines = re.findall(r"^[0-9a-f ]* (\w) (.*)$", run("nm", "-C", found), re.MULTILINE)
+    assert any(kind == "t" for kind, _ in lines)  # its own
+    shared = {name for kind, name in lines if kind not in "tdrbU"}
+    assert shared == {f"dynq::k{isa.capitalize()}Kernels"}
+    assert {name for kind, name in lines if kind == "U"} <= {"memcpy", "memset", "_GLOBAL_OFFSET_TABLE_"}
+
+
+def test_exports(build: Path) -> None:
+    declared = set(re.findall(r"\bort_dynq_\w+(?=\()", (OPS / "c_api.h").read_text()))
+    assert len(declared) >= 5
+    lines = run("nm", "-D", "--defined-only", build / "libort_dynq.so").splitlines()
+    assert {line.split()[-1] for line in lines} == {"RegisterCustomOps", *declared}
+
+
+def test_runs_on_manylinux_2_28(build: Path) -> None:
+    """What it needs of the system is no newer than glibc 2.28 and the libstdc++ of GCC 8."""
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8,)}
+    needed = re.findall(
+        r"U (\S.*)@([A-Z]+)_([\d.]+)$", run("nm", "-DC", "--undefined-only", build / "libort_dynq.so"), re.M
+    )
+    assert len(needed) > 10
+    # What GCC 11 and later put in for every std::vector; that of manylinux_2_28 links its own copy of it.
+    of_newer_compilers = {"std::__throw_bad_array_new_length()"}
+    newer = {name for name, kind, version in needed if tuple(map(int, version.split("."))) > newest[kind]}
+    assert newer <= of_newer_compilers
+
+
+def test_size(build: Path) -> None:
+    library = build / "libort_dynq.so"
+    assert ".symtab" not in run("readelf", "-SW", library)  # stripped
+    assert library.stat().st_size < 600_000

@@ -1,0 +1,315 @@
+"""The operators in NumPy give the kernels' bits and their errors, and stand in for a library that cannot be loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    SPECIALS,
+    Array,
+    Shape,
+    assert_same,
+    make_session,
+    random_codes,
+    random_scales,
+    random_zps,
+    spread,
+    tie_dense,
+)
+from test_conformance import data_sets, rewritten
+
+from ort_dynq import DynqError, kernels, reference
+from ort_dynq.operators import OPERATORS
+
+Case = tuple[list[Array], dict[str, Any]]
+SHAPES: tuple[Shape, ...] = ((), (5,), (3, 40), (2, 3, 33), (0, 4), (4, 257))
+TYPES = {1: np.float32, 2: np.uint8, 3: np.int8}
+ENDS = {1: (-128, 127), 2: (0, 255), 3: (-128, 127)}
+LARGEST = np.finfo(np.float32).max
+
+
+def any_of(rng: np.random.Generator, *values: Any) -> Any:
+    return values[rng.integers(len(values))]
+
+
+def granularity(rng: np.random.Generator) -> tuple[Shape, Shape, dict[str, Any]]:
+    """The shapes of src and scales, and the attributes that go with them."""
+    shape = any_of(rng, *SHAPES)
+    axis = int(rng.integers(-len(shape), len(shape))) if shape else 0
+    kind = any_of(rng, "per_tensor", "per_channel", "per_group", "blocks", "auto") if shape else "per_tensor"
+    if kind == "per_tensor":
+        return shape, any_of(rng, (), (1,)), {"qtype": kind, "axis": axis}
+    if kind in ("per_channel", "auto"):
+        return shape, (shape[axis],), {"qtype": kind, "axis": axis}
+    if kind == "per_group":
+        return shape, tuple(any_of(rng, 1, length) if length else length for length in shape), {"qtype": kind}
+    block = int(any_of(rng, 1, 3, 16, 300))
+    counts = list(shape)
+    counts[axis] = -(-shape[axis] // block)
+    return shape, tuple(counts), {"qtype": "per_group", "axis": axis, "block_size": block}
+
+
+def quantize_case(rng: np.random.Generator) -> Case:
+    shape, scales_shape, given = granularity(rng)
+    scales = random_scales(rng, scales_shape)
+    zps = random_zps(rng, scales_shape if rng.random() < 0.8 else (1,), any_of(rng, np.uint8, np.int8, np.int32))
+    given |= {"output_dtype": any_of(rng, 0, 2, 3), "arithmetic": any_of(rng, "onnx", "onednn")}
+    axis, block = given.get("axis", 0), given.get("block_size", 0)
+    assert zps is not None
+    whole = spread(scales, shape, axis, block), spread(zps, shape, axis, block)
+    inputs = [tie_dense(rng, *whole, any_of(rng, np.uint8, np.int8)), scales, zps]
+    return inputs[: any_of(rng, 2, 3, 3)], given
+
+
+def dequantize_case(rng: np.random.Generator) -> Case:
+    shape, scales_shape, given = granularity(rng)
+    zps = random_zps(rng, scales_shape if rng.random() < 0.8 else (1,), any_of(rng, np.uint8, np.int8, np.int32))
+    src = random_codes(rng, shape, any_of(rng, np.uint8, np.int8))
+    assert zps is not None
+    return [src, random_scales(rng, scales_shape), zps][: any_of(rng, 2, 3, 3)], given
+
+
+def arithmetic(rng: np.random.Generator, code_type: int) -> dict[str, Any]:
+    """The attributes of a chain from floats to codes."""
+    low, high = ENDS[code_type]
+    if rng.random() < 0.5:
+        low, high = sorted(int(end) for end in rng.integers(low, high + 1, 2))
+    return {
+        "quotient": int(rng.integers(3)),
+        "order": int(rng.integers(3)),
+        "code_type": code_type,
+        "quant_min": low,
+        "quant_max": high,
+        "clip": int(rng.integers(2)) if code_type == 1 else 1,
+        "nan": 2 if code_type == 1 else int(rng.integers(2)),
+    }
+
+
+def broadcast_scale(rng: np.random.Generator) -> tuple[Shape, Array]:
+    shape = any_of(rng, *SHAPES)
+    scale = tuple(any_of(rng, 1, length) for length in shape[int(rng.integers(len(shape) + 1)) :])
+    return shape, random_scales(rng, scale)
+
+
+def affine_case(rng: np.random.Generator, to_codes: bool) -> Case:
+    shape, scale = broadcast_scale(rng)
+    code_type = any_of(rng, 2, 3) if to_codes else any_of(rng, 1, 2, 3)
+    given = arithmetic(rng, code_type)
+    zp_type = TYPES[code_type] if to_codes else any_of(rng, np.float32, np.uint8, np.int8, np.int32)
+    zp_shape = scale.shape if rng.random() < 0.7 else (1,)
+    if zp_type is np.float32:
+        zp = rng.choice(np.float32([0, -0.0, 1, -3, 7.5, 128, np.nan, 1e9]), zp_shape).astype(np.float32)
+    else:
+        drawn = random_zps(rng, zp_shape, zp_type)
+        assert drawn is not None
+        zp = drawn
+    with np.errstate(all="ignore"):
+        steps = np.float32(1) / scale if given["quotient"] == 2 else scale
+    ties = np.zeros(shape) if zp_type is np.float32 else np.broadcast_to(zp.reshape(()) if zp.size == 1 else zp, shape)
+    src = tie_dense(rng, np.broadcast_to(steps, shape), ties, TYPES[code_type] if code_type != 1 else np.int8)
+    return [src, scale, np.asarray(zp)], given
+
+
+def affine_dequantize_case(rng: np.random.Generator) -> Case:
+    shape, scale = broadcast_scale(rng)
+    codes = any_of(rng, np.uint8, np.int8)
+    zp = random_codes(rng, scale.shape if rng.random() < 0.7 else (1,), codes)
+    return [random_codes(rng, shape, codes), scale, zp], {}
+
+
+def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
+    shape = any_of(rng, *SHAPES)
+    axes = [axis for axis in range(-len(shape), len(shape)) if 0 not in shape[axis:]]
+    code_type = any_of(rng, 2, 3) if to_codes else any_of(rng, 1, 2, 3)
+    kind = int(rng.integers(4))
+    given = arithmetic(rng, code_type) | {
+        "axis": any_of(rng, *axes) if shape else 0,
+        "range": kind,
+        "inverse": int(rng.integers(2)) if kind == 0 else 0,
+        "zero_point_form": int(rng.integers(5)) if kind in (1, 2) else 0,
+        "zero_point_before_epsilon": int(rng.integers(2)),
+        "zero_point_type": code_type if to_codes else any_of(rng, 1, 2, 3),
+    }
+    epsilons = 0, 1e-5, 1e-8, 1.1920929e-07
+    constants = np.float32(
+        [
+            *((-128, 127) if kind == 3 else (-LARGEST, LARGEST)),
+            *(any_of(rng, *epsilons), LARGEST),
+            *(any_of(rng, 1, 127, 127.5, 255), any_of(rng, 1, 0.5, 127)),
+            *(any_of(rng, *epsilons), LARGEST),
+            any_of(rng, 0, 1),
+        ]
+    )
+    src = (rng.integers(-255, 256, shape) * np.float32(0.5) * any_of(rng, 1, 1 / 16, 0.1, 1e-30)).astype(np.float32)
+    data = any_of(rng, "ties", "specials", "zeros", "NaN")
+    if data == "zeros":
+        src = rng.choice(np.float32([0, -0.0]), shape)
+    elif data != "ties":
+        src = np.where(rng.random(shape) < 0.1, rng.choice(SPECIALS[: None if data == "specials" else 1], shape), src)
+    like = [np.zeros((), TYPES[code_type])] if to_codes else []
+    return [np.asarray(src, np.float32), constants, *like], given
+
+
+CASES: dict[str, Callable[[np.random.Generator], Case]] = {
+    "DynamicQuantize": quantize_case,
+    "DynamicDequantize": dequantize_case,
+    "AffineQuantize": lambda rng: affine_case(rng, to_codes=True),
+    "AffineFakeQuantize": lambda rng: affine_case(rng, to_codes=False),
+    "AffineDequantize": affine_dequantize_case,
+    "RangeQuantize": lambda rng: range_case(rng, to_codes=True),
+    "RangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
+}
+
+
+def useless(given: dict[str, Any]) -> bool:
+    """A zero point that the codes do not look at."""
+    return given.get("order") == 2 and given.get("zero_point_form", 0) != 0
+
+
+def check_bits(operator: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        inputs, given = CASES[operator](rng)
+        if not wanted(given):
+            continue
+        expected = kernels.run(operator, inputs, **given)
+        actual = reference.run(operator, inputs, **given)
+        for result, bits in zip(actual, expected, strict=True):
+            assert_same(result, bits)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_same_bits(isa: str, operator: str) -> None:
+    """Of random attributes on data with ties, NaN, infinities, both zeros and denormals."""
+    check_bits(operator, lambda given: not useless(given))
+
+
+def test_same_bits_of_useless_zero_points(isa: str) -> None:
+    check_bits("RangeQuantize", useless)
+
+
+MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
+    *(
+        (operator, mistake, {})
+        for operator in ("DynamicQuantize", "DynamicDequantize")
+        for mistake in (
+            {"qtype": "rows"},
+            {"block_size": -1},
+            {"qtype": "per_channel"},
+            {"qtype": "per_channel", "axis": 2},
+            {"qtype": "per_group"},
+        )
+    ),
+    ("DynamicQuantize", {"output_dtype": 7}, {}),
+    ("DynamicQuantize", {"arithmetic": "mlas"}, {}),
+    ("DynamicQuantize", {}, {1: np.ones((1, 1), np.float32)}),
+    ("DynamicQuantize", {}, {2: np.zeros(3, np.uint8)}),
+    ("DynamicQuantize", {"qtype": "per_group"}, {1: np.ones((2, 3), np.float32)}),
+    ("DynamicQuantize", {"qtype": "per_group", "block_size": 3}, {1: np.ones((2, 3), np.float32)}),
+    ("DynamicQuantize", {"qtype": "per_group", "block_size": 3, "axis": -3}, {1: np.ones((2, 3), np.float32)}),
+    *(
+        (operator, mistake, {})
+        for operator in ("AffineQuantize", "AffineFakeQuantize", "RangeQuantize", "RangeFakeQuantize")
+        for mistake in (
+            {"quotient": 3},
+            {"order": -1},
+            {"code_type": 4},
+            {"nan": 3},
+            {"nan": 2},
+            {"clip": 2},
+            {"clip": 0},
+            {"quant_min": 5, "quant_max": 4},
+            {"quant_max": 128},
+        )
+    ),
+    ("AffineQuantize", {"code_type": 2, "quant_min": 0}, {}),
+    ("AffineQuantize", {}, {1: np.ones(3, np.float32)}),
+    ("AffineQuantize", {}, {2: np.zeros(4, np.int8)}),
+    ("AffineDequantize", {}, {1: np.ones((1, 1, 1), np.float32)}),
+    *(
+        (operator, mistake, {})
+        for operator in ("RangeQuantize", "RangeFakeQuantize")
+        for mistake in (
+            {"axis": 2},
+            {"axis": -3},
+            {"range": 4},
+            {"inverse": 2},
+            {"inverse": 1, "range": 1},
+            {"zero_point_form": 5},
+            {"zero_point_form": 1},
+            {"zero_point_before_epsilon": 2},
+            {"zero_point_type": 6},
+        )
+    ),
+    ("RangeQuantize", {}, {1: np.ones(8, np.float32)}),
+    ("RangeQuantize", {"code_type": 2, "quant_min": 0}, {}),
+    ("RangeFakeQuantize", {}, {0: np.ones((4, 0), np.float32)}),
+)
+
+
+@pytest.mark.parametrize(("operator", "mistake", "inputs"), MISTAKES)
+def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, Array]) -> None:
+    src = np.ones((2, 4), np.int8 if operator.endswith("Dequantize") else np.float32)
+    second = np.ones(9 if operator.startswith("Range") else 1, np.float32)
+    third = [] if operator == "RangeFakeQuantize" else [np.zeros(1, np.int8)]
+    arrays = [inputs.get(i, array) for i, array in enumerate([src, second, *third])]
+    given = {attribute.name: attribute.default for attribute in OPERATORS[operator].attributes}
+    if "code_type" in given:
+        given |= {"code_type": 3, "nan": 0}
+    texts = []
+    for run in (kernels.run, reference.run):
+        with pytest.raises(DynqError) as caught:
+            run(operator, arrays, **given | mistake)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+HIDDEN = """
+import sys, warnings
+import numpy as np, onnxruntime as ort
+from ort_dynq import DynqError, library, register
+
+def hidden():
+    raise DynqError("it is hidden")
+
+library.get_library_path = hidden
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for model, data, results in zip(*3 * [iter(sys.argv[1:])]):
+        options = register(ort.SessionOptions(), backend="extensions")
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        np.savez(results, *session.run(None, dict(np.load(data))))
+try:
+    register(ort.SessionOptions())
+except DynqError as error:
+    print("native:", error)
+for warning in caught:
+    print(warning.category.__name__, warning.filename, warning.message)
+"""
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """Rewritten models run to the same bits, and one warning says that it is NumPy which runs them."""
+    names = "torch_tensor_u8", "torch_token", "torch_token_int8", "torchscript_channel_last"
+    arguments: list[str] = []
+    for name in names:
+        model, data, results = (tmp_path / f"{name}{suffix}" for suffix in (".onnx", ".in.npz", ".out.npz"))
+        model.write_bytes(rewritten(name)[1])
+        np.savez(data, **next(data_sets(name))[0])  # type: ignore[arg-type]
+        arguments += map(str, (model, data, results))
+    ran = subprocess.run([sys.executable, "-c", HIDDEN, *arguments], capture_output=True, text=True, check=True)
+    native, *warned = ran.stdout.splitlines()
+    assert native == "native: it is hidden"
+    assert warned == ["RuntimeWarning <string> ort_dynq runs on NumPy, slower and to the same bits: it is hidden"]
+    for name in names:
+        expected = make_session(rewritten(name)[1], "native").run(None, next(data_sets(name))[0])
+        with np.load(tmp_path / f"{name}.out.npz") as actual:
+            for array, bits in zip(actual.values(), expected, strict=True):
+                assert_same(array, bits)
