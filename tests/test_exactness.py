@@ -54,15 +54,14 @@ class Pass:
     zp: int
     codes: str = "uint8"
     arithmetic: str = "onnx"
-    portable: bool = False  # also every float through the portable kernels, several times slower
 
     def __str__(self) -> str:
         return f"{self.arithmetic}-{self.codes}-{self.scale:.9g}-{self.zp}"
 
 
 PASSES = (
-    Pass(0.1, 128, portable=True),
-    Pass(0.1, -3, "int8", portable=True),
+    Pass(0.1, 128),
+    Pass(0.1, -3, "int8"),
     Pass(2.0**-7, 127, "int8"),
     Pass(1.9999999, 255),  # the mantissa for which a correctly rounded reciprocal is worst
     Pass(1 / 3, 1, "int8"),
@@ -72,7 +71,7 @@ PASSES = (
     Pass(1e-40, 100),
     Pass(3e38, 1, "int8"),
     Pass(-0.1, 77),
-    Pass(0.1, 127, arithmetic="onednn", portable=True),
+    Pass(0.1, 127, arithmetic="onednn"),
     Pass(0.0037, -7, "int8", arithmetic="onednn"),
     Pass(-1e-39, 3, "int8", arithmetic="onednn"),  # whose reciprocal is infinite or nearly so
 )
@@ -138,15 +137,9 @@ def chunks_that_matter(scale: float) -> list[int]:
 
 @pytest.mark.parametrize("given", PASSES, ids=str)
 def test_all_floats(given: Pass) -> None:
-    """All 2^32 through the vectorised kernels; through the portable ones all, or those that matter."""
-    both = Passes(given)
-    vectorised = [isa for isa in kernels.supported_isas() if isa != "portable"]
-    everywhere = [*vectorised, "portable"] if given.portable else vectorised
-    if everywhere:
-        codes = both.run(ALL, everywhere)
-        assert codes == 256 or (given.scale in (3e38, 1e-40, -1e-39) and codes >= 2)
-    if not given.portable:
-        both.run(chunks_that_matter(given.scale), ["portable"])
+    """All 2^32 through every instruction set."""
+    codes = Passes(given).run(ALL, kernels.supported_isas())
+    assert codes == 256 or (given.scale in (3e38, 1e-40, -1e-39) and codes >= 2)
 
 
 @pytest.mark.parametrize(
