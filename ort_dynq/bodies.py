@@ -16,15 +16,30 @@ def standard(op_type: str, attributes: str) -> Callable[[int], str]:
     """
 
     def body(opset: int) -> str:
-        given = "" if opset < 13 else "axis: int = @axis" + (", block_size: int = @block_size" if opset >= 21 else "")
-        given += attributes if opset >= 21 and given else ""
         return f"""{{
             shape = Shape(scales)
             each = Expand(zps, shape)
-            dst = {op_type}{f"<{given}>" if given else ""}(src, scales, each)
+            dst = {op_type}{_granularity(opset, attributes)}(src, scales, each)
         }}"""
 
     return body
+
+
+def quantize_dequantize(opset: int) -> str:
+    """QuantizeLinear, then DequantizeLinear."""
+    return f"""{{
+        shape = Shape(scales)
+        each = Expand(zps, shape)
+        codes = QuantizeLinear{_granularity(opset)}(src, scales, each)
+        dst = DequantizeLinear{_granularity(opset)}(codes, scales, each)
+    }}"""
+
+
+def _granularity(opset: int, further: str = "") -> str:
+    """The attributes of QuantizeLinear and DequantizeLinear, as far as the opset has them."""
+    if opset < 13:
+        return ""
+    return f"<axis: int = @axis{', block_size: int = @block_size' + further if opset >= 21 else ''}>"
 
 
 _CHOICES = """

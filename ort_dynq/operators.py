@@ -183,6 +183,21 @@ OPERATORS: dict[str, Operator] = {
             bodies.standard("DequantizeLinear", ""),
         ),
         Operator(
+            "DynamicFakeQuantize",
+            "DynamicQuantize, then DynamicDequantize, in one pass: (saturate(round(src / scales + zps)) - zps) * scales.",
+            (
+                Input("src", ("float32",), "Any shape, rank 0 and empty included."),
+                _SCALES,
+                Input(
+                    "zps", ("uint8", "int8"), "Zero points: shaped as scales, or one element for all; the codes' type."
+                ),
+            ),
+            (Input("dst", ("float32",), "src's shape."),),
+            _GRANULARITY,
+            tuple(Signature(("float32", "float32", zps), ("float32",)) for zps in ("uint8", "int8")),
+            bodies.quantize_dequantize,
+        ),
+        Operator(
             "AffineQuantize",
             "Codes by a chain's own arithmetic (Div, Round, Add, Clip, Cast), scale and zero point computed outside.",
             (_X, _BROADCAST, Input("zero_point", ("uint8", "int8"), "As scale, or one element; the codes' type.")),

@@ -61,6 +61,16 @@ def _dynamic_dequantize(given: Attributes, src: Array, scales: Array, zps: Array
     return [np.asarray((src.astype(np.int64) - zp).astype(np.float32) * scale)]
 
 
+def _dynamic_fake_quantize(given: Attributes, src: Array, scales: Array, zps: Array) -> list[Array]:
+    name, dtype = "DynamicFakeQuantize", zps.dtype
+    _check(name, given, "block_size", 0, None)
+    scale, zp = _spread(name, given, src, scales, zps)
+    codes = np.rint(src / scale).astype(np.float64) + zp
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    codes = np.where(np.isnan(codes), low, np.clip(codes, low, high))
+    return [((codes - zp).astype(np.float32) * scale).astype(np.float32)]
+
+
 def _spread(name: str, given: Attributes, src: Array, scales: Array, zps: Array | None) -> tuple[Array, Array]:
     """Scales (float32) and zero points (int64), one for each element of src or broadcast to it."""
     qtype, axis, block_size = given["qtype"], given["axis"], given["block_size"]
@@ -328,6 +338,7 @@ def _text(shape: Sequence[int]) -> str:
 _OPERATORS: dict[str, Callable[..., list[Array]]] = {
     "DynamicQuantize": _dynamic_quantize,
     "DynamicDequantize": _dynamic_dequantize,
+    "DynamicFakeQuantize": _dynamic_fake_quantize,
     "AffineQuantize": _affine_quantize(to_codes=True),
     "AffineFakeQuantize": _affine_quantize(to_codes=False),
     "AffineDequantize": _affine_dequantize,

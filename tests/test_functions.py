@@ -116,10 +116,10 @@ def check(operator: str, opset: int, case: Case) -> list[Array]:
     return list(expected)
 
 
-# DynamicQuantize and DynamicDequantize
+# DynamicQuantize, DynamicDequantize and DynamicFakeQuantize
 
 
-def dynamic_cases(quantizes: bool) -> Callable[[int], Iterator[Case]]:
+def dynamic_cases(quantizes: bool, to_codes: bool = True) -> Callable[[int], Iterator[Case]]:
     """What the rewriter makes of QuantizeLinear and DequantizeLinear.
 
     Not the arithmetic onednn, and not zero points of another type than the codes', for which there is no standard
@@ -164,7 +164,7 @@ def dynamic_cases(quantizes: bool) -> Callable[[int], Iterator[Case]]:
                     with np.errstate(all="ignore"):
                         src = np.where(np.abs(src / each) < 2.0**30, src, np.float32(0))
                 yield Case(attributes, [src, scales, zps])
-                if opset >= 21:
+                if opset >= 21 and to_codes:
                     yield Case(attributes | {"output_dtype": number}, [src, scales, zps])
 
     return cases
@@ -438,6 +438,7 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "DynamicQuantize": dynamic_cases(quantizes=True),
     "DynamicDequantize": dynamic_cases(quantizes=False),
+    "DynamicFakeQuantize": dynamic_cases(quantizes=True, to_codes=False),
     "AffineQuantize": affine_cases(to_codes=True),
     "AffineFakeQuantize": affine_cases(to_codes=False),
     "AffineDequantize": affine_dequantize_cases,

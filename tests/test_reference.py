@@ -67,6 +67,16 @@ def quantize_case(rng: np.random.Generator) -> Case:
     return inputs[: any_of(rng, 2, 3, 3)], given
 
 
+def fake_quantize_case(rng: np.random.Generator) -> Case:
+    shape, scales_shape, given = granularity(rng)
+    scales = random_scales(rng, scales_shape)
+    codes = any_of(rng, np.uint8, np.int8)
+    zps = random_codes(rng, scales_shape if rng.random() < 0.8 else (1,), codes)
+    axis, block = given.get("axis", 0), given.get("block_size", 0)
+    src = tie_dense(rng, spread(scales, shape, axis, block), spread(zps, shape, axis, block), codes)
+    return [src, scales, zps], given
+
+
 def dequantize_case(rng: np.random.Generator) -> Case:
     shape, scales_shape, given = granularity(rng)
     zps = random_zps(rng, scales_shape if rng.random() < 0.8 else (1,), any_of(rng, np.uint8, np.int8, np.int32))
@@ -159,6 +169,7 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
 CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "DynamicQuantize": quantize_case,
     "DynamicDequantize": dequantize_case,
+    "DynamicFakeQuantize": fake_quantize_case,
     "AffineQuantize": lambda rng: affine_case(rng, to_codes=True),
     "AffineFakeQuantize": lambda rng: affine_case(rng, to_codes=False),
     "AffineDequantize": affine_dequantize_case,

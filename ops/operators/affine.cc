@@ -96,7 +96,7 @@ Groups broadcast_groups(const char* op, const Shape& src, const Shape& scales, c
   if (!fits)
     throw Error(std::string(op) + ": scale has shape " + scales.text() + ", expected one that broadcasts to " +
                 src.text());
-  if (zps && zps.shape.elements() != 1 && !(zps.shape == scales))
+  if (zps.shape.elements() != 1 && !(zps.shape == scales))
     throw Error(std::string(op) + ": zero_point has shape " + zps.shape.text() + ", expected that of scale, " +
                 scales.text() + ", or one element");
   return groups;

@@ -6,6 +6,7 @@ namespace dynq {
 
 Operator dynamic_quantize();
 Operator dynamic_dequantize();
+Operator dynamic_fake_quantize();
 Operator affine_quantize();
 Operator affine_fake_quantize();
 Operator affine_dequantize();

@@ -41,6 +41,13 @@ class Recipe {
 
   bool is_magnitude() const { return kind_ == kMagnitude; }
 
+  // ONNX Runtime's Cast to uint8 or int8: truncated to int32, of which the low byte is kept; NaN and what is beyond
+  // int32 gives 0.
+  static uint8_t low_byte(float value) {
+    const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
+    return fits ? static_cast<uint8_t>(static_cast<int32_t>(value)) : uint8_t{0};
+  }
+
   // Each bound is an epsilon, or the end of the floats: a Clip without a maximum takes infinity to the largest float.
   struct Constants {
     float lowest_minimum, highest_maximum;
@@ -100,10 +107,8 @@ class Recipe {
     return value;
   }
 
-  // ONNX Runtime's Cast: truncated to int32, of which the low byte is kept; NaN and what is beyond int32 gives 0.
   static float cast(float value, Type type) {
-    const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
-    const uint8_t byte = fits ? static_cast<uint8_t>(static_cast<int32_t>(value)) : uint8_t{0};
+    const uint8_t byte = low_byte(value);
     return type == kUint8 ? static_cast<float>(byte) : static_cast<float>(static_cast<int8_t>(byte));
   }
 
@@ -225,10 +230,8 @@ class RangeQuantize : public Node {
     run.scales[row] = result.scale;
     if (!to_codes_)
       static_cast<float*>(run.zps)[row] = result.zp;
-    else if (arithmetic_.code_type() == kUint8)
-      static_cast<uint8_t*>(run.zps)[row] = static_cast<uint8_t>(static_cast<int32_t>(result.zp));
     else
-      static_cast<int8_t*>(run.zps)[row] = static_cast<int8_t>(static_cast<int32_t>(result.zp));
+      static_cast<uint8_t*>(run.zps)[row] = Recipe::low_byte(result.zp);
     return result;
   }
 
