@@ -66,10 +66,12 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
     rewritten = load(model)
     report = Report(before=_op_counts(rewritten))
     with Facts(rewritten) as facts:
+        function = None  # a function's subgraphs come after it, and all functions after the main graph
         for path, graph in graphs(rewritten):
+            function = graph if isinstance(graph, ir.Function) else function
             for node in list(graph):
                 if node.graph is not None:  # not yet part of a chain that was replaced
-                    _apply(node, graph, path, facts, report)
+                    _apply(node, graph, function, path, facts, report)
         for path, graph in graphs(rewritten):
             for finding in weights.convert(graph, path, facts):
                 report.findings.append(finding)
@@ -78,21 +80,28 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
     return Result(rewritten, report)
 
 
-def _apply(node: ir.Node, graph: ir.Graph | ir.Function, path: str, facts: Facts, report: Report) -> None:
+def _apply(
+    node: ir.Node,
+    graph: ir.Graph | ir.Function,
+    function: ir.Function | None,
+    path: str,
+    facts: Facts,
+    report: Report,
+) -> None:
     for rule in RULES:
         outcome = rule.match(node, facts)
         if outcome is None:
             continue
-        if isinstance(graph, ir.Function) and graph.opset_imports.get("", facts.opset) != facts.opset:
-            outcome = f"its function is of opset {graph.opset_imports['']}, the model of opset {facts.opset}"
+        if function is not None and function.opset_imports.get("", facts.opset) != facts.opset:
+            outcome = f"its function is of opset {function.opset_imports['']}, the model of opset {facts.opset}"
         if isinstance(outcome, str):
             report.findings.append(Finding(label(node), node.op_type, path, rule.name, None, outcome))
             return
         report.findings.append(Finding(label(node), node.op_type, path, rule.name, outcome.operator))
         replace(node, graph, outcome, rule.name, facts)
         add_function(facts.model, outcome.operator, facts.opset)
-        if isinstance(graph, ir.Function):
-            graph.opset_imports.setdefault(DOMAIN, VERSION)
+        if function is not None:
+            function.opset_imports.setdefault(DOMAIN, VERSION)
         return
 
 

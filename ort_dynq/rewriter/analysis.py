@@ -58,11 +58,13 @@ class Facts:
         self.model = model
         self._calls: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
         self._constants: set[ir.Value] = set()
+        self._names: set[str | None] = set()
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
 
     def __enter__(self) -> Facts:
         for _, graph in graphs(self.model):
             for value in _values(graph):
+                self._names.add(value.name)
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
             for node in graph:
                 if (identifier := node.op_identifier()) in self.model.functions:
@@ -76,6 +78,14 @@ class Facts:
         """The version of the standard operators that the model imports."""
         imports = self.model.graph.opset_imports
         return next((imports[domain] for domain in STANDARD_DOMAINS if domain in imports), 0)
+
+    def new_name(self) -> str:
+        """A name for a value, which no graph of the model has."""
+        i = len(self._names)
+        while (name := f"ort_dynq_{i}") in self._names:
+            i += 1
+        self._names.add(name)
+        return name
 
     def adopt(self, new: ir.Value, old: ir.Value) -> None:
         """`new` has taken the place of `old`: what was found of the one holds for the other, and no longer."""
@@ -115,13 +125,27 @@ class Facts:
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
         was_disabled, logger.disabled = logger.disabled, True  # what cannot be inferred is unknown, no more
         try:
-            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(self.model)
+            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=not _has_long_vector(self.model))(
+                self.model
+            )
         finally:
             logger.disabled = was_disabled
         todo = functions(self.model)
         for _ in range(len(todo)):  # a function may call another
             for function in todo:
                 _infer_function(function, self._calls[function.identifier()])
+
+
+def _has_long_vector(model: ir.Model) -> bool:
+    """Whether a vector is so long that onnx must not keep its elements as symbolic dimensions, as data_prop does."""
+    return any(
+        value.shape is not None
+        and len(value.shape) == 1
+        and value.shape.is_static()
+        and value.shape.numpy()[0] > 1 << 16
+        for graph in model.graphs()
+        for value in (*graph.inputs, *graph.initializers.values())
+    )
 
 
 def _is_foldable(node: ir.Node) -> bool:

@@ -19,15 +19,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .analysis import Facts
-from .constants import does_not_grow, op, same, scalar
-from .ranges import Recipe, Unrecognised, recipe_of, unreshaped
+from .analysis import STANDARD_DOMAINS, Facts
+from .constants import cast_to, does_not_grow, is_zero, op, same, scalar
+from .ranges import Recipe, Unrecognised, recipe_of
 from .replacement import Replacement, Spare, call, constant
+from .shapes import broadcasts, is_elementwise_of, lines_up, same_shape, unreshaped
 
 _DIVIDE, _MULTIPLY_RECIPROCAL, _MULTIPLY = range(3)
 _ROUND_THEN_ADD, _ADD_THEN_ROUND, _NO_ADD = range(3)
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8)
 _OLDEST_OPSET = 13
+_LARGEST_CODE = 1 << 24  # integers up to here are floats
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Chain:
         code_type: uint8 or int8 if codes become integers, else float32.
         last: The chain's result: codes, or floats again.
         is_fake: Whether `last` is floats again.
-        first: The node that divides.
+        round: The node that rounds.
     """
 
     x: ir.Value
@@ -54,7 +56,7 @@ class Chain:
     code_type: ir.DataType
     last: ir.Value
     is_fake: bool
-    first: ir.Node
+    round: ir.Node
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -84,10 +86,9 @@ def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
     if facts.opset < _OLDEST_OPSET:
         return f"the model is of opset {facts.opset}, expected {_OLDEST_OPSET} or newer"
     try:
-        recipe = _whole(chain)
+        return _whole(chain)
     except Unrecognised as error:
         return _affine(chain, str(error))
-    return _range(chain, recipe)
 
 
 def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
@@ -100,16 +101,16 @@ def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
             continue
         zero: ir.Value | None = None
         inner = same(real)
-        if (sub := op(inner, "Sub")) is not None and _only_user(inner) is not None:
+        if (sub := op(inner, "Sub")) is not None and _only_use(inner) is not None:
             real, zero = sub.inputs[0], sub.inputs[1]
         codes = _uncast(real)
-        if codes is None or facts.is_constant(codes):
+        if codes is None or facts.is_constant(codes) or same_shape(codes, scale):
             continue
         assert codes.dtype is not None
         zero_codes = None if zero is None else _uncast(zero)
         if zero is not None and (zero_codes is None or zero_codes.dtype != codes.dtype):
             continue
-        if not _broadcasts(scale, codes) or (zero_codes is not None and not _same_shape(zero_codes, scale)):
+        if not broadcasts(scale, codes) or (zero_codes is not None and not same_shape(zero_codes, scale)):
             return "the scale's shape is not known to broadcast to that of the codes"
         nodes = []
         if zero_codes is None:
@@ -124,7 +125,7 @@ def _uncast(value: ir.Value | None) -> ir.Value | None:
     """The 8-bit integers of which `value` is the float form."""
     if value is None or (cast := op(same(value), "Cast")) is None or cast.inputs[0] is None:
         return None
-    return cast.inputs[0] if cast.inputs[0].dtype in _CODES and cast.attributes.get_int("to", 0) == 1 else None
+    return cast.inputs[0] if cast.inputs[0].dtype in _CODES and cast_to(cast) == ir.DataType.FLOAT else None
 
 
 def _chain(node: ir.Node, facts: Facts) -> Chain | None:
@@ -136,40 +137,43 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     if (add := op(t, "Add")) is not None and (parts := _quotient_and(add, facts)) is not None:
         order, (t, zero) = _ADD_THEN_ROUND, parts
     quotient = _quotient(t, facts)
-    if quotient is None or (order == _ADD_THEN_ROUND and zero is None and clip is None):
+    if quotient is None:
         return None
     x, scale, kind = quotient
-    if order == _ADD_THEN_ROUND and zero is None:
+    is_clipped_early = clip is not None
+    if zero is None:
         order = _NO_ADD  # rounding a clipped number is clipping a rounded one, the bounds being integers
     if x.dtype != ir.DataType.FLOAT:
-        raise Unrecognised(f"the type of x is {'not known' if x.dtype is None else x.dtype.name.lower()}")
-    if _same_shape(x, scale):
+        raise Unrecognised(
+            f"the type of x is {'not known' if x.dtype is None else x.dtype.name.lower()}, expected float32"
+        )
+    if same_shape(x, scale) or is_elementwise_of(scale, _unsigned(x)):
         return None  # a zero point's own rounding
-    if not _broadcasts(unreshaped(scale) if scale.shape is None else scale, x):
-        raise Unrecognised("the scale's shape is not known to broadcast to that of x")
     last = node.outputs[0]
-    first = t.producer()
-    assert first is not None
 
-    if order == _NO_ADD and clip is None and (user := _only_user(last)) is not None and user.op_type == "Add":
-        other = user.inputs[1] if user.inputs[0] is last else user.inputs[0]
-        if other is not None and other is not last:
-            order, zero, last = _ROUND_THEN_ADD, other, user.outputs[0]
-    if clip is None and (user := _only_user(last)) is not None and user.op_type == "Clip" and user.inputs[0] is last:
-        found = _clip(user.outputs[0])
+    if order == _NO_ADD and clip is None and (use := _only_use(last)) is not None and use.node.op_type == "Add":
+        other = use.node.inputs[1 - use.idx]
+        if other is not None:
+            order, zero, last = _ROUND_THEN_ADD, other, use.node.outputs[0]
+    if clip is None and (use := _only_use(last)) is not None and use.node.op_type == "Clip" and use.idx == 0:
+        found = _clip(use.node.outputs[0])
         if found is None:
             raise Unrecognised("the codes are not clipped to constant integers")
-        clip, last = found[1], user.outputs[0]
-    if zero is not None and not (scalar(zero) is not None or _same_shape(zero, scale)):
-        raise Unrecognised("the zero point's shape is not that of the scale")
+        clip, last = found[1], use.node.outputs[0]
+    if zero is not None and not (does_not_grow(zero, x) if scalar(zero) is not None else broadcasts(zero, x)):
+        raise Unrecognised("the zero point's shape is not known to broadcast to that of x")
 
     codes = _integers(last)
-    chain = Chain(x, scale, zero, kind, order, clip, ir.DataType.FLOAT, last, False, first)
+    chain = Chain(x, scale, zero, kind, order, clip, ir.DataType.FLOAT, last, False, node)
     if codes is not None:
         chain.code_type, chain.last = _type_of(codes), codes
         low, high = (0, 255) if chain.code_type == ir.DataType.UINT8 else (-128, 127)
         if clip is None or clip[0] < low or clip[1] > high:
             raise Unrecognised(f"codes are cast to {chain.code_type.name.lower()} without a clip to its range")
+    elif clip is not None and 0 in clip and is_clipped_early != (order == _ADD_THEN_ROUND):
+        raise Unrecognised(
+            "codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign"
+        )
     fake = _fake(chain)
     if fake is not None:
         chain.last, chain.is_fake = fake, True
@@ -178,22 +182,30 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     return chain
 
 
+def _unsigned(value: ir.Value) -> ir.Value:
+    """What a value is the negative of, or the value."""
+    node = op(same(value), "Neg")
+    return value if node is None or node.inputs[0] is None else node.inputs[0]
+
+
 def _required(value: ir.Value | None) -> ir.Value:
     if value is None:
         raise Unrecognised("an input is missing")
     return value
 
 
-def _only_user(value: ir.Value) -> ir.Node | None:
-    """The one node that uses a value, Identity looked through."""
+def _only_use(value: ir.Value) -> ir.Usage | None:
+    """The one use of a node's output by a standard operator of the same graph, Identity looked through."""
     while True:
-        uses = value.uses()
-        if len(uses) != 1 or value.is_graph_output():
+        uses, producer = value.uses(), value.producer()
+        if len(uses) != 1 or value.is_graph_output() or producer is None:
             return None
-        node = next(iter(uses)).node
-        if node.domain or node.op_type != "Identity":
-            return None if node.domain else node
-        value = node.outputs[0]
+        use = next(iter(uses))
+        if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
+            return None
+        if use.node.op_type != "Identity":
+            return use
+        value = use.node.outputs[0]
 
 
 def _clip(value: ir.Value) -> tuple[ir.Value, tuple[int, int]] | None:
@@ -203,6 +215,8 @@ def _clip(value: ir.Value) -> tuple[ir.Value, tuple[int, int]] | None:
         return None
     low, high = scalar(node.inputs[1]), scalar(node.inputs[2])
     if low is None or high is None or not (low.is_integer() and high.is_integer() and low <= high):
+        return None
+    if max(-low, high) > _LARGEST_CODE or any(bound == 0 and not is_zero(bound) for bound in (low, high)):
         return None
     return same(node.inputs[0]), (int(low), int(high))
 
@@ -228,60 +242,63 @@ def _quotient(t: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value, int] | Non
         if facts.is_constant(factor):
             return None
         reciprocal = op(same(factor), "Reciprocal")
-        if reciprocal is not None and not _same_shape(x, factor) and _broadcasts(factor, x):
+        if reciprocal is not None and not same_shape(x, factor):
             return x, _required(reciprocal.inputs[0]), _MULTIPLY_RECIPROCAL
     for i in (1, 0):
         x, factor = _required(node.inputs[1 - i]), _required(node.inputs[i])
-        if not _same_shape(x, factor) and _broadcasts(factor, x):
+        if not same_shape(x, factor) and broadcasts(factor, x):
             return x, factor, _MULTIPLY
     return None
 
 
 def _integers(value: ir.Value) -> ir.Value | None:
     """What the one use of `value` casts it to, if that is 8-bit integers in the end."""
-    node = _only_user(value)
-    if node is None or node.op_type != "Cast":
+    use = _only_use(value)
+    if use is None or use.node.op_type != "Cast":
         return None
-    to = node.attributes.get_int("to", 0)
+    to = cast_to(use.node)
     if to in _CODES:
-        return node.outputs[0]
-    return _integers(node.outputs[0]) if to == ir.DataType.INT32 else None
+        return use.node.outputs[0]
+    return _integers(use.node.outputs[0]) if to == ir.DataType.INT32 else None
 
 
 def _type_of(codes: ir.Value) -> ir.DataType:
     cast = codes.producer()
     assert cast is not None
-    return ir.DataType(cast.attributes.get_int("to", 0))
+    return cast_to(cast)
 
 
 def _fake(chain: Chain) -> ir.Value | None:
     """The floats that the chain's codes become again, by the same scale and zero point, if that is their only use."""
     value = chain.last
     if chain.code_type != ir.DataType.FLOAT:
-        cast = _only_user(value)
-        if cast is None or cast.op_type != "Cast" or cast.attributes.get_int("to", 0) != ir.DataType.FLOAT:
+        use = _only_use(value)
+        if use is None or use.node.op_type != "Cast" or cast_to(use.node) != ir.DataType.FLOAT:
             return None
-        value = cast.outputs[0]
+        value = use.node.outputs[0]
     if chain.zero_point is not None:
-        sub = _only_user(value)
-        if sub is None or sub.op_type != "Sub" or not _is_same_number(sub.inputs[1], chain.zero_point):
+        use = _only_use(value)
+        if use is None or use.node.op_type != "Sub" or use.idx != 0:
             return None
-        value = sub.outputs[0]
-    node = _only_user(value)
-    if node is None:
+        if not _is_same_number(use.node.inputs[1], chain.zero_point, chain.x):
+            return None
+        value = use.node.outputs[0]
+    use = _only_use(value)
+    if use is None or use.node.op_type != ("Div" if chain.quotient == _MULTIPLY else "Mul"):
         return None
-    if chain.quotient == _MULTIPLY:
-        is_right = node.op_type == "Div" and same(_required(node.inputs[1])) is same(chain.scale)
-    else:
-        factors = [same(_required(factor)) for factor in node.inputs]
-        is_right = node.op_type == "Mul" and same(chain.scale) in factors and factors[0] is not factors[1]
-    return node.outputs[0] if is_right else None
+    if chain.quotient == _MULTIPLY and use.idx != 0:
+        return None
+    factor = use.node.inputs[1 - use.idx]
+    return use.node.outputs[0] if factor is not None and same(factor) is same(chain.scale) else None
 
 
-def _is_same_number(value: ir.Value | None, zero: ir.Value) -> bool:
+def _is_same_number(value: ir.Value | None, zero: ir.Value, x: ir.Value) -> bool:
     if value is None:
         return False
-    return _root(value) is _root(zero) or (scalar(value) is not None and scalar(value) == scalar(zero))
+    number = scalar(value)
+    if number is not None and number == scalar(zero):
+        return (number != 0 or is_zero(number) == is_zero(scalar(zero))) and does_not_grow(value, x)
+    return _root(value) is _root(zero)
 
 
 def _root(value: ir.Value) -> ir.Value:
@@ -289,56 +306,23 @@ def _root(value: ir.Value) -> ir.Value:
     return _uncast(value) or same(value)
 
 
-def _same_shape(a: ir.Value, b: ir.Value) -> bool:
-    return a.shape is not None and b.shape is not None and a.shape == b.shape and not _has_unknown(a.shape)
-
-
-def _has_unknown(shape: ir.Shape) -> bool:
-    return any(isinstance(dim, ir.SymbolicDim) and dim.value is None for dim in shape)
-
-
-def _broadcasts(small: ir.Value, large: ir.Value) -> bool:
-    """Whether `small` surely broadcasts to `large` without making it larger."""
-    if small.shape is None or large.shape is None or len(small.shape) > len(large.shape):
-        return False
-    last = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
-    if all(mine == 1 or (mine == theirs and not _unknown(mine)) for mine, theirs in last):
-        return True
-    # [B, S] made [B', S', 1]: as many elements, and the last dimension of them shared.
-    return len(small.shape) == len(large.shape) and len(last) > 0 and last[0][0] == 1
-
-
-def _unknown(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None
-
-
-def _whole(chain: Chain) -> Recipe:
-    """How the chain's scale and zero point follow from its x."""
-    zero = chain.zero_point
-    if zero is not None and scalar(zero) == 0:
-        zero = None
+def _whole(chain: Chain) -> Replacement:
+    """The chain from its range on, where scale and zero point follow from its x."""
+    zero = None if is_zero(scalar(chain.zero_point)) else chain.zero_point
     low, high = chain.clip or (-128, 127)
     recipe = recipe_of(chain.x, chain.scale, zero, low, high)
     if (recipe.inverse == 1) != (chain.quotient == _MULTIPLY):
         raise Unrecognised("the scale is an inverse one and is used as a scale, or the other way round")
     if not chain.is_fake and recipe.zero_point_type not in (1, chain.code_type):
         raise Unrecognised("the zero point is of another type than the codes")
-    return recipe
-
-
-def _range(chain: Chain, recipe: Recipe) -> Replacement:
-    return whole(
-        chain.x,
-        chain.scale,
-        chain.zero_point,
-        chain.last,
-        recipe,
-        {**chain.attributes},
-        is_fake=chain.is_fake,
-    )
+    for each in (chain.scale, zero):
+        if each is not None and not lines_up(each, chain.x, recipe.axis, recipe.keepdims):
+            raise Unrecognised("scale and zero point are not known to line up with the rows that they are the range of")
+    return whole(chain.round, chain.x, chain.scale, zero, chain.last, recipe, chain.attributes, is_fake=chain.is_fake)
 
 
 def whole(
+    node: ir.Node,
     x: ir.Value,
     scale: ir.Value,
     zero_point: ir.Value | None,
@@ -348,12 +332,21 @@ def whole(
     *,
     is_fake: bool,
 ) -> Replacement:
-    """RangeQuantize or RangeFakeQuantize in the place of everything between `x` and `last`."""
+    """RangeQuantize or RangeFakeQuantize in the place of everything between `x` and `last`.
+
+    Raises:
+        Unrecognised: The range is not found in the graph of `node`, which quantizes.
+    """
+    start = None if recipe.start is None else recipe.start.producer()
+    if start is None or start.graph is not node.graph:
+        raise Unrecognised("the range is found in another graph than that of the quantization")
+    # Everything that is replaced is computed from `start` on; of x, the copy that is used need not be there yet.
+    x = same(x)
     operator = "RangeFakeQuantize" if is_fake else "RangeQuantize"
     nodes = [constant(np.array(recipe.constants, np.float32))]
     if not is_fake:
         nodes.append(constant(np.zeros((), ir.DataType(attributes["code_type"]).numpy())))
-    node = call(
+    main = call(
         operator,
         [x, *(node.outputs[0] for node in nodes)],
         **attributes,
@@ -364,12 +357,13 @@ def whole(
         zero_point_before_epsilon=recipe.zero_point_before_epsilon,
         zero_point_type=recipe.zero_point_type,
     )
-    spares = [spare for old in (scale, unreshaped(scale)) if (spare := _spare(old, node.outputs[1], x)) is not None]
-    if zero_point is not None and scalar(zero_point) is None:
+    spares = [spare for old in (scale, unreshaped(scale)) if (spare := _spare(old, main.outputs[1], x)) is not None]
+    # A zero point that is a float, and may be NaN, has no place among those of RangeQuantize, which are integers.
+    has_zero_points = recipe.zero_point_type != ir.DataType.FLOAT or (is_fake and not recipe.is_int32)
+    if zero_point is not None and has_zero_points:
         forms = dict.fromkeys((zero_point, _root(zero_point), unreshaped(_root(zero_point))))
-        spares += [spare for old in forms if (spare := _spare(old, node.outputs[2], x)) is not None]
-    # Everything that uses the scale comes after the node that computes it, and x before.
-    return Replacement(operator, [*nodes, node], {last: node.outputs[0]}, _producer(unreshaped(scale)), spares)
+        spares += [spare for old in forms if (spare := _spare(old, main.outputs[2], x)) is not None]
+    return Replacement(operator, [*nodes, main], {last: main.outputs[0]}, start, spares)
 
 
 def _spare(old: ir.Value, new: ir.Value, x: ir.Value) -> Spare | None:
@@ -387,25 +381,25 @@ def _producer(value: ir.Value) -> ir.Node:
 
 def _affine(chain: Chain, reason: str) -> Replacement | str:
     """The chain with its scale and zero point as the model computes them."""
+    if not broadcasts(chain.scale, chain.x):
+        return f"{reason}; and the scale's shape is not known to broadcast to that of x"
+    zero = None if is_zero(scalar(chain.zero_point)) else chain.zero_point
+    if zero is not None and not (
+        same_shape(zero, chain.scale) if scalar(zero) is None else does_not_grow(zero, chain.scale)
+    ):
+        return f"{reason}; and the zero point's shape is not known to be that of the scale"
     nodes = []
-    zero = chain.zero_point
-    if zero is not None and scalar(zero) is not None and not does_not_grow(zero, chain.scale):
-        zero = None if scalar(zero) == 0 else zero
-        if zero is not None:
-            return f"{reason}; and the zero point's shape is not that of the scale"
     zero_value = None if zero is None else _uncast(zero)
-    if chain.is_fake:
-        if zero is None:
-            zero_node = constant(np.zeros((), np.float32))
-            nodes, zero_value = [zero_node], zero_node.outputs[0]
-        elif zero_value is None:
-            zero_value = zero
-    elif zero is None or scalar(zero) == 0:
-        zero_node = constant(np.zeros((), chain.code_type.numpy()))
+    if zero is None:
+        zero_node = constant(np.zeros((), np.float32 if chain.is_fake else chain.code_type.numpy()))
         nodes, zero_value = [zero_node], zero_node.outputs[0]
+    elif chain.is_fake:
+        zero_value = zero_value or zero
     elif zero_value is None or zero_value.dtype != chain.code_type:
         return f"{reason}; and the zero point is of another type than the codes"
     assert zero_value is not None
     operator = "AffineFakeQuantize" if chain.is_fake else "AffineQuantize"
     node = call(operator, [chain.x, chain.scale, zero_value], **chain.attributes)
-    return Replacement(operator, [*nodes, node], {chain.last: node.outputs[0]}, _producer(chain.last))
+    last = chain.last.producer()
+    assert last is not None
+    return Replacement(operator, [*nodes, node], {chain.last: node.outputs[0]}, last)

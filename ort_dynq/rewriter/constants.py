@@ -20,6 +20,19 @@ def op(value: ir.Value | None, *types: str) -> ir.Node | None:
     return node if node is not None and node.domain in STANDARD_DOMAINS and node.op_type in types else None
 
 
+def integer(node: ir.Node, name: str, default: int) -> int | None:
+    """An integer attribute; None if it is a function's parameter, which each call gives."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return default
+    return None if attribute.is_ref() else attribute.as_int()
+
+
+def cast_to(node: ir.Node) -> ir.DataType:
+    """The type that a Cast gives, UNDEFINED if a function's parameter says it."""
+    return ir.DataType(integer(node, "to", 0) or 0)
+
+
 def same(value: ir.Value) -> ir.Value:
     """What `value` is a copy of: Identity, and Cast from float32 to float32, are looked through."""
     while True:
@@ -27,9 +40,7 @@ def same(value: ir.Value) -> ir.Value:
         source = None if node is None else node.inputs[0]
         if node is None or source is None:
             return value
-        if node.op_type == "Cast" and not (
-            node.attributes.get_int("to", 0) == ir.DataType.FLOAT and source.dtype == ir.DataType.FLOAT
-        ):
+        if node.op_type == "Cast" and not (cast_to(node) == ir.DataType.FLOAT and source.dtype == ir.DataType.FLOAT):
             return value
         value = source
 
@@ -50,14 +61,15 @@ def array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     if source is None or node.op_type == "Identity":
         return source
     if node.op_type == "Cast":
-        if "to" not in node.attributes or node.attributes["to"].is_ref():
+        to = cast_to(node)
+        if to == ir.DataType.UNDEFINED or not is_number(to.numpy()) or not is_number(source.dtype):
             return None
         with np.errstate(all="ignore"):
-            return source.astype(ir.DataType(node.attributes.get_int("to", 0)).numpy())
+            return source.astype(to.numpy())
     shape = value.shape
     if shape is None or not shape.is_static():
         return source.reshape(()) if source.size == 1 else None
-    return source.reshape(shape.numpy())
+    return source.reshape(shape.numpy()) if source.size == np.prod(shape.numpy()) else None
 
 
 def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
@@ -89,12 +101,27 @@ def scalar(value: ir.Value | None) -> float | None:
         return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
     if (node := op(value, "Cast", "Round", "Clip")) is not None and array(value) is None:
         source = scalar(node.inputs[0])
-        return 0.0 if source == 0 and _keeps_zero(node) else None
+        return 0.0 if is_zero(source) and _keeps_zero(node) else None
     elements = array(value)
-    if elements is None or elements.size == 0:
+    if elements is None or elements.size == 0 or not is_number(elements.dtype):
         return None
     first = elements.reshape(-1)[0]
     return float(first) if np.all(elements == first) else None
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Not text, nor a complex number; the small types of ml_dtypes are of kind V."""
+    return dtype.kind in "biufV"
+
+
+def is_zero(number: float | None) -> bool:
+    """Whether it is 0.0, and not -0.0: what is added to -0.0 differs."""
+    return number == 0 and not np.signbit(number)
+
+
+def is_unknown(dim: int | ir.SymbolicDim) -> bool:
+    """Whether nothing is known of a dimension, not even a name."""
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
 def _keeps_zero(node: ir.Node) -> bool:
@@ -108,10 +135,18 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     """Whether an elementwise operation of `other` with the constant `value` surely keeps `other`'s shape."""
     if value is None or (value.shape is not None and len(value.shape) == 0):
         return True
+    if other is not None and (node := op(value, "Expand", "ConstantOfShape")) is not None:  # zeros_like(other)
+        shape = op(node.inputs[-1], "Shape")
+        is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
+        source = None if shape is None or "end" in shape.attributes else shape.inputs[0]
+        if is_small and shape is not None and source is not None and integer(shape, "start", 0) == 0:
+            if same(source) is same(other):
+                return True
     if value.shape is None or other is None or other.shape is None:
         return False
     if len(value.shape) > len(other.shape):
         return False
     return all(
-        mine == 1 or mine == theirs for mine, theirs in zip(reversed(value.shape), reversed(other.shape), strict=False)
+        mine == 1 or (mine == theirs and not is_unknown(mine))
+        for mine, theirs in zip(reversed(value.shape), reversed(other.shape), strict=False)
     )

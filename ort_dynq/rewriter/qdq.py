@@ -1,5 +1,6 @@
 """QuantizeLinear(x, s[, z])     -> DynamicQuantize(x, s, z)
 DequantizeLinear(x, s[, z])   -> DynamicDequantize(x, s, z)
+QuantizeLinear, DequantizeLinear of its codes alone -> DynamicFakeQuantize(x, s, z)
 
 where s or z is computed at run time; opsets 10 to 25, per tensor, per axis and in blocks. Where s and z follow from x's
 own range (ranges.py):
@@ -15,19 +16,22 @@ import onnx_ir as ir
 
 from .analysis import STANDARD_DOMAINS, Facts
 from .chains import whole
-from .constants import scalar
+from .constants import integer, is_zero, scalar
 from .policy import fused_by_onnxruntime
 from .ranges import Recipe, Unrecognised, recipe_of
 from .replacement import Replacement, call, constant
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8)
 _OLDEST_OPSET_OF_RANGES = 13
+_REFERENCES = "an attribute is given by the function's caller"
 
 
 def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
     """The rule for QuantizeLinear."""
     if not _is_dynamic(node, "QuantizeLinear", facts):
         return None
+    if _has_references(node):
+        return _REFERENCES
     x, _, zero_point = _inputs(node)
     if x.dtype != ir.DataType.FLOAT:
         return _unsupported("x", x.dtype, "float32")
@@ -38,13 +42,21 @@ def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
     reason = _unsupported_parameters(node, codes) or fused_by_onnxruntime(node, facts.is_constant)
     if reason is not None:
         return reason
-    return _whole(node, facts, codes) or _one_operator(node, "DynamicQuantize", codes)
+    whole_chain = _whole(node, facts, codes)
+    if whole_chain is not None:
+        return whole_chain
+    dq = _only_dequantizer(node, facts)
+    if dq is not None:
+        return _one_operator(node, "DynamicFakeQuantize", codes, dq.outputs[0])
+    return _one_operator(node, "DynamicQuantize", codes, node.outputs[0])
 
 
 def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
     """The rule for DequantizeLinear."""
     if not _is_dynamic(node, "DequantizeLinear", facts):
         return None
+    if _has_references(node):
+        return _REFERENCES
     return fused_by_onnxruntime(node, facts.is_constant) or dequantize_any(node)
 
 
@@ -53,7 +65,7 @@ def dequantize_any(node: ir.Node) -> Replacement | str:
     if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
         return "output_dtype is not float32"
     codes = _inputs(node)[0].dtype
-    return _unsupported_parameters(node, codes) or _one_operator(node, "DynamicDequantize", codes)
+    return _unsupported_parameters(node, codes) or _one_operator(node, "DynamicDequantize", codes, node.outputs[0])
 
 
 def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
@@ -65,6 +77,10 @@ def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
     ):
         return False
     return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
+
+
+def _has_references(node: ir.Node) -> bool:
+    return any(attribute.is_ref() for attribute in node.attributes.values())
 
 
 def _inputs(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
@@ -89,7 +105,7 @@ def _unsupported_parameters(node: ir.Node, codes: ir.DataType | None) -> str | N
     return None
 
 
-def _one_operator(node: ir.Node, operator: str, codes: ir.DataType | None) -> Replacement:
+def _one_operator(node: ir.Node, operator: str, codes: ir.DataType | None, last: ir.Value) -> Replacement:
     assert codes is not None
     x, scale, zero_point = _inputs(node)
     nodes = []
@@ -105,21 +121,15 @@ def _one_operator(node: ir.Node, operator: str, codes: ir.DataType | None) -> Re
             block_size=node.attributes.get_int("block_size", 0),
         )
     )
-    return Replacement(operator, nodes, {node.outputs[0]: nodes[-1].outputs[0]}, node)
+    return Replacement(operator, nodes, {last: nodes[-1].outputs[0]}, node)
 
 
 def _whole(node: ir.Node, facts: Facts, codes: ir.DataType | None) -> Replacement | None:
     """The chain from x's range on, and back to floats where that is the codes' only use."""
     x, scale, zero_point = _inputs(node)
     low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
-    zero = None if zero_point is None or scalar(zero_point) == 0 else zero_point
+    zero = None if is_zero(scalar(zero_point)) else zero_point
     if codes is None or facts.opset < _OLDEST_OPSET_OF_RANGES:
-        return None
-    try:
-        recipe = recipe_of(x, scale, zero, low, high)
-    except Unrecognised:
-        return None
-    if recipe.inverse or not _is_granularity_of(node, recipe, x, scale) or recipe.zero_point_type not in (1, codes):
         return None
     attributes = {
         "quotient": 0,
@@ -132,7 +142,13 @@ def _whole(node: ir.Node, facts: Facts, codes: ir.DataType | None) -> Replacemen
     }
     dq = _only_dequantizer(node, facts)
     last = node.outputs[0] if dq is None else dq.outputs[0]
-    return whole(x, scale, zero_point, last, recipe, attributes, is_fake=dq is not None)
+    try:
+        recipe = recipe_of(x, scale, zero, low, high)
+        if recipe.inverse or not _is_granularity_of(node, recipe, x, scale) or recipe.zero_point_type not in (1, codes):
+            return None
+        return whole(node, x, scale, zero, last, recipe, attributes, is_fake=dq is not None)
+    except Unrecognised:
+        return None
 
 
 def _is_granularity_of(node: ir.Node, recipe: Recipe, x: ir.Value, scale: ir.Value) -> bool:
@@ -155,6 +171,8 @@ def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
     dq = uses[0].node
     is_inverse = (
         dq.domain in STANDARD_DOMAINS
+        and dq.graph is node.graph
+        and not _has_references(dq)
         and dq.op_type == "DequantizeLinear"
         and list(dq.inputs[1:]) == list(node.inputs[1:])
         and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))

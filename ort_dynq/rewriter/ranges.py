@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .constants import array, does_not_grow, op, same, scalar
+from .constants import cast_to, does_not_grow, integer, is_zero, op, same, scalar
+from .shapes import axes_of, same_shape, unreshaped
 
 _INFINITY = float("inf")
 _LARGEST = float(np.finfo(np.float32).max)
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 
 
 class Unrecognised(Exception):
@@ -25,7 +25,13 @@ class Unrecognised(Exception):
 
 @dataclass
 class Recipe:
-    """How scale and zero point follow from the data, as RangeQuantize's attributes and constants have it."""
+    """How scale and zero point follow from the data, as RangeQuantize's attributes and constants have it.
+
+    Attributes beyond those:
+        keepdims: Whether the range has dimensions of 1 in place of those that it is over.
+        is_int32: Whether the zero point is cast to int32 and no further.
+        start: What scale and zero point both are computed from.
+    """
 
     axis: int = 0
     range: int = 0
@@ -33,6 +39,9 @@ class Recipe:
     zero_point_form: int = 0
     zero_point_before_epsilon: int = 0
     zero_point_type: int = 1
+    keepdims: bool = True
+    is_int32: bool = False
+    start: ir.Value | None = None
     constants: list[float] = field(
         default_factory=lambda: [-_INFINITY, _INFINITY, -_INFINITY, _INFINITY, 1.0, 1.0, -_INFINITY, _INFINITY, 0.0]
     )
@@ -62,28 +71,22 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
         value, recipe.constants[8] = _where_zero(where)
     bounded = _bounds(value)
     recipe.bound(6, bounded.least, bounded.most)
-    before = bounded.value
+    before = recipe.start = bounded.value
     value = before
     if (node := op(value, "Mul")) is not None and (factor := _operand(node, commutative=True)) is not None:
         value, recipe.constants[5] = factor
     if (node := op(value, "Div")) is not None and (divisor := _operand(node, commutative=False)) is not None:
         value, recipe.constants[4] = divisor
     if recipe.constants[4] <= 0 or recipe.constants[5] <= 0:
-        raise Unrecognised("the range is divided by a negative number")
+        raise Unrecognised("the range is multiplied or divided by a number that is not positive")
     if (node := op(value, "Reciprocal")) is not None:
         recipe.inverse, value = 1, _input(node)
     low = _range(x, value, recipe)
+    if recipe.inverse and recipe.range != 0:
+        raise Unrecognised("the scale is an inverse one, and its range has two ends")
     if zero_point is not None:
         _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
     return recipe
-
-
-def unreshaped(value: ir.Value) -> ir.Value:
-    """`value` without the reshapings that put its dimensions of 1 in place."""
-    value = same(value)
-    while (node := op(value, *_RESHAPES)) is not None:
-        value = same(_input(node))
-    return value
 
 
 def _input(node: ir.Node, i: int = 0) -> ir.Value:
@@ -120,7 +123,7 @@ def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
     """Where(Equal(s, 0), e, s): s and e."""
     equal = op(where.inputs[0], "Equal")
     value, replacement = _input(where, 2), scalar(where.inputs[1])
-    if equal is None or replacement is None:
+    if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
         raise Unrecognised("a Where chooses by something else than whether the scale is 0")
     found = _operand(equal, commutative=True)
     if found is None or found[1] != 0 or found[0] is not value:
@@ -137,7 +140,7 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
         inner = op(_input(node), "Abs")
         if inner is None or _input(inner) is not same(x):
             raise Unrecognised("the scale follows from the maximum of something else than |x|")
-        recipe.axis = _axis(node, x)
+        recipe.axis, recipe.keepdims = _rows(node, x)
         return None
     if (node := op(value, "Max")) is not None and len(node.inputs) == 2:
         _two_sided(x, node, recipe)
@@ -147,7 +150,7 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     low, high = _input(node, 1), _input(node, 0)
     low_end, high_end = _end(low, "ReduceMin"), _end(high, "ReduceMax")
     _same_rows(x, low_end.value, high_end.value, recipe)
-    if (low_end.most, high_end.least) == (0, 0):
+    if is_zero(low_end.most) and is_zero(high_end.least):
         recipe.range = 2
         recipe.bound(0, low_end.least, high_end.most)
     elif (low_end.least, low_end.most, high_end.least, high_end.most) == (-_INFINITY, _INFINITY) * 2:
@@ -191,6 +194,8 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
     _same_rows(x, low.value, high.value, recipe)
     if low.most not in (0, _INFINITY) or high.least not in (0, -_INFINITY) or recipe.constants[3] < _LARGEST:
         raise Unrecognised("the minimum and the maximum are not bounded by 0 alike")
+    if low.least > -_LARGEST or high.most < _LARGEST:
+        raise Unrecognised("the minimum and the maximum are bounded away from 0")
     # Bounds at the largest float take an infinite end to it, and so the larger of the two.
     if _LARGEST in (-low.least, high.most):
         if low.least != -high.most:
@@ -222,26 +227,27 @@ def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> No
     for node in nodes:
         if node is None or _input(node) is not same(x):
             raise Unrecognised("minimum and maximum are not those of x")
-    axes = {_axis(node, x) for node in nodes if node is not None}
-    if len(axes) != 1:
+    rows = {_rows(node, x) for node in nodes if node is not None}
+    if len(rows) != 1:
         raise Unrecognised("minimum and maximum are taken over different dimensions")
-    recipe.axis = axes.pop()
+    recipe.axis, recipe.keepdims = rows.pop()
+
+
+def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
+    """The first of the last dimensions that a reduction is over, counted from the end, 0 for all; and keepdims."""
+    keepdims = integer(reduce, "keepdims", 1)
+    if keepdims is None:
+        raise Unrecognised("keepdims of the range is given by a function's caller")
+    return _axis(reduce, x), keepdims == 1
 
 
 def _axis(reduce: ir.Node, x: ir.Value) -> int:
-    """The first of the last dimensions that a reduction is over, counted from the end; 0 for all."""
     rank = None if x.shape is None else len(x.shape)
-    if "axes" in reduce.attributes:
-        axes = list(reduce.attributes["axes"].as_ints())
-    elif len(reduce.inputs) > 1 and reduce.inputs[1] is not None:
-        given = array(reduce.inputs[1])
-        if given is None:
-            raise Unrecognised("the dimensions of the range are computed at run time")
-        axes = [int(axis) for axis in given.reshape(-1)]
-    else:
-        axes = []
+    axes = axes_of(reduce)
+    if axes is None:
+        raise Unrecognised("the dimensions of the range are computed at run time")
     if not axes:
-        if reduce.attributes.get_int("noop_with_empty_axes", 0):
+        if integer(reduce, "noop_with_empty_axes", 0) != 0:
             raise Unrecognised("the range is over no dimension")
         return 0
     if rank is None and any(axis >= 0 for axis in axes):
@@ -250,6 +256,21 @@ def _axis(reduce: ir.Node, x: ir.Value) -> int:
     if last != list(range(-len(last), 0)):
         raise Unrecognised("the range is not over the last dimensions")
     return 0 if rank is not None and len(last) == rank else -len(last)
+
+
+def _uncast(zero_point: ir.Value, recipe: Recipe) -> ir.Value:
+    """The zero point before it became integers; fills in their type."""
+    value = unreshaped(zero_point)
+    while (cast := op(value, "Cast")) is not None:
+        to = cast_to(cast)
+        if recipe.zero_point_type == 1 and to in (ir.DataType.UINT8, ir.DataType.INT8):
+            recipe.zero_point_type = int(to)
+        elif to not in (ir.DataType.FLOAT, ir.DataType.INT32):
+            raise Unrecognised("the zero point is cast to another type than uint8 or int8")
+        recipe.is_int32 |= to == ir.DataType.INT32
+        value = unreshaped(_input(cast))
+    recipe.is_int32 &= recipe.zero_point_type == ir.DataType.FLOAT
+    return value
 
 
 def _zero_point(
@@ -261,14 +282,7 @@ def _zero_point(
     quant_min: int,
     quant_max: int,
 ) -> None:
-    value = unreshaped(zero_point)
-    while (cast := op(value, "Cast")) is not None:
-        to = cast.attributes.get_int("to", 0)
-        if recipe.zero_point_type == 1 and to in (ir.DataType.UINT8, ir.DataType.INT8):
-            recipe.zero_point_type = int(to)
-        elif to not in (ir.DataType.FLOAT, ir.DataType.INT32):
-            raise Unrecognised("the zero point is cast to another type than uint8 or int8")
-        value = unreshaped(_input(cast))
+    value = _uncast(zero_point, recipe)
     if low is None:
         raise Unrecognised("the zero point does not follow from the range of x")
 
@@ -285,7 +299,9 @@ def _zero_point(
         node = op(v, "Div")
         if node is None or _input(node) is not numerator:
             return False
-        divisor = unreshaped(_input(node, 1))
+        divisor = _input(node, 1)
+        if unreshaped(divisor) is not divisor and same_shape(node.outputs[0], numerator):
+            divisor = unreshaped(divisor)
         if divisor is scale:
             return True
         recipe.zero_point_before_epsilon = 1
@@ -293,12 +309,15 @@ def _zero_point(
 
     def from_lowest(v: ir.Value) -> ir.Value | None:
         node = op(v, "Sub")
-        return _input(node, 1) if node is not None and scalar(node.inputs[0]) == quant_min else None
+        if node is None or scalar(node.inputs[0]) != quant_min or not does_not_grow(node.inputs[0], node.inputs[1]):
+            return None
+        return _input(node, 1) if quant_min != 0 or is_zero(scalar(node.inputs[0])) else None
 
     if (node := op(value, "Floor")) is not None:
         quotient = op(_input(node), "Div")
         below = None if quotient is None else op(_input(quotient), "Sub")
         from_zero = below is not None and scalar(below.inputs[0]) == 0 and _input(below, 1) is low
+        from_zero = from_zero and below is not None and does_not_grow(below.inputs[0], low)
         if quotient is not None and from_zero and steps(_input(node), _input(quotient)) and recipe.zero_point_type != 1:
             recipe.zero_point_form = 4
             return
@@ -307,7 +326,8 @@ def _zero_point(
         offset = None if inner is None else from_lowest(inner)
         if offset is not None and steps(offset, low):
             recipe.zero_point_form = 1
-            return
+            if not recipe.is_int32:
+                return
     elif (inner := clipped(value)) is not None:
         if (rounded := op(inner, "Round")) is not None:
             quotient = op(_input(rounded), "Div")
@@ -322,5 +342,10 @@ def _zero_point(
             rounded = op(offset, "Round")
             if rounded is not None and steps(_input(rounded), low):
                 recipe.zero_point_form = 2
-                return
+                # In int32 a NaN becomes a number: the same only if it comes from a scale that is NaN.
+                is_bounded = recipe.constants[6] > 0 and recipe.constants[7] < _INFINITY
+                if not recipe.is_int32 or (is_bounded and not recipe.zero_point_before_epsilon):
+                    return
+    if recipe.is_int32:
+        raise Unrecognised("the zero point is cast to int32, expected uint8 or int8")
     raise Unrecognised("the zero point does not follow from the range of x in a way that is known")

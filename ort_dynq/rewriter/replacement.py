@@ -63,9 +63,9 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
     """Puts a replacement into the graph for the chain that `rule` found at `node`."""
     main = replacement.nodes[-1]
     main.name, main.doc_string = node.name, node.doc_string
-    graph.insert_before(replacement.before, replacement.nodes)
     for added in replacement.nodes:
-        describe(added, node, rule)
+        describe(added, node, rule, facts)
+    graph.insert_before(replacement.before, replacement.nodes)
     for old, new in replacement.values.items():
         _take_over(old, new, facts)
     _remove_unused([old.producer() for old in replacement.values])
@@ -74,11 +74,17 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
         if not (spare.old.uses() or spare.old.is_graph_output()) or (producer := spare.old.producer()) is None:
             continue
         new = spare.new
-        for extra in _fitting(spare, main):
+        extras = _fitting(spare, main)
+        if not extras and new.is_graph_output() and spare.old.is_graph_output():  # one output has one name
+            extras = [ir.node("Identity", [new])]
+        for extra in extras:
+            describe(extra, node, rule, facts)
             graph.insert_after(last, [extra])
-            describe(extra, node, rule)
             last, new = extra, extra.outputs[0]
-        _take_over(spare.old, new, facts)
+        if new.is_graph_output() and not spare.old.is_graph_output():
+            ir.convenience.replace_all_uses_with([spare.old], [new])
+        else:
+            _take_over(spare.old, new, facts)
         _remove_unused([producer])
 
 
@@ -97,8 +103,14 @@ def _fitting(spare: Spare, main: ir.Node) -> list[ir.Node]:
     return nodes
 
 
-def describe(added: ir.Node, node: ir.Node, rule: str) -> None:
-    """Says in a new node's metadata which rule put it there, and keeps what the old node's said."""
+def describe(added: ir.Node, node: ir.Node, rule: str, facts: Facts) -> None:
+    """Says in a new node's metadata which rule put it there, and keeps what the old node's said.
+
+    Its outputs get names that no other graph of the model has, since a subgraph's names must not be those of the graph
+    around it.
+    """
+    for output in added.outputs:
+        output.name = facts.new_name()
     added.metadata_props.update(node.metadata_props)
     added.metadata_props["ort_dynq.rule"] = rule
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import shutil
 import tempfile
@@ -74,7 +75,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 def _copy_beside(tensor: ir.ExternalTensor, folder: Path) -> None:
     source, target = Path(tensor.path), folder / tensor.location
     if target.exists():
-        if not target.samefile(source) and target.stat().st_size != source.stat().st_size:
+        if not target.samefile(source) and not filecmp.cmp(source, target, shallow=False):
             raise DynqError(f"{target} is in the way of the external data {source}; choose another folder")
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -36,9 +36,10 @@ def convert(graph: ir.Graph | ir.Function, path: str, facts: Facts) -> list[Find
             outcome = dequantize_any(weights)
             if not isinstance(outcome, Replacement):
                 continue
-            graph.insert_before(product, outcome.nodes)
             for added in outcome.nodes:
-                describe(added, weights, RULE)
+                describe(added, weights, RULE, facts)
+            assert product.graph is not None
+            product.graph.insert_before(product, outcome.nodes)
             product.replace_input_with(1 - use.idx, outcome.nodes[-1].outputs[0])
             findings.append(Finding(label(weights), weights.op_type, path, RULE, outcome.operator))
             if not weights.outputs[0].uses() and not weights.outputs[0].is_graph_output() and weights.graph is not None:
