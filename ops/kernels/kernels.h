@@ -85,6 +85,18 @@ struct KernelTable {
 
 const KernelTable& portable_kernels();
 
+// KernelTable::affine of a file's function template affine<quotient, order, target, parameters>.
+#define ORT_DYNQ_AFFINE_OF(quotient, order, target) \
+  {affine<quotient, order, target, kPerRow>, affine<quotient, order, target, kPerColumn>}
+#define ORT_DYNQ_AFFINE_TARGETS(quotient, order)                                           \
+  {ORT_DYNQ_AFFINE_OF(quotient, order, kToU8), ORT_DYNQ_AFFINE_OF(quotient, order, kToS8), \
+   ORT_DYNQ_AFFINE_OF(quotient, order, kToFloat)}
+#define ORT_DYNQ_AFFINE_ORDERS(quotient)                                                               \
+  {ORT_DYNQ_AFFINE_TARGETS(quotient, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(quotient, kAddThenRound), \
+   ORT_DYNQ_AFFINE_TARGETS(quotient, kNoAdd)}
+#define ORT_DYNQ_AFFINE_TABLE \
+  {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
+
 // The kernels in use: the best that this CPU runs, or those that ORT_DYNQ_ISA or select_isa() name. Throws
 // std::runtime_error, naming those that there are, if ORT_DYNQ_ISA names none that this CPU runs.
 const KernelTable& active_kernels();
