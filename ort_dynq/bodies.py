@@ -74,10 +74,11 @@ _CHOICES = """
 
 def _select(name: str, condition: str, then: str, otherwise: str) -> str:
     """`name`, a float32 tensor, is one of two values. Not by Where, which in ONNX Runtime loses the sign of -0."""
-    return (
-        f"{name} = If({condition}) <then_branch = then_{name} () => (float[] {name}_then) {{ {name}_then = Identity({then}) }}, "
-        f"else_branch = else_{name} () => (float[] {name}_else) {{ {name}_else = Identity({otherwise}) }}>"
-    )
+
+    def branch(which: str, value: str) -> str:
+        return f"{which}_{name} () => (float[] {name}_{which}) {{ {name}_{which} = Identity({value}) }}"
+
+    return f"{name} = If({condition}) <then_branch = {branch('then', then)}, else_branch = {branch('else', otherwise)}>"
 
 
 def _codes(src: str, scale: str, zp: str, cast_to: str) -> str:
@@ -117,7 +118,8 @@ def _floats(scale: str, zp: str, dst: str) -> str:
 
 
 def affine_quantize(opset: int) -> str:
-    return f"{{ {_CHOICES} zp = Cast<to = 1>(zero_point) {_codes('src', 'scale', 'zp', 'code_type')} dst = Identity(code) }}"
+    codes = _codes("src", "scale", "zp", "code_type")
+    return f"{{ {_CHOICES} zp = Cast<to = 1>(zero_point) {codes} dst = Identity(code) }}"
 
 
 def affine_fake_quantize(opset: int) -> str:

@@ -108,7 +108,8 @@ _RANGE = (
     Attribute(
         "range",
         0,
-        "0: largest magnitude, 1: maximum - minimum, 2: the same, 0 included, 3: max(maximum / constants[1], minimum / constants[0]).",
+        "0: largest magnitude, 1: maximum - minimum, 2: the same, 0 included, "
+        "3: max(maximum / constants[1], minimum / constants[0]).",
     ),
     Attribute("inverse", 0, "1: the scale is an inverse one, from 1 / range."),
     Attribute(
@@ -123,10 +124,9 @@ _RANGE = (
 _CONSTANTS = Input(
     "constants",
     ("float32",),
-    "Nine numbers: the bounds of the minimum from below and of the maximum from above (range 2), or what divides them "
-    "(range 3); the bounds of the range "
-    "from below and above; the divisor and the factor that make it a scale; the bounds of the scale from below and above; "
-    "the scale instead of 0.",
+    "Nine numbers: the bounds of the minimum from below and of the maximum from above (range 2), or what divides "
+    "them (range 3); the bounds of the range from below and above; the divisor and the factor that make it a scale; "
+    "the bounds of the scale from below and above; the scale instead of 0.",
 )
 _X = Input("src", ("float32",), "Any shape.")
 _BROADCAST = Input("scale", ("float32",), "Broadcasts to src, as in NumPy.")
@@ -184,7 +184,7 @@ OPERATORS: dict[str, Operator] = {
         ),
         Operator(
             "DynamicFakeQuantize",
-            "DynamicQuantize, then DynamicDequantize, in one pass: (saturate(round(src / scales + zps)) - zps) * scales.",
+            "DynamicQuantize, then DynamicDequantize, in one pass and without the codes.",
             (
                 Input("src", ("float32",), "Any shape, rank 0 and empty included."),
                 _SCALES,

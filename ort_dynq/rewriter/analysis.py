@@ -87,6 +87,12 @@ class Facts:
         self._names.add(name)
         return name
 
+    def note(self, new: ir.Value, dtype: ir.DataType, shape: ir.Shape | None) -> None:
+        """What is known of a new value, unless it has taken the place of an old one."""
+        if new not in self._saved:
+            self._saved[new] = (None, None)
+            new.dtype, new.shape = dtype, shape
+
     def adopt(self, new: ir.Value, old: ir.Value) -> None:
         """`new` has taken the place of `old`: what was found of the one holds for the other, and no longer."""
         new.type, new.shape = old.type, old.shape

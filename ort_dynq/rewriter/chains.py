@@ -15,6 +15,7 @@ Else:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -160,7 +161,7 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         if found is None:
             raise Unrecognised("the codes are not clipped to constant integers")
         clip, last = found[1], use.node.outputs[0]
-    if zero is not None and not (does_not_grow(zero, x) if scalar(zero) is not None else broadcasts(zero, x)):
+    if zero is not None and scalar(zero) is not None and not (does_not_grow(zero, x) or broadcasts(zero, x)):
         raise Unrecognised("the zero point's shape is not known to broadcast to that of x")
 
     codes = _integers(last)
@@ -194,13 +195,18 @@ def _required(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def _only_use(value: ir.Value) -> ir.Usage | None:
+class _Use(NamedTuple):
+    node: ir.Node
+    idx: int
+
+
+def _only_use(value: ir.Value) -> _Use | None:
     """The one use of a node's output by a standard operator of the same graph, Identity looked through."""
     while True:
         uses, producer = value.uses(), value.producer()
         if len(uses) != 1 or value.is_graph_output() or producer is None:
             return None
-        use = next(iter(uses))
+        use = _Use(*next(iter(uses)))
         if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
             return None
         if use.node.op_type != "Identity":

@@ -131,17 +131,23 @@ def _keeps_zero(node: ir.Node) -> bool:
     return low is not None and high is not None and low <= 0 <= high
 
 
+def shape_of(value: ir.Value | None) -> ir.Value | None:
+    """What `value` is the whole shape of."""
+    shape = None if value is None else op(same(value), "Shape")
+    if shape is None or shape.inputs[0] is None or "end" in shape.attributes or integer(shape, "start", 0) != 0:
+        return None
+    return same(shape.inputs[0])
+
+
 def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     """Whether an elementwise operation of `other` with the constant `value` surely keeps `other`'s shape."""
     if value is None or (value.shape is not None and len(value.shape) == 0):
         return True
-    if other is not None and (node := op(value, "Expand", "ConstantOfShape")) is not None:  # zeros_like(other)
-        shape = op(node.inputs[-1], "Shape")
+    if other is not None and (node := op(same(value), "Expand", "ConstantOfShape")) is not None:
+        like = shape_of(node.inputs[-1])
         is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
-        source = None if shape is None or "end" in shape.attributes else shape.inputs[0]
-        if is_small and shape is not None and source is not None and integer(shape, "start", 0) == 0:
-            if same(source) is same(other):
-                return True
+        if is_small and like is not None and like is same(other):
+            return True
     if value.shape is None or other is None or other.shape is None:
         return False
     if len(value.shape) > len(other.shape):

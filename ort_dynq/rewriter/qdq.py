@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from .analysis import STANDARD_DOMAINS, Facts
 from .chains import whole
-from .constants import integer, is_zero, scalar
+from .constants import is_zero, scalar
 from .policy import fused_by_onnxruntime
 from .ranges import Recipe, Unrecognised, recipe_of
 from .replacement import Replacement, call, constant
@@ -159,7 +159,8 @@ def _is_granularity_of(node: ir.Node, recipe: Recipe, x: ir.Value, scale: ir.Val
     if qtype == "per_tensor":
         return recipe.axis == 0
     axis = node.attributes.get_int("axis", 1)
-    return qtype == "per_channel" and axis in (0, -rank) and recipe.axis == 1 - rank
+    # One element for each index along the first dimension, which may turn out to be one.
+    return qtype != "per_group" and len(scale.shape) == 1 and axis in (0, -rank) and recipe.axis == 1 - rank
 
 
 def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:

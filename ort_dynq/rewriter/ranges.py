@@ -121,7 +121,8 @@ def _bounds(value: ir.Value) -> _Bounded:
 
 def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
     """Where(Equal(s, 0), e, s): s and e."""
-    equal = op(where.inputs[0], "Equal")
+    condition = where.inputs[0]
+    equal = None if condition is None else op(same(condition), "Equal")
     value, replacement = _input(where, 2), scalar(where.inputs[1])
     if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
         raise Unrecognised("a Where chooses by something else than whether the scale is 0")

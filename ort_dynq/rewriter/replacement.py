@@ -74,6 +74,7 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
         if not (spare.old.uses() or spare.old.is_graph_output()) or (producer := spare.old.producer()) is None:
             continue
         new = spare.new
+        facts.note(new, _dtype_of(spare, main), None if spare.squeezed else spare.old.shape)
         extras = _fitting(spare, main)
         if not extras and new.is_graph_output() and spare.old.is_graph_output():  # one output has one name
             extras = [ir.node("Identity", [new])]
@@ -96,11 +97,14 @@ def _fitting(spare: Spare, main: ir.Node) -> list[ir.Node]:
         axes = constant(np.arange(-spare.squeezed, 0))
         nodes += [axes, ir.node("Squeeze", [value, axes.outputs[0]])]
         value = nodes[-1].outputs[0]
-    is_float = spare.new is main.outputs[1] or main.op_type == "RangeFakeQuantize"
-    has_type = ir.DataType.FLOAT if is_float else ir.DataType(main.attributes.get_int("code_type", 0))
-    if spare.old.dtype is not None and spare.old.dtype != has_type:
+    if spare.old.dtype is not None and spare.old.dtype != _dtype_of(spare, main):
         nodes.append(ir.node("Cast", [value], {"to": int(spare.old.dtype)}))
     return nodes
+
+
+def _dtype_of(spare: Spare, main: ir.Node) -> ir.DataType:
+    is_float = spare.new is main.outputs[1] or main.op_type == "RangeFakeQuantize"
+    return ir.DataType.FLOAT if is_float else ir.DataType(main.attributes.get_int("code_type", 0))
 
 
 def describe(added: ir.Node, node: ir.Node, rule: str, facts: Facts) -> None:

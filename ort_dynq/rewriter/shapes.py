@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .constants import array, does_not_grow, integer, is_unknown, op, same
+from .constants import array, does_not_grow, integer, is_unknown, op, same, scalar, shape_of
 
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
@@ -52,12 +52,35 @@ def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
         axes = axes_of(unsqueeze)
         if axes is not None and sorted(axes) == list(range(axis, 0)):
             return True
+    if len(nodes) == 1 and nodes[0].op_type == "Reshape" and _is_shape_of_rows(nodes[0].inputs[1], x, axis):
+        return True
     if value.shape is None or x.shape is None or len(value.shape) != len(x.shape):
         return False
     if any(dim != 1 for dim in value.shape[axis:]):
         return False
     # A reshaping keeps the number of elements: where all dimensions but one are equal, that one is.
     return sum(not _is_equal(mine, its) for mine, its in zip(value.shape[:axis], x.shape[:axis], strict=True)) <= 1
+
+
+def _is_shape_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
+    """Whether `value` is x's shape with ones from `axis` on, put together dimension by dimension."""
+    concat = None if value is None else op(same(value), "Concat")
+    if concat is None or x.shape is None or len(concat.inputs) != len(x.shape):
+        return False
+    lead, ones = concat.inputs[:axis], concat.inputs[axis:]
+    return all(_is_dimension(part, x, i) for i, part in enumerate(lead)) and all(scalar(part) == 1 for part in ones)
+
+
+def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
+    """Whether `value` is the length of x's dimension i, in a vector of one element."""
+    if value is None:
+        return False
+    if (shape := op(same(value), "Shape")) is not None and shape.inputs[0] is not None:
+        ends = integer(shape, "start", 0), integer(shape, "end", -1)
+        return ends == (i, i + 1) and same(shape.inputs[0]) is same(x)
+    unsqueeze = op(same(value), "Unsqueeze")
+    gather = None if unsqueeze is None or unsqueeze.inputs[0] is None else op(same(unsqueeze.inputs[0]), "Gather")
+    return gather is not None and shape_of(gather.inputs[0]) is same(x) and scalar(gather.inputs[1]) == i
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
@@ -125,7 +148,6 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
     if (node := op(value, *reductions)) is not None and integer(node, "keepdims", 1) == 1:
         return [node.inputs[0]]
     if (node := op(value, "Expand", "ConstantOfShape")) is not None:
-        shape = op(node.inputs[-1], "Shape")
-        if shape is not None and "end" not in shape.attributes and integer(shape, "start", 0) == 0:
-            return [shape.inputs[0], *node.inputs[:-1]]
+        like = shape_of(node.inputs[-1])
+        return None if like is None else [like, *node.inputs[:-1]]
     return None

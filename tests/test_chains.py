@@ -1,0 +1,765 @@
+"""Chains of primitive operators: every form of models/README.md's union of patterns, and what only looks like one.
+
+Whatever the rewriter makes of a model, the outputs are those of the original bit for bit, with the plugin and without
+it. Rows with a NaN are left to the function's body: where in a row ONNX Runtime's own ReduceMax meets one decides
+whether it keeps it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.shape_inference
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import TensorProto, helper
+from test_conformance import FOLDERS, MODELS, operators, tensors
+
+import ort_dynq.rewriter
+from ort_dynq.rewriter import Report, rewrite
+
+F = np.float32
+
+
+def parse(body: str, *, opset: int = 18, inputs: str = "float[N, K] x", outputs: str = "float[] y") -> onnx.ModelProto:
+    """A model in which `one` is the axes [-1] and c127, c255, zero and the like are scalar constants."""
+    constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5, "one_255th": 1 / 255}
+    text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
+    head = f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => ({outputs})'
+    model = onnx.parser.parse_model(f"{head} <int64[1] one = {{-1}}{text}> {{ {body} }}")
+    used = {name for node in nodes_of(model.graph) for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return model
+
+
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes_of(attribute.g)
+
+
+def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:
+    """Rows whose range gives a power of two for a scale, most elements ties; of one sign, zeros, infinite, denormal."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros(shape, F)
+    length = shape[-1]
+    for i, row in enumerate(x.reshape(-1, length)):
+        step = F(2.0) ** rng.integers(-6, 6)
+        row[:] = (rng.integers(-130, 130, length) + rng.choice([0.5, 0.5, 0.0], length)) * step
+        row[rng.integers(length)] = rng.choice([127, 127.5, -127, 255, -128]) * step
+        match i % 9:
+            case 1:
+                row[:] = np.abs(row)
+            case 2:
+                row[:] = -np.abs(row)
+            case 3:
+                row[:] = np.nextafter(row, row * rng.choice(np.array([0, 2], F), length))
+            case 4:
+                row[:] = 0
+            case 5:
+                row[rng.integers(length)] = rng.choice([np.inf, -np.inf])
+            case 6:
+                row[:] = rng.integers(-300, 300, length) * 1e-45
+            case 7:
+                row[:] = np.where(rng.random(length) < 0.4, rng.choice([0.0, -0.0], length), row)
+            case 8 if nan:
+                row[rng.integers(length)] = np.nan
+    return x
+
+
+def found(report: Report) -> list[str]:
+    return sorted(finding.operator for finding in report.rewritten if finding.operator)
+
+
+def check(model: onnx.ModelProto, *data: dict[str, Array], stock_data: tuple[dict[str, Array], ...] = ()) -> Report:
+    """Rewrites a model and compares it with the original on all data; on `stock_data` without the plugin."""
+    before = model.SerializeToString()
+    result = rewrite(model)
+    assert model.SerializeToString() == before
+    if not result.report.rewritten:
+        assert operators(result.to_proto()) == {}
+        return result.report
+    converted = result.to_proto()
+    names = [[output.name for output in m.graph.output] for m in (model, converted)]
+    assert names[0] == names[1]
+    original, stock, native = stock_session(model), stock_session(converted), make_session(converted, "native")
+    for inputs in (*data, *stock_data):
+        expected = original.run(None, inputs)
+        assert is_valid(converted, expected) or not is_valid(model, expected)
+        for session in (stock, native) if any(inputs is given for given in data) else (stock,):
+            for actual, wanted in zip(session.run(None, inputs), expected, strict=True):
+                assert_same(one_nan(actual), one_nan(wanted))
+    return result.report
+
+
+def one_nan(values: Any) -> Array:
+    """The same with one NaN for all: what inf / inf gives has a sign on x86 that the kernels do not keep."""
+    array = np.asarray(values)
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
+
+
+def is_valid(model: onnx.ModelProto, results: list[Any]) -> bool:
+    """What the checker says; it wants outputs to have shapes, if only of a rank."""
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(model)
+    for output, result in zip(shaped.graph.output, results, strict=True):
+        if not output.type.tensor_type.HasField("shape"):
+            dims = [None] * np.asarray(result).ndim
+            output.CopyFrom(helper.make_tensor_value_info(output.name, output.type.tensor_type.elem_type, dims))
+    try:
+        onnx.checker.check_model(shaped, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return False
+    return True
+
+
+# Every form
+
+
+REDUCE = {13: "Reduce{0}<axes = [-1], keepdims = {2}>({1})", 18: "Reduce{0}<keepdims = {2}>({1}, one)"}  # by opset
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "opset": ("13", "17", "18", "21"),
+    "rows": ("keepdims", "unsqueezed", "reshaped", "tensor"),
+    "range": ("abs", "two_neg", "two_abs", "larger", "plain", "min", "min_zeros", "clip"),
+    "scale": ("divide", "multiply", "inverse"),
+    "epsilon": ("none", "before", "after", "max", "where"),
+    "zero": ("none", "constant", "z1", "z2", "z3", "z4", "z5"),
+    "zero_type": ("float", "int8", "int32_int8"),
+    "quantize": ("q1", "q1_unclipped", "q2", "q3", "q4"),
+    "dequantize": ("codes", "int8", "int32_int8", "float"),
+    "glue": ("plain", "identity"),
+}
+SYMMETRIC = ("abs", "two_neg", "two_abs", "larger")
+
+
+def is_form(form: dict[str, str]) -> bool:
+    """Whether there is such a chain."""
+    symmetric, zero = form["range"] in SYMMETRIC, form["zero"]
+    return not (
+        (symmetric and zero not in ("none", "constant"))
+        or (not symmetric and zero in ("none", "constant"))
+        or (zero in ("none", "constant") and (form["quantize"] in ("q3", "q4")) != (zero == "constant"))
+        or (zero not in ("none", "constant") and form["quantize"] not in ("q3", "q4"))
+        or (zero in ("none", "constant") and form["zero_type"] != "float")
+        or (form["scale"] == "inverse" and (form["range"] not in SYMMETRIC[:3] or form["quantize"] == "q2"))
+        or (form["range"] == "larger" and form["scale"] != "divide")
+        or (form["quantize"] == "q1_unclipped" and form["dequantize"] != "float")
+    )
+
+
+def sampled() -> list[dict[str, str]]:
+    """Forms in which each two choices that go together meet at least once."""
+    forms = [
+        form for values in itertools.product(*FORMS.values()) if is_form(form := dict(zip(FORMS, values, strict=True)))
+    ]
+    random.Random(0).shuffle(forms)
+    chosen, met = [], set[tuple[tuple[str, str], tuple[str, str]]]()
+    for form in forms:
+        pairs = set(itertools.combinations(form.items(), 2))
+        if not pairs <= met:
+            met |= pairs
+            chosen.append(form)
+    return chosen
+
+
+class Text:
+    """A graph's text, line by line."""
+
+    def __init__(self, glued: bool) -> None:
+        self.lines: list[str] = []
+        self.glued = glued
+
+    def add(self, value: str, *steps: str) -> str:
+        """Applies operators one after the other, {} being the value so far; with Identity behind each, if glued."""
+        for step in steps:
+            for text in (step, "Identity({})") if self.glued else (step,):
+                name = f"v{len(self.lines)}"
+                self.lines.append(f"{name} = {text.format(value)}")
+                value = name
+        return value
+
+
+ZERO_POINTS = {
+    "z1": ("Div({}, $s)", "Sub(low, {})", "Clip({}, low, high)", "Round({})"),
+    "z2": ("Div({}, $s)", "Round({})", "Sub(low, {})", "Clip({}, low, high)"),
+    "z3": ("Neg({})", "Div({}, $s)", "Round({})", "Clip({}, low, high)"),
+    "z4": ("Sub(zero, {})", "Div({}, $s)", "Floor({})"),
+    "z5": ("Div({}, $s)", "Sub(low, {})", "Clip({}, low, high)", "Clip({}, low, high)", "Round({})"),
+}
+CASTS = {"float": (), "int8": (3,), "codes": (3,), "int32_int8": (6, 3)}
+CLIP = "Clip({}, low, high)"
+
+
+def chain(form: dict[str, str]) -> onnx.ModelProto:
+    text = Text(form["glue"] == "identity")
+    add, opset, to_codes = text.add, int(form["opset"]), form["dequantize"] == "codes"
+    low, m = span(text, form)
+    before, scale = scale_of(text, form, m)
+    zero = "zero" if form["zero"] == "constant" else ""
+    if form["zero"] in ZERO_POINTS:
+        steps = (step.replace("$s", before if form["zero"] == "z5" else scale) for step in ZERO_POINTS[form["zero"]])
+        zero = add(low, *steps, *(f"Cast<to = {to}>({{}})" for to in CASTS[form["zero_type"]]))
+    align = {"unsqueezed": ["Unsqueeze({}, one)"], "reshaped": ["Reshape({}, ends)"]}.get(form["rows"], [])
+    text.lines.append("ends = Constant<value_ints = [6, 3, 1]>()")
+    scale = add(scale, *align)
+    if form["zero"] in ZERO_POINTS:
+        zero = add(zero, *align, *([] if form["zero_type"] == "float" else ["Cast<to = 1>({})"]))
+    if form["scale"] == "inverse":
+        t = add("x", f"Mul({{}}, {scale})")
+    elif form["quantize"] == "q2":
+        t = add(scale, "Reciprocal({})", "Mul({}, x)")
+    else:
+        t = add("x", f"Div({{}}, {scale})")
+    quantize = {
+        "q1": ("Round({})", CLIP),
+        "q1_unclipped": ("Round({})",),
+        "q2": ("Round({})", CLIP),
+        "q3": ("Round({})", f"Add({{}}, {zero})", CLIP),
+        "q4": (f"Add({zero}, {{}})", CLIP, "Round({})"),
+    }
+    code = add(t, *quantize[form["quantize"]], *(f"Cast<to = {to}>({{}})" for to in CASTS[form["dequantize"]]))
+    if not to_codes:
+        code = add(code, *(["Cast<to = 1>({})"] if CASTS[form["dequantize"]] else []))
+        code = add(code, *([f"Sub({{}}, {zero})"] if zero else []))
+        code = add(code, f"Div({{}}, {scale})" if form["scale"] == "inverse" else f"Mul({scale}, {{}})")
+    text.lines.append(f"y = Identity({code})")
+    output = "int8[] y" if to_codes else "float[] y"
+    return parse("\n".join(text.lines), opset=opset, inputs="float[6, 3, K] x", outputs=output)
+
+
+def span(text: Text, form: dict[str, str]) -> tuple[str, str]:
+    """The minimum, if the range has one, and the range."""
+    add, kind = text.add, form["range"]
+    reduction = REDUCE[18 if int(form["opset"]) >= 18 else 13].format("{0}", "{{}}", int(form["rows"] == "keepdims"))
+    if form["rows"] == "tensor":
+        reduction = "Reduce{0}<keepdims = 0>({{}})"
+    if kind == "abs":
+        return "", add("x", "Abs({})", reduction.format("Max"))
+    low, high = add("x", reduction.format("Min")), add("x", reduction.format("Max"))
+    zeros = add(low, "Shape({})", "Expand(zero, {})"), add(high, "Shape({})", "ConstantOfShape({})")
+    ends = {
+        "two_neg": ("Neg({})", "Identity({})"),
+        "two_abs": ("Abs({})", "Abs({})"),
+        "larger": ("Div({}, low)", "Div({}, high)"),
+        "plain": ("Identity({})", "Identity({})"),
+        "min": ("Min({}, zero)", "Max(zero, {})"),
+        "min_zeros": (f"Min({{}}, {zeros[0]})", f"Max({{}}, {zeros[1]})"),
+        "clip": ('Clip({}, "", zero)', "Clip({}, zero)"),
+    }[kind]
+    low, high = add(low, ends[0]), add(high, ends[1])
+    return low, add(low, f"Max({{}}, {high})" if kind in SYMMETRIC else f"Sub({high}, {{}})")
+
+
+def scale_of(text: Text, form: dict[str, str], m: str) -> tuple[str, str]:
+    """The scale before and after its epsilon."""
+    add, kind = text.add, form["range"]
+    if form["epsilon"] == "before":
+        m = add(m, "Clip({}, eps)")
+    steps = {
+        "divide": [] if kind == "larger" else [f"Div({{}}, {'c127' if kind in SYMMETRIC else 'c255'})"],
+        "multiply": ["Mul(one_255th, {})"],
+        "inverse": ["Reciprocal({})", "Mul({}, c127)"],
+    }
+    before = add(m, *steps[form["scale"]])
+    epsilon = {"after": "Clip({}, eps)", "max": "Max(eps, {})", "where": f"Where({{}}, eps, {before})"}
+    if form["epsilon"] not in epsilon:
+        return before, before
+    is_zero = add(before, "Equal({}, zero)") if form["epsilon"] == "where" else before
+    return before, add(is_zero, epsilon[form["epsilon"]])
+
+
+def expected(form: dict[str, str]) -> str:
+    """The operator that a form becomes."""
+    to_codes = form["dequantize"] == "codes"
+    stays_float = form["zero"] in ("z3", "z4") and form["zero_type"] == "float"
+    if stays_float:
+        return "" if to_codes else "AffineFakeQuantize"
+    return "RangeQuantize" if to_codes else "RangeFakeQuantize"
+
+
+SAMPLED = sampled()
+
+
+@pytest.mark.parametrize("form", SAMPLED, ids=["-".join(form.values()) for form in SAMPLED])
+def test_form(form: dict[str, str]) -> None:
+    data = [{"x": rows((6, 3, 33), seed)} for seed in range(2)] + [{"x": rows((6, 3, 5), 2)}]
+    report = check(chain(form), *data, stock_data=({"x": rows((6, 3, 33), 3, nan=True)},))
+    assert found(report) == ([expected(form)] if expected(form) else []), [f.reason for f in report.left]
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("dequantizes", [True, False])
+@pytest.mark.parametrize("zero", ["none", "z1", "z2", "z3"])
+@pytest.mark.parametrize("per_row", [True, False])
+def test_linear_form(opset: int, dequantizes: bool, zero: str, per_row: bool) -> None:
+    """QuantizeLinear in the place of the primitive operators."""
+    if per_row:
+        low, high = (f"{REDUCE[18 if opset >= 18 else 13].format(which, 'x', 0)}" for which in ("Min", "Max"))
+    else:
+        low, high = "ReduceMin<keepdims = 0>(x)", "ReduceMax<keepdims = 0>(x)"
+    steps = "steps = Div(mn, s)"
+    zeros = {
+        "none": "",
+        "z1": f"{steps} o = Sub(low, steps) c = Clip(o, low, high) z0 = Round(c) z = Cast<to = 3>(z0)",
+        "z2": f"{steps} r = Round(steps) o = Sub(low, r) z0 = Clip(o, low, high) z = Cast<to = 3>(z0)",
+        "z3": "n = Neg(mn) steps = Div(n, s) r = Round(steps) z0 = Clip(r, low, high) z = Cast<to = 3>(z0)",
+    }
+    inputs = "x, s, z" if zero != "none" else "x, s"
+    body = f"""mn0 = {low} mx0 = {high} mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn) s0 = Div(w, c255)
+        s = Clip(s0, eps) {zeros[zero]} q = QuantizeLinear<axis = 0>({inputs})
+        {f"y = DequantizeLinear<axis = 0>(q, {inputs[3:]})" if dequantizes else "y = Identity(q)"}"""
+    output = "float[] y" if dequantizes else "int8[] y" if zero != "none" else "uint8[] y"
+    model = parse(body, opset=opset, outputs=output)
+    report = check(model, *({"x": rows((18, 33), seed)} for seed in range(2)), {"x": rows((1, 33))})
+    assert found(report) == ["RangeFakeQuantize" if dequantizes else "RangeQuantize"]
+
+
+# Wrong conversions of the past
+
+SYMMETRIC_BODY = """a = Abs(x) m = ReduceMax<keepdims = {keep}>(a, one) s = Div(m, c127) {align}
+    d = Div(x, {s}) r = Round(d) y = Mul(r, {s})"""
+
+
+def symmetric(align: str = "", s: str = "s", keep: int = 1) -> str:
+    return SYMMETRIC_BODY.format(align=align, s=s, keep=keep)
+
+
+def test_rows_of_a_square_are_not_its_columns() -> None:
+    """A scale for each row, of rank 1, broadcasts along the columns."""
+    report = check(parse(symmetric(keep=0), inputs="float[5, 5] x"), {"x": rows((5, 5))})
+    assert found(report) == ["AffineFakeQuantize"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "operator"),
+    [
+        ("4, 4", "[-1, 1]", "RangeFakeQuantize"),
+        ("4, 4", "[1, -1]", "AffineFakeQuantize"),
+        ("4, 4", "[-1]", "AffineFakeQuantize"),
+        ("N, K", "[-1, 1]", "RangeFakeQuantize"),
+        ("N, K", "[1, -1]", None),
+        ("1, 4, 4", "[1, 4, 1]", "RangeFakeQuantize"),
+        ("1, 4, 4", "[4, 1, 1]", None),
+        ("4, 1, 4", "[1, 4, 1]", None),
+        ("2, 2, 2", "[1, 2, 2]", "AffineFakeQuantize"),
+    ],
+)
+def test_reshaped_scale(shape: str, target: str, operator: str | None) -> None:
+    """A scale that no longer lines up with the rows, or makes x larger."""
+    body = symmetric(f"shape = Constant<value_ints = {target}>() u = Reshape(s, shape)", "u")
+    if shape == "2, 2, 2":
+        body = body.replace("ReduceMax<keepdims = 1>", "ReduceMax<keepdims = 0>")
+    x = rows(tuple(4 if dim in "NK" else int(dim) for dim in shape.split(", ")))
+    report = check(parse(body, inputs=f"float[{shape}] x"), {"x": x})
+    assert found(report) == ([operator] if operator else [])
+
+
+@pytest.mark.parametrize("dims", ["[?, ?, ?]", "[]"])
+@pytest.mark.parametrize("align", ["kept", "unsqueezed", "concatenated"])
+def test_dimensions_without_names(dims: str, align: str) -> None:
+    """Where inference knows nothing, the nodes themselves say that a scale lines up with the rows of x."""
+    parts = (
+        "first = Shape<start = 0, end = 1>(x) second = Shape<start = 1, end = 2>(x) i = Constant<value_ints = [1]>()"
+    )
+    body = {
+        "kept": symmetric(),
+        "unsqueezed": symmetric("u = Unsqueeze(s, one)", "u", keep=0),
+        "concatenated": symmetric(f"{parts} c = Concat<axis = 0>(first, second, i) u = Reshape(s, c)", "u", keep=0),
+    }[align]
+    report = check(parse(body, inputs=f"float{dims} x"), {"x": rows((3, 4, 5))})
+    assert found(report) == ([] if (dims, align) == ("[]", "concatenated") else ["RangeFakeQuantize"])
+
+
+@pytest.mark.parametrize("target", [[-1], [1, -1], [-1, 1]])
+def test_scale_reshaped_at_run_time(target: list[int]) -> None:
+    model = parse(symmetric("u = Reshape(s, shape)", "u"), inputs="float[4, 4] x, int64[rank] shape")
+    report = check(model, {"x": rows((4, 4)), "shape": np.array(target)})
+    assert found(report) == []
+
+
+@pytest.mark.parametrize("x_shape", [(3,), (1, 4), (3, 1), (2, 1, 3)])
+def test_scale_that_makes_x_larger(x_shape: tuple[int, ...]) -> None:
+    body = "d = Div(x, s) r = Round(d) y = Mul(r, s)"
+    dims = ", ".join(map(str, x_shape))
+    model = parse(body, inputs=f"float[{dims}] x, float[2, 5, 1] s")
+    assert found(check(model, {"x": rows(x_shape), "s": np.full((2, 5, 1), 0.5, F)})) == []
+    model = parse(body, inputs=f"float[{', '.join('abc'[: len(x_shape)])}] x, float[d, e, 1] s")
+    assert found(check(model, {"x": rows(x_shape), "s": np.full((2, 5, 1), 0.5, F)})) == []
+
+
+@pytest.mark.parametrize("where", ["zero point", "subtracted", "epsilon", "offset"])
+def test_constant_that_makes_x_larger(where: str) -> None:
+    zeros = "z3 = Constant<value = float[3, 1, 1] {0.0, 0.0, 0.0}>()"
+    start = f"{zeros} a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127)"
+    body = {
+        "zero point": f"{start} d = Div(x, s) r = Round(d) q = Add(r, z3) b = Sub(q, z3) y = Mul(b, s)",
+        "subtracted": f"{start} d = Div(x, s) r = Round(d) q = Add(r, zero) b = Sub(q, z3) y = Mul(b, s)",
+        "epsilon": f"{start} e = Equal(s, zero) w = Where(e, z3, s) d = Div(x, w) r = Round(d) y = Mul(r, w)",
+        "offset": f"""{zeros} mn = ReduceMin(x, one) mx = ReduceMax(x, one) w = Sub(mx, mn) s = Div(w, c255)
+            t = Div(mn, s) lows = Add(z3, low) rt = Round(t) o = Sub(lows, rt) z = Clip(o, low, high) d = Div(x, s)
+            r = Round(d) q = Add(r, z) c = Clip(q, low, high) b = Sub(c, z) y = Mul(b, s)""",
+    }[where]
+    assert found(check(parse(body), {"x": rows((6, 5))})) == []
+
+
+@pytest.mark.parametrize("bounds", ["-5, 5", "-5, none", "none, 5"])
+def test_two_sides_bounded_away_from_zero(bounds: str) -> None:
+    least, most = (f"c{i}" if text != "none" else '""' for i, text in enumerate(bounds.split(", ")))
+    body = f"""c0 = Constant<value_float = -5.0>() c1 = Constant<value_float = 5.0>()
+        mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Clip(mn0, {least}, zero) mx = Clip(mx0, zero, {most})
+        n = Neg(mn) m = Max(n, mx) s = Div(m, c127) d = Div(x, s) r = Round(d) y = Mul(r, s)"""
+    assert found(check(parse(body), {"x": rows((6, 5))})) == ["AffineFakeQuantize"]
+
+
+def test_negative_zero() -> None:
+    """-0.0 + -0.0 is -0.0, -0.0 + 0.0 is not; Clip at 0 before a Round takes from it a sign that it keeps after it."""
+    minus = "minus_zero = Neg(zero)"
+    given = f"{minus} a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) d = Div(x, s)"
+    bodies = (
+        f"{given} r = Round(d) q = Add(r, minus_zero) c = Clip(q, low, high) b = Sub(c, minus_zero) y = Mul(b, s)",
+        f"{given} r = Round(d) q = Add(r, zero) c = Clip(q, low, high) b = Sub(c, minus_zero) y = Mul(b, s)",
+        f"{given} c = Clip(d, zero, high) r = Round(c) y = Mul(r, s)",
+        f"{given} r = Round(d) c = Clip(r, zero, high) y = Mul(r, s)",
+        f"{given} t = Add(d, zero) r = Round(t) c = Clip(r, zero, high) b = Sub(c, zero) y = Mul(b, s)",
+    )
+    x = rows((9, 33), 3)
+    x[0, :5] = [-0.1 * np.abs(x[0]).max() / 127, -0.0, 0.0, -1e-40, 1e-40]
+    for body in bodies:
+        literal = body.replace("Neg(zero)", "Constant<value = float {-0.0}>()")
+        check(parse(literal), {"x": x})
+
+
+def test_late_scale_and_early_zero_point() -> None:
+    """compressed-tensors' zero point follows from the scale before its epsilon, and may be used before that."""
+    body = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
+        s0 = Div(w, c255) t = Div(mn, s0) o = Sub(low, t) c = Clip(o, low, high) z0 = Round(c) z = Cast<to = 3>(z0)
+        copied = Cast<to = 6>(z) e = Equal(s0, zero) s = Where(e, eps, s0) d = Div(x, s) zf = Cast<to = 1>(z)
+        a = Add(d, zf) q = Clip(a, low, high) r = Round(q) b = Sub(r, zf) y = Mul(b, s)"""
+    report = check(parse(body, outputs="float[] y, int32[] copied"), {"x": rows((9, 33))})
+    assert found(report) == ["RangeFakeQuantize"]
+
+
+def test_copy_of_x_behind_its_range() -> None:
+    body = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) copy = Identity(x) d = Div(copy, s) r = Round(d)
+        y = Mul(r, s)"""
+    assert found(check(parse(body), {"x": rows((9, 33))})) == ["RangeFakeQuantize"]
+
+
+def test_zero_point_that_stays_a_float() -> None:
+    """Its NaN, where scale and range are 0, has no place among integer zero points."""
+    body = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
+        s = Div(w, c255) t = Div(mn, s) rt = Round(t) o = Sub(low, rt) z = Clip(o, low, high) d = Div(x, s)
+        rd = Round(d) a = Add(rd, z) c = Clip(a, low, high) q = Cast<to = 3>(c) real = Cast<to = 1>(q)
+        b = Sub(real, z) y = Mul(b, s)"""
+    for outputs, operator in (("float[] y, int8[] q", "RangeQuantize"), ("float[] y, float[] z", "RangeFakeQuantize")):
+        report = check(parse(body, outputs=outputs), {"x": rows((9, 33))})
+        assert operator in found(report)
+
+
+def test_scale_and_its_copy_are_outputs() -> None:
+    body = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) copy = Identity(s)
+        d = Div(x, {0}) r = Round(d) y = Mul(r, {0})"""
+    for used, outputs in itertools.product(("s", "copy"), ("s, float[] copy", "copy, float[] s", "copy", "s")):
+        report = check(parse(body.format(used), outputs=f"float[] y, float[] {outputs}"), {"x": rows((9, 33))})
+        assert found(report) == ["RangeFakeQuantize"]
+
+
+def test_wide_clip() -> None:
+    """Bounds that no integer attribute holds, and those that no float32 does."""
+    for bound, operator in ((32767.0, "RangeFakeQuantize"), (3e38, None), (1e10, None)):
+        body = f"""most = Constant<value_float = {bound:e}>() least = Neg(most) a = Abs(x) m = ReduceMax(a, one)
+            s = Div(m, most) d = Div(x, s) r = Round(d) c = Clip(r, least, most) y = Mul(c, s)"""
+        literal = body.replace("Neg(most)", f"Constant<value_float = {-bound:e}>()")
+        assert found(check(parse(literal), {"x": rows((9, 33))})) == ([operator] if operator else [])
+
+
+IF = (
+    "y = If(yes) <then_branch = t () => (float[] inner) {{ {0} }}, "
+    "else_branch = e () => (float[] other) {{ other = Identity(x) }}>"
+)
+PARTS = [
+    "a = Abs(x)",
+    "m = ReduceMax(a, one)",
+    "s = Div(m, c127)",
+    "d = Div(x, s)",
+    "r = Round(d)",
+    "c = Clip(r, low, high)",
+]
+
+
+@pytest.mark.parametrize("outside", range(len(PARTS) + 1))
+def test_chain_that_begins_around_a_branch(outside: int) -> None:
+    """In the graph around it, in the branch, or in both."""
+    body = "yes = Constant<value = bool {1}>() " + " ".join(PARTS[:outside])
+    model = parse(body + IF.format(" ".join([*PARTS[outside:], "inner = Mul(c, s)"])), inputs="float[9, 33] x")
+    report = check(model, {"x": rows((9, 33))})
+    if outside <= 2:
+        assert found(report) == ["RangeFakeQuantize"]
+
+
+def test_names_of_a_branch_are_not_those_around_it() -> None:
+    """Names that torch gives, and names that a converted chain outside has."""
+    body = """yes = Constant<value = bool {1}>() val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
+        d = Div(x, val_2) r = Round(d) q = Clip(r, low, high) val_3 = Mul(q, val_2)"""
+    inner = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) e = Div(x, s) w = Round(e) v = Mul(w, s)
+        inner = Add(v, val_3)"""
+    report = check(parse(body + IF.format(inner), inputs="float[9, 33] x"), {"x": rows((9, 33))})
+    assert found(report) == ["RangeFakeQuantize"] * 2
+
+
+def test_text_and_references() -> None:
+    """Constants of text, and attributes that a function's caller gives."""
+    body = """text = Constant<value_string = "no">() e = Equal(text, text) s0 = Identity(factor) s = Where(e, eps, s0)
+        d = Div(x, s) r = Round(d) y = Mul(r, s)"""
+    model = parse(body, opset=19, inputs="float[N, K] x, float[N, 1] factor")
+    rewrite(model)
+    bodies = (
+        "q = QuantizeLinear<axis: int = @a>(x, s) y = DequantizeLinear<axis: int = @a>(q, s)",
+        "q = QuantizeLinear(x, s) y = DequantizeLinear<axis: int = @a>(q, s)",
+        "c = Cast<to: int = @a>(x) d = Div(c, s) r = Round(d) y = Mul(r, s)",
+        "d = Div(x, s) r = Round(d) c = Cast<to: int = @a>(r) e = Cast<to = 1>(c) y = Mul(e, s)",
+        "b = Abs(x) m = ReduceMax<keepdims: int = @a>(b) d = Div(x, m) r = Round(d) y = Mul(r, m)",
+        "b = Abs(x) m = ReduceMax<noop_with_empty_axes: int = @a>(b) d = Div(x, m) r = Round(d) y = Mul(r, m)",
+    )
+    for body in bodies:
+        head = '<ir_version: 8, opset_import: ["": 18, "f": 1]> g (float[4, 4] x, float[] s) => (float[4, 4] y)'
+        function = f'<domain: "f", opset_import: ["": 18]> F <a> (x, s) => (y) {{ {body} }}'
+        model = onnx.parser.parse_model(f"{head} {{ y = f.F<a = 1>(x, s) }} {function}")
+        check(model, {"x": rows((4, 4)), "s": np.array(0.5, F)})
+
+
+# Near misses
+
+MEANT = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
+    s = Div(w, c255) n = Neg(mn) t = Div(n, s) rt = Round(t) zc = Clip(rt, zero, c255) z = Cast<to = 2>(zc)
+    zf = Cast<to = 1>(z) d = Div(x, s) rd = Round(d) a = Add(rd, zf) c = Clip(a, zero, c255) q = Cast<to = 2>(c)
+    real = Cast<to = 1>(q) b = Sub(real, zf) y = Mul(b, s)"""
+
+
+def test_what_the_near_misses_miss() -> None:
+    assert found(check(parse(MEANT), {"x": rows((9, 33))})) == ["RangeFakeQuantize"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "operators_", "reason"),
+    [
+        ("d = Div(x, s)", "d = Div(s, x)", ["AffineDequantize"], None),
+        ("d = Div(x, s)", "d = Mul(x, x)", ["AffineDequantize"], None),
+        ("rd = Round(d)", "rd = Floor(d)", ["AffineDequantize"], None),
+        ("d = Div(x, s)", "x2 = Exp(x) d = Div(x2, s)", ["AffineFakeQuantize"], None),
+        ("mn0 = ReduceMin(x, one)", "x2 = Exp(x) mn0 = ReduceMin(x2, one)", ["AffineFakeQuantize"], None),
+        ("mn0 = ReduceMin(x, one)", "mn0 = ReduceMin<keepdims = 0>(x)", ["AffineFakeQuantize"], None),
+        ("w = Sub(mx, mn)", "w = Sub(mn, mx)", ["AffineFakeQuantize"], None),
+        ("n = Neg(mn)", "n = Neg(mx)", ["AffineFakeQuantize"], None),
+        ("t = Div(n, s)", "s2 = Mul(s, s) t = Div(n, s2)", ["AffineFakeQuantize"], None),
+        ("zc = Clip(rt, zero, c255)", "zc = Clip(rt, zero, c127)", ["AffineFakeQuantize"], None),
+        ("z = Cast<to = 2>(zc)", "z = Cast<to = 6>(zc)", ["AffineFakeQuantize"], None),
+        ("c = Clip(a, zero, c255)", "c = Clip(a, zero, eps)", ["AffineDequantize"], "not clipped to constant integers"),
+        ("c = Clip(a, zero, c255)", "c = Clip(a, low, c255)", ["AffineDequantize"], "without a clip to its range"),
+        ("c = Clip(a, zero, c255)", "c = Identity(a)", ["AffineDequantize"], "without a clip to its range"),
+        ("b = Sub(real, zf)", "b = Sub(zf, real)", ["RangeQuantize"], None),
+        ("y = Mul(b, s)", "y = Mul(b, b)", ["RangeQuantize"], None),
+        ("y = Mul(b, s)", "s2 = Mul(s, s) y = Mul(b, s2)", ["AffineDequantize", "RangeQuantize"], None),
+        ("y = Mul(b, s)", "y = Div(b, s)", ["RangeQuantize"], None),
+    ],
+)
+def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None) -> None:
+    """What looks like a chain keeps its meaning, as another operator or as it is; and the reason says what it lacks."""
+    assert MEANT.count(old) == 1
+    report = check(parse(MEANT.replace(old, new)), {"x": rows((9, 33))})
+    assert found(report) == operators_
+    if reason is not None:
+        assert any(reason in finding.reason for finding in report.left), [f.reason for f in report.left]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("a = Abs(x) d = Div(x, k) r = Round(d) m = Mul(k, k) y = Mul(r, m)", "not dequantized by the same scale"),
+        ("d = Div(x, s) r = Round(d) y = Mul(r, s)", "scale's shape is not known to broadcast"),
+        ("h = Cast<to = 10>(x) v = Cast<to = 10>(k) d = Div(h, v) r = Round(d) y = Mul(r, v)", "type of x is float16"),
+        (
+            "d = Div(x, k) r = Round(d) a = Add(r, s) c = Clip(a, low, high) b = Sub(c, s) y = Mul(b, k)",
+            "zero point's shape is not known",
+        ),
+        ("d = Div(x, k) r = Round(d) c = Clip(r, k, high) y = Mul(c, k)", "not clipped to constant integers"),
+        ("d = Div(x, k) c = Clip(d, zero, high) r = Round(c) y = Mul(r, k)", "order of clip and rounding decides"),
+        (
+            "d = Div(x, k) r = Round(d) a = Add(r, k) c = Clip(a, low, high) y = Cast<to = 3>(c)",
+            "zero point is of another type than the codes",
+        ),
+    ],
+)
+def test_reason(body: str, reason: str) -> None:
+    output = "int8[] y" if "y = Cast<to = 3>" in body else "float16[] y" if "to = 10" in body else "float[] y"
+    model = parse(body, inputs="float[N, K] x, float k, float[M, 1] s", outputs=output)
+    report = check(model)
+    assert found(report) == []
+    assert [finding.reason for finding in report.left if reason in finding.reason], [f.reason for f in report.left]
+
+
+def test_oldest_opset() -> None:
+    body = "a = Abs(x) m = ReduceMax<axes = [-1]>(a) s = Div(m, c127) d = Div(x, s) r = Round(d) y = Mul(r, s)"
+    assert [finding.reason for finding in rewrite(parse(body, opset=12)).report.left] == [
+        "the model is of opset 12, expected 13 or newer"
+    ]
+    assert found(check(parse(body, opset=13), {"x": rows((9, 33))})) == ["RangeFakeQuantize"]
+
+
+# Mutations of the exported models
+
+models = pytest.mark.parametrize("name", FOLDERS)
+
+
+def inputs_of(name: str) -> dict[str, Array]:
+    return tensors(sorted((MODELS / name).glob("test_data_set_*"))[0], "input")
+
+
+def typed_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What the main graph's nodes compute, with its type alone."""
+    outputs = {output.name for output in model.graph.output}
+    inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
+    types = {info.name: info.type.tensor_type.elem_type for info in inferred}
+    made = [name for node in model.graph.node for name in node.output if node.op_type != "Constant"]
+    return [
+        helper.make_value_info(name, helper.make_tensor_type_proto(types[name], None))
+        for name in made
+        if types.get(name) and name not in outputs
+    ]
+
+
+@models
+def test_one_more_consumer(name: str) -> None:
+    """Every intermediate value in turn is an output too: it has its bits, and so have the others."""
+    model = onnx.load(MODELS / name / "model.onnx")
+    inputs, values = inputs_of(name), typed_values(model)
+    everything = onnx.ModelProto()
+    everything.CopyFrom(model)
+    everything.graph.output.extend(values)
+    order = [output.name for output in everything.graph.output]
+    wanted = dict(zip(order, stock_session(everything).run(None, inputs), strict=True))
+    is_half = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in values)
+    for i, value in enumerate(random.Random(name).sample(values, min(len(values), 14))):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        changed.graph.output.append(value)
+        converted = rewrite(changed).to_proto()
+        session = make_session(converted, "native") if i % 4 else stock_session(converted)
+        names = [output.name for output in session.get_outputs()]
+        if is_half:  # ONNX Runtime takes Casts to float16 and back away, unless somebody looks at what is between
+            wanted = dict(zip(names, stock_session(changed).run(None, inputs), strict=True))
+        assert names == [output.name for output in changed.graph.output]
+        for output, actual in zip(names, session.run(None, inputs), strict=True):
+            assert_same(np.asarray(actual), np.asarray(wanted[output]))
+
+
+@models
+def test_identities_between_all_nodes(name: str) -> None:
+    model = onnx.load(MODELS / name / "model.onnx")
+    outputs = {output.name for output in model.graph.output}
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        for i, output in enumerate(node.output):
+            if output and output not in outputs and node.op_type != "Constant":
+                node.output[i] = f"{output}__raw"
+                nodes.append(helper.make_node("Identity", [node.output[i]], [output]))
+    fresh = onnx.ModelProto()
+    fresh.CopyFrom(model)
+    del fresh.graph.node[:]
+    fresh.graph.node.extend(nodes)
+    plain = found(rewrite(onnx.load(MODELS / name / "model.onnx")).report)
+    report = check(fresh, inputs_of(name))
+    if not any(operator.startswith("Dynamic") for operator in [*plain, *found(report)]) and plain:
+        assert len(found(report)) >= len(plain)
+
+
+@models
+@pytest.mark.parametrize("rank", [1, 3])
+def test_constants_of_another_rank(name: str, rank: int) -> None:
+    """Scalars of elementwise operators become [1] and [1, 1, 1], which may make results larger."""
+    model = onnx.load(MODELS / name / "model.onnx")
+    elementwise = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Equal")
+    used = {v for node in model.graph.node if node.op_type in elementwise for v in node.input}
+    others = {v for node in nodes_of(model.graph) if node.op_type not in elementwise for v in node.input}
+    changed = 0
+    constants = [(node.output[0], attribute.t) for node in model.graph.node for attribute in node.attribute]
+    constants += [(tensor.name, tensor) for tensor in model.graph.initializer]
+    for constant, tensor in constants:
+        if constant in used - others and not tensor.dims and tensor.data_type == TensorProto.FLOAT:
+            tensor.dims.extend([1] * rank)
+            changed += 1
+    del model.graph.value_info[:]
+    if not changed:
+        return
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    try:
+        stock_session(model).run(None, inputs_of(name))
+    except Exception:  # a scale of rank 3 is none for QuantizeLinear
+        return
+    check(model, inputs_of(name))
+
+
+def test_what_an_extra_consumer_leaves() -> None:
+    """Scale and codes stay available; what lies between rounding and codes does not, and is computed as it was."""
+    for value, operators_ in {
+        "w": ["RangeFakeQuantize"],
+        "s": ["RangeFakeQuantize"],
+        "z": ["RangeFakeQuantize"],
+        "zf": ["RangeFakeQuantize"],
+        "rd": ["AffineDequantize"],
+        "a": ["AffineDequantize"],
+        "q": ["AffineDequantize", "RangeQuantize"],
+        "real": ["AffineDequantize", "RangeQuantize"],
+        "b": ["RangeQuantize"],
+    }.items():
+        type_ = "uint8" if value in "qz" else "float"
+        report = check(parse(MEANT, outputs=f"float[] y, {type_}[] {value}"), {"x": rows((9, 33))})
+        assert found(report) == operators_, value
+
+
+# Time
+
+
+def calls(chains: int) -> int:
+    """How often functions of the rewriter are called for a model of so many chains, one behind the other."""
+    parts, x = [], "x"
+    names = "|".join(re.findall(r"(\w+) = [A-Z]", MEANT))
+    for i in range(chains):
+        parts.append(re.sub(rf"\b({names})\b", rf"\1_{i}", MEANT).replace("(x,", f"({x},"))
+        x = f"y_{i}"
+    model = parse("\n".join(parts), outputs=f"float[] {x}")
+    folder, count = str(Path(ort_dynq.rewriter.__file__).parent), 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    sys.setprofile(profile)
+    try:
+        report = rewrite(model).report
+    finally:
+        sys.setprofile(None)
+    assert found(report) == ["RangeFakeQuantize"] * chains
+    return count
+
+
+def test_time_is_linear() -> None:
+    few, many = calls(50), calls(150)
+    assert many < 3.2 * few
