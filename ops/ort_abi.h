@@ -96,6 +96,7 @@ static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "Rel
   X(GetTensorElementType, 60, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType*))           \
   X(GetDimensionsCount, 61, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                                \
   X(GetDimensions, 62, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, int64_t* dims, size_t count))                 \
+  X(GetSymbolicDimensions, 63, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, const char** names, size_t count))    \
   X(GetTensorTypeAndShape, 65, OrtStatus*, (const OrtValue*, OrtTensorTypeAndShapeInfo**))                          \
   X(KernelInfoGetAttribute_int64, 86, OrtStatus*, (const OrtKernelInfo*, const char* name, int64_t*))               \
   X(KernelInfoGetAttribute_string, 87, OrtStatus*, (const OrtKernelInfo*, const char* name, char*, size_t*))        \

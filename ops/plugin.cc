@@ -220,6 +220,19 @@ struct CustomOp : OrtCustomOp {
     });
   }
 
+  // Whether a shape has dimensions, and each of them a length or a name.
+  static bool is_describable(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) {
+    size_t rank = 0;
+    check(api, ort::GetDimensionsCount(api, info, &rank));
+    std::vector<int64_t> dims(rank);
+    std::vector<const char*> names(rank);
+    check(api, ort::GetDimensions(api, info, dims.data(), rank));
+    check(api, ort::GetSymbolicDimensions(api, info, names.data(), rank));
+    for (size_t i = 0; i < rank; ++i)
+      if (dims[i] < 0 && (names[i] == nullptr || *names[i] == '\0')) return false;
+    return rank > 0;
+  }
+
   static OrtStatus* infer(const OrtCustomOp* self, OrtShapeInferContext* context) {
     const OrtApi* api = of(self).api;
     return guarded(api, [&] {
@@ -237,12 +250,12 @@ struct CustomOp : OrtCustomOp {
       const Type unasked = of(self).op.output_type(NoAttributes(), types);
       // The input's own description, its symbolic dimensions included, with another type for as long as it takes.
       // ONNX Runtime tells unknown rank and rank 0 apart by nothing, so of both no shape is claimed, unless the type
-      // is not the one that it has found: a type cannot be set without a shape.
-      size_t rank = 0;
-      check(api, ort::GetDimensionsCount(api, static_cast<const OrtTensorTypeAndShapeInfo*>(src), &rank));
+      // is not the one that it has found: a type cannot be set without a shape. Nor is one with an unknown dimension
+      // that has no name, which it would take for a dimension of -1.
+      const bool has_shape = is_describable(api, src) || type != unasked;
       check(api, ort::SetTensorElementType(api, src, type));
       OrtStatus* status = nullptr;
-      if (rank > 0 || type != unasked)
+      if (has_shape)
         status =
             ort::ShapeInferContext_SetOutputTypeShape(api, static_cast<const OrtShapeInferContext*>(context), size_t{0},
                                                       static_cast<const OrtTensorTypeAndShapeInfo*>(src));

@@ -144,6 +144,7 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     def body(opset: int) -> str:
         reduced = "(flat, axes)" if opset >= 18 else "(flat)"
         axes = "" if opset >= 18 else ", axes = [1]"
+        reshape = "Reshape<allowzero = 1>" if opset >= 14 else "Reshape"  # of nothing, too
         magnitudes = reduced.replace("flat", "magnitudes")
         return f"""{{ {_CHOICES}
     i3 = Constant<value_int = 3>()
@@ -229,7 +230,7 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     {_codes("flat", "s", "z", "code_type")}
     {"" if to_codes else _floats("s", "z", "fake")}
     shape = Shape(src)
-    dst = Reshape({"code" if to_codes else "fake"}, shape)
+    dst = {reshape}({"code" if to_codes else "fake"}, shape)
     start = Constant<value_ints = [0]>()
     axis_int = Constant<value_int: int = @axis>()
     end = Unsqueeze(axis_int, start)
@@ -239,9 +240,9 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     missing = Sub(rank, lead_rank)
     ones = ConstantOfShape<value = int64[1] {{1}}>(missing)
     each = Concat<axis = 0>(lead, ones)
-    scale = Reshape(s, each)
+    scale = {reshape}(s, each)
     {"z_out = Cast<to: int = @code_type>(z)" if to_codes else "z_out = Identity(z)"}
-    zero_point = Reshape(z_out, each)
+    zero_point = {reshape}(z_out, each)
 }}"""
 
     return body

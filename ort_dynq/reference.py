@@ -241,9 +241,7 @@ def _range_quantize(to_codes: bool) -> Callable[..., list[Array]]:
         axis = given["axis"] % max(1, src.ndim)
         shape = (*src.shape[:axis], *(1 for _ in src.shape[axis:]))
         rows = src.reshape(math.prod(shape), math.prod(src.shape[axis:]))
-        if rows.shape[1] == 0 and rows.shape[0] > 0:
-            raise DynqError(f"{name}: src has shape {_text(src.shape)}, expected elements to take a range of")
-        scale, zp = _parameters(given, rows, constants) if rows.size else 2 * (rows.reshape(-1, 1),)
+        scale, zp = _parameters(given, rows, constants)
         dst = chain.run(rows, scale, zp).reshape(src.shape)
         zero_point = _cast(zp, _CODES[given["code_type"]]) if to_codes else zp
         return [dst, scale.reshape(shape), zero_point.reshape(shape)]
@@ -303,6 +301,8 @@ def _parameters(given: Attributes, rows: Array, constants: Array) -> tuple[Array
 
 def _extreme(rows: Array, worst: float, index_of: Callable[..., Array]) -> Array:
     """The first extreme of each row. NaN if the first element is NaN; elsewhere NaN counts for nothing."""
+    if rows.size == 0:
+        return np.full((len(rows), 1), worst, np.float32)
     first = index_of(np.where(np.isnan(rows), np.float32(worst), rows), axis=1, keepdims=True)
     extreme = np.take_along_axis(rows, first, 1)
     return np.where(np.isnan(rows[:, :1]), rows[:, :1], extreme)

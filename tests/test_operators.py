@@ -374,6 +374,20 @@ def test_unknown_rank_loads_and_runs(backend: str) -> None:
         assert_same(dst, np.float32([[1], [2], [3]]))
 
 
+def test_dimensions_without_names_load_and_run(backend: str) -> None:
+    """An unknown dimension without a name must not become one of -1 for consumers."""
+    body = """codes = ort_dynq.DynamicQuantize(src, scales)
+              floats = ort_dynq.DynamicDequantize(codes, scales)
+              dst = MatMul(floats, weights)"""
+    model = parse("float[n, k] src, float[] scales, float[3, 2] weights", "float[n, m] dst", body)
+    for dim in model.graph.input[0].type.tensor_type.shape.dim:
+        dim.Clear()
+    feeds = {"src": np.float32([[1, 2, 3]]), "scales": np.float32([1]), "weights": np.ones((3, 2), np.float32)}
+    for optimised in (False, True):
+        session = make_session(handwritten(model, backend), backend, optimised=optimised)
+        assert_same(session.run(None, feeds)[0], np.float32([[6, 6]]))
+
+
 @pytest.mark.parametrize("shape", ["", "[]"], ids=["scalar", "unknown rank"])
 @pytest.mark.parametrize(("zps", "output_dtype"), [("", 3), (", uint8 zps", 3), (", int8 zps", 2), (", int32 zps", 3)])
 def test_scalar_of_another_type(backend: str, shape: str, zps: str, output_dtype: int) -> None:

@@ -201,6 +201,21 @@ def test_same_bits(isa: str, operator: str) -> None:
     check_bits(operator, lambda given: not useless(given))
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0)], ids=str)
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_ranges_of_nothing(shape: Shape, axis: int, kind: int) -> None:
+    constants = np.float32([-LARGEST, LARGEST, 1e-5, LARGEST, 127, 1, 0, LARGEST, 0])
+    inputs = [np.ones(shape, np.float32), constants]
+    given = {"axis": axis, "range": kind}
+    for result, expected in zip(
+        kernels.run("RangeFakeQuantize", inputs, **given),
+        reference.run("RangeFakeQuantize", inputs, **given),
+        strict=True,
+    ):
+        assert_same(result, expected)
+
+
 def test_same_bits_of_useless_zero_points(isa: str) -> None:
     check_bits("RangeQuantize", useless)
 
@@ -260,7 +275,6 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
     ),
     ("RangeQuantize", {}, {1: np.ones(8, np.float32)}),
     ("RangeQuantize", {"code_type": 2, "quant_min": 0}, {}),
-    ("RangeFakeQuantize", {}, {0: np.ones((4, 0), np.float32)}),
 )
 
 

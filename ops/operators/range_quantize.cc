@@ -159,9 +159,6 @@ class RangeQuantize : public Node {
         parameters.dims[i] = 1;
       }
     }
-    if (run.cols == 0 && run.rows > 0)
-      throw Error(std::string(name_) + ": src has shape " + src.shape.text() +
-                  ", expected elements to take a range of");
     run.node = this;
     run.table = &active_kernels();
     run.kernel = arithmetic_.kernels(*run.table)[kPerRow];
@@ -172,6 +169,11 @@ class RangeQuantize : public Node {
     run.scales = static_cast<float*>(context.output(1, parameters));
     run.zps = context.output(2, parameters);
     if (run.rows == 0) return;
+    if (run.cols == 0) {  // what ReduceMin and ReduceMax have for rows of nothing
+      const float range[3] = {INFINITY, -INFINITY, NAN};
+      for (int64_t row = 0; row < run.rows; ++row) this->parameters(run, row, range);
+      return;
+    }
     if (run.cols > kLongRow && run.rows < 8)
       for (run.row = 0; run.row < run.rows; ++run.row) long_row(run, context);
     else
