@@ -19,7 +19,6 @@ class AffineArithmetic {
   Type code_type() const { return code_type_; }
   float quant_min() const { return static_cast<float>(quant_min_); }
   float quant_max() const { return static_cast<float>(quant_max_); }
-  bool is_inverse() const { return quotient_ == kMultiply; }
 
   // Whether every element between low and high, all of them finite, gets a code within the clip, and the scale is one
   // for which the quicker kernels are exact.
