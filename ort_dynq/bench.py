@@ -1,4 +1,4 @@
-"""Timings against stock ONNX Runtime, at its default optimisation level: of operators, models, folders and chains.
+"""Timings against stock ONNX Runtime, at its default level: of operators, models, folders, chains and networks.
 
 Contenders take turns within one process, on the same bound inputs; figures are medians unless they say otherwise. An
 idle session's threads spin for a while before they sleep, and would take the cores from the session whose turn it is:
@@ -9,6 +9,7 @@ timed, until the others' are asleep.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import math
 import os
@@ -17,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from . import __version__, kernels, verification
+from . import __version__, kernels, networks, verification
 from .errors import DynqError
 from .rewriter import Report, rewrite
 from .session import opening, register
@@ -150,6 +151,19 @@ class ChainTiming(ModelTiming):
     nodes: int
     relu: Latency
     of_relu: float
+
+
+@dataclass(frozen=True)
+class NetworkTiming(ModelTiming):
+    """One transformer network; its name is the form of its linear layers.
+
+    Attributes:
+        network: The encoder or the decoder.
+        tokens: So many go into the encoder, or are in the past of the decoder, into which one goes.
+    """
+
+    network: str
+    tokens: int
 
 
 def machine(backend: Backend = "native") -> Machine:
@@ -561,6 +575,77 @@ def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming
                     ours.median_ms / relu.median_ms,
                 )
             )
+    return timings
+
+
+# Networks
+
+TOKENS = (1, 128)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the networks: as for :func:`ort_dynq.networks.encoder`."""
+
+    layers: int = 6
+    hidden: int = 768
+    heads: int = 12
+
+
+@dataclass(frozen=True)
+class _NetworkCase:
+    network: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.network}, {self.form}"
+
+
+def bench_networks(
+    settings: Settings,
+    *,
+    names: Sequence[str] = tuple(networks.NETWORKS),
+    forms: Sequence[str] = tuple(networks.FORMS),
+    tokens: Sequence[int] = TOKENS,
+    sizes: Sizes = Sizes(),
+    track: Track = iter,
+) -> list[NetworkTiming]:
+    """Times transformer networks with seeded weights, one at a time: their sessions take half a gigabyte each.
+
+    Args:
+        settings: How.
+        names: Which networks: encoder, decoder.
+        forms: Which of :data:`ort_dynq.networks.FORMS`.
+        tokens: How many; each case is timed with each of these.
+        sizes: Of the networks.
+        track: Shows how far it is.
+
+    Raises:
+        DynqError: There is no such network or form, the sizes do not fit, the operators cannot be registered, or a
+            rewritten network does not run.
+    """
+    register(ort.SessionOptions(), settings.backend)
+    for kind, given, known in (("network", names, networks.NETWORKS), ("form", forms, networks.FORMS)):
+        for name in given:
+            if name not in known:
+                raise DynqError(f"there is no {kind} {name!r}, expected one of {', '.join(known)}")
+    cases = [_NetworkCase(name, form) for name in names for form in forms]
+    timings = []
+    for case in track(cases):
+        timings += _time_network(case, settings, tokens, sizes)
+        gc.collect()  # a rewritten model's nodes and values refer to each other, and keep its weights
+    return timings
+
+
+def _time_network(case: _NetworkCase, settings: Settings, tokens: Sequence[int], sizes: Sizes) -> list[NetworkTiming]:
+    model = networks.NETWORKS[case.network](case.form, **asdict(sizes))
+    result = rewrite(model)
+    timings = []
+    for count in tokens:
+        feeds = networks.feeds(model, count)
+        for threads in settings.threads:
+            timing = _time_model(case.form, model, result.model, result.report, feeds, settings, threads)
+            timings.append(NetworkTiming(**vars(timing), network=case.network, tokens=count))
     return timings
 
 

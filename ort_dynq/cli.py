@@ -288,8 +288,8 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="ops: each operator and a plain copy; chains: decomposed chains and a Relu; a folder of folders with a "
-        "model.onnx and a test_data_set_0 each; or a model, A",
+        help="ops: each operator and a plain copy; chains: decomposed chains and a Relu; networks: transformers; "
+        "a folder of folders with a model.onnx and a test_data_set_0 each; or a model, A",
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to take turns with A (A as `rewrite` makes it)")
     timing = parser.add_argument_group("timing")
@@ -297,19 +297,31 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=_counts_of_threads, metavar="N[,N]", help="of ONNX Runtime (1; ops: 1 and as many as cores)"
     )
     timing.add_argument(
-        "--seconds", type=_seconds, metavar="S", help="for each row (0.5, or 5 for a model that is named)"
+        "--seconds", type=_seconds, metavar="S", help="for each row (0.5; networks: 2; a model that is named: 5)"
     )
     timing.add_argument("--warmup", type=_natural, default=2, metavar="N", help="runs of each that are not timed (2)")
     timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (the best there is)")
     timing.add_argument(
         "--sizes", type=_sizes, metavar="RxC[,RxC]", help="of ops's tensors (1x64,64x64,256x1024,4096x4096)"
     )
+    network = parser.add_argument_group("networks")
+    network.add_argument("--networks", type=_names, metavar="NAME[,NAME]", help="which (encoder,decoder)")
+    network.add_argument("--forms", type=_names, metavar="NAME[,NAME]", help="which forms of linear layers (all)")
+    network.add_argument(
+        "--tokens",
+        type=_positive_numbers,
+        metavar="N[,N]",
+        help="of the encoder's input, of the decoder's past (1,128)",
+    )
+    network.add_argument("--layers", type=_positive, metavar="N", help="of a network (6)")
+    network.add_argument("--hidden", type=_positive, metavar="N", help="the width (768)")
+    network.add_argument("--heads", type=_positive, metavar="N", help="of the attention (12)")
     _data_arguments(parser)
 
 
 def _bench(arguments: argparse.Namespace) -> Outcome:
     """Stock ONNX Runtime against the plugin, both at the default optimisation level."""
-    benches = {"ops": _bench_ops, "chains": _bench_chains}
+    benches = {"ops": _bench_ops, "chains": _bench_chains, "networks": _bench_networks}
     is_folder = arguments.what not in benches and Path(arguments.what).is_dir()
     bench = benches.get(arguments.what, _bench_folder if is_folder else _bench_model)
     for name, value, where, example in (
@@ -317,6 +329,12 @@ def _bench(arguments: argparse.Namespace) -> Outcome:
         ("B", arguments.b, _bench_model, "A.onnx B.onnx"),
         ("--input", arguments.input, _bench_model, "A.onnx"),
         ("--shape", arguments.shape, _bench_model, "A.onnx"),
+        ("--networks", arguments.networks, _bench_networks, "networks"),
+        ("--forms", arguments.forms, _bench_networks, "networks"),
+        ("--tokens", arguments.tokens, _bench_networks, "networks"),
+        ("--layers", arguments.layers, _bench_networks, "networks"),
+        ("--hidden", arguments.hidden, _bench_networks, "networks"),
+        ("--heads", arguments.heads, _bench_networks, "networks"),
     ):
         if value and bench != where:
             raise DynqError(f"{name} goes with `{_PROGRAM} bench {example}`, not with {arguments.what}")
@@ -324,7 +342,7 @@ def _bench(arguments: argparse.Namespace) -> Outcome:
     from .bench import Settings, cores, machine
 
     threads = arguments.threads or (tuple(sorted({1, cores()})) if bench == _bench_ops else (1,))
-    seconds = arguments.seconds or (5.0 if bench == _bench_model else 0.5)
+    seconds = arguments.seconds or (5.0 if bench == _bench_model else 2.0 if bench == _bench_networks else 0.5)
     settings = Settings(threads, seconds, arguments.warmup, arguments.backend)
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), _progress() as track:
         here = machine(settings.backend)
@@ -379,6 +397,35 @@ def _bench_chains(_: argparse.Namespace, settings: Settings, track: Track) -> Ou
         yield _table(head, rows, style=lambda row: _ratio_style(row[5]))
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _bench_networks(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from .bench import TOKENS, Sizes, bench_networks
+    from .networks import FORMS, NETWORKS
+
+    given = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")}
+    sizes = Sizes(**{name: size for name, size in given.items() if size})
+    timings = bench_networks(
+        settings,
+        names=arguments.networks or tuple(NETWORKS),
+        forms=arguments.forms or tuple(FORMS),
+        tokens=arguments.tokens or TOKENS,
+        sizes=sizes,
+        track=track,
+    )
+
+    def text() -> Iterator[RenderableType]:
+        yield _line(f"{sizes.layers} layers, {sizes.hidden} wide, {sizes.heads} heads; medians; ratio: stock / ours")
+        yield "tokens: of the encoder's input; of the decoder's past\n"
+        head = ("network", "form", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        rows = [
+            (each.network, each.name, each.tokens, each.threads, *_ratio_cells(each), _rewritten(each))
+            for each in timings
+        ]
+        yield _table(head, rows, style=lambda row: _ratio_style(row[6]))
+        yield from (_line(each.problem) for each in timings if each.problem)
+
+    return Outcome({"sizes": asdict(sizes), "timings": list(map(asdict, timings))}, text)
 
 
 def _bench_folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -447,6 +494,20 @@ def _counts_of_threads(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _positive_numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive, text.split(",")))
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 < float(text) < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
@@ -490,8 +551,9 @@ COMMANDS = (
     ),
     Command(
         "bench",
-        "time operators, chains, a folder of models or a model against stock ONNX Runtime, in turns in one process",
-        "ort-dynq bench ops --threads 1 --isa avx2 | ort-dynq bench chains | ort-dynq bench models/ | "
+        "time operators, chains, networks or models against stock ONNX Runtime, in turns in one process",
+        "ort-dynq bench ops --threads 1 --isa avx2 | ort-dynq bench chains | "
+        "ort-dynq bench networks --forms token,tensor_u8 | ort-dynq bench models/ | "
         "ort-dynq bench model.onnx fast.onnx --shape x=1x128x768",
         _bench_arguments,
         _bench,

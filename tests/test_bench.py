@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_dynq import DynqError, bench, cli, kernels
+from ort_dynq import DynqError, bench, cli, kernels, networks
 from ort_dynq.rewriter import rewrite
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -327,6 +327,35 @@ def test_chains_are_exact(chain: tuple[str, str, str, str]) -> None:
         helpers.assert_same(a, b)
 
 
+# Networks
+
+SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
+
+
+def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, *SMALL, "--tokens", "1,3")
+    assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2}
+    assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
+        (network, form, tokens, 1) for network in ("encoder", "decoder") for form in networks.FORMS for tokens in (1, 3)
+    ]
+    for each in data["timings"]:
+        assert (each["rewritten"] == {}) == (each["name"] == "float")
+        check_latency(each["stock"])
+        check_latency(each["ours"])
+        assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
+
+
+def test_networks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (*SMALL, "--networks", "decoder", "--forms", "torchao,float", "--tokens", "2", "--threads", "1,2")
+    lines = run(capsys, *arguments).splitlines()
+    assert lines[3] == "1 layers, 16 wide, 2 heads; medians; ratio: stock / ours"
+    rows = [line.split() for line in lines if line.startswith("decoder ")]
+    assert [row[:4] for row in rows] == [
+        ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
+    ]
+    assert [row[7:] for row in rows] == [["4", "RangeFakeQuantize"]] * 2 + [["-"]] * 2
+
+
 # Mistakes and help
 
 
@@ -340,6 +369,13 @@ def test_chains_are_exact(chain: tuple[str, str, str, str]) -> None:
         (["chains", "--sizes", "4x4"], "--sizes goes with `ort-dynq bench ops`, not with chains"),
         ([".", "--shape", "x=4"], "--shape goes with `ort-dynq bench A.onnx`, not with ."),
         (["ops", "--input", "x=x.npy"], "--input goes with `ort-dynq bench A.onnx`, not with ops"),
+        ([".", "--forms", "token"], "--forms goes with `ort-dynq bench networks`, not with ."),
+        (["ops", "--layers", "2"], "--layers goes with `ort-dynq bench networks`, not with ops"),
+        (["networks", "--networks", "rnn"], "there is no network 'rnn', expected one of encoder, decoder"),
+        (["networks", "--forms", "token,int3"], "there is no form 'int3', expected one of float, token, "),
+        (["networks", "--heads", "5"], "5 heads do not divide the width 768"),
+        (["networks", "--layers", "0"], "argument --layers: 0 is not a number from 1 on"),
+        (["networks", "--tokens", "1,"], "argument --tokens: "),
         ([TOKEN, "--shape", "x=4"], "the input x has shape [4], expected [batch, tokens, 20]"),
         ([TOKEN, "--shape", "z=4"], "the model has no input z; it has x"),
         (["ops", "--sizes", "4"], "argument --sizes: 4 is not a size like 256x1024"),
@@ -375,7 +411,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["bench", "--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for example in ("bench ops", "bench chains", "bench models/", "bench model.onnx fast.onnx"):
+    for example in ("bench ops", "bench chains", "bench networks", "bench models/", "bench model.onnx fast.onnx"):
         assert f"ort-dynq {example}" in text
 
 
