@@ -672,11 +672,13 @@ def test_one_more_consumer(name: str) -> None:
 def test_identities_between_all_nodes(name: str) -> None:
     model = onnx.load(MODELS / name / "model.onnx")
     outputs = {output.name for output in model.graph.output}
+    # ONNX's shape inference follows no computed shape through an Identity; here nothing else tells the scales' shapes.
+    direct = {"Constant", "Shape", "Concat"} if name == "encoder_torchao" else {"Constant"}
     nodes = []
     for node in model.graph.node:
         nodes.append(node)
         for i, output in enumerate(node.output):
-            if output and output not in outputs and node.op_type != "Constant":
+            if output and output not in outputs and node.op_type not in direct:
                 node.output[i] = f"{output}__raw"
                 nodes.append(helper.make_node("Identity", [node.output[i]], [output]))
     fresh = onnx.ModelProto()
