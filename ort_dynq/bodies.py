@@ -117,9 +117,34 @@ def _floats(scale: str, zp: str, dst: str) -> str:
     """
 
 
+# Codes of dst_type are those of code_type and `offset`.
+_OFFSET = """
+    code_type_int = Constant<value_int: int = @code_type>()
+    dst_type_int = Constant<value_int: int = @dst_type>()
+    types_between = Sub(code_type_int, dst_type_int)
+    half = Constant<value_int = 128>()
+    offset_int = Mul(types_between, half)
+    offset = Cast<to = 6>(offset_int)
+"""
+
+
+def _stored(code: str, name: str) -> str:
+    """`name`, of dst_type, from `code`, of code_type."""
+    return f"""
+    {name}_int = Cast<to = 6>({code})
+    {name}_moved = Add({name}_int, offset)
+    {name} = Cast<to: int = @dst_type>({name}_moved)
+    """
+
+
 def affine_quantize(opset: int) -> str:
-    codes = _codes("src", "scale", "zp", "code_type")
-    return f"{{ {_CHOICES} zp = Cast<to = 1>(zero_point) {codes} dst = Identity(code) }}"
+    return f"""{{ {_CHOICES} {_OFFSET}
+        zp_stored = Cast<to = 6>(zero_point)
+        zp_int = Sub(zp_stored, offset)
+        zp = Cast<to = 1>(zp_int)
+        {_codes("src", "scale", "zp", "code_type")}
+        {_stored("code", "dst")}
+    }}"""
 
 
 def affine_fake_quantize(opset: int) -> str:
@@ -146,7 +171,7 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
         axes = "" if opset >= 18 else ", axes = [1]"
         reshape = "Reshape<allowzero = 1>" if opset >= 14 else "Reshape"  # of nothing, too
         magnitudes = reduced.replace("flat", "magnitudes")
-        return f"""{{ {_CHOICES}
+        return f"""{{ {_CHOICES} {_OFFSET if to_codes else ""}
     i3 = Constant<value_int = 3>()
     i4 = Constant<value_int = 4>()
     i5 = Constant<value_int = 5>()
@@ -228,9 +253,9 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     z_real = Cast<to = 1>(z_code)
     {_select("z", "z_stays", "z_float", "z_real")}
     {_codes("flat", "s", "z", "code_type")}
-    {"" if to_codes else _floats("s", "z", "fake")}
+    {_stored("code", "stored") if to_codes else _floats("s", "z", "fake")}
     shape = Shape(src)
-    dst = {reshape}({"code" if to_codes else "fake"}, shape)
+    dst = {reshape}({"stored" if to_codes else "fake"}, shape)
     start = Constant<value_ints = [0]>()
     axis_int = Constant<value_int: int = @axis>()
     end = Unsqueeze(axis_int, start)
@@ -241,8 +266,31 @@ def range_chain(to_codes: bool) -> Callable[[int], str]:
     ones = ConstantOfShape<value = int64[1] {{1}}>(missing)
     each = Concat<axis = 0>(lead, ones)
     scale = {reshape}(s, each)
-    {"z_out = Cast<to: int = @code_type>(z)" if to_codes else "z_out = Identity(z)"}
+    {"z_of_code = Cast<to: int = @code_type>(z)" + _stored("z_of_code", "z_out") if to_codes else "z_out = Identity(z)"}
     zero_point = {reshape}(z_out, each)
 }}"""
 
     return body
+
+
+def accumulator_dequantize(opset: int) -> str:
+    return f"""{{
+        i0 = Constant<value_int = 0>()
+        i1 = Constant<value_int = 1>()
+        one = Constant<value_float = 1.0>()
+        order = Constant<value_int: int = @order>()
+        is_scales_first = Equal(order, i0)
+        is_row_first = Equal(order, i1)
+        zp = Cast<to = 6>(zero_point)
+        correction = Mul(zp, column_sum)
+        exact = Sub(src, correction)
+        real = Cast<to = 1>(exact)
+        scales = Mul(scale, column_scale)
+        {_select("first_if_column", "is_row_first", "scale", "column_scale")}
+        {_select("second_if_column", "is_row_first", "column_scale", "scale")}
+        {_select("first", "is_scales_first", "scales", "first_if_column")}
+        {_select("second", "is_scales_first", "one", "second_if_column")}
+        scaled_once = Mul(real, first)
+        scaled = Mul(scaled_once, second)
+        dst = Add(scaled, bias)
+    }}"""

@@ -101,7 +101,15 @@ def _affine(code_type: int, nan: int) -> tuple[Attribute, ...]:
     )
 
 
-_TO_CODES = _affine(code_type=3, nan=0)
+_TO_CODES = (
+    *_affine(code_type=3, nan=0),
+    Attribute(
+        "dst_type",
+        3,
+        "The type that codes and zero points have in inputs and outputs: 2 uint8, 3 int8. Where it is not code_type "
+        "they are 128 away: int8 codes as uint8, which ONNX Runtime multiplies much faster.",
+    ),
+)
 _TO_FLOATS = _affine(code_type=1, nan=2)
 _RANGE = (
     Attribute("axis", -1, "The first of the dimensions that share a scale: -1 per token, 0 per tensor."),
@@ -200,7 +208,7 @@ OPERATORS: dict[str, Operator] = {
         Operator(
             "AffineQuantize",
             "Codes by a chain's own arithmetic (Div, Round, Add, Clip, Cast), scale and zero point computed outside.",
-            (_X, _BROADCAST, Input("zero_point", ("uint8", "int8"), "As scale, or one element; the codes' type.")),
+            (_X, _BROADCAST, Input("zero_point", ("uint8", "int8"), "As scale, or one element; of dst_type.")),
             (Input("dst", ("uint8", "int8"), "src's shape."),),
             _TO_CODES,
             tuple(Signature(("float32", "float32", code), (code,)) for code in ("uint8", "int8")),
@@ -235,7 +243,7 @@ OPERATORS: dict[str, Operator] = {
         Operator(
             "RangeQuantize",
             "A whole chain: the range of each row, its scale and zero point, and codes.",
-            (_X, _CONSTANTS, Input("like", ("int8", "uint8"), "Any value of the codes' type.")),
+            (_X, _CONSTANTS, Input("like", ("int8", "uint8"), "Any value of dst_type.")),
             (
                 Input("dst", ("int8", "uint8"), "src's shape."),
                 Input("scale", ("float32",), "src's shape, 1 from `axis` on."),
@@ -257,6 +265,35 @@ OPERATORS: dict[str, Operator] = {
             (*_RANGE, *_TO_FLOATS),
             (Signature(("float32", "float32"), ("float32", "float32", "float32")),),
             bodies.range_chain(to_codes=False),
+        ),
+        Operator(
+            "AccumulatorDequantize",
+            "dst = float(src - zero_point * column_sum) * (scale * column_scale) + bias: what an integer matrix "
+            "product of codes, their zero points not taken off, has summed up.",
+            (
+                Input(
+                    "src", ("int32",), "Sums of products: any shape of rank 1 or more, its last dimension the columns."
+                ),
+                Input("scale", ("float32",), "Of the rows: src's leading dimensions, then ones; or one element."),
+                Input("zero_point", ("uint8", "int8"), "Of the rows: as scale, or one element."),
+                Input("column_scale", ("float32",), "Of the weights: one for each column."),
+                Input("column_sum", ("int32",), "The sum of each column's weights, their zero point taken off."),
+                Input("bias", ("float32",), "One for each column; -0.0 changes nothing."),
+            ),
+            (Input("dst", ("float32",), "src's shape."),),
+            (
+                Attribute(
+                    "order",
+                    0,
+                    "0: real * (scale * column_scale), 1: (real * scale) * column_scale, "
+                    "2: (real * column_scale) * scale.",
+                ),
+            ),
+            tuple(
+                Signature(("int32", "float32", code, "float32", "int32", "float32"), ("float32",))
+                for code in ("uint8", "int8")
+            ),
+            bodies.accumulator_dequantize,
         ),
     )
 }

@@ -158,13 +158,20 @@ class _Chain:
                     f"{name}: codes are clipped to {clip}, expected a range within {bounds.min} to {bounds.max} of "
                     f"{code_name}"
                 )
-        self.name, self.given, self.to_codes, self.code_name = name, given, to_codes, code_name
+        dst_type = _check(name, given, "dst_type", 2, 3) if to_codes else code_type
+        self.name, self.given, self.to_codes = name, given, to_codes
+        self.dst_dtype = np.dtype(_CODES.get(dst_type, np.float32))
+        self.offset = 128 * (code_type - dst_type)
         self.low = np.float32(low if given["clip"] else -np.inf)
         self.high = np.float32(high if given["clip"] else np.inf)
 
-    def check_code_type(self, what: str, array: Array) -> None:
-        if self.to_codes and array.dtype.name != self.code_name:
-            raise DynqError(f"{self.name}: {what} is {array.dtype.name}, expected code_type, {self.code_name}")
+    def check_dst_type(self, what: str, array: Array) -> None:
+        if self.to_codes and array.dtype != self.dst_dtype:
+            raise DynqError(f"{self.name}: {what} is {array.dtype.name}, expected dst_type, {self.dst_dtype}")
+
+    def stored(self, codes: Array) -> Array:
+        """Codes or zero points of code_type as dst_type has them."""
+        return (codes.astype(np.int32) + self.offset).astype(self.dst_dtype)
 
     def run(self, src: Array, scale: Array, zp: Array) -> Array:
         """Codes, or the floats that they stand for; `zp` is float32."""
@@ -181,7 +188,7 @@ class _Chain:
         if code_type != 1:
             code = np.trunc(code) + np.float32(0)  # integers have no digits and no negative zero
         if self.to_codes:
-            return np.asarray(code).astype(_CODES[code_type])
+            return self.stored(np.asarray(code))
         difference = code if order == _NO_ADD else code - zp
         return np.asarray(difference / scale if quotient == _MULTIPLY else difference * scale)
 
@@ -192,8 +199,8 @@ def _affine_quantize(to_codes: bool) -> Callable[..., list[Array]]:
     def quantize(given: Attributes, src: Array, scale: Array, zero_point: Array) -> list[Array]:
         chain = _Chain(name, given, to_codes)
         zp = _broadcast(name, src, scale, zero_point)
-        chain.check_code_type("zero_point", zero_point)
-        return [chain.run(src, scale, zp.astype(np.float32))]
+        chain.check_dst_type("zero_point", zero_point)
+        return [chain.run(src, scale, zp.astype(np.float32) - np.float32(chain.offset))]
 
     return quantize
 
@@ -230,7 +237,7 @@ def _range_quantize(to_codes: bool) -> Callable[..., list[Array]]:
         chain = _Chain(name, given, to_codes)
         _check_recipe(name, given)
         if like is not None:
-            chain.check_code_type("like", like)
+            chain.check_dst_type("like", like)
         if constants.shape != (9,):
             raise DynqError(f"{name}: constants has shape {_text(constants.shape)}, expected 9")
         last = max(0, src.ndim - 1)
@@ -243,7 +250,7 @@ def _range_quantize(to_codes: bool) -> Callable[..., list[Array]]:
         rows = src.reshape(math.prod(shape), math.prod(src.shape[axis:]))
         scale, zp = _parameters(given, rows, constants)
         dst = chain.run(rows, scale, zp).reshape(src.shape)
-        zero_point = _cast(zp, _CODES[given["code_type"]]) if to_codes else zp
+        zero_point = chain.stored(_cast(zp, _CODES[given["code_type"]])) if to_codes else zp
         return [dst, scale.reshape(shape), zero_point.reshape(shape)]
 
     return quantize
@@ -314,6 +321,50 @@ def _cast(values: Array, dtype: type[np.uint8] | type[np.int8]) -> Array:
     return np.where(fits, values, 0).astype(np.int64).astype(dtype)
 
 
+# Sums of an integer matrix product
+
+
+def _accumulator_dequantize(
+    given: Attributes,
+    src: Array,
+    scale: Array,
+    zero_point: Array,
+    column_scale: Array,
+    column_sum: Array,
+    bias: Array,
+) -> list[Array]:
+    name = "AccumulatorDequantize"
+    order = _check(name, given, "order", 0, 2)
+    if src.ndim == 0:
+        raise DynqError(f"{name}: src is a scalar, expected rank 1 or more")
+    rows = (*src.shape[:-1], 1)
+    lead = next((i for i, (one, all_) in enumerate(zip(scale.shape, rows, strict=False)) if one != all_), src.ndim)
+    if scale.size != 1 and (scale.ndim != src.ndim or any(one != 1 for one in scale.shape[lead:])):
+        raise DynqError(
+            f"{name}: scale has shape {_text(scale.shape)}, src {_text(src.shape)}: expected src's leading dimensions, "
+            "then ones, or one element"
+        )
+    if zero_point.size != 1 and zero_point.shape != scale.shape:
+        raise DynqError(
+            f"{name}: zero_point has shape {_text(zero_point.shape)}, expected that of scale, {_text(scale.shape)}, "
+            "or one element"
+        )
+    for what, column in (("column_scale", column_scale), ("column_sum", column_sum), ("bias", bias)):
+        if column.shape != src.shape[-1:]:
+            raise DynqError(
+                f"{name}: {what} has shape {_text(column.shape)}, expected {src.shape[-1]}, one element for each "
+                "column of src"
+            )
+    row = scale.reshape(()) if scale.size == 1 else scale
+    zp = (zero_point.reshape(()) if zero_point.size == 1 else zero_point).astype(np.int32)
+    real = np.asarray(src - zp * column_sum).astype(np.float32)
+    if order == 0:
+        scaled = real * (row * column_scale)
+    else:
+        scaled = real * row * column_scale if order == 1 else real * column_scale * row
+    return [np.asarray(scaled + bias)]
+
+
 # What all have in common
 
 
@@ -344,4 +395,5 @@ _OPERATORS: dict[str, Callable[..., list[Array]]] = {
     "AffineDequantize": _affine_dequantize,
     "RangeQuantize": _range_quantize(to_codes=True),
     "RangeFakeQuantize": _range_quantize(to_codes=False),
+    "AccumulatorDequantize": _accumulator_dequantize,
 }

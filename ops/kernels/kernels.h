@@ -19,6 +19,12 @@
 //          a NaN is replaced by `nan`; if `zero` is +0, codes are integers: digits are cut off, -0 becomes +0
 //   float  (code - zp) * scale, or / scale where that is an inverse one
 //
+// What an integer matrix product has summed up becomes floats (row is the scale and zero point of what was multiplied,
+// column those of the weights; column_sum is that of the weights):
+//
+//   exact = acc - row_zp * column_sum                       in int32, which wraps
+//   dst   = real(exact) * (row_scale * column_scale) + bias kScalesFirst, else (real * row) * column or the other way
+//
 // Nothing is contracted into a fused multiply-add unless written as one.
 #pragma once
 
@@ -32,6 +38,7 @@ enum CodeType { kU8, kS8, kCodeTypes };
 enum Quotient { kDivide, kMultiplyReciprocal, kMultiply, kQuotients };
 enum Order { kRoundThenAdd, kAddThenRound, kNoAdd, kOrders };
 enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
+enum ScaleOrder { kScalesFirst, kRowFirst, kColumnFirst, kScaleOrders };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 
 // Zero points of larger magnitude are left to the portable kernels. Within it a rounded quotient, saturated to 16 bits,
@@ -67,6 +74,20 @@ struct Block {
 
 using Kernel = void (*)(const Block&);
 
+// Sums of a matrix product, `cols` of each of `rows` rows, `stride` apart in src and dst.
+struct Accumulators {
+  const int32_t* src;
+  float* dst;
+  int64_t rows, cols, stride;
+  const float* scales;  // one for each row
+  const int32_t* zps;
+  const float* column_scales;  // one for each column
+  const int32_t* column_sums;
+  const float* bias;
+};
+
+using AccumulatorKernel = void (*)(const Accumulators&);
+
 // The smallest and the largest of `count` > 0 elements, or 0 and the largest magnitude. NaN if the first element is
 // NaN; elsewhere NaN counts for nothing, which is ONNX Runtime's answer where it has one (README). range[2] is 0 if all
 // elements are finite, else NaN.
@@ -81,6 +102,7 @@ struct KernelTable {
   // points integers; by whether the zero point is added before rounding.
   Kernel bounded[kQuotients][2];
   RangeKernel min_max, magnitude;
+  AccumulatorKernel accumulators[kScaleOrders];
 };
 
 const KernelTable& portable_kernels();

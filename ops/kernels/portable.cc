@@ -228,6 +228,23 @@ void range(const float* x, int64_t count, float result[3]) {
   result[2] = finite;
 }
 
+template <ScaleOrder kOrder>
+void accumulators(const Accumulators& block) {
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float scale = block.scales[row], *column_scales = block.column_scales, *bias = block.bias;
+    const uint32_t zp = static_cast<uint32_t>(block.zps[row]);
+    const int32_t* sums = block.column_sums;
+    map(block.src + row * block.stride, block.dst + row * block.stride, block.cols, [=](int32_t acc, int64_t i) {
+      const uint32_t exact = static_cast<uint32_t>(acc) - zp * static_cast<uint32_t>(sums[i]);
+      const float real = static_cast<float>(static_cast<int32_t>(exact)), column = column_scales[i];
+      const float scaled = kOrder == kScalesFirst ? real * (scale * column)
+                           : kOrder == kRowFirst  ? real * scale * column
+                                                  : real * column * scale;
+      return scaled + bias[i];
+    });
+  }
+}
+
 constexpr KernelTable kPortable = {
     "portable",
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
@@ -241,6 +258,7 @@ constexpr KernelTable kPortable = {
      {bounded<kMultiply, false>, bounded<kMultiply, true>}},
     range<false>,
     range<true>,
+    {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
 };
 
 }  // namespace

@@ -434,6 +434,35 @@ void range(const float* x, int64_t count, float result[3]) {
   result[2] = result_is_finite;
 }
 
+template <ScaleOrder kOrder>
+V::F accumulator(V::F sum, V::F row, V::F column) {
+  return kOrder == kScalesFirst ? V::mul(sum, V::mul(row, column))
+         : kOrder == kRowFirst  ? V::mul(V::mul(sum, row), column)
+                                : V::mul(V::mul(sum, column), row);
+}
+
+template <ScaleOrder kOrder>
+void accumulators(const Accumulators& block) {
+  constexpr int64_t L = V::kLanes;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const int32_t* src = block.src + row * block.stride;
+    float* dst = block.dst + row * block.stride;
+    const V::F scale = V::set1(block.scales[row]);
+    const V::I zp = V::set1(block.zps[row]);
+    int64_t i = 0;
+    for (; i + L <= block.cols; i += L) {
+      const V::I exact = V::sub(V::load(src + i), V::mul(zp, V::load(block.column_sums + i)));
+      const V::F real = accumulator<kOrder>(V::to_float(exact), scale, V::load(block.column_scales + i));
+      V::store<false>(dst + i, V::add(real, V::load(block.bias + i)));
+    }
+    if (const int64_t n = block.cols - i) {
+      const V::I exact = V::sub(V::load_part(src + i, n), V::mul(zp, V::load_part(block.column_sums + i, n)));
+      const V::F real = accumulator<kOrder>(V::to_float(exact), scale, V::load_part(block.column_scales + i, n));
+      V::store_part(dst + i, V::add(real, V::load_part(block.bias + i, n)), n);
+    }
+  }
+}
+
 constexpr KernelTable make_table(const char* name) {
   return {
       name,
@@ -449,5 +478,6 @@ constexpr KernelTable make_table(const char* name) {
        {bounded_with<AffineProduct, true, false>, bounded_with<AffineProduct, true, true>}},
       range<false>,
       range<true>,
+      {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
   };
 }

@@ -26,6 +26,8 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
       order_(static_cast<Order>(checked(op, attributes, "order", kRoundThenAdd, 0, kOrders - 1))),
       code_type_(static_cast<Type>(
           checked(op, attributes, "code_type", to_codes ? kInt8 : kFloat, to_codes ? kUint8 : kFloat, kInt8))),
+      dst_type_(to_codes ? static_cast<Type>(checked(op, attributes, "dst_type", kInt8, kUint8, kInt8))
+                         : code_type_),
       quant_min_(attributes.integer("quant_min", code_type_ == kUint8 ? 0 : -128)),
       quant_max_(attributes.integer("quant_max", code_type_ == kUint8 ? 255 : 127)) {
   const bool clip = checked(op, attributes, "clip", 1, 0, 1) != 0;
@@ -49,6 +51,8 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   affine_.high = clip ? static_cast<float>(quant_max_) : infinity;
   affine_.nan = nan == 0 ? 0.0f : nan == 1 ? affine_.low : std::numeric_limits<float>::quiet_NaN();
   affine_.zero = code_type_ == kFloat ? -0.0f : 0.0f;  // integers have no negative zero
+  affine_.flip = is_flipped();
+  affine_.zero_point_offset = !is_flipped() ? 0.0f : dst_type_ == kUint8 ? 128.0f : -128.0f;
   target_ = !to_codes ? kToFloat : code_type_ == kUint8 ? kToU8 : kToS8;
 }
 
@@ -111,9 +115,9 @@ class AffineQuantize : public Node {
   void compute(Context& context) const override {
     const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2);
     const Groups groups = broadcast_groups(kName, src.shape, scale.shape, zero_point);
-    if (kToCodes && zero_point.type != arithmetic_.code_type())
-      throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected code_type, " +
-                  name_of(arithmetic_.code_type()));
+    if (kToCodes && zero_point.type != arithmetic_.dst_type())
+      throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected dst_type, " +
+                  name_of(arithmetic_.dst_type()));
     const KernelTable& table = active_kernels();
     run_grouped(
         src.shape, groups,

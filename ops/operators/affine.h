@@ -9,14 +9,18 @@ namespace dynq {
 // The attributes that say how a chain goes from a float to a code and back. All are integers, so that a function body
 // can refer to them: quotient and order number the enumerations of kernels.h; quant_min and quant_max are the clip,
 // where `clip` is not 0; code_type is the type that codes are cast to on the way: 2 uint8, 3 int8, 1 none (they stay
-// float32); nan says what a NaN becomes: 0 the code 0, which is what a Cast makes of it, 1 quant_min, as QuantizeLinear
-// does, 2 it stays NaN (code_type 1).
+// float32); dst_type is the type that they have in the output, 128 away if it is not code_type; nan says what a NaN
+// becomes: 0 the code 0, which is what a Cast makes of it, 1 quant_min, as QuantizeLinear does, 2 it stays NaN
+// (code_type 1).
 class AffineArithmetic {
  public:
   AffineArithmetic(const char* op, const Attributes& attributes, bool to_codes);
 
   const Affine& affine() const { return affine_; }
   Type code_type() const { return code_type_; }
+  Type dst_type() const { return dst_type_; }
+  // Whether the output's codes and zero points are those of the other type: 128 away, the highest bit flipped.
+  bool is_flipped() const { return dst_type_ != code_type_; }
   float quant_min() const { return static_cast<float>(quant_min_); }
   float quant_max() const { return static_cast<float>(quant_max_); }
 
@@ -35,7 +39,7 @@ class AffineArithmetic {
   Quotient quotient_;
   Order order_;
   AffineTarget target_;
-  Type code_type_;
+  Type code_type_, dst_type_;
   int64_t quant_min_, quant_max_;
   Affine affine_;
 };

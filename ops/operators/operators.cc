@@ -5,8 +5,9 @@ namespace dynq {
 
 const std::vector<Operator>& operators() {
   static const std::vector<Operator> all = {
-      dynamic_quantize(),     dynamic_dequantize(), dynamic_fake_quantize(), affine_quantize(),
-      affine_fake_quantize(), affine_dequantize(),  range_quantize(),        range_fake_quantize(),
+      dynamic_quantize(), dynamic_dequantize(),   dynamic_fake_quantize(),
+      affine_quantize(),  affine_fake_quantize(), affine_dequantize(),
+      range_quantize(),   range_fake_quantize(),  accumulator_dequantize(),
   };
   return all;
 }

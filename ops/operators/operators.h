@@ -12,5 +12,6 @@ Operator affine_fake_quantize();
 Operator affine_dequantize();
 Operator range_quantize();
 Operator range_fake_quantize();
+Operator accumulator_dequantize();
 
 }  // namespace dynq

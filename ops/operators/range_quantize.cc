@@ -138,9 +138,9 @@ class RangeQuantize : public Node {
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), constants = context.input(1);
-    if (to_codes_ && context.input(2).type != arithmetic_.code_type())
-      throw Error(std::string(name_) + ": like is " + name_of(context.input(2).type) + ", expected code_type, " +
-                  name_of(arithmetic_.code_type()));
+    if (to_codes_ && context.input(2).type != arithmetic_.dst_type())
+      throw Error(std::string(name_) + ": like is " + name_of(context.input(2).type) + ", expected dst_type, " +
+                  name_of(arithmetic_.dst_type()));
     if (constants.shape.rank != 1 || constants.shape.dims[0] != Recipe::kConstants)
       throw Error(std::string(name_) + ": constants has shape " + constants.shape.text() + ", expected " +
                   std::to_string(Recipe::kConstants));
@@ -222,6 +222,7 @@ class RangeQuantize : public Node {
     block.nan = affine.nan;
     block.zero = parameters.bounded ? arithmetic_.bounded_zero() : affine.zero;
     (parameters.bounded ? run.bounded_kernel : run.kernel)(block);
+    if (arithmetic_.is_flipped()) flip(static_cast<uint8_t*>(block.dst), block.cols);
   }
 
   Parameters parameters(const Run& run, int64_t row, const float range[3]) const {
@@ -233,7 +234,7 @@ class RangeQuantize : public Node {
     if (!to_codes_)
       static_cast<float*>(run.zps)[row] = result.zp;
     else
-      static_cast<uint8_t*>(run.zps)[row] = Recipe::low_byte(result.zp);
+      static_cast<uint8_t*>(run.zps)[row] = Recipe::low_byte(result.zp) ^ (arithmetic_.is_flipped() ? 0x80 : 0);
     return result;
   }
 
