@@ -91,6 +91,7 @@ A, B, AB = codes("a"), codes("b", "int8", "16,8"), dq("a") + dq("b")
 IMAGE, FILTER = codes("a", "uint8", "1,4,8,8"), codes("b", "int8", "4,4,3,3")
 MATMUL = AB + "y = MatMul(af, bf)\n"
 WEIGHTS = const("int8", "16,8", "b") + ", float b_s = {0.02}, int8 b_z = {0}"
+CHANNELS = f"{const('int8', '16,8', 'b')}, {const('float', '16', 'b_s')}, int8[16] b_z = {{{', '.join(['0'] * 16)}}}"
 BIAS = const("float", "8", "c")
 NEWER = (1, 31)
 
@@ -195,6 +196,20 @@ FUSED = [
         "MatMul Transpose constant weights",
         AB + "t = Transpose(bf)\ny = MatMul(af, t)",
         codes("a", shape="16,8"),
+        init=WEIGHTS,
+        kernel="MatMulIntegerToFloat",
+    ),
+    Case(
+        "MatMul Transpose constant weights per channel",
+        dq("a") + "bf = DequantizeLinear<axis = 0>(b, b_s, b_z)\nt = Transpose<perm = [1,0]>(bf)\ny = MatMul(af, t)",
+        codes("a", shape="2,5,8"),
+        init=CHANNELS,
+        kernel="MatMulIntegerToFloat",
+    ),
+    Case(
+        "MatMul Transpose constant weights Add, of unknown length",
+        AB + "t = Transpose(bf)\nm = MatMul(af, t)\ny = Add(m, c)",
+        f"{codes('a', shape='n,5,8')}, float[16] c",
         init=WEIGHTS,
         kernel="MatMulIntegerToFloat",
     ),
@@ -315,6 +330,20 @@ UNFUSED = [
         "MatMul Transpose per row",
         dq("a") + dq("b", False, "<axis = 0>") + "t = Transpose(bf)\ny = MatMul(af, t)",
         f"{A}, {codes('b', 'int8', '8,16', '8', False)}",
+        since=NEWER,
+    ),
+    Case(
+        "MatMul Transpose without perm, constant weights per channel",
+        dq("a") + "bf = DequantizeLinear<axis = 0>(b, b_s, b_z)\nt = Transpose(bf)\ny = MatMul(af, t)",
+        codes("a", shape="2,5,8"),
+        init=CHANNELS,
+        since=NEWER,
+    ),
+    Case(
+        "MatMul Transpose constant weights, no zp",
+        dq("a") + "bf = DequantizeLinear<axis = 0>(b, b_s)\nt = Transpose(bf)\ny = MatMul(af, t)",
+        codes("a", shape="16,8"),
+        init=CHANNELS,
         since=NEWER,
     ),
     Case("Gemm float bias", AB + "y = Gemm(af, bf, c)", f"{A}, {B}, float[8] c"),

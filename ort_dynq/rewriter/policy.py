@@ -96,8 +96,16 @@ class _Matcher:
             return None
         for i, (value, dq) in enumerate(zip(inputs, dqs, strict=True)):
             assert dq is not None
-            axis = (0 if transposed else group.channel_axis) if i == 1 and value is dq.outputs[0] else None
-            if (group.zero_points and _zero_point(dq) is None) or not _scale_is_right(dq, axis, group.rank_0):
+            axis = (0 if transposed else group.channel_axis) if i == 1 else None
+            has_zero_point = _zero_point(dq) is not None
+            if value is not dq.outputs[0]:  # constants are transposed, else a Q -> DQ, per tensor, put behind
+                is_constant = self._is_constant(dq.inputs[0])
+                if is_constant and not has_zero_point:  # the Transpose becomes part of a FusedMatMul first
+                    return None
+                transpose = value.producer()
+                is_written_out = transpose is not None and "perm" in transpose.attributes  # else scales stop it
+                axis = 1 - axis if is_constant and is_written_out and axis is not None else None
+            if (group.zero_points and not has_zero_point) or not _scale_is_right(dq, axis, group.rank_0):
                 return None
         if (q is not None and not _scale_is_right(q, None, group.rank_0)) or (member is not q and member not in dqs):
             return None
