@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..operators import DOMAIN, VERSION
 from . import weights
 from .analysis import STANDARD_DOMAINS, Facts, graphs, label
-from .functions import add_function
+from .functions import add_functions
+from .products import OLDEST_OPSET, IntegerProducts
 from .replacement import replace
 from .report import Finding, Report
 from .rules import RULES
@@ -48,14 +48,17 @@ class Result:
         return ir.to_proto(self.model)
 
 
-def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Result:
+def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The model given is not changed. The rewritten one keeps the names of its inputs and outputs, its metadata and its
-    doc strings, refers to the same external data, and computes the same results bit for bit.
+    doc strings, and refers to the same external data. It computes the same results bit for bit, but for products of
+    quantized activations and quantized weights: those become integer products, as ONNX Runtime's own fusions do, whose
+    sums are exact where sums of floats are rounded.
 
     Args:
         model: A path, a ModelProto or an onnx_ir Model.
+        exact: Whether products stay products of floats, so that every result is the same bit for bit.
 
     Returns:
         The rewritten model and the report.
@@ -65,6 +68,7 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
     """
     rewritten = load(model)
     report = Report(before=_op_counts(rewritten))
+    initializers = _used_initializers(rewritten)
     with Facts(rewritten) as facts:
         function = None  # a function's subgraphs come after it, and all functions after the main graph
         for path, graph in graphs(rewritten):
@@ -72,10 +76,14 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Resul
             for node in list(graph):
                 if node.graph is not None:  # not yet part of a chain that was replaced
                     _apply(node, graph, function, path, facts, report)
+        products = IntegerProducts(facts, exact)
         for path, graph in graphs(rewritten):
-            for finding in weights.convert(graph, path, facts):
-                report.findings.append(finding)
-                add_function(rewritten, "DynamicDequantize", facts.opset)
+            if _version_of(graph, facts) == facts.opset >= OLDEST_OPSET:
+                report.findings += products.convert(graph, path)
+        for path, graph in graphs(rewritten):
+            report.findings += weights.convert(graph, path, facts)
+        _remove_initializers(rewritten, initializers)
+        add_functions(rewritten, facts.opset)
     report.after = _op_counts(rewritten)
     return Result(rewritten, report)
 
@@ -92,17 +100,32 @@ def _apply(
         outcome = rule.match(node, facts)
         if outcome is None:
             continue
-        if function is not None and function.opset_imports.get("", facts.opset) != facts.opset:
-            outcome = f"its function is of opset {function.opset_imports['']}, the model of opset {facts.opset}"
+        if function is not None and (version := _version_of(function, facts)) != facts.opset:
+            outcome = f"its function is of opset {version}, the model of opset {facts.opset}"
         if isinstance(outcome, str):
             report.findings.append(Finding(label(node), node.op_type, path, rule.name, None, outcome))
             return
         report.findings.append(Finding(label(node), node.op_type, path, rule.name, outcome.operator))
         replace(node, graph, outcome, rule.name, facts)
-        add_function(facts.model, outcome.operator, facts.opset)
-        if function is not None:
-            function.opset_imports.setdefault(DOMAIN, VERSION)
         return
+
+
+def _version_of(graph: ir.Graph | ir.Function, facts: Facts) -> int:
+    """The version of the standard operators that a function imports."""
+    return graph.opset_imports.get("", facts.opset) if isinstance(graph, ir.Function) else facts.opset
+
+
+def _used_initializers(model: ir.Model) -> list[ir.Value]:
+    return [value for graph in model.graphs() for value in graph.initializers.values() if value.uses()]
+
+
+def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
+    """Takes away what nothing uses any more: weights that have become integers."""
+    for value in candidates:
+        graph = value.graph
+        if isinstance(graph, ir.Graph) and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+            assert value.name is not None
+            del graph.initializers[value.name]
 
 
 def _op_counts(model: ir.Model) -> Counter[str]:

@@ -30,6 +30,7 @@ _DIVIDE, _MULTIPLY_RECIPROCAL, _MULTIPLY = range(3)
 _ROUND_THEN_ADD, _ADD_THEN_ROUND, _NO_ADD = range(3)
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8)
 _OLDEST_OPSET = 13
+_HALF = 128  # of the codes, from int8 to uint8
 _LARGEST_CODE = 1 << 24  # integers up to here are floats
 
 
@@ -43,6 +44,7 @@ class Chain:
         zero_point: The float32 value that is added; None if none is.
         quotient, order, clip: As AffineQuantize has them; clip is None where there is none.
         code_type: uint8 or int8 if codes become integers, else float32.
+        dst_type: The type that these have in the end: uint8 for int8 ones to which 128 is added.
         last: The chain's result: codes, or floats again.
         is_fake: Whether `last` is floats again.
         round: The node that rounds.
@@ -55,6 +57,7 @@ class Chain:
     order: int
     clip: tuple[int, int] | None
     code_type: ir.DataType
+    dst_type: ir.DataType
     last: ir.Value
     is_fake: bool
     round: ir.Node
@@ -67,6 +70,7 @@ class Chain:
             "quotient": self.quotient,
             "order": self.order,
             "code_type": int(self.code_type),
+            "dst_type": int(self.dst_type),
             "quant_min": low,
             "quant_max": high,
             "clip": int(self.clip is not None),
@@ -102,7 +106,7 @@ def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
             continue
         zero: ir.Value | None = None
         inner = same(real)
-        if (sub := op(inner, "Sub")) is not None and _only_use(inner) is not None:
+        if (sub := op(inner, "Sub")) is not None and only_use(inner) is not None:
             real, zero = sub.inputs[0], sub.inputs[1]
         codes = _uncast(real)
         if codes is None or facts.is_constant(codes) or same_shape(codes, scale):
@@ -152,11 +156,11 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         return None  # a zero point's own rounding
     last = node.outputs[0]
 
-    if order == _NO_ADD and clip is None and (use := _only_use(last)) is not None and use.node.op_type == "Add":
+    if order == _NO_ADD and clip is None and (use := only_use(last)) is not None and use.node.op_type == "Add":
         other = use.node.inputs[1 - use.idx]
         if other is not None:
             order, zero, last = _ROUND_THEN_ADD, other, use.node.outputs[0]
-    if clip is None and (use := _only_use(last)) is not None and use.node.op_type == "Clip" and use.idx == 0:
+    if clip is None and (use := only_use(last)) is not None and use.node.op_type == "Clip" and use.idx == 0:
         found = _clip(use.node.outputs[0])
         if found is None:
             raise Unrecognised("the codes are not clipped to constant integers")
@@ -165,9 +169,12 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         raise Unrecognised("the zero point's shape is not known to broadcast to that of x")
 
     codes = _integers(last)
-    chain = Chain(x, scale, zero, kind, order, clip, ir.DataType.FLOAT, last, False, node)
-    if codes is not None:
-        chain.code_type, chain.last = _type_of(codes), codes
+    chain = Chain(x, scale, zero, kind, order, clip, ir.DataType.FLOAT, ir.DataType.FLOAT, last, False, node)
+    raised = _raised(codes or last) if codes is None or _type_of(codes) == ir.DataType.INT8 else None
+    if codes is not None or raised is not None:
+        chain.code_type = ir.DataType.INT8 if raised is not None else _type_of(_required(codes))
+        chain.last = _required(raised or codes)
+        chain.dst_type = _type_of(chain.last)
         low, high = (0, 255) if chain.code_type == ir.DataType.UINT8 else (-128, 127)
         if clip is None or clip[0] < low or clip[1] > high:
             raise Unrecognised(f"codes are cast to {chain.code_type.name.lower()} without a clip to its range")
@@ -175,10 +182,10 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         raise Unrecognised(
             "codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign"
         )
-    fake = _fake(chain)
+    fake = _fake(chain) if raised is None else None
     if fake is not None:
         chain.last, chain.is_fake = fake, True
-    elif codes is None:
+    elif codes is None and raised is None:
         raise Unrecognised("the codes stay floats and are not dequantized by the same scale")
     return chain
 
@@ -200,7 +207,7 @@ class _Use(NamedTuple):
     idx: int
 
 
-def _only_use(value: ir.Value) -> _Use | None:
+def only_use(value: ir.Value) -> _Use | None:
     """The one use of a node's output by a standard operator of the same graph, Identity looked through."""
     while True:
         uses, producer = value.uses(), value.producer()
@@ -259,13 +266,27 @@ def _quotient(t: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value, int] | Non
 
 def _integers(value: ir.Value) -> ir.Value | None:
     """What the one use of `value` casts it to, if that is 8-bit integers in the end."""
-    use = _only_use(value)
+    use = only_use(value)
     if use is None or use.node.op_type != "Cast":
         return None
     to = cast_to(use.node)
     if to in _CODES:
         return use.node.outputs[0]
     return _integers(use.node.outputs[0]) if to == ir.DataType.INT32 else None
+
+
+def _raised(value: ir.Value) -> ir.Value | None:
+    """The uint8 codes, 128 larger than the int8 ones that `value` is or would be cast to."""
+    use = only_use(value)
+    if use is None or use.node.op_type != "Cast" or cast_to(use.node) != ir.DataType.INT32:
+        return None
+    add = only_use(use.node.outputs[0])
+    if add is None or add.node.op_type != "Add" or scalar(add.node.inputs[1 - add.idx]) != _HALF:
+        return None
+    cast = only_use(add.node.outputs[0])
+    if cast is None or cast.node.op_type != "Cast" or cast_to(cast.node) != ir.DataType.UINT8:
+        return None
+    return cast.node.outputs[0] if does_not_grow(add.node.inputs[1 - add.idx], value) else None
 
 
 def _type_of(codes: ir.Value) -> ir.DataType:
@@ -278,18 +299,18 @@ def _fake(chain: Chain) -> ir.Value | None:
     """The floats that the chain's codes become again, by the same scale and zero point, if that is their only use."""
     value = chain.last
     if chain.code_type != ir.DataType.FLOAT:
-        use = _only_use(value)
+        use = only_use(value)
         if use is None or use.node.op_type != "Cast" or cast_to(use.node) != ir.DataType.FLOAT:
             return None
         value = use.node.outputs[0]
     if chain.zero_point is not None:
-        use = _only_use(value)
+        use = only_use(value)
         if use is None or use.node.op_type != "Sub" or use.idx != 0:
             return None
         if not _is_same_number(use.node.inputs[1], chain.zero_point, chain.x):
             return None
         value = use.node.outputs[0]
-    use = _only_use(value)
+    use = only_use(value)
     if use is None or use.node.op_type != ("Div" if chain.quotient == _MULTIPLY else "Mul"):
         return None
     if chain.quotient == _MULTIPLY and use.idx != 0:
@@ -351,7 +372,7 @@ def whole(
     operator = "RangeFakeQuantize" if is_fake else "RangeQuantize"
     nodes = [constant(np.array(recipe.constants, np.float32))]
     if not is_fake:
-        nodes.append(constant(np.zeros((), ir.DataType(attributes["code_type"]).numpy())))
+        nodes.append(constant(np.zeros((), ir.DataType(attributes["dst_type"]).numpy())))
     main = call(
         operator,
         [x, *(node.outputs[0] for node in nodes)],
@@ -366,7 +387,7 @@ def whole(
     spares = [spare for old in (scale, unreshaped(scale)) if (spare := _spare(old, main.outputs[1], x)) is not None]
     # A zero point that is a float, and may be NaN, has no place among those of RangeQuantize, which are integers.
     has_zero_points = recipe.zero_point_type != ir.DataType.FLOAT or (is_fake and not recipe.is_int32)
-    if zero_point is not None and has_zero_points:
+    if zero_point is not None and has_zero_points and attributes["dst_type"] == attributes["code_type"]:
         forms = dict.fromkeys((zero_point, _root(zero_point), unreshaped(_root(zero_point))))
         spares += [spare for old in forms if (spare := _spare(old, main.outputs[2], x)) is not None]
     return Replacement(operator, [*nodes, main], {last: main.outputs[0]}, start, spares)
@@ -397,11 +418,12 @@ def _affine(chain: Chain, reason: str) -> Replacement | str:
     nodes = []
     zero_value = None if zero is None else _uncast(zero)
     if zero is None:
-        zero_node = constant(np.zeros((), np.float32 if chain.is_fake else chain.code_type.numpy()))
+        number = _HALF if chain.dst_type != chain.code_type else 0
+        zero_node = constant(np.array(number, np.float32 if chain.is_fake else chain.dst_type.numpy()))
         nodes, zero_value = [zero_node], zero_node.outputs[0]
     elif chain.is_fake:
         zero_value = zero_value or zero
-    elif zero_value is None or zero_value.dtype != chain.code_type:
+    elif zero_value is None or zero_value.dtype != chain.dst_type or chain.dst_type != chain.code_type:
         return f"{reason}; and the zero point is of another type than the codes"
     assert zero_value is not None
     operator = "AffineFakeQuantize" if chain.is_fake else "AffineQuantize"

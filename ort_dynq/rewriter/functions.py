@@ -7,17 +7,29 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..operators import DOMAIN, OPERATORS, VERSION
+from .analysis import graphs
 
 # Functions with attributes came with this version of the model format.
 _OLDEST_IR_VERSION = 8
 
 
-def add_function(model: ir.Model, operator: str, opset: int) -> None:
-    """Adds the function that `operator` stands for in opset `opset`, unless the model has it already.
+def add_functions(model: ir.Model, opset: int) -> None:
+    """Adds the functions, of opset `opset`, that the model's calls of ort_dynq's operators stand for.
 
     Raises:
-        DynqError: The model has another function of that name.
+        DynqError: The model has another function of such a name.
     """
+    called: dict[str, None] = {}
+    for _, graph in graphs(model):
+        operators = dict.fromkeys(node.op_type for node in graph if node.domain == DOMAIN and node.op_type in OPERATORS)
+        called |= operators
+        if operators and isinstance(graph, ir.Function):
+            graph.opset_imports.setdefault(DOMAIN, VERSION)
+    for operator in called:
+        _add_function(model, operator, opset)
+
+
+def _add_function(model: ir.Model, operator: str, opset: int) -> None:
     function = make_function(operator, opset)
     present = model.functions.get(function.identifier())
     if present is None:

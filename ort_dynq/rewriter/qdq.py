@@ -135,6 +135,7 @@ def _whole(node: ir.Node, facts: Facts, codes: ir.DataType | None) -> Replacemen
         "quotient": 0,
         "order": 0,
         "code_type": int(codes),
+        "dst_type": int(codes),
         "quant_min": low,
         "quant_max": high,
         "clip": 1,

@@ -67,8 +67,8 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
         describe(added, node, rule, facts)
     graph.insert_before(replacement.before, replacement.nodes)
     for old, new in replacement.values.items():
-        _take_over(old, new, facts)
-    _remove_unused([old.producer() for old in replacement.values])
+        take_over(old, new, facts)
+    remove_unused([old.producer() for old in replacement.values])
     last = main
     for spare in replacement.spares:
         if not (spare.old.uses() or spare.old.is_graph_output()) or (producer := spare.old.producer()) is None:
@@ -85,8 +85,8 @@ def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replaceme
         if new.is_graph_output() and not spare.old.is_graph_output():
             ir.convenience.replace_all_uses_with([spare.old], [new])
         else:
-            _take_over(spare.old, new, facts)
-        _remove_unused([producer])
+            take_over(spare.old, new, facts)
+        remove_unused([producer])
 
 
 def _fitting(spare: Spare, main: ir.Node) -> list[ir.Node]:
@@ -119,14 +119,14 @@ def describe(added: ir.Node, node: ir.Node, rule: str, facts: Facts) -> None:
     added.metadata_props["ort_dynq.rule"] = rule
 
 
-def _take_over(old: ir.Value, new: ir.Value, facts: Facts) -> None:
+def take_over(old: ir.Value, new: ir.Value, facts: Facts) -> None:
     facts.adopt(new, old)
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)
     ir.convenience.replace_all_uses_with([old], [new], replace_graph_outputs=True)
 
 
-def _remove_unused(nodes: Sequence[ir.Node | None]) -> None:
+def remove_unused(nodes: Sequence[ir.Node | None]) -> None:
     """Takes away nodes that nothing uses any more, and what only they used."""
     todo = list(nodes)
     while todo:

@@ -52,7 +52,7 @@ def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
         axes = axes_of(unsqueeze)
         if axes is not None and sorted(axes) == list(range(axis, 0)):
             return True
-    if len(nodes) == 1 and nodes[0].op_type == "Reshape" and _is_shape_of_rows(nodes[0].inputs[1], x, axis):
+    if len(nodes) == 1 and nodes[0].op_type == "Reshape" and _is_shape_vector_of_rows(nodes[0].inputs[1], x, axis):
         return True
     if value.shape is None or x.shape is None or len(value.shape) != len(x.shape):
         return False
@@ -62,7 +62,19 @@ def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
     return sum(not _is_equal(mine, its) for mine, its in zip(value.shape[:axis], x.shape[:axis], strict=True)) <= 1
 
 
-def _is_shape_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
+def is_shape_of_rows(value: ir.Value, x: ir.Value) -> bool:
+    """Whether `value` surely has x's leading dimensions, and 1 from some dimension on; or one element."""
+    if value.shape is None:
+        return False
+    if all(dim == 1 for dim in value.shape):
+        return len(value.shape) <= 1 or (x.shape is not None and len(value.shape) <= len(x.shape))
+    if x.shape is None or len(value.shape) != len(x.shape) or value.shape[-1] != 1:
+        return False
+    lead = next((i for i, pair in enumerate(zip(value.shape, x.shape, strict=True)) if not _is_equal(*pair)), 0)
+    return all(dim == 1 for dim in value.shape[lead:])
+
+
+def _is_shape_vector_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
     """Whether `value` is x's shape with ones from `axis` on, put together dimension by dimension."""
     concat = None if value is None else op(same(value), "Concat")
     if concat is None or x.shape is None or len(concat.inputs) != len(x.shape):
