@@ -14,7 +14,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from . import weights
 from .analysis import STANDARD_DOMAINS, Facts, graphs, label
 from .functions import add_functions
 from .products import OLDEST_OPSET, IntegerProducts
@@ -22,6 +21,7 @@ from .replacement import replace
 from .report import Finding, Report
 from .rules import RULES
 from .storage import load, save
+from .weights import FoldedWeights
 
 __all__ = ["Finding", "Report", "Result", "rewrite"]
 
@@ -76,12 +76,12 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
             for node in list(graph):
                 if node.graph is not None:  # not yet part of a chain that was replaced
                     _apply(node, graph, function, path, facts, report)
-        products = IntegerProducts(facts, exact)
+        products, weights = IntegerProducts(facts, exact), FoldedWeights(facts)
         for path, graph in graphs(rewritten):
             if _version_of(graph, facts) == facts.opset >= OLDEST_OPSET:
                 report.findings += products.convert(graph, path)
         for path, graph in graphs(rewritten):
-            report.findings += weights.convert(graph, path, facts)
+            report.findings += weights.convert(graph, path)
         _remove_initializers(rewritten, initializers)
         add_functions(rewritten, facts.opset)
     report.after = _op_counts(rewritten)

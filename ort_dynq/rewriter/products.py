@@ -32,7 +32,7 @@ from .analysis import STANDARD_DOMAINS, Facts, label
 from .chains import only_use
 from .constants import array, cast_to, integer, op, same, scalar
 from .grid import Grid, evaluate, grid_of
-from .replacement import call, constant, describe, remove_unused, take_over
+from .replacement import call, constant, describe, remove_unused, stored, take_over
 from .report import Finding
 from .shapes import is_shape_of_rows
 
@@ -217,7 +217,7 @@ class IntegerProducts:
 
     def _float(self, node: ir.Node) -> str | None:
         a, b, bias = _inputs(node, 3)
-        source = None if a is None else _source(a)
+        source = None if a is None else source_of(a)
         if a is None or b is None or source is None:
             return None
         if self._exact:
@@ -273,7 +273,7 @@ class IntegerProducts:
 
     def _convolution(self, node: ir.Node) -> str | None:
         a = _inputs(node, 1)[0]
-        if a is not None and _source(a) is not None:
+        if a is not None and source_of(a) is not None:
             raise _Left("ONNX Runtime's ConvInteger is 3 to 20 times slower than its Conv of floats")
         return None
 
@@ -572,21 +572,7 @@ class IntegerProducts:
         return node.outputs[0]
 
     def _weights(self, node: ir.Node, elements: npt.NDArray[Any]) -> ir.Value:
-        """A constant that is too large to stand in a node, unless there is no other place for it."""
-        graph = node.graph
-        tensor = ir.tensor(np.asarray(elements, order="C"))
-        if not isinstance(graph, ir.Graph):
-            stored = ir.node("Constant", [], {"value": tensor})
-            self._insert(node, stored, node)
-            return stored.outputs[0]
-        value = ir.Value(
-            name=self._facts.new_name(),
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(elements.shape),
-            const_value=tensor,
-        )
-        graph.register_initializer(value)
-        return value
+        return stored(elements, node, RULE, self._facts)
 
 
 def _inputs(node: ir.Node, count: int) -> list[ir.Value | None]:
@@ -599,7 +585,7 @@ def _producer(value: ir.Value) -> ir.Node:
     return node
 
 
-def _source(a: ir.Value) -> ir.Node | None:
+def source_of(a: ir.Value) -> ir.Node | None:
     """What made floats of codes that `a` is, or its rows: an operator of ort_dynq, or a Cast."""
     value = same(a)
     if (reshape := op(value, "Reshape")) is not None and reshape.inputs[0] is not None:

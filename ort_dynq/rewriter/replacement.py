@@ -52,6 +52,22 @@ def constant(elements: npt.NDArray[Any]) -> ir.Node:
     return ir.node("Constant", [], {"value": ir.tensor(elements)})
 
 
+def stored(elements: npt.NDArray[Any], node: ir.Node, rule: str, facts: Facts) -> ir.Value:
+    """Weights, for `node` to use: an initializer of its graph, or a Constant where there are no initializers."""
+    tensor = ir.tensor(np.asarray(elements, order="C"))
+    if not isinstance(node.graph, ir.Graph):
+        assert node.graph is not None
+        added = ir.node("Constant", [], {"value": tensor})
+        describe(added, node, rule, facts)
+        node.graph.insert_before(node, added)
+        return added.outputs[0]
+    value = ir.Value(
+        name=facts.new_name(), type=ir.TensorType(tensor.dtype), shape=ir.Shape(elements.shape), const_value=tensor
+    )
+    node.graph.register_initializer(value)
+    return value
+
+
 def call(operator: str, inputs: list[ir.Value], **attributes: str | int) -> ir.Node:
     """A call of one of ort_dynq's operators, all of its attributes written out."""
     spec = OPERATORS[operator]

@@ -1,47 +1,85 @@
-"""DequantizeLinear(constant codes) -> DynamicDequantize, at products whose other factor a rule has turned into floats.
+"""Constant weights behind a DequantizeLinear, at products whose other factor a rule has turned into floats: folded.
 
-ONNX Runtime makes MatMulNBits of a float factor and a constant 8-bit one behind a DequantizeLinear, and quantizes the
-float factor again, to 8 bits of its own choice (1.31: outputs move by 3% of their standard deviation). Where both
-factors came from a DequantizeLinear it does not; nor must it after one of them has become ours.
+ONNX Runtime does not fold a DequantizeLinear: it runs at every inference. Worse, of a float factor and a constant 8-bit
+one behind a DequantizeLinear, transposed or not, it makes MatMulNBits and quantizes the float factor again, to 8 bits
+of its own choice (1.31: outputs move by 1 to 3% of their standard deviation). Where both factors came from a
+DequantizeLinear it does not; nor must it after one of them has become ours.
 """
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
-from ..operators import DOMAIN
 from .analysis import STANDARD_DOMAINS, Facts, label
 from .constants import op
+from .grid import evaluate
+from .products import source_of
 from .qdq import dequantize_any
-from .replacement import Replacement, describe
+from .replacement import Replacement, describe, remove_unused, stored
 from .report import Finding
 
 RULE = "weights of a float product"
 _RULES_OF_DEQUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+_MOST_BYTES = 1 << 30  # of a model's folded weights, which take four times the room; others are DynamicDequantize's
 
 
-def convert(graph: ir.Graph | ir.Function, path: str, facts: Facts) -> list[Finding]:
-    """Converts such weights in one graph; returns what was done. Other uses of the same weights stay as they are."""
-    findings = []
-    for node in list(graph):
-        if node.domain != DOMAIN or node.metadata_props.get("ort_dynq.rule") not in _RULES_OF_DEQUANTIZED:
-            continue
-        for use in list(node.outputs[0].uses()):
-            product = use.node
-            if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm") or use.idx > 1:
+class FoldedWeights:
+    """The conversions of such weights in one model. Other uses of the same weights stay as they are."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._folded: dict[ir.Value, ir.Value] = {}
+        self._bytes = 0
+
+    def convert(self, graph: ir.Graph | ir.Function, path: str) -> list[Finding]:
+        """Converts the weights of one graph's products; returns what was done."""
+        findings = []
+        for product in list(graph):
+            if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm", "Conv"):
                 continue
-            weights = op(product.inputs[1 - use.idx], "DequantizeLinear")
-            if weights is None or not all(map(facts.is_constant, weights.inputs)):
-                continue
-            outcome = dequantize_any(weights)
-            if not isinstance(outcome, Replacement):
-                continue
-            for added in outcome.nodes:
-                describe(added, weights, RULE, facts)
-            assert product.graph is not None
-            product.graph.insert_before(product, outcome.nodes)
-            product.replace_input_with(1 - use.idx, outcome.nodes[-1].outputs[0])
-            findings.append(Finding(label(weights), weights.op_type, path, RULE, outcome.operator))
-            if not weights.outputs[0].uses() and not weights.outputs[0].is_graph_output() and weights.graph is not None:
-                weights.graph.remove([weights], safe=True)
-    return findings
+            for i in (0, 1):
+                factor, weights = product.inputs[i], product.inputs[1 - i]
+                source = None if factor is None else source_of(factor)
+                if weights is None or source is None:
+                    continue
+                dq = _dequantizer(weights)
+                is_ours = source.metadata_props.get("ort_dynq.rule") in _RULES_OF_DEQUANTIZED
+                if dq is None or not is_ours or not all(map(self._facts.is_constant, dq.inputs)):
+                    continue
+                operator = self._fold(product, 1 - i, weights) or self._dequantize(product, weights, dq)
+                if operator is not None:
+                    findings.append(Finding(label(dq), dq.op_type, path, RULE, operator))
+                    remove_unused([weights.producer()])
+        return findings
+
+    def _fold(self, product: ir.Node, position: int, weights: ir.Value) -> str | None:
+        if weights not in self._folded:
+            shape = weights.shape
+            size = math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else _MOST_BYTES
+            if self._bytes + size > _MOST_BYTES:
+                return None
+            elements = evaluate(weights, self._facts.opset)
+            if elements is None:
+                return None
+            self._bytes += elements.nbytes
+            self._folded[weights] = stored(elements, product, RULE, self._facts)
+        product.replace_input_with(position, self._folded[weights])
+        return "Constant"
+
+    def _dequantize(self, product: ir.Node, weights: ir.Value, dq: ir.Node) -> str | None:
+        outcome = dequantize_any(dq) if weights is dq.outputs[0] else None
+        if not isinstance(outcome, Replacement):
+            return None
+        for added in outcome.nodes:
+            describe(added, dq, RULE, self._facts)
+        assert product.graph is not None
+        product.graph.insert_before(product, outcome.nodes)
+        product.replace_input_with(list(product.inputs).index(weights), outcome.nodes[-1].outputs[0])
+        return outcome.operator
+
+
+def _dequantizer(weights: ir.Value) -> ir.Node | None:
+    transpose = op(weights, "Transpose")
+    return op(weights if transpose is None else transpose.inputs[0], "DequantizeLinear")
