@@ -21,7 +21,7 @@ from .replacement import replace
 from .report import Finding, Report
 from .rules import RULES
 from .storage import load, save
-from .weights import FoldedWeights
+from .weights import FloatWeights
 
 __all__ = ["Finding", "Report", "Result", "rewrite"]
 
@@ -76,7 +76,7 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
             for node in list(graph):
                 if node.graph is not None:  # not yet part of a chain that was replaced
                     _apply(node, graph, function, path, facts, report)
-        products, weights = IntegerProducts(facts, exact), FoldedWeights(facts)
+        products, weights = IntegerProducts(facts, exact), FloatWeights(facts, exact)
         for path, graph in graphs(rewritten):
             if _version_of(graph, facts) == facts.opset >= OLDEST_OPSET:
                 report.findings += products.convert(graph, path)

@@ -228,9 +228,8 @@ class IntegerProducts:
             raise _Left("the bias is not one number for each output channel")
         activation = self._activation(a, source, len(grid.codes))
         tail = _Tail(node.outputs[0], activation.scale, grid.scale, _SCALES_FIRST, bias)
-        while (
-            activation.scale is None and (use := only_use(tail.last)) is not None and use.node.op_type == "Mul"
-        ):  # codes as they are: the scale follows
+        takes_scales = activation.scale is None and bias is None  # of codes as they are, the scale follows
+        while takes_scales and (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
             factor = use.node.inputs[1 - use.idx]
             column = self._vector(factor, columns, np.float32)
             if column is not None:
@@ -298,7 +297,8 @@ class IntegerProducts:
             return node.outputs[0]
 
         def rows_of(value: ir.Value) -> ir.Value:
-            return value if _is_one(value) else reshaped(value, rows.outputs[0])
+            is_scalar = value.shape is not None and len(value.shape) == 0
+            return value if is_scalar else reshaped(value, rows.outputs[0])
 
         return _Activation(
             reshaped(codes, reshape.inputs[1]), None if scale is None else rows_of(scale), rows_of(zero_point)
@@ -565,10 +565,8 @@ class IntegerProducts:
         anchor.graph.insert_before(anchor, node)
 
     def _constant(self, anchor: ir.Node, elements: npt.ArrayLike) -> ir.Value:
-        tensor = np.asarray(elements)
-        node = constant(tensor)
+        node = constant(np.asarray(elements))
         self._insert(anchor, node, anchor)
-        self._facts.note(node.outputs[0], ir.DataType.from_numpy(tensor.dtype), ir.Shape(tensor.shape))
         return node.outputs[0]
 
     def _weights(self, node: ir.Node, elements: npt.NDArray[Any]) -> ir.Value:

@@ -131,6 +131,9 @@ def describe(added: ir.Node, node: ir.Node, rule: str, facts: Facts) -> None:
     """
     for output in added.outputs:
         output.name = facts.new_name()
+    if added.op_type == "Constant" and not added.domain:
+        tensor = added.attributes["value"].as_tensor()
+        facts.note(added.outputs[0], tensor.dtype, ir.Shape(tensor.shape.numpy()))
     added.metadata_props.update(node.metadata_props)
     added.metadata_props["ort_dynq.rule"] = rule
 

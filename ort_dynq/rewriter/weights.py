@@ -1,9 +1,13 @@
-"""Constant weights behind a DequantizeLinear, at products whose other factor a rule has turned into floats: folded.
+"""Constant weights behind a DequantizeLinear, at products whose other factor a rule has turned into floats.
 
 ONNX Runtime does not fold a DequantizeLinear: it runs at every inference. Worse, of a float factor and a constant 8-bit
 one behind a DequantizeLinear, transposed or not, it makes MatMulNBits and quantizes the float factor again, to 8 bits
 of its own choice (1.31: outputs move by 1 to 3% of their standard deviation). Where both factors came from a
 DequantizeLinear it does not; nor must it after one of them has become ours.
+
+They are folded, which exact=True does not allow: ONNX Runtime adds up products with constant weights, which it packs
+beforehand, in another order in some shapes. Then, and where folded ones would take too much room, they become
+DynamicDequantize's.
 """
 
 from __future__ import annotations
@@ -17,19 +21,20 @@ from .constants import op
 from .grid import evaluate
 from .products import source_of
 from .qdq import dequantize_any
-from .replacement import Replacement, describe, remove_unused, stored
+from .replacement import Replacement, remove_unused, replace, stored
 from .report import Finding
 
 RULE = "weights of a float product"
 _RULES_OF_DEQUANTIZED = ("QuantizeLinear", "DequantizeLinear")
-_MOST_BYTES = 1 << 30  # of a model's folded weights, which take four times the room; others are DynamicDequantize's
+_MOST_BYTES = 1 << 30  # of a model's folded weights, which take four times the room
 
 
-class FoldedWeights:
-    """The conversions of such weights in one model. Other uses of the same weights stay as they are."""
+class FloatWeights:
+    """The conversions of such weights in one model."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, exact: bool) -> None:
         self._facts = facts
+        self._exact = exact
         self._folded: dict[ir.Value, ir.Value] = {}
         self._bytes = 0
 
@@ -48,13 +53,15 @@ class FoldedWeights:
                 is_ours = source.metadata_props.get("ort_dynq.rule") in _RULES_OF_DEQUANTIZED
                 if dq is None or not is_ours or not all(map(self._facts.is_constant, dq.inputs)):
                     continue
-                operator = self._fold(product, 1 - i, weights) or self._dequantize(product, weights, dq)
+                operator = self._fold(product, 1 - i, weights) or self._dequantize(dq)
                 if operator is not None:
                     findings.append(Finding(label(dq), dq.op_type, path, RULE, operator))
                     remove_unused([weights.producer()])
         return findings
 
     def _fold(self, product: ir.Node, position: int, weights: ir.Value) -> str | None:
+        if self._exact:
+            return None
         if weights not in self._folded:
             shape = weights.shape
             size = math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else _MOST_BYTES
@@ -68,15 +75,11 @@ class FoldedWeights:
         product.replace_input_with(position, self._folded[weights])
         return "Constant"
 
-    def _dequantize(self, product: ir.Node, weights: ir.Value, dq: ir.Node) -> str | None:
-        outcome = dequantize_any(dq) if weights is dq.outputs[0] else None
-        if not isinstance(outcome, Replacement):
+    def _dequantize(self, dq: ir.Node) -> str | None:
+        outcome = dequantize_any(dq)
+        if not isinstance(outcome, Replacement) or dq.graph is None:
             return None
-        for added in outcome.nodes:
-            describe(added, dq, RULE, self._facts)
-        assert product.graph is not None
-        product.graph.insert_before(product, outcome.nodes)
-        product.replace_input_with(list(product.inputs).index(weights), outcome.nodes[-1].outputs[0])
+        replace(dq, dq.graph, outcome, RULE, self._facts)
         return outcome.operator
 
 
