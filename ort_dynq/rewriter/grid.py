@@ -76,7 +76,8 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
             scale = largest[todo] / code
             if neighbour is not None:
                 scale = np.nextafter(scale, neighbour)
-            fits = (scale > 0) & (code * scale == largest[todo])
+            with np.errstate(over="ignore"):
+                fits = (scale > 0) & (code * scale == largest[todo])
             fits &= _is_grid(probe[:, todo], scale)
             candidates = np.flatnonzero(fits)
             candidates = candidates[_is_grid(weights[:, todo[candidates]], scale[candidates])]

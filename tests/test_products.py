@@ -1,0 +1,571 @@
+"""Matrix products: which become integer products, what their results are, and what stays.
+
+What was an integer product keeps its bits. What was a product of floats is compared with float64, on the activations
+and weights of the original model: the sum of integers is exact, so that four roundings are left, where the original
+adds up K rounded products.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import TensorProto, helper, numpy_helper
+from test_chains import check, found, nodes_of, one_nan, rows
+
+from ort_dynq.rewriter import Report, rewrite
+from ort_dynq.rewriter.grid import grid_of
+
+F = np.float32
+K, N = 33, 18
+_ROUNDINGS = 4  # int32 to float32, the scales' product, the product with it, the bias
+
+
+def model_of(
+    body: str, weights: dict[str, Array], *, opset: int = 18, inputs: str = "", outputs: str = "float[] y"
+) -> onnx.ModelProto:
+    """A model over x, float32 [B, M, K], with scalar constants like those of tests/test_chains.py."""
+    constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5}
+    text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
+    head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["": {opset}]>'
+    model = onnx.parser.parse_model(
+        f"{head} g ({inputs or f'float[B, M, {K}] x'}) => ({outputs}) "
+        f"<int64[1] last = {{-1}}, int64[2] rows = {{-1, {K}}}{text}> {{ {body} }}"
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
+    used = {name for node in nodes_of(model.graph) for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return model
+
+
+def codes_of(low: int = -127, high: int = 127, *, seed: int = 1, dtype: type[np.generic] = np.int8) -> Array:
+    codes = np.random.default_rng(seed).integers(low, high + 1, (K, N))
+    codes[0] = high  # every column has the largest
+    codes[:, 3] = 0
+    return np.asarray(codes.astype(dtype))
+
+
+def scales_of(seed: int = 2) -> Array:
+    return np.asarray(np.random.default_rng(seed).uniform(0.001, 0.02, N).astype(F))
+
+
+REDUCED = {13: "Reduce{0}<axes = [-1], keepdims = 1>({1})", 18: "Reduce{0}<keepdims = 1>({1}, last)"}
+
+
+def reduced(kind: str, value: str, opset: int) -> str:
+    return REDUCED[18 if opset >= 18 else 13].format(kind, value)
+
+
+def symmetric(opset: int = 18, *, epsilon: bool = True) -> str:
+    """x to the scale s and the clipped float codes c, per token."""
+    largest = "m0 = Identity(m)" if not epsilon else "m0 = Max(m, eps)"
+    return f"a = Abs(x)\n m = {reduced('Max', 'a', opset)}\n {largest}\n s = Div(m0, c127)\n" + (
+        "t = Div(x, s)\n r = Round(t)\n c = Clip(r, low, high)\n"
+    )
+
+
+def asymmetric(opset: int = 18) -> str:
+    """The same as torchao has it, with a zero point z."""
+    return (
+        f"mn = {reduced('Min', 'x', opset)}\n mx = {reduced('Max', 'x', opset)}\n mn0 = Min(mn, zero)\n"
+        "mx0 = Max(mx, zero)\n d = Sub(mx0, mn0)\n e = Div(d, c255)\n s = Max(e, eps)\n g = Div(mn0, s)\n"
+        "h = Round(g)\n z0 = Sub(low, h)\n z = Clip(z0, low, high)\n t = Div(x, s)\n r = Round(t)\n u = Add(r, z)\n"
+        "c = Clip(u, low, high)\n"
+    )
+
+
+ACTIVATIONS = {
+    "symmetric": symmetric() + "dx = Mul(c, s)\n",
+    "symmetric through int8": symmetric() + "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n dx = Mul(f, s)\n",
+    "asymmetric": asymmetric() + "v = Sub(c, z)\n dx = Mul(v, s)\n",
+    "inverse scale": f"a = Abs(x)\n m = {reduced('Max', 'a', 18)}\n m0 = Max(m, eps)\n r0 = Reciprocal(m0)\n"
+    "s = Mul(r0, c127)\n t = Mul(x, s)\n r = Round(t)\n c = Clip(r, low, high)\n dx = Div(c, s)\n",
+    "per tensor, QuantizeLinear": "a = Abs(x)\n m = ReduceMax<keepdims = 0>(a)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n"
+    "z0 = Mul(m, zero)\n z8 = Cast<to = 3>(z0)\n q = QuantizeLinear(x, s, z8)\n dx = DequantizeLinear(q, s, z8)\n",
+    "scale from elsewhere": symmetric().replace("s = Div(m0, c127)", "s0 = Div(m0, c127)\n s = Mul(s0, s0)")
+    + "dx = Mul(c, s)\n",
+}
+WEIGHTS: dict[str, tuple[str, dict[str, Array]]] = {
+    "folded": ("", {"w": codes_of().astype(F) * scales_of()}),
+    "folded, -128": ("", {"w": codes_of(-128).astype(F) * scales_of()}),
+    "ternary": ("", {"w": codes_of(-1, 1).astype(F) * scales_of()}),
+    "folded, asymmetric": (
+        "",
+        {"w": (codes_of(0, 255, dtype=np.int16) - np.arange(N) * 15).astype(F) * scales_of()},
+    ),
+    "Cast, Mul": ("wf = Cast<to = 1>(wq)\n w = Mul(wf, ws)\n", {"wq": codes_of(), "ws": scales_of()}),
+    "Cast, Sub, Mul, Transpose": (
+        "wf = Cast<to = 1>(wq)\n wd = Sub(wf, wz)\n we = Mul(wd, ws)\n w = Transpose<perm = [1, 0]>(we)\n",
+        {"wq": np.ascontiguousarray(codes_of().T), "ws": scales_of()[:, None], "wz": np.full((N, 1), 3, F)},
+    ),
+    "DequantizeLinear": (
+        "w = DequantizeLinear<axis = 1>(wq, ws, wz)\n",
+        {"wq": codes_of(), "ws": scales_of(), "wz": np.zeros(N, np.int8)},
+    ),
+    "DequantizeLinear per tensor, u8": (
+        "w = DequantizeLinear(wq, ws, wz)\n",
+        {"wq": codes_of(0, 255, dtype=np.uint8), "ws": F(0.01), "wz": np.uint8(130)},
+    ),
+    "DequantizeLinear, Transpose": (
+        "wd = DequantizeLinear<axis = 0>(wq, ws)\n w = Transpose<perm = [1, 0]>(wd)\n",
+        {"wq": np.ascontiguousarray(codes_of().T), "ws": scales_of()},
+    ),
+}
+DATA = {"x": rows((2, 9, K), seed=4)[:, [0, 1, 2, 3, 4, 6, 7]]}  # finite
+
+
+def check_products(model: onnx.ModelProto, x: dict[str, Array], products: Sequence[str] = ("y",)) -> Report:
+    """The rewritten model is as near to float64 as the original; the exact one is equal; both without the plugin, too.
+
+    The activation that is multiplied is dx, the weights are w.
+    """
+    check(model, x, exact=True)
+    result = rewrite(model)
+    converted = result.to_proto()
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    names = [name for name in ("dx", "w", "b") if name not in initializers]
+    known = {name for node in model.graph.node for name in node.output}
+    names = [name for name in names if name in known]
+    exposed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    *outputs, _ = [*stock_session(exposed).run(None, x), None]
+    given = dict(zip([output.name for output in exposed.graph.output], outputs, strict=True)) | initializers
+    dx, w = (given[name].astype(np.float64) for name in ("dx", "w"))
+    bias = given.get("b", np.zeros(1)).astype(np.float64)
+    true = dx @ w + bias
+    floor = _ROUNDINGS * 2.0**-24 * (np.abs(dx) @ np.abs(w) + np.abs(bias))
+    for session in (make_session(converted, "native"), stock_session(converted)):
+        for name, ours in zip([output.name for output in model.graph.output], session.run(None, x), strict=True):
+            if name not in products:
+                assert_same(one_nan(ours), one_nan(given[name]))
+                continue
+            shaped = true.reshape(ours.shape)
+            assert ours.dtype == F
+            bound = np.maximum(floor.reshape(ours.shape), np.abs(given[name] - shaped))
+            assert (np.abs(ours - shaped) <= bound).all()
+    make_session(converted, "native", optimised=True).run(None, x)
+    return result.report
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_products_of_floats(activation: str, weights: str) -> None:
+    text, arrays = WEIGHTS[weights]
+    model = model_of(ACTIVATIONS[activation] + text + "y = MatMul(dx, w)", arrays)
+    report = check_products(model, DATA)
+    assert "AccumulatorDequantize" in found(report)
+    assert not report.left
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("chain", [symmetric, asymmetric])
+def test_every_opset(opset: int, chain: Any) -> None:
+    v = "" if chain is symmetric else "v = Sub(c, z)\n "
+    body = f"{chain(opset)} {v}dx = Mul({'v' if v else 'c'}, s)\n y = MatMul(dx, w)"
+    assert "AccumulatorDequantize" in found(check_products(model_of(body, WEIGHTS["folded"][1], opset=opset), DATA))
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        "p = MatMul(dx, w)\n y = Add(p, b)",
+        "p = MatMul(dx, w)\n y = Add(b, p)",
+        "dy = Reshape(dx, rows)\n y = MatMul(dy, w)",
+        "dy = Reshape(dx, rows)\n p = MatMul(dy, w)\n y = Add(p, b)",
+        "dy = Reshape(dx, rows)\n y = Gemm(dy, w, b)",
+        "dy = Reshape(dx, rows)\n wt = Transpose<perm = [1, 0]>(w)\n y = Gemm<transB = 1>(dy, wt, b)",
+        "i = Identity(dx)\n y = MatMul(i, w)",
+    ],
+)
+@pytest.mark.parametrize("activation", ["symmetric", "asymmetric", "per tensor, QuantizeLinear"])
+@pytest.mark.parametrize("bias", ["vector", "number"])
+def test_bias_and_glue(activation: str, product: str, bias: str) -> None:
+    b = np.linspace(-3, 3, N).astype(F) if bias == "vector" else F(1.5)
+    arrays = {"w": WEIGHTS["folded"][1]["w"], "b": b}
+    model = model_of(ACTIVATIONS[activation] + product, arrays)
+    report = check_products(model, DATA)
+    assert "AccumulatorDequantize" in found(report)
+    operators = {node.op_type for node in rewrite(model).to_proto().graph.node}
+    assert not {"MatMul", "Gemm"} & operators
+    assert "Add" not in operators or activation == "per tensor, QuantizeLinear"  # int8 to uint8, of the zero point
+
+
+@pytest.mark.parametrize(
+    ("body", "tail"),
+    [
+        ("q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n p = MatMul(f, w)\n", "y = Mul(p, s)"),
+        (
+            "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n p = MatMul(f, w)\n",
+            "k = Mul(s, p)\n l = Mul(k, ws)\n y = Add(l, b)",
+        ),
+        (
+            "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n p = MatMul(f, w)\n",
+            "k = Mul(p, ws)\n l = Mul(k, s)\n y = Add(l, b)",
+        ),
+        ("q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n p = MatMul(f, w)\n", "k = Add(p, b)\n y = Mul(k, s)"),
+        ("q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n p = MatMul(f, w)\n", "k = Mul(s, ws)\n y = Div(p, k)"),
+        (
+            "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n",
+            "f2 = Reshape(f, rows)\n k = Gemm(f2, w, b)\n y = Mul(k, c127)",
+        ),
+    ],
+)
+def test_a_scale_behind_the_product(body: str, tail: str) -> None:
+    """The float product of the integers themselves is exact here: K is small."""
+    weights = {"w": codes_of().astype(F), "ws": scales_of(), "b": np.linspace(-3, 3, N).astype(F)}
+    model = model_of(symmetric() + body + tail, weights)
+    result = rewrite(model)
+    assert "AccumulatorDequantize" in found(result.report)
+    expected = stock_session(model).run(None, DATA)[0]
+    largest = np.abs(expected).max(axis=-1, keepdims=True) + 3  # of a row, and its biases
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        ours = session.run(None, DATA)[0]
+        assert (np.abs(ours - expected) <= 2 * _ROUNDINGS * 2.0**-24 * largest).all()
+    check(model, DATA, exact=True)
+
+
+# Integer products keep their bits
+
+
+INTEGER_TAILS = {
+    "row, column": "f = Cast<to = 1>(i)\n g = Mul(f, s)\n y = Mul(g, ws)",
+    "column, row, bias": "f = Cast<to = 1>(i)\n g = Mul(ws, f)\n h = Mul(s, g)\n y = Add(b, h)",
+    "product of scales": "f = Cast<to = 1>(i)\n k = Mul(s, ws)\n y = Mul(f, k)",
+    "product of scales, bias": "f = Cast<to = 1>(i)\n k = Mul(ws, s)\n g = Mul(k, f)\n y = Add(g, b)",
+    "row": "f = Cast<to = 1>(i)\n y = Mul(f, s)",
+    "column": "f = Cast<to = 1>(i)\n y = Mul(f, ws)",
+    "subtracted": "j = Sub(i, sums)\n f = Cast<to = 1>(j)\n g = Mul(f, s)\n h = Mul(g, ws)\n y = Add(h, b)",
+    "three factors": "f = Cast<to = 1>(i)\n g = Mul(f, s)\n h = Mul(g, ws)\n y = Mul(h, ws)",
+}
+PRODUCTS = {
+    "plain": "i = MatMulInteger(q, wq)\n",
+    "zero point": "i = MatMulInteger(q, wq, zq)\n",
+    "zero points": "i = MatMulInteger(q, wq, zq, wz)\n",
+    "unsigned weights": "i = MatMulInteger(q, wu, zq, wzu)\n",
+}
+INTEGER_WEIGHTS = {
+    "wq": codes_of(),
+    "wu": codes_of(0, 255, dtype=np.uint8),
+    "zq": np.int8(-3),
+    "wz": codes_of()[2],
+    "wzu": np.uint8(128),
+    "ws": scales_of(),
+    "b": np.linspace(-3, 3, N).astype(F),
+    "sums": np.arange(N, dtype=np.int32) * 1000,
+}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("tail", INTEGER_TAILS)
+def test_integer_products(tail: str, product: str, exact: bool) -> None:
+    body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS[product] + INTEGER_TAILS[tail]
+    model = model_of(body, INTEGER_WEIGHTS)
+    report = check(model, DATA, exact=exact)
+    assert "AccumulatorDequantize" in found(report)
+    assert activations_of(rewrite(model, exact=exact).to_proto()) == {TensorProto.UINT8}
+
+
+@pytest.mark.parametrize("per", ["token", "tensor"])
+def test_run_time_zero_points(per: str) -> None:
+    """MatMulInteger takes one zero point for all rows: it is that of the tensor, or there is another correction."""
+    chain = asymmetric().replace("<keepdims = 1>(x, last)", "<keepdims = 0>(x)") if per == "tensor" else asymmetric()
+    z8 = ", z8" if per == "tensor" else ""
+    body = (
+        chain + f"q = Cast<to = 3>(c)\n z8 = Cast<to = 3>(z)\n i = MatMulInteger(q, wq{z8})\n"
+        "f = Cast<to = 1>(i)\n k = Mul(f, s)\n"
+    )
+    model = model_of(body + "y = Mul(k, ws)", INTEGER_WEIGHTS)
+    assert found(check(model, DATA)) == ["AccumulatorDequantize", "RangeQuantize"]
+    assert activations_of(rewrite(model).to_proto()) == {TensorProto.UINT8}
+
+
+@pytest.mark.parametrize("codes", ["c", "q"])
+def test_codes_that_are_unsigned_by_hand(codes: str) -> None:
+    """Cast to int32, Add 128, Cast to uint8; the correction follows the product."""
+    cast = "q = Cast<to = 3>(c)\n" if codes == "q" else ""
+    body = f"{symmetric()} {cast} w32 = Cast<to = 6>({codes})\n w33 = Add(w32, half)\n u = Cast<to = 2>(w33)\n"
+    body += "i0 = MatMulInteger(u, wq)\n i = Sub(i0, sums)\n f = Cast<to = 1>(i)\n g = Mul(f, s)\n y = Mul(g, ws)"
+    sums = (codes_of().astype(np.int64).sum(0) * 128).astype(np.int32)
+    model = model_of(body, INTEGER_WEIGHTS | {"half": np.int32(128), "sums": sums})
+    assert found(check(model, DATA)) == ["AccumulatorDequantize", "RangeQuantize"]
+    raised = model_of(body, INTEGER_WEIGHTS | {"half": np.int32(127), "sums": sums})
+    assert "RangeQuantize" not in found(check(raised, DATA)) or codes == "q"
+
+
+@pytest.mark.parametrize("moves", ["Reshape(q, rows)", "Transpose<perm = [1, 0, 2]>(q)", "Identity(q)", "Neg(q)"])
+def test_codes_that_are_moved(moves: str) -> None:
+    body = f"{symmetric()} q = Cast<to = 3>(c)\n q2 = {moves}\n i = MatMulInteger(q2, wq)\n y = Cast<to = 1>(i)"
+    model = model_of(body, INTEGER_WEIGHTS)
+    assert "MatMulInteger" in found(check(model, DATA))
+    assert activations_of(rewrite(model).to_proto()) == {TensorProto.UINT8}
+
+
+def test_codes_and_zero_points_from_anywhere() -> None:
+    model = model_of(
+        "i = MatMulInteger(q, wq, z)\n y = Cast<to = 1>(i)", INTEGER_WEIGHTS, inputs=f"int8[M, {K}] q, int8 z"
+    )
+    codes = np.random.default_rng(0).integers(-128, 128, (70, K)).astype(np.int8)
+    for zero_point in (-128, -3, 0, 127):
+        check(model, {"q": codes, "z": np.array(zero_point, np.int8)})
+    assert activations_of(rewrite(model).to_proto()) == {TensorProto.UINT8}
+
+
+def test_outputs_of_the_chain_stay() -> None:
+    body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS["plain"] + INTEGER_TAILS["row, column"] + "\n z = Neg(s)"
+    outputs = "float[] y, int8[] q, float[] s, int32[] i, float[] z"
+    model = model_of(body, INTEGER_WEIGHTS, outputs=outputs)
+    assert "MatMulInteger" in found(check(model, DATA))
+    model = model_of(body, INTEGER_WEIGHTS, outputs="float[] y, int8[] q, float[] s, float[] z")
+    assert "AccumulatorDequantize" in found(check(model, DATA))
+
+
+def test_exact_products_do_not_saturate_on_older_cpus() -> None:
+    """Without VNNI, pairs of u8 x s8 products are added in int16; weights up to 64 fit; u8 x u8 is added otherwise."""
+    body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS["plain"] + INTEGER_TAILS["row, column"]
+    for largest, expected in ((64, np.int8), (65, np.uint8)):
+        model = model_of(body, INTEGER_WEIGHTS | {"wq": codes_of(-largest, largest)})
+        for exact, dtype in ((True, expected), (False, np.int8)):
+            converted = rewrite(model, exact=exact).to_proto()
+            (product,) = (node for node in converted.graph.node if node.op_type == "MatMulInteger")
+            (weights,) = (t for t in converted.graph.initializer if t.name == product.input[1])
+            assert numpy_helper.to_array(weights).dtype == dtype
+
+
+# What several products share, and what stays
+
+
+def test_one_quantization_for_several_products() -> None:
+    body = symmetric() + "dx = Mul(c, s)\n" + "".join(f"{y} = MatMul(dx, {w})\n" for y, w in ("yw", "ku", "lv"))
+    weights = {name: codes_of(seed=i).astype(F) * scales_of(i) for i, name in enumerate("wuv")}
+    converted = rewrite(model_of(body, weights, outputs="float[] y, float[] k, float[] l")).to_proto()
+    operators = [node.op_type for node in converted.graph.node]
+    assert operators.count("RangeQuantize") == 1
+    assert operators.count("AccumulatorDequantize") == 3
+    assert "RangeFakeQuantize" not in operators
+
+
+def test_another_use_of_the_activation_stays_as_it_is() -> None:
+    model = model_of(
+        symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)\n n = Relu(dx)",
+        WEIGHTS["folded"][1],
+        outputs="float[] y, float[] n",
+    )
+    assert found(check_products(model, DATA)) == ["AccumulatorDequantize", "RangeFakeQuantize"]
+
+
+def test_float_weights_do_not_stay_behind() -> None:
+    model = model_of(symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)", WEIGHTS["folded"][1])
+    converted = rewrite(model).to_proto()
+    assert "w" not in {tensor.name for tensor in converted.graph.initializer}
+    assert all(
+        tensor.data_type != TensorProto.FLOAT or tensor.dims[:] in ([N], []) for tensor in converted.graph.initializer
+    )
+
+
+LEFT = {
+    "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
+    "Gemm transposes": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
+    "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),
+    "bias is not one": (
+        "d2 = Reshape(dx, rows)\n y = Gemm(d2, w, b)",
+        WEIGHTS["folded"][1] | {"b": np.ones((14, 1), F)},
+    ),
+    "reshaped otherwise": (
+        "d2 = Reshape(dx, flat)\n y = MatMul(d2, w)",
+        WEIGHTS["folded"][1] | {"flat": np.array([-1, 1, K])},
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_left_alone(reason: str) -> None:
+    body, arrays = LEFT[reason]
+    model = model_of(symmetric() + "dx = Mul(c, s)\n" + body, arrays, inputs=f"float[2, 7, {K}] x, float gain")
+    report = check(model, DATA | {"gain": np.array(1.5, F)}, exact=False)
+    assert found(report) == ["RangeFakeQuantize"]
+    assert [reason in finding.reason for finding in report.left] == [True]
+
+
+def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
+    body = symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)"
+    model = model_of(body, WEIGHTS["folded"][1])
+    for tensor in model.graph.initializer:
+        if tensor.name in ("low", "high"):
+            tensor.CopyFrom(numpy_helper.from_array(F(-32768 if tensor.name == "low" else 32767), tensor.name))
+    report = check(model, DATA, exact=False)
+    assert found(report) == ["RangeFakeQuantize"]
+    assert [finding.reason for finding in report.left] == ["the codes do not fit 8 bits"]
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(66311, True), (66312, False)])
+def test_sums_that_may_overflow(depth: int, fits: bool) -> None:
+    """255 * (127 * 66311 - 1) is the last to fit int32."""
+    text = symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)"
+    weights = np.full((depth, 1), 127 * 0.5, F)
+    weights[0] = 126 * 0.5  # so that the others are not 1
+    model = model_of(text, {"w": weights}, inputs=f"float[M, {depth}] x")
+    result = rewrite(model)
+    assert ("AccumulatorDequantize" in found(result.report)) == fits
+    if fits:
+        x = np.full((2, depth), 1, F)
+        x[1] = -1
+        ours = make_session(result.to_proto(), "native").run(None, {"x": x})[0]
+        assert (np.abs(ours - x.astype(np.float64) @ weights) <= 2.0**-22 * depth * 63.5).all()
+    else:
+        assert ["overflow" in finding.reason for finding in result.report.left] == [True]
+
+
+def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
+    body = "a = Abs(x)\n m = ReduceMax<keepdims = 1>(a, lead)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n t = Div(x, s)\n"
+    body += "r = Round(t)\n c = Clip(r, low, high)\n dx = Mul(c, s)\n y = MatMul(dx, w)"
+    model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
+    report = check(model, DATA, exact=False)
+    assert "AccumulatorDequantize" not in found(report)
+    assert any("one for each row" in finding.reason for finding in report.left)
+
+
+def test_convolutions_are_left_alone() -> None:
+    body = symmetric() + "dx = Mul(c, s)\n d4 = Unsqueeze(dx, last)\n y = Conv(dx, w)"
+    model = model_of(body, {"w": np.ones((4, 7, 3), F)}, inputs=f"float[2, 7, {K}] x")
+    report = check(model, DATA)
+    assert ["ConvInteger" in finding.reason for finding in report.left] == [True]
+
+
+def test_what_onnxruntime_fuses_is_left_alone() -> None:
+    body = "q, s, z = DynamicQuantizeLinear(x)\n i = MatMulInteger(q, wq, z)\n f = Cast<to = 1>(i)\n"
+    model = model_of(body + "k = Mul(s, ws)\n y = Mul(f, k)", INTEGER_WEIGHTS)
+    assert not rewrite(model).report.rewritten
+
+
+def test_static_quantization_is_left_alone() -> None:
+    body = "q = QuantizeLinear(x, eps, zq)\n i = MatMulInteger(q, wq, zq)\n f = Cast<to = 1>(i)\n y = Mul(f, ws)"
+    assert not rewrite(model_of(body, INTEGER_WEIGHTS)).report.findings
+
+
+def test_rows_without_an_epsilon() -> None:
+    """0 / 0: of codes that stay floats it makes a row of NaN, of integers a row of zeros. Infinity gives NaN."""
+    x = rows((1, 9, K), seed=4)
+    for kind, dx in (
+        ("floats", "dx = Mul(c, s)"),
+        ("integers", "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n dx = Mul(f, s)"),
+    ):
+        model = model_of(symmetric(epsilon=False) + f"{dx}\n y = MatMul(dx, w)", WEIGHTS["folded"][1])
+        converted = rewrite(model).to_proto()
+        expected = stock_session(model).run(None, {"x": x})[0]
+        assert np.isnan(expected[0, 4]).all() == (kind == "floats")
+        for session in (make_session(converted, "native"), stock_session(converted)):
+            ours = session.run(None, {"x": x})[0]
+            np.testing.assert_array_equal(np.isnan(ours), np.isnan(expected))
+
+
+@pytest.mark.parametrize(("zero_point", "weights"), [*itertools.product([True, False], ["DequantizeLinear", "folded"])])
+def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) -> None:
+    """u8 per row: its default level fails for zero points, and returns wrong numbers without them where M is N."""
+    z = ", z8" if zero_point else ""
+    body = "m = ReduceMax<keepdims = 0>(x, last)\n p = Max(m, eps)\n s = Div(p, c255)\n zs = Shape(s)\n"
+    body += (
+        f"z8 = Expand(zero8, zs)\n q = QuantizeLinear<axis = 0>(x, s{z})\n dx = DequantizeLinear<axis = 0>(q, s{z})\n"
+    )
+    text, arrays = WEIGHTS[weights]
+    x = {"x": np.abs(rows((N, K), seed=3))[:, :]}
+    x["x"][~np.isfinite(x["x"])] = 1
+    model = model_of(body + text + "y = MatMul(dx, w)", arrays | {"zero8": np.uint8(0)}, inputs=f"float[{N}, {K}] x")
+    report = check_products(model, x)
+    assert "AccumulatorDequantize" in found(report)
+    plain = stock_session(model).run(None, x)[0]
+    ours = make_session(rewrite(model).to_proto(), "native", optimised=True).run(None, x)[0]
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
+
+
+def test_weights_that_stay_float_are_folded() -> None:
+    """Nothing is dequantized at every inference, and nothing for MatMulNBits to be made of; but for exact rewrites."""
+    group = np.repeat(scales_of()[None], 3, 0) * F(np.arange(1, 4))[:, None]
+    body = ACTIVATIONS["per tensor, QuantizeLinear"] + "wd = DequantizeLinear<axis = 1, block_size = 11>(wt, wg)\n"
+    weights = {"wt": np.ascontiguousarray(codes_of().T), "wg": np.ascontiguousarray(group.T)}
+    model = model_of(body + "w = Transpose<perm = [1, 0]>(wd)\n y = MatMul(dx, w)", weights, opset=21)
+    report = check_products(model, DATA)
+    assert found(report) == ["Constant", "DynamicFakeQuantize"]
+    assert "DequantizeLinear" not in {node.op_type for node in rewrite(model).to_proto().graph.node}
+    exact = rewrite(model, exact=True)
+    assert found(exact.report) == ["DynamicDequantize", "DynamicFakeQuantize"]
+
+
+def test_products_in_branches_and_functions() -> None:
+    product = symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)"
+    branch = product.replace("y =", "y1 =")
+    otherwise = "e () => (float[] y2) { y2 = Identity(x) }"
+    body = f"y = If (flag) <then_branch = t () => (float[] y1) {{ {branch} }}, else_branch = {otherwise}>"
+    model = model_of(body, WEIGHTS["folded"][1], inputs=f"bool flag, float[B, M, {K}] x")
+    result = rewrite(model)
+    assert "AccumulatorDequantize" in found(result.report)
+    inputs = DATA | {"flag": np.array(True)}
+    expected = stock_session(model).run(None, inputs)[0]
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        np.testing.assert_allclose(
+            session.run(None, inputs)[0], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
+        )
+
+
+def test_twice_the_same_bytes() -> None:
+    model = model_of(symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)", WEIGHTS["folded"][1])
+    first, second = (rewrite(model).to_proto().SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
+
+
+def activations_of(model: onnx.ModelProto) -> set[int]:
+    """The types of what MatMulInteger multiplies with weights, as the operators before it say."""
+    producers = {output: node for node in model.graph.node for output in node.output}
+    types = set()
+    for node in model.graph.node:
+        if node.op_type == "MatMulInteger":
+            source = producers[node.input[0]]
+            while source.op_type in ("Reshape", "Transpose", "Identity"):
+                source = producers[source.input[0]]
+            given = {attribute.name: attribute.i for attribute in source.attribute}
+            types.add(given["to"] if source.op_type == "Cast" else given["dst_type"])
+    return types
+
+
+# The grid
+
+
+def columns(codes: Array, scale: Array | float) -> Array:
+    return np.asarray(np.asarray(codes).astype(F) * F(scale))
+
+
+@pytest.mark.parametrize("low", [-127, -128, -1, -7, 0, -255])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 2.0**-20, 1 / 3, 1e-38, 3e35, 1.4e-45])
+def test_a_grid_is_found_again(low: int, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    high = min(127, low + 255) if low < 0 else 255
+    codes = rng.integers(low, high + 1, (200, 40))
+    scales = F(scale) * F(1) if scale < 1e-40 else (rng.uniform(1, 2, 40) * scale).astype(F)
+    weights = columns(codes, scales)
+    weights[:, 5] = 0
+    grid = grid_of(weights)
+    assert grid is not None
+    assert_same(columns(grid.numbers, grid.scale) + F(0), weights + F(0))  # -0 is 0
+
+
+@pytest.mark.parametrize("column", [0, 39])
+def test_what_is_nearly_a_grid_is_none(column: int) -> None:
+    weights = columns(np.random.default_rng(0).integers(-127, 128, (200, 40)), 0.01)
+    for change in (np.nextafter(weights[7, column], F(1)), F(np.nan), F(np.inf), weights[7, column] + F(0.005)):
+        changed = weights.copy()
+        changed[7, column] = change
+        assert grid_of(changed) is None
+    assert grid_of(weights) is not None
+    assert grid_of(columns(np.random.default_rng(0).integers(-128, 129, (300, 3)), 0.01)) is None  # 257 codes
+    assert grid_of(weights.astype(np.float64)) is None
+    assert grid_of(weights[0]) is None
+    assert grid_of(weights[:0]) is None
