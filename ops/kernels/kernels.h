@@ -16,7 +16,8 @@
 //
 //   code   kRoundThenAdd  clip(round(t) + zp, low, high)   kAddThenRound  round(clip(t + zp, low, high))
 //          kNoAdd         clip(round(t), low, high)         there is no zero point: -0 stays -0
-//          a NaN is replaced by `nan`; if `zero` is +0, codes are integers: digits are cut off, -0 becomes +0
+//          a NaN is replaced by `nan`; unless `zero` is -0, codes are integers: digits are cut off and `zero` is
+//          added, which makes +0 of -0, or 128 more or less where codes are stored as the other 8-bit type
 //   float  (code - zp) * scale, or / scale where that is an inverse one
 //
 // What an integer matrix product has summed up becomes floats (row is the scale and zero point of what was multiplied,
@@ -71,6 +72,10 @@ struct Block {
   float low, high, nan, zero;  // and what else they want to know
   bool stream;                 // the output is larger than the caches: write past them where it is aligned
 };
+
+// Whether the affine kernels' codes are integers. Static, so that every file has its own; without a branch, which would
+// keep compilers from vectorising.
+static inline bool has_integer_codes(const Block& block) { return (block.zero != 0) | !__builtin_signbit(block.zero); }
 
 using Kernel = void (*)(const Block&);
 

@@ -169,7 +169,7 @@ float affine_code(const Block& block, float x, float scale, float zp) {
                      : kOrder == kAddThenRound ? round_any(clip(t + zp, block.low, block.high))
                                                : clip(round_any(t), block.low, block.high);
   const float defined = code != code ? block.nan : code;
-  return __builtin_signbit(block.zero) ? defined : __builtin_truncf(defined) + block.zero;
+  return has_integer_codes(block) ? __builtin_truncf(defined) + block.zero : defined;
 }
 
 template <AffineTarget kTarget>

@@ -343,11 +343,11 @@ void affine(const Block& block) {
   constexpr bool kInverse = kQuotient == kMultiply;
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
   const bool is_small = are_small(block.float_zps, count);
-  if (kOrder == kRoundThenAdd && !__builtin_signbit(block.zero) && !(is_small && are_whole(block.float_zps, count)))
+  if (kOrder == kRoundThenAdd && has_integer_codes(block) && !(is_small && are_whole(block.float_zps, count)))
     return portable_kernels().affine[kQuotient][kOrder][kTarget][kParameters](block);  // a cast has to cut digits off
   if (kQuotient != kDivide)
     affine_with<AffineQuantizer<AffineProduct, kOrder>, kTarget, kOrder, kInverse, kParameters>(block);
-  else if (!(kOrder == kAddThenRound && __builtin_signbit(block.zero)) &&  // -0 + 0 is not what -tiny + 0 rounds to
+  else if (!(kOrder == kAddThenRound && !has_integer_codes(block)) &&  // -0 + 0 is not what -tiny + 0 rounds to
            block.low >= -kLargestSafeClip && block.high <= kLargestSafeClip && are_safe(block.scales, count) &&
            is_small)
     affine_with<AffineQuantizer<AffineMarkstein, kOrder>, kTarget, kOrder, false, kParameters>(block);

@@ -26,8 +26,7 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
       order_(static_cast<Order>(checked(op, attributes, "order", kRoundThenAdd, 0, kOrders - 1))),
       code_type_(static_cast<Type>(
           checked(op, attributes, "code_type", to_codes ? kInt8 : kFloat, to_codes ? kUint8 : kFloat, kInt8))),
-      dst_type_(to_codes ? static_cast<Type>(checked(op, attributes, "dst_type", kInt8, kUint8, kInt8))
-                         : code_type_),
+      dst_type_(to_codes ? static_cast<Type>(checked(op, attributes, "dst_type", kInt8, kUint8, kInt8)) : code_type_),
       quant_min_(attributes.integer("quant_min", code_type_ == kUint8 ? 0 : -128)),
       quant_max_(attributes.integer("quant_max", code_type_ == kUint8 ? 255 : 127)) {
   const bool clip = checked(op, attributes, "clip", 1, 0, 1) != 0;
@@ -50,10 +49,8 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   affine_.low = clip ? static_cast<float>(quant_min_) : -infinity;
   affine_.high = clip ? static_cast<float>(quant_max_) : infinity;
   affine_.nan = nan == 0 ? 0.0f : nan == 1 ? affine_.low : std::numeric_limits<float>::quiet_NaN();
-  affine_.zero = code_type_ == kFloat ? -0.0f : 0.0f;  // integers have no negative zero
-  affine_.flip = is_flipped();
-  affine_.zero_point_offset = !is_flipped() ? 0.0f : dst_type_ == kUint8 ? 128.0f : -128.0f;
-  target_ = !to_codes ? kToFloat : code_type_ == kUint8 ? kToU8 : kToS8;
+  affine_.zero = code_type_ == kFloat ? -0.0f : static_cast<float>(offset());  // integers have no negative zero
+  target_ = !to_codes ? kToFloat : dst_type_ == kUint8 ? kToU8 : kToS8;
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {

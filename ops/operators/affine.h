@@ -19,8 +19,8 @@ class AffineArithmetic {
   const Affine& affine() const { return affine_; }
   Type code_type() const { return code_type_; }
   Type dst_type() const { return dst_type_; }
-  // Whether the output's codes and zero points are those of the other type: 128 away, the highest bit flipped.
-  bool is_flipped() const { return dst_type_ != code_type_; }
+  // A zero point of code_type as dst_type has it, given and returned as a byte.
+  uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
   float quant_min() const { return static_cast<float>(quant_min_); }
   float quant_max() const { return static_cast<float>(quant_max_); }
 
@@ -29,13 +29,18 @@ class AffineArithmetic {
   bool is_bounded(float low, float high, float scale, float zero_point) const;
   // Those kernels: kPerRow, of `table`; how block.zero and block.zps are to be set for them.
   Kernel bounded_kernel(const KernelTable& table) const;
-  float bounded_zero() const { return order_ == kRoundThenAdd ? 0.0f : affine_.zero; }
-  int32_t bounded_zero_point(float zero_point) const { return order_ == kNoAdd ? 0 : static_cast<int32_t>(zero_point); }
+  float bounded_zero() const { return order_ == kRoundThenAdd && target_ == kToFloat ? 0.0f : affine_.zero; }
+  int32_t bounded_zero_point(float zero_point) const {
+    return offset() + (order_ == kNoAdd ? 0 : static_cast<int32_t>(zero_point));
+  }
 
   // The kernels from float32 to codes, or through codes to float32; by Parameters.
   const Kernel* kernels(const KernelTable& table) const;
 
  private:
+  // What the codes of dst_type have over those of code_type.
+  int32_t offset() const { return 128 * (static_cast<int32_t>(code_type_) - static_cast<int32_t>(dst_type_)); }
+
   Quotient quotient_;
   Order order_;
   AffineTarget target_;

@@ -154,7 +154,7 @@ class ParameterTile {
   void convert(int64_t index, int64_t count, ZeroPoint* zps) const {
     const T* from = static_cast<const T*>(work_.zps.data) + index;
     if (work_.affine != nullptr)
-      for (int64_t i = 0; i < count; ++i) zps[i].real = static_cast<float>(from[i]) - work_.affine->zero_point_offset;
+      for (int64_t i = 0; i < count; ++i) zps[i].real = static_cast<float>(from[i]) - work_.affine->zero;
     else
       for (int64_t i = 0; i < count; ++i) zps[i].integer = from[i];
   }
@@ -256,8 +256,6 @@ class Tasks {
     }
     block.stream = stream_;
     (tile.narrow() ? work_.kernels : work_.portable)[parameters](block);
-    if (work_.affine != nullptr && work_.affine->flip)
-      for (int64_t row = 0; row < rows; ++row) flip(static_cast<uint8_t*>(block.dst) + row * block.stride, cols);
   }
 
   const Layout& layout_;

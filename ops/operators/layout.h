@@ -8,15 +8,9 @@ namespace dynq {
 
 // What the affine kernels want to know besides scales and zero points.
 struct Affine {
-  float low, high, nan, zero;
-  bool flip = false;            // codes are stored as those of the other 8-bit type, 128 away,
-  float zero_point_offset = 0;  // and zero points are given so: this is taken off them
+  float low, high, nan;
+  float zero;  // as in Block; integer zero points are given with it added, as codes are stored
 };
-
-// Codes of int8 as uint8 that are 128 larger, or the other way round.
-inline void flip(uint8_t* codes, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) codes[i] ^= 0x80;
-}
 
 // An elementwise operation whose parameters are shared by groups: src and dst have one shape, scales and zps another.
 struct GroupedWork {

@@ -222,7 +222,6 @@ class RangeQuantize : public Node {
     block.nan = affine.nan;
     block.zero = parameters.bounded ? arithmetic_.bounded_zero() : affine.zero;
     (parameters.bounded ? run.bounded_kernel : run.kernel)(block);
-    if (arithmetic_.is_flipped()) flip(static_cast<uint8_t*>(block.dst), block.cols);
   }
 
   Parameters parameters(const Run& run, int64_t row, const float range[3]) const {
@@ -234,7 +233,7 @@ class RangeQuantize : public Node {
     if (!to_codes_)
       static_cast<float*>(run.zps)[row] = result.zp;
     else
-      static_cast<uint8_t*>(run.zps)[row] = Recipe::low_byte(result.zp) ^ (arithmetic_.is_flipped() ? 0x80 : 0);
+      static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(Recipe::low_byte(result.zp));
     return result;
   }
 
