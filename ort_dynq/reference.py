@@ -339,7 +339,8 @@ def _accumulator_dequantize(
         raise DynqError(f"{name}: src is a scalar, expected rank 1 or more")
     rows = (*src.shape[:-1], 1)
     lead = next((i for i, (one, all_) in enumerate(zip(scale.shape, rows, strict=False)) if one != all_), src.ndim)
-    if scale.size != 1 and (scale.ndim != src.ndim or any(one != 1 for one in scale.shape[lead:])):
+    is_one = scale.size == 1 and scale.ndim <= src.ndim
+    if not is_one and (scale.ndim != src.ndim or any(one != 1 for one in scale.shape[lead:])):
         raise DynqError(
             f"{name}: scale has shape {_text(scale.shape)}, src {_text(src.shape)}: expected src's leading dimensions, "
             "then ones, or one element"

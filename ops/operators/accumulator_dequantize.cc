@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kName[] = "AccumulatorDequantize";
 constexpr int64_t kTaskElements = 32768;  // as in layout.cc
-constexpr int64_t kTaskRows = 64;
+constexpr int64_t kTaskRows = 1024;       // their scales are on a task's stack
 
 class AccumulatorDequantize : public Node {
  public:
@@ -99,7 +99,7 @@ class AccumulatorDequantize : public Node {
   static int64_t rows_per_scale(const Shape& src, const Shape& scale) {
     const int64_t scales = scale.elements();
     int64_t rows = 1, shared = 1;
-    bool fits = scales == 1 || scale.rank == src.rank, is_shared = scales == 1;
+    bool fits = scales == 1 ? scale.rank <= src.rank : scale.rank == src.rank, is_shared = scales == 1;
     for (size_t i = 0; i + 1 < src.rank && fits; ++i) {
       rows *= src.dims[i];
       is_shared = is_shared || (scale.dims[i] == 1 && src.dims[i] != 1);
