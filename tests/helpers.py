@@ -222,6 +222,11 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
         )
 
 
+def with_one_nan(array: Array) -> Array:
+    """All NaN made one: its sign and payload are for each processor to say."""
+    return np.where(np.isnan(array), np.float32(np.nan), array) if array.dtype == np.float32 else array
+
+
 # Data
 
 _ENDS_OF_FLOAT = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1.1754944e-38, 3.4028235e38]
@@ -263,6 +268,29 @@ def random_zps(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array | No
 def random_codes(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
     """8-bit integers of the whole range."""
     return np.asarray(rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape)).astype(dtype)
+
+
+def accumulator_inputs(
+    rng: np.random.Generator, shape: Shape, scale_shape: Shape, zp_shape: Shape, zp_type: Any
+) -> list[Array]:
+    """Inputs of AccumulatorDequantize: sums that are 0, are rounded on their way to float32, and wrap around int32.
+
+    `scale_shape` and `zp_shape` broadcast to `shape`. Every other time nothing is special, so that bits are not hidden.
+    """
+    columns, special = shape[-1:], rng.choice([0, 0.2])
+    scale, column_scale = (random_scales(rng, each, special) for each in (scale_shape, columns))
+    zero_point = random_codes(rng, zp_shape, zp_type)
+    largest = rng.choice([300, 10**6, 2**31])
+    column_sum = rng.integers(-largest, largest, columns)
+    exact = rng.choice([0, 1, -1, 2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**30 + 33, *S32_ZPS], shape)
+    exact = np.where(rng.random(shape) < 0.7, rng.integers(-(2**20), 2**20, shape), exact)
+    one = zero_point.reshape(()) if zero_point.size == 1 else zero_point
+    src = exact + one.astype(np.int64) * column_sum
+    bias = np.where(rng.random(columns) < 0.3, np.float32(-0.0), rng.normal(0, 100, columns).astype(np.float32))
+    bias = np.where(rng.random(columns) < special, rng.choice(SPECIALS, columns), bias)
+    wrapped = (np.asarray(each).astype(np.int64).astype(np.int32) for each in (src, column_sum))
+    src, column_sum = wrapped
+    return [src, scale, zero_point, column_scale, column_sum, bias.astype(np.float32)]
 
 
 def tie_dense(rng: np.random.Generator, scales: Array, zps: Array, dtype: Any) -> Array:

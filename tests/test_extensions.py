@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,20 @@ def attributes_of(operator: Operator, signature: Signature) -> dict[str, str | i
         given["output_dtype"] = code
     if "code_type" in given:
         given |= {"code_type": code, "nan": 2 if code == 1 else 0, "quant_min": 0}
+    if "dst_type" in given:
+        given["dst_type"] = code
     return given
+
+
+def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
+    """Small inputs of these types, of shapes that fit each other."""
+    rng = np.random.default_rng(0)
+    shapes: list[tuple[int, ...]] = [(7, 33), (), (), (33,), (33,), (33,)]
+    spreads = [rng.normal(0, 60, shapes[0]), *(rng.uniform(1, 9, shape) for shape in shapes[1:])]
+    arrays = [np.asarray(values).astype(type_) for values, type_ in zip(spreads, types, strict=False)]
+    if operator.name.startswith("Range"):
+        arrays[1] = np.float32([-300, 300, 0, 300, 127, 1, 0, 300, 1])
+    return arrays
 
 
 def test_the_native_library_has_these_operators() -> None:
@@ -102,11 +115,7 @@ def test_every_signature_loads_and_runs(backend: str, operator: Operator, signat
     given = attributes_of(operator, signature)
     model = node_model(operator, signature.inputs, signature.outputs, helpers._attributes(given))
     session = make_session(handwritten(model, backend), backend)
-    shapes: list[tuple[int, ...]] = [(2, 33), (9,) if operator.name.startswith("Range") else (), ()]
-    arrays = [
-        np.asarray(np.linspace(1, 9, int(np.prod(shape))).reshape(shape)).astype(type_)
-        for shape, type_ in zip(shapes, signature.inputs, strict=False)
-    ]
+    arrays = arrays_of(operator, signature.inputs)
     names = [value.name for value in operator.inputs]
     results = session.run(None, dict(zip(names, arrays, strict=True)))
     assert tuple(result.dtype.name for result in results) == signature.outputs
@@ -143,11 +152,11 @@ def test_the_native_library_reads_these_attributes(operator: Operator) -> None:
     [pytest.param(operator, operator.signatures[-1], id=operator.name) for operator in OPERATORS.values()],
 )
 def test_absent_attributes_have_their_defaults(operator: Operator, signature: Signature) -> None:
-    rng = np.random.default_rng(0)
-    src = (rng.normal(0, 60, (7, 33))).astype(signature.inputs[0])
-    second = np.float32([-300, 300, 0, 300, 127, 1, 0, 300, 1] if operator.name.startswith("Range") else 1.5)
-    last = "int8" if "int8" in operator.inputs[-1].types else signature.inputs[-1]
-    arrays = [src, second, np.zeros((), last)][: len(operator.inputs)]
+    types = [
+        "int8" if "int8" in value.types and i else type_
+        for i, (value, type_) in enumerate(zip(operator.inputs, signature.inputs, strict=True))
+    ]
+    arrays = arrays_of(operator, types)
     defaults = kernels.run(operator.name, arrays, **defaults_of(operator))
     for result, expected in zip(kernels.run(operator.name, arrays), defaults, strict=True):
         assert_same(result, expected)

@@ -24,19 +24,21 @@ from helpers import (
     SPECIALS,
     Array,
     Shape,
+    accumulator_inputs,
     assert_same,
     random_codes,
     random_scales,
     spread,
     stock_session,
     tie_dense,
+    with_one_nan,
 )
 
 from ort_dynq import kernels
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter.functions import make_function
 
-OPSETS = (13, 17, 18, 20, 21)
+OPSETS = (13, 17, 18, 20, 21, 25)
 CODES: dict[int, Any] = {1: np.float32, 2: np.uint8, 3: np.int8}
 ENDS = {1: (-128, 127), 2: (0, 255), 3: (-128, 127)}
 INF, MAX = math.inf, float(np.finfo(np.float32).max)
@@ -73,11 +75,6 @@ def session(
     operator: str, opset: int, inputs: tuple[str, ...], outputs: tuple[str, ...], given: str
 ) -> ort.InferenceSession:
     return stock_session(make_model(operator, opset, inputs, outputs, given))
-
-
-def with_one_nan(array: Array) -> Array:
-    """All NaN made one: its sign and payload are for each processor to say."""
-    return np.where(np.isnan(array), np.float32(np.nan), array) if array.dtype == np.float32 else array
 
 
 def complete(operator: str, case: Case) -> tuple[Attributes, str, tuple[str, ...], tuple[str, ...]]:
@@ -184,13 +181,21 @@ def affine_attributes(to_codes: bool) -> list[Attributes]:
         low, high = ENDS[code_type]
         for ends in ((low, high), (low + 1, high), (low + 3, low + 18)):
             codes: Attributes = {"code_type": code_type, "nan": nan, "clip": clip}
-            found.append(codes | {"quotient": quotient, "order": order, "quant_min": ends[0], "quant_max": ends[1]})
+            codes |= {"quotient": quotient, "order": order, "quant_min": ends[0], "quant_max": ends[1]}
+            found += [codes | {"dst_type": dst_type} for dst_type in (2, 3)] if to_codes else [codes]
     return found
+
+
+def dst_of(attributes: Attributes) -> tuple[Any, int]:
+    """The type of codes in outputs, and what they have there over those of code_type."""
+    code_type = int(attributes["code_type"])
+    dst_type = int(attributes.get("dst_type", code_type))
+    return CODES[dst_type], 128 * (code_type - dst_type)
 
 
 def share(attributes: list[Attributes], opset: int) -> Iterator[Attributes]:
     """This opset's share of a product, chosen at random; a share has every value of every attribute."""
-    order = np.random.default_rng(0).permutation(len(attributes))
+    order = np.random.default_rng(8).permutation(len(attributes))
     mine = [attributes[i] for i in order[OPSETS.index(opset) :: len(OPSETS)]]
     for name in attributes[0]:
         assert {item[name] for item in mine} == {item[name] for item in attributes}, f"{name}: widen the share"
@@ -228,17 +233,18 @@ def affine_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
         for attributes in share(affine_attributes(to_codes), opset):
             code_type = int(attributes["code_type"])
             ends = int(attributes["quant_min"]), int(attributes["quant_max"])
-            zp_types: tuple[Any, ...] = (CODES[code_type],)
+            dst, offset = dst_of(attributes)
+            zp_types: tuple[Any, ...] = (dst,)
             if not to_codes:
                 zp_types = np.float32, [np.uint8, np.int8, np.int32][rng.integers(3)]
             for zp_type in zp_types:
-                within = ends if zp_type in (CODES[code_type], np.float32) else (0, 100)
+                within = (ends[0] + offset, ends[1] + offset) if zp_type in (dst, np.float32) else (0, 100)
                 for shape, scale_shape, zp_shape in BROADCASTS:
                     scale, zp = affine_parameters(rng, scale_shape, zp_shape, zp_type, within)
                     with np.errstate(all="ignore"):
                         step = np.float32(1) / scale if attributes["quotient"] == 2 else scale
                     step, each_zp = (np.broadcast_to(p, shape).astype(np.float32) for p in (step, zp))
-                    src = tie_dense(rng, step, each_zp, np.uint8 if code_type == 2 else np.int8)
+                    src = tie_dense(rng, step, each_zp - offset, np.uint8 if code_type == 2 else np.int8)
                     yield Case(attributes, [src, scale, zp])
         if not to_codes:
             yield from zero_point_cases(rng, [0, -0.0])  # by themselves: others take them off the fast path
@@ -381,7 +387,12 @@ def chain(code_type: int, to_codes: bool, **attributes: int) -> tuple[Attributes
     """The attributes of a chain to codes of that type, and the input `like`."""
     given: Attributes = {"code_type": code_type, "nan": 0, **attributes}
     given |= dict(zip(("quant_min", "quant_max"), ENDS[code_type], strict=True))
-    return given, [np.zeros((), CODES[code_type])] if to_codes else []
+    return given, [np.zeros((), dst_of(given)[0])] if to_codes else []
+
+
+def stored_types(to_codes: bool) -> list[dict[str, int]]:
+    """The attributes that say which type codes have in outputs."""
+    return [{"dst_type": 2}, {"dst_type": 3}] if to_codes else [{}]
 
 
 def far_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
@@ -389,8 +400,8 @@ def far_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
     constants = np.array([-MAX, MAX, -INF, INF, 127, 1, -INF, INF, 1], np.float32)
     bases = np.array([100, 1000, 16000, 17000, 32000, 40000, 65000, 70000, 1e6, 1e7])[:, None]
     steps = np.concatenate([rng.permutation(127)[:64] + 0.5, [0, 127]])
-    for order, code_type, sign in itertools.product(range(3), (2, 3), (-1, 1)):
-        given, like = chain(code_type, to_codes, range=1, zero_point_form=4, order=order)
+    for order, code_type, sign, stored in itertools.product(range(3), (2, 3), (-1, 1), stored_types(to_codes)):
+        given, like = chain(code_type, to_codes, range=1, zero_point_form=4, order=order, **stored)
         yield Case(given, [(bases * sign + steps).astype(np.float32), constants, *like])
 
 
@@ -405,10 +416,12 @@ def long_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
     src[5, 1:5000:7] = np.inf
     src[5, 0] = np.nan
     src[6, 70000] = -np.inf
-    for kind, order, code_type in ((0, 0, 3), (1, 1, 2), (2, 0, 3), (3, 2, 3)):
+    for (kind, order, code_type), stored in itertools.product(
+        ((0, 0, 3), (1, 1, 2), (2, 0, 3), (3, 2, 3)), stored_types(to_codes)
+    ):
         ends = (-128, 127) if kind == 3 else (-MAX, MAX)
         constants = np.array([*ends, -INF, INF, 127, 1, -INF, INF, 1], np.float32)
-        given, like = chain(code_type, to_codes, range=kind, zero_point_form=int(kind in (1, 2)), order=order)
+        given, like = chain(code_type, to_codes, range=kind, zero_point_form=int(kind in (1, 2)), order=order, **stored)
         yield Case(given, [src, constants, *like])
 
 
@@ -427,12 +440,36 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
                         first = axis % max(1, len(shape))
                         rows, cols = math.prod(shape[:first]), math.prod(shape[first:])
                         src = range_rows(rng, max(rows, 1), cols, constants, one_zero)[:rows].reshape(shape)
-                        like = [np.zeros((), CODES[int(attributes["code_type"])])] if to_codes else []
+                        like = [np.zeros((), dst_of(attributes)[0])] if to_codes else []
                         yield Case(attributes | {"axis": axis}, [src, constants, *like])
         yield from far_cases(rng, to_codes)
         yield from long_cases(rng, to_codes)
 
     return cases
+
+
+# AccumulatorDequantize
+
+# src, scale and zero point.
+ACCUMULATORS: list[tuple[Shape, Shape, Shape]] = [
+    ((5,), (), (1,)),
+    ((67,), (1,), ()),
+    ((0, 3), (0, 1), (0, 1)),
+    ((3, 0), (3, 1), ()),
+    ((7, 67), (7, 1), (7, 1)),
+    ((7, 67), (), ()),
+    ((2, 3, 67), (2, 3, 1), (1,)),
+    ((2, 3, 67), (2, 1, 1), (2, 1, 1)),
+    ((2, 1, 3, 19), (2, 1, 1, 1), (2, 1, 1, 1)),
+    ((2, 3, 4, 19), (2, 3, 4, 1), (2, 3, 4, 1)),
+]
+
+
+def accumulator_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    for order, shapes, zp_type in itertools.product(range(3), ACCUMULATORS, (np.uint8, np.int8)):
+        for _ in range(3):
+            yield Case({"order": order}, accumulator_inputs(rng, *shapes, zp_type))
 
 
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
@@ -444,6 +481,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "AffineDequantize": affine_dequantize_cases,
     "RangeQuantize": range_cases(to_codes=True),
     "RangeFakeQuantize": range_cases(to_codes=False),
+    "AccumulatorDequantize": accumulator_cases,
 }
 
 

@@ -14,6 +14,7 @@ from helpers import (
     SPECIALS,
     Array,
     Shape,
+    accumulator_inputs,
     assert_same,
     make_session,
     random_codes,
@@ -85,8 +86,9 @@ def dequantize_case(rng: np.random.Generator) -> Case:
     return [src, random_scales(rng, scales_shape), zps][: any_of(rng, 2, 3, 3)], given
 
 
-def arithmetic(rng: np.random.Generator, code_type: int) -> dict[str, Any]:
+def arithmetic(rng: np.random.Generator, code_type: int, to_codes: bool) -> dict[str, Any]:
     """The attributes of a chain from floats to codes."""
+    stored = {"dst_type": int(rng.integers(2, 4))} if to_codes else {}
     low, high = ENDS[code_type]
     if rng.random() < 0.5:
         low, high = sorted(int(end) for end in rng.integers(low, high + 1, 2))
@@ -98,6 +100,7 @@ def arithmetic(rng: np.random.Generator, code_type: int) -> dict[str, Any]:
         "quant_max": high,
         "clip": int(rng.integers(2)) if code_type == 1 else 1,
         "nan": 2 if code_type == 1 else int(rng.integers(2)),
+        **stored,
     }
 
 
@@ -110,8 +113,8 @@ def broadcast_scale(rng: np.random.Generator) -> tuple[Shape, Array]:
 def affine_case(rng: np.random.Generator, to_codes: bool) -> Case:
     shape, scale = broadcast_scale(rng)
     code_type = any_of(rng, 2, 3) if to_codes else any_of(rng, 1, 2, 3)
-    given = arithmetic(rng, code_type)
-    zp_type = TYPES[code_type] if to_codes else any_of(rng, np.float32, np.uint8, np.int8, np.int32)
+    given = arithmetic(rng, code_type, to_codes)
+    zp_type = TYPES[given["dst_type"]] if to_codes else any_of(rng, np.float32, np.uint8, np.int8, np.int32)
     zp_shape = scale.shape if rng.random() < 0.7 else (1,)
     if zp_type is np.float32:
         zp = rng.choice(np.float32([0, -0.0, 1, -3, 7.5, 128, np.nan, 1e9]), zp_shape).astype(np.float32)
@@ -122,6 +125,8 @@ def affine_case(rng: np.random.Generator, to_codes: bool) -> Case:
     with np.errstate(all="ignore"):
         steps = np.float32(1) / scale if given["quotient"] == 2 else scale
     ties = np.zeros(shape) if zp_type is np.float32 else np.broadcast_to(zp.reshape(()) if zp.size == 1 else zp, shape)
+    if to_codes:
+        ties = ties.astype(np.float32) - 128 * (code_type - given["dst_type"])
     src = tie_dense(rng, np.broadcast_to(steps, shape), ties, TYPES[code_type] if code_type != 1 else np.int8)
     return [src, scale, np.asarray(zp)], given
 
@@ -138,7 +143,7 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
     axes = [axis for axis in range(-len(shape), len(shape)) if 0 not in shape[axis:]]
     code_type = any_of(rng, 2, 3) if to_codes else any_of(rng, 1, 2, 3)
     kind = int(rng.integers(4))
-    given = arithmetic(rng, code_type) | {
+    given = arithmetic(rng, code_type, to_codes) | {
         "axis": any_of(rng, *axes) if shape else 0,
         "range": kind,
         "inverse": int(rng.integers(2)) if kind == 0 else 0,
@@ -162,8 +167,16 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
         src = rng.choice(np.float32([0, -0.0]), shape)
     elif data != "ties":
         src = np.where(rng.random(shape) < 0.1, rng.choice(SPECIALS[: None if data == "specials" else 1], shape), src)
-    like = [np.zeros((), TYPES[code_type])] if to_codes else []
+    like = [np.zeros((), TYPES[given["dst_type"]])] if to_codes else []
     return [np.asarray(src, np.float32), constants, *like], given
+
+
+def accumulator_case(rng: np.random.Generator) -> Case:
+    shape = any_of(rng, *SHAPES[1:], (70, 3), (2, 3, 4, 5))
+    shared = int(rng.integers(len(shape)))
+    scale = any_of(rng, (), (1,), (*shape[:shared], *(1 for _ in shape[shared:])))
+    inputs = accumulator_inputs(rng, shape, scale, any_of(rng, scale, ()), any_of(rng, np.uint8, np.int8))
+    return inputs, {"order": int(rng.integers(3))}
 
 
 CASES: dict[str, Callable[[np.random.Generator], Case]] = {
@@ -175,6 +188,7 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "AffineDequantize": affine_dequantize_case,
     "RangeQuantize": lambda rng: range_case(rng, to_codes=True),
     "RangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
+    "AccumulatorDequantize": accumulator_case,
 }
 
 
@@ -220,6 +234,13 @@ def test_same_bits_of_useless_zero_points(isa: str) -> None:
     check_bits("RangeQuantize", useless)
 
 
+WRONG_ACCUMULATORS: tuple[tuple[int, Shape, Any], ...] = (
+    (0, (), np.int32),
+    *((1, shape, np.float32) for shape in ((2,), (4,), (0,), (0, 1), (2, 4), (1, 4), (2, 1, 1), (1, 1, 1))),
+    *((2, shape, np.int8) for shape in ((2,), (2, 1), (0,))),
+    *((i, shape, np.float32) for i in (3, 5) for shape in ((), (1,), (2,), (1, 4), (0,))),
+    *((4, shape, np.int32) for shape in ((), (1,), (2,), (1, 4), (0,))),
+)
 MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
     *(
         (operator, mistake, {})
@@ -254,7 +275,12 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
             {"quant_max": 128},
         )
     ),
-    ("AffineQuantize", {"code_type": 2, "quant_min": 0}, {}),
+    ("AffineQuantize", {"code_type": 2, "quant_min": 0, "dst_type": 2}, {}),
+    *(
+        (operator, {"dst_type": dst_type}, {})
+        for operator in ("AffineQuantize", "RangeQuantize")
+        for dst_type in (1, 2, 4)
+    ),
     ("AffineQuantize", {}, {1: np.ones(3, np.float32)}),
     ("AffineQuantize", {}, {2: np.zeros(4, np.int8)}),
     ("AffineDequantize", {}, {1: np.ones((1, 1, 1), np.float32)}),
@@ -274,15 +300,22 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
         )
     ),
     ("RangeQuantize", {}, {1: np.ones(8, np.float32)}),
-    ("RangeQuantize", {"code_type": 2, "quant_min": 0}, {}),
+    ("RangeQuantize", {"code_type": 2, "quant_min": 0, "dst_type": 2}, {}),
+    ("AccumulatorDequantize", {"order": 3}, {}),
+    ("AccumulatorDequantize", {"order": -1}, {}),
+    *(("AccumulatorDequantize", {}, {i: np.ones(shape, dtype)}) for i, shape, dtype in WRONG_ACCUMULATORS),
 )
 
 
 @pytest.mark.parametrize(("operator", "mistake", "inputs"), MISTAKES)
 def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, Array]) -> None:
+    signature = OPERATORS[operator].signatures[-1].inputs
     src = np.ones((2, 4), np.int8 if operator.endswith("Dequantize") else np.float32)
     second = np.ones(9 if operator.startswith("Range") else 1, np.float32)
     third = [] if operator == "RangeFakeQuantize" else [np.zeros(1, np.int8)]
+    if operator == "AccumulatorDequantize":
+        src = src.astype(np.int32)
+        third += [np.ones(4, type_) for type_ in signature[3:]]
     arrays = [inputs.get(i, array) for i, array in enumerate([src, second, *third])]
     given = {attribute.name: attribute.default for attribute in OPERATORS[operator].attributes}
     if "code_type" in given:

@@ -147,11 +147,13 @@ uint64_t hash_affine(dynq::Kernel kernel, dynq::AffineTarget target, dynq::Param
     problem.block.src = src.data();
     for (const bool alternative : {false, true}) {
       Block block = problem.block;
-      block.low = target == dynq::kToU8 ? 0.0f : -128.0f;
+      block.zero = target == dynq::kToFloat ? -0.0f : 0.0f;
+      if (alternative && target == dynq::kToU8) block.zero = 128.0f;  // codes of the other type
+      if (alternative && target == dynq::kToS8) block.zero = -128.0f;
+      block.low = (target == dynq::kToU8 ? 0.0f : -128.0f) - block.zero;
       block.high = block.low + 255.0f;
       if (alternative && target == dynq::kToFloat) block.low = -kInfinity, block.high = kInfinity;
       block.nan = target == dynq::kToFloat ? NAN : alternative ? block.low : 0.0f;
-      block.zero = target == dynq::kToFloat ? -0.0f : 0.0f;
       std::vector<uint8_t> codes(problem.elements(), 0xa5);
       std::vector<float> floats(problem.elements(), 12345.0f);
       block.dst = target == dynq::kToFloat ? static_cast<void*>(floats.data()) : codes.data();
@@ -172,6 +174,24 @@ uint64_t hash_range(dynq::RangeKernel kernel) {
       if (!std::isfinite(x)) x = 0.0f;
     kernel(src.data(), static_cast<int64_t>(src.size()), range);
     hash.add_floats(range, 4);
+  });
+}
+
+uint64_t hash_accumulators(dynq::AccumulatorKernel kernel) {
+  return hash_blocks(dynq::kPerColumn, [=](Random& random, Problem& problem, Hash& hash) {
+    const Block& block = problem.block;
+    const std::vector<float> bias = problem.ties(random);
+    std::vector<float> row_scales, dst(problem.elements(), 12345.0f);
+    std::vector<int32_t> row_zps, src;
+    for (int64_t row = 0; row < block.rows; ++row) {
+      row_scales.push_back(random.integer(0, 3) == 0 ? random.of(kSpecialScales) : random.of(kScales));
+      row_zps.push_back(static_cast<int32_t>(random.integer(-128, 255)));
+    }
+    for (size_t i = 0; i < problem.elements(); ++i)
+      src.push_back(static_cast<int32_t>(random.integer(0, 3) == 0 ? random.next() : random.integer(-99999, 99999)));
+    kernel({src.data(), dst.data(), block.rows, block.cols, block.stride, row_scales.data(), row_zps.data(),
+            block.scales, block.zps, bias.data()});
+    hash.add_floats(dst.data(), dst.size());
   });
 }
 
@@ -204,6 +224,8 @@ int main() {
     for (int order = 0; order < 2; ++order)
       print("bounded/" + std::to_string(q) + "/" + std::to_string(order),
             hash_affine(table.bounded[q][order], kToFloat, kPerRow));
+  for (int order = 0; order < kScaleOrders; ++order)
+    print("accumulators/" + std::to_string(order), hash_accumulators(table.accumulators[order]));
   print("min_max", hash_range(table.min_max));
   print("magnitude", hash_range(table.magnitude));
 }
