@@ -97,19 +97,19 @@ class AccumulatorDequantize : public Node {
 
   // How many rows in turn share a scale: it has src's leading dimensions, and 1 from some dimension on.
   static int64_t rows_per_scale(const Shape& src, const Shape& scale) {
-    const int64_t scales = scale.elements();
-    int64_t rows = 1, shared = 1;
-    bool fits = scales == 1 ? scale.rank <= src.rank : scale.rank == src.rank, is_shared = scales == 1;
+    const bool is_one = scale.elements() == 1;
+    bool fits = is_one ? scale.rank <= src.rank : scale.rank == src.rank && scale.dims[src.rank - 1] == 1;
+    bool is_shared = is_one;
+    int64_t rows = 1;
     for (size_t i = 0; i + 1 < src.rank && fits; ++i) {
-      rows *= src.dims[i];
       is_shared = is_shared || (scale.dims[i] == 1 && src.dims[i] != 1);
-      if (is_shared) shared *= src.dims[i];
-      fits = scales == 1 || scale.dims[i] == (is_shared ? 1 : src.dims[i]);
+      if (is_shared) rows *= src.dims[i];
+      fits = is_one || scale.dims[i] == (is_shared ? 1 : src.dims[i]);
     }
-    if (!fits || (scales != 1 && scale.dims[src.rank - 1] != 1))
+    if (!fits)
       throw Error(std::string(kName) + ": scale has shape " + scale.text() + ", src " + src.text() +
                   ": expected src's leading dimensions, then ones, or one element");
-    return scales == 1 ? std::max<int64_t>(1, rows) : shared;
+    return rows;
   }
 
   template <class T>
