@@ -28,7 +28,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from . import __version__, kernels, networks, verification
+from . import __version__, kernels, networks, running
 from .errors import DynqError
 from .rewriter import Report, rewrite
 from .session import opening, register
@@ -321,7 +321,7 @@ def _copy(size: int, threads: int) -> _Contender:
 class ModelBench:
     """A model's timings, and what it ran on; given and assumed sizes are as in a verification."""
 
-    inputs: tuple[verification.Input, ...]
+    inputs: tuple[running.Input, ...]
     seed: int
     timings: list[ModelTiming]
     report: Report | None
@@ -351,10 +351,10 @@ def bench_model(
     """
     register(ort.SessionOptions(), settings.backend)
     given = dict(inputs or {})
-    session = verification._open(a, "A")
-    resolved = verification._resolve(session.get_inputs(), given, shapes or {})
-    feeds = verification._feeds(resolved, given, seed, zero_rows=False)
-    verification._run_a(session, [output.name for output in session.get_outputs()], feeds, resolved)
+    session = running.open_session(a, "A")
+    resolved = running.resolve_inputs(session.get_inputs(), given, shapes or {})
+    feeds = running.make_feeds(resolved, given, seed, zero_rows=False)
+    running.run_original(session, [output.name for output in session.get_outputs()], feeds, resolved)
     del session
     ours: Model
     if b is None:
@@ -704,7 +704,7 @@ def _contender(
             session.run_with_iobinding(binding)
         except Exception as error:
             where = "stock ONNX Runtime" if backend is None else "ONNX Runtime with the plugin"
-            message = verification._message(error)
+            message = running.message(error)
             raise _Refused(f"{name} does not run in {where} at its default level: {message}") from error
     run = ort.InferenceSession.run_with_iobinding
     if backend is None:

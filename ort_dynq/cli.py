@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from .bench import ModelTiming, Settings, Track
     from .rewriter import Finding, Report
-    from .verification import Comparison, Difference, Input, Verification
+    from .running import Input
+    from .verification import Comparison, Difference, Verification
 
 _PROGRAM = "ort-dynq"
 _FAILED, _BAD_USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
