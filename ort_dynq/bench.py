@@ -72,12 +72,14 @@ class Settings:
         seconds: For each case, all contenders together.
         warmup: Calls of each contender before it is timed.
         backend: How sessions get ort_dynq's operators.
+        exact: How models are rewritten: see :func:`ort_dynq.rewrite`.
     """
 
     threads: tuple[int, ...] = (1,)
     seconds: float = 0.5
     warmup: int = 2
     backend: Backend = "native"
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -358,7 +360,7 @@ def bench_model(
     del session
     ours: Model
     if b is None:
-        result = rewrite(a)
+        result = rewrite(a, exact=settings.exact)
         ours, report = result.model, result.report
     elif Path(b).is_file():
         ours, report = b, None
@@ -388,7 +390,7 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
 def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTiming:
     try:
         model = folder / "model.onnx"
-        result = rewrite(model)
+        result = rewrite(model, exact=settings.exact)
         return _time_model(folder.name, model, result.model, result.report, _recorded(folder), settings, threads)
     except DynqError as error:
         return ModelTiming(folder.name, threads, None, None, None, str(error), None)
@@ -553,7 +555,7 @@ def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming
     timings = []
     for name, outputs, constants, nodes in track(_CHAINS):
         model = _parse(f"{x} x", outputs, nodes, opset=20, constants=constants)
-        result = rewrite(model)
+        result = rewrite(model, exact=settings.exact)
         for threads in settings.threads:
             contenders = [
                 _contender(name, model, feeds, threads),
@@ -639,7 +641,7 @@ def bench_networks(
 
 def _time_network(case: _NetworkCase, settings: Settings, tokens: Sequence[int], sizes: Sizes) -> list[NetworkTiming]:
     model = networks.NETWORKS[case.network](case.form, **asdict(sizes))
-    result = rewrite(model)
+    result = rewrite(model, exact=settings.exact)
     timings = []
     for count in tokens:
         feeds = networks.feeds(model, count)

@@ -82,7 +82,17 @@ def _rewrite_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="first compare both models as `verify` does; write OUT only if they agree"
     )
+    _exact_argument(parser)
     _data_arguments(parser)
+
+
+def _exact_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="keep every result bit for bit: products of floats do not become integer products, which are faster and "
+        "nearer to the true values, but differ in the last bits",
+    )
 
 
 def _rewrite(arguments: argparse.Namespace) -> Outcome:
@@ -91,7 +101,7 @@ def _rewrite(arguments: argparse.Namespace) -> Outcome:
     with _working(f"rewriting {source}"):
         from .rewriter import rewrite
 
-        result = rewrite(source)
+        result = rewrite(source, exact=arguments.exact)
     verification = _compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:
@@ -139,13 +149,14 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="the model to look at; it is not changed")
+    _exact_argument(parser)
 
 
 def _inspect(arguments: argparse.Namespace) -> Outcome:
     with _working(f"inspecting {arguments.model}"):
         from .inspect import inspect
 
-        report = inspect(arguments.model)
+        report = inspect(arguments.model, exact=arguments.exact)
 
     def row(finding: Finding) -> tuple[str, ...]:
         return (finding.graph, finding.node, finding.op_type, finding.operator or f"left: {finding.reason}")
@@ -159,7 +170,7 @@ def _inspect(arguments: argparse.Namespace) -> Outcome:
 
 
 def _counts(report: Report) -> str:
-    return f"{len(report.rewritten)} dynamic quantization chains to rewrite, {len(report.left)} to leave"
+    return f"{len(report.rewritten)} dynamic quantization chains and products to rewrite, {len(report.left)} to leave"
 
 
 # verify
@@ -215,10 +226,8 @@ def _verification_text(verification: Verification) -> Iterator[RenderableType]:
         head = ("output", "type", "shape", "elements", "NaN", "differing", "max abs", "max ULP")
         rows = []
         for each in outputs:
-            largest = "-" if each.max_abs is None else f"{each.max_abs:.6g}"
-            ulp = "-" if each.max_ulp is None else each.max_ulp
-            measured = ("-", "-", "-") if each.problem else (each.differing, largest, ulp)
-            rows.append((each.name, each.dtype, _shape(each.shape), each.elements, each.nans, *measured))
+            ulp = "-" if each.problem or each.max_ulp is None else each.max_ulp
+            rows.append((each.name, each.dtype, _shape(each.shape), each.elements, each.nans, *_measured(each), ulp))
         yield _table(head, rows, style=lambda row: bad if row[5] else "")
         for each in outputs:
             if each.problem:
@@ -226,15 +235,45 @@ def _verification_text(verification: Verification) -> Iterator[RenderableType]:
             if each.first is not None:
                 yield _line(f"{each.name} first differs at {list(each.first.index)}: {_values(each.dtype, each.first)}")
 
+    yield from _products_text(verification)
     if verification.outputs:
-        yield "\nAll optimisations off:"
+        given = ", on A's results of these products" if verification.end_to_end else ""
+        yield f"\nAll optimisations off{given}:"
         yield from compared(verification.outputs, bad="red")
+    if verification.nudged:
+        yield "\nFrom end to end, for information: B, and A with its results of these products changed by 2^-22:"
+        head = ("output", "elements", "B differing", "max abs", "A changed differing", "max abs")
+        pairs = zip(verification.end_to_end, verification.nudged, strict=True)
+        yield _table(head, [(b.name, b.elements, *_measured(b), *_measured(a)) for b, a in pairs])
     if verification.default_outputs:
         yield "\nB at the default optimisation level, for information:"
         yield from compared(verification.default_outputs, bad="")
     if verification.failure:
         yield _line(verification.failure)
     yield "PASSED" if verification.passed else "FAILED"
+
+
+def _measured(each: Comparison) -> tuple[object, str]:
+    largest = "-" if each.problem or each.max_abs is None else f"{each.max_abs:.6g}"
+    return "-" if each.problem else each.differing, largest
+
+
+def _products_text(verification: Verification) -> Iterator[RenderableType]:
+    products, worst = verification.products, verification.worst_product
+    if worst is not None:
+        yield (
+            f"\nProducts of floats that became integer products: {len(products)}, each compared on A's own values, "
+            "with float64, in units of 2^-24 of abs(x) @ abs(w)"
+        )
+        if not worst.problem:
+            errors = f"B's error {worst.b_error:.3g}, A's {worst.a_error:.3g}, allowed {worst.allowed:.3g}"
+            yield _line(f"worst: {worst.name}, K = {worst.depth}: {errors}")
+        yield from (_line(f"wrong: {each.name}: {each.problem}") for each in products if each.problem)
+        if skipped := sum(each.skipped for each in products):
+            yield f"{skipped} of their elements are not compared: A's activations hold NaN or infinities there"
+    if verification.unreachable:
+        count = verification.unreachable
+        yield f"\nNOT compared: {count} integer products in subgraphs or functions, and what comes out of these"
 
 
 def _inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
@@ -301,6 +340,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=_seconds, metavar="S", help="for each row (0.5; networks: 2; a model that is named: 5)"
     )
     timing.add_argument("--warmup", type=_natural, default=2, metavar="N", help="runs of each that are not timed (2)")
+    _exact_argument(parser)
     timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (the best there is)")
     timing.add_argument(
         "--sizes", type=_sizes, metavar="RxC[,RxC]", help="of ops's tensors (1x64,64x64,256x1024,4096x4096)"
@@ -344,7 +384,7 @@ def _bench(arguments: argparse.Namespace) -> Outcome:
 
     threads = arguments.threads or (tuple(sorted({1, cores()})) if bench == _bench_ops else (1,))
     seconds = arguments.seconds or (5.0 if bench == _bench_model else 2.0 if bench == _bench_networks else 0.5)
-    settings = Settings(threads, seconds, arguments.warmup, arguments.backend)
+    settings = Settings(threads, seconds, arguments.warmup, arguments.backend, arguments.exact)
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), _progress() as track:
         here = machine(settings.backend)
         found = bench(arguments, settings, track)
@@ -545,7 +585,7 @@ COMMANDS = (
     ),
     Command(
         "verify",
-        "run two models on the same inputs and compare every output bit for bit",
+        "run two models on the same inputs and compare every output bit for bit, and integer products with float64",
         "ort-dynq verify model.onnx fast.onnx --shape x=1x128x768",
         _verify_arguments,
         _verify,

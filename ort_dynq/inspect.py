@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from .rewriter import Report
 
 
-def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Report:
+def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Report:
     """Tries the rewrite on a copy: each finding is a chain, and what it would become or why it would be left alone.
+
+    Args:
+        model, exact: As for :func:`ort_dynq.rewrite`.
 
     Raises:
         DynqError: The file is missing or is not an ONNX model.
     """
     from .rewriter import rewrite
 
-    return rewrite(model).report
+    return rewrite(model, exact=exact).report

@@ -78,6 +78,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         sess_options: ort.SessionOptions | None = None,
         *args: Any,
         backend: Backend = "native",
+        exact: bool = False,
         **kwargs: Any,
     ) -> None:
         """Rewrites and opens a model; the model given, a file or an object, is not changed.
@@ -87,6 +88,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             sess_options: The session's options; the operators are registered in them. They may serve many sessions.
             *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
             backend: As for :func:`register`; a model is made ready for ``extensions``.
+            exact: As for :func:`ort_dynq.rewrite`.
             **kwargs: The same by name.
 
         Raises:
@@ -96,9 +98,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         from .rewriter import rewrite
 
         if isinstance(model, bytes):
-            model = _parse(model)
+            model = parse(model)
         options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
-        rewritten = rewrite(model).model
+        rewritten = rewrite(model, exact=exact).model
         if backend == "extensions":
             from .rewriter.readiness import ready_for_extensions
 
@@ -169,7 +171,12 @@ def _entry(options: ort.SessionOptions, key: str) -> str:
         return ""
 
 
-def _parse(serialized: bytes) -> onnx.ModelProto:
+def parse(serialized: bytes) -> onnx.ModelProto:
+    """A serialized model.
+
+    Raises:
+        DynqError: It is none.
+    """
     import onnx
 
     model = onnx.ModelProto()

@@ -1,4 +1,7 @@
-"""Compares two models bit for bit on the same inputs: the original in stock ONNX Runtime, the other with the plugin."""
+"""Compares two models on the same inputs: the original in stock ONNX Runtime, the other with the plugin.
+
+Bit for bit; but for products of floats that the other has as integer products, which product_check.py compares.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from .errors import DynqError
+from .product_check import Product, check_products
 from .running import Array, Failure, Input, make_feeds, open_session, resolve_inputs, run, run_original
 from .session import register
 
@@ -70,9 +74,15 @@ class Verification:
         inputs: What the models ran on.
         seed: The seed of the inputs that were generated.
         zero_rows: Whether rows of zeros were among them. They are left out where they turn a whole output into NaN.
-        outputs: The comparison that decides: both models with all of onnxruntime's optimisations off.
+        outputs: The comparison that decides: both models with all of onnxruntime's optimisations off. Where B has
+            products to verify, it runs on A's results of these, and outputs that are such results are not in here.
         default_outputs: For information: B at onnxruntime's default level, whose fusions change the last bits.
         failure: Why B does not load or run; empty if it does.
+        products: The products of floats that are integer products in B: each decides, too.
+        unreachable: How many more are in subgraphs and functions, where they are not verified; neither is what comes
+            out of these: the rest runs on A's.
+        end_to_end: For information, where B has such products: B from the inputs to the outputs.
+        nudged: Beside it: A itself, its results of these products being changed by 2**-22, relatively.
     """
 
     inputs: tuple[Input, ...]
@@ -81,15 +91,26 @@ class Verification:
     outputs: tuple[Comparison, ...]
     default_outputs: tuple[Comparison, ...]
     failure: str = ""
+    products: tuple[Product, ...] = ()
+    unreachable: int = 0
+    end_to_end: tuple[Comparison, ...] = ()
+    nudged: tuple[Comparison, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether B loads and runs at both levels and, with optimisations off, gives A's outputs bit for bit."""
-        return not self.failure and all(output.equal for output in self.outputs)
+        """Whether B loads and runs at both levels, its products are right and all else equals A's bit for bit."""
+        good = all(output.equal for output in self.outputs) and not any(each.problem for each in self.products)
+        return good and not self.failure
+
+    @property
+    def worst_product(self) -> Product | None:
+        """The first wrong one, or that which comes nearest to the error that it may have."""
+        return max(self.products, key=lambda each: (bool(each.problem), each.b_error / each.allowed), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON; numbers that JSON does not have ("nan", "inf") are text."""
-        return {"passed": self.passed, **_plain(asdict(self))}
+        worst = None if self.worst_product is None else self.worst_product.name
+        return {"passed": self.passed, "worst_product": worst, **_plain(asdict(self))}
 
 
 def verify(
@@ -103,7 +124,11 @@ def verify(
 ) -> Verification:
     """Runs A in stock ONNX Runtime and B with the plugin, all optimisations off, and compares every output bit for bit.
 
-    B then runs at the default optimisation level too, where it must not fail; differences there are information only.
+    Where B has integer products in place of products of floats (:func:`ort_dynq.rewrite` without ``exact``), their last
+    bits differ. B then runs on A's own results of these, and must give A's outputs bit for bit; and each product, from
+    A's own values, must be about as near as A's to what A's nodes come to in float64: :class:`Product` says how near.
+
+    B runs at the default optimisation level too, where it must not fail; differences there are information only.
 
     Args:
         a: The original: a path, a serialized model, a ModelProto or an onnx_ir Model.
@@ -132,7 +157,7 @@ def verify(
         expected = run_original(session, names, feeds, resolved)
     del session  # before B is opened: both may be large
 
-    def compare(level: str, **options: bool) -> tuple[Comparison, ...]:
+    def compare(level: str, **options: bool) -> tuple[Comparison, ...]:  # end to end
         try:
             session = open_session(b, "B", backend=backend, **options)
             _check_signature(signature, _signature(session))
@@ -141,15 +166,26 @@ def verify(
             raise Failure(f"B fails {level}: {error}") from error
         return tuple(map(_compare, names, expected, outputs))
 
-    outputs: tuple[Comparison, ...] = ()
-    default_outputs: tuple[Comparison, ...] = ()
-    failure = ""
+    result = Verification(tuple(resolved), seed, zero_rows, (), ())
     try:
-        outputs = compare("with optimisations off")
-        default_outputs = compare("at the default optimisation level", optimised=True)
+        result = replace(result, outputs=compare("with optimisations off"))
+        result = replace(result, default_outputs=compare("at the default optimisation level", optimised=True))
+        try:
+            found = check_products(a, b, feeds, backend)
+        except Failure as error:
+            raise Failure(f"B fails with A's results of its integer products: {error}") from error
     except Failure as error:
-        failure = str(error)
-    return Verification(tuple(resolved), seed, zero_rows, outputs, default_outputs, failure)
+        return replace(result, failure=str(error))
+    if found is None:
+        return result
+    return replace(
+        result,
+        outputs=tuple(map(_compare, found.a, found.a.values(), found.b.values())),
+        products=found.products,
+        unreachable=found.unreachable,
+        end_to_end=result.outputs,
+        nudged=tuple(map(_compare, names, found.original, found.nudged)),
+    )
 
 
 def _signature(session: ort.InferenceSession) -> list[str]:

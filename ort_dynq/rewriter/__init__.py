@@ -23,7 +23,11 @@ from .rules import RULES
 from .storage import load, save
 from .weights import FloatWeights
 
-__all__ = ["Finding", "Report", "Result", "rewrite"]
+__all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
+
+EXACT = "ort_dynq.exact"
+"""A key of a rewritten model's metadata, where something was converted: "1", all results are the original's bit for
+bit, or "0"."""
 
 
 @dataclass
@@ -84,6 +88,9 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
             report.findings += weights.convert(graph, path)
         _remove_initializers(rewritten, initializers)
         add_functions(rewritten, facts.opset)
+    if report.rewritten:
+        was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
+        rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
     report.after = _op_counts(rewritten)
     return Result(rewritten, report)
 

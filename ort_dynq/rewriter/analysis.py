@@ -130,12 +130,16 @@ class Facts:
         """Shapes and types of the graphs, then of the functions' bodies as they are called."""
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
         was_disabled, logger.disabled = logger.disabled, True  # what cannot be inferred is unknown, no more
+        initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         try:
             ShapeInferencePass(check_type=False, strict_mode=False, data_prop=not _has_long_vector(self.model))(
                 self.model
             )
         finally:
             logger.disabled = was_disabled
+            for values, order in initializers:  # the pass moves large ones behind the others
+                for name in order:
+                    values.add(values.pop(name))
         todo = functions(self.model)
         for _ in range(len(todo)):  # a function may call another
             for function in todo:
