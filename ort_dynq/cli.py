@@ -240,10 +240,12 @@ def _verification_text(verification: Verification) -> Iterator[RenderableType]:
         given = ", on A's results of these products" if verification.end_to_end else ""
         yield f"\nAll optimisations off{given}:"
         yield from compared(verification.outputs, bad="red")
-    if verification.nudged:
-        yield "\nFrom end to end, for information: B, and A with its results of these products changed by 2^-22:"
+    if verification.end_to_end:
+        beside = ", and A with its results of these products changed by 2^-22" if verification.nudged else ""
+        yield f"\nFrom end to end, for information: B{beside}:"
         head = ("output", "elements", "B differing", "max abs", "A changed differing", "max abs")
-        pairs = zip(verification.end_to_end, verification.nudged, strict=True)
+        nudged = verification.nudged or [None] * len(verification.end_to_end)
+        pairs = zip(verification.end_to_end, nudged, strict=True)
         yield _table(head, [(b.name, b.elements, *_measured(b), *_measured(a)) for b, a in pairs])
     if verification.default_outputs:
         yield "\nB at the default optimisation level, for information:"
@@ -253,9 +255,10 @@ def _verification_text(verification: Verification) -> Iterator[RenderableType]:
     yield "PASSED" if verification.passed else "FAILED"
 
 
-def _measured(each: Comparison) -> tuple[object, str]:
-    largest = "-" if each.problem or each.max_abs is None else f"{each.max_abs:.6g}"
-    return "-" if each.problem else each.differing, largest
+def _measured(each: Comparison | None) -> tuple[object, str]:
+    if each is None or each.problem:
+        return "-", "-"
+    return each.differing, "-" if each.max_abs is None else f"{each.max_abs:.6g}"
 
 
 def _products_text(verification: Verification) -> Iterator[RenderableType]:

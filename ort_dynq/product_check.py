@@ -126,7 +126,8 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     judged = tuple(map(_judge, labels, chains, [known] * len(chains), results[: len(chains)]))
     outputs = dict(zip(map(_name, theirs.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
-    nudged = _run_nudged(ours, [chain.result for chain in chains if chain], names, feeds, known)
+    verified = [chain.result for chain in chains if chain]
+    nudged = _run_nudged(ours, verified, names, feeds, known) if verified else []
     return Checked(judged, unreachable, {name: known[name] for name in found}, found, [known[n] for n in names], nudged)
 
 

@@ -1,0 +1,371 @@
+"""verify on integer products: right ones pass in every form, a wrong number in any place fails and is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, parse
+from onnx import numpy_helper
+
+import ort_dynq
+from ort_dynq import cli, networks
+from ort_dynq.product_check import FLOOR
+from ort_dynq.rewriter import EXACT
+from ort_dynq.rewriter.products import ACTIVATION
+from ort_dynq.verification import Verification
+
+MODELS = Path(__file__).parents[1] / "models"
+SIZES = {"layers": 1, "hidden": 24, "heads": 2}
+EXACT_FORMS = ("float", "token_integer", "tensor_u8")  # in which no product of floats becomes an integer product
+DEEP = (32, 512)  # of weights
+
+# x, symmetric per token to codes and back, as networks' form "token"; without an epsilon
+TOKEN = """m = Constant<value = float {-128.0}>() p = Constant<value = float {127.0}>()
+    peak = ReduceMax<axes = [-1]>(magnitude) scale = Div(peak, p)
+    quotient = Div(x, scale) rounded = Round(quotient) code = Clip(rounded, m, p) dx = Mul(code, scale)"""
+
+
+def token(inputs: str, outputs: str, body: str, weights: dict[str, Array]) -> onnx.ModelProto:
+    model = parse(inputs, outputs, f"magnitude = Abs(x) {TOKEN} {body}", opset=17)
+    del model.opset_import[1]
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+def weights(rows: int, columns: int, seed: int = 0) -> Array:
+    """An 8-bit grid with a scale for each column."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-127, 128, (rows, columns))
+    codes[0] = 127
+    return np.asarray(codes.astype(np.float32) * rng.uniform(0.001, 0.002, columns).astype(np.float32))
+
+
+def single(columns: int = 5, depth: int = 16) -> onnx.ModelProto:
+    """A product, which is an output, and what follows it, which is another."""
+    bias = np.linspace(-1, 1, columns, dtype=np.float32)
+    return token(
+        f"float[n, {depth}] x",
+        f"float[n, {columns}] y, float[n, {columns}] z",
+        "product = MatMul(dx, w) y = Add(product, b) z = Tanh(y)",
+        {"w": weights(depth, columns), "b": bias},
+    )
+
+
+def rewritten(model: onnx.ModelProto, **arguments: bool) -> onnx.ModelProto:
+    return ort_dynq.rewrite(model, **arguments).to_proto()
+
+
+def products(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if any(entry.key == ACTIVATION for entry in node.metadata_props)]
+
+
+def producer(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
+    (node,) = (node for node in model.graph.node if name in node.output)
+    return node
+
+
+def change(model: onnx.ModelProto, name: str, index: int, by: Callable[[Any], Any]) -> None:
+    """Changes one element of a constant."""
+    tensors = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    tensor = tensors[0] if tensors else producer(model, name).attribute[0].t
+    array = numpy_helper.to_array(tensor).copy()
+    array.reshape(-1)[index] = by(array.reshape(-1)[index])
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def check(model: onnx.ModelProto, other: onnx.ModelProto | None = None, **arguments: Any) -> Verification:
+    return ort_dynq.verify(model, rewritten(model) if other is None else other, **arguments)
+
+
+# What passes
+
+
+@pytest.mark.parametrize("form", networks.FORMS)
+@pytest.mark.parametrize("network", networks.NETWORKS)
+def test_networks(network: str, form: str) -> None:
+    result = check(networks.NETWORKS[network](form, **SIZES))
+    assert result.passed
+    assert len(result.products) == (0 if form in EXACT_FORMS else 6)
+    assert result.unreachable == 0
+    for product in result.products:
+        assert product.depth in (24, 96)
+        assert product.skipped == 0
+        assert 0 < product.b_error < 3
+        assert 0 < product.a_error < product.depth
+    assert [output.equal for output in result.outputs] == [True] * (3 if network == "decoder" else 1)
+    assert len(result.end_to_end) == len(result.nudged) == (0 if form in EXACT_FORMS else len(result.outputs))
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in MODELS.glob("*/model.onnx")))
+def test_models(name: str, backend: str) -> None:
+    path = MODELS / name / "model.onnx"
+    data = sorted((path.parent / "test_data_set_0").glob("input_*.pb"))
+    tensors = [onnx.TensorProto.FromString(file.read_bytes()) for file in data]
+    inputs = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+    model = ort_dynq.rewrite(path).model
+    result = ort_dynq.verify(path, model, inputs=inputs, backend=backend)  # type: ignore[arg-type]
+    assert result.passed
+    assert len(result.products) + result.unreachable == sum(
+        ACTIVATION in node.metadata_props for node in model.graph.all_nodes()
+    )
+
+
+@pytest.mark.parametrize("form", networks.FORMS)
+def test_exact_needs_no_such_comparison(form: str) -> None:
+    model = networks.encoder(form, **SIZES)
+    exact = rewritten(model, exact=True)
+    assert not products(exact)
+    result = check(model, exact)
+    assert result.passed
+    assert result.products == result.end_to_end == result.nudged == ()
+
+
+def test_the_first_product_differs_least() -> None:
+    """The float64 reference is A's own: of K products of floats, and of B's one rounding of an exact sum."""
+    model = single(depth=1000)
+    (product,) = check(model).products
+    assert product.b_error < 0.5 < product.a_error < 1000
+    assert product.allowed == FLOOR
+
+
+# What fails
+
+CODE, COLUMN_SCALE, COLUMN_SUM, BIAS, ZERO_POINT = "code", 3, 4, 5, 2
+
+
+@pytest.mark.parametrize("form", [form for form in networks.FORMS if form not in EXACT_FORMS])
+@pytest.mark.parametrize("place", [CODE, COLUMN_SCALE, COLUMN_SUM, BIAS, ZERO_POINT])
+def test_a_wrong_number(form: str, place: str | int) -> None:
+    model = networks.encoder(form, **SIZES)
+    wrong = rewritten(model)
+    node = products(wrong)[4]
+    by: Callable[[Any], Any] = {
+        CODE: lambda code: code - np.sign(code),
+        COLUMN_SCALE: lambda scale: scale * np.float32(1 + 2**-16),
+        COLUMN_SUM: lambda total: total + 1,
+        BIAS: lambda bias: bias + np.float32(2**-12),
+        ZERO_POINT: lambda zero: zero + 1,
+    }[place]
+    if place == ZERO_POINT:
+        shift(wrong, node)
+    else:
+        name = producer(wrong, node.input[0]).input[1] if place == CODE else node.input[int(place)]
+        change(wrong, name, 7, by)
+    result = check(model, wrong)
+    assert not result.passed
+    assert not result.failure
+    assert [bool(each.problem) for each in result.products] == [False] * 4 + [True, False]
+    assert result.worst_product is not None
+    assert result.worst_product == result.products[4]
+    assert result.worst_product.name == (node.name or node.output[0])
+    assert result.worst_product.b_error > result.worst_product.allowed
+    assert all(output.equal for output in result.outputs)  # the rest is right, and runs on A's result
+
+
+def shift(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """One is added to the product's zero point."""
+    one = onnx.helper.make_tensor("one", onnx.TensorProto.UINT8, [], [1])
+    model.graph.initializer.append(one)
+    at = list(model.graph.node).index(node)
+    kinds = {"UINT8": onnx.TensorProto.UINT8, "INT32": onnx.TensorProto.INT32}
+    nodes = [
+        onnx.helper.make_node("Cast", [node.input[2]], ["wide"], to=kinds["INT32"]),
+        onnx.helper.make_node("Cast", ["one"], ["wide_one"], to=kinds["INT32"]),
+        onnx.helper.make_node("Add", ["wide", "wide_one"], ["wide_shifted"]),
+        onnx.helper.make_node("Cast", ["wide_shifted"], ["shifted"], to=kinds["UINT8"]),
+    ]
+    node.input[2] = "shifted"
+    for i, each in enumerate(nodes):
+        model.graph.node.insert(at + i, each)
+
+
+@pytest.mark.parametrize("network", networks.NETWORKS)
+def test_a_wrong_code_among_many(network: str) -> None:
+    """One step of one weight, in sums of 512: the smallest mistake that integer weights can have."""
+    depth, columns = DEEP[1], DEEP[0]
+    model = single(columns, depth)
+    wrong = rewritten(model)
+    change(wrong, producer(wrong, products(wrong)[0].input[0]).input[1], 3 * columns, lambda code: code + 1)
+    (product,) = check(model, wrong).products
+    assert product.problem.startswith("B's error is ")
+
+
+def test_something_else_that_is_wrong() -> None:
+    """Not a product: the shift of the last normalisation."""
+    model = networks.encoder("token", **SIZES)
+    wrong = rewritten(model)
+    change(wrong, "layers.0.norm2.bias", 0, lambda bias: np.nextafter(bias, np.float32(9)))
+    result = check(model, wrong)
+    assert not result.passed
+    assert not any(product.problem for product in result.products)
+    assert result.outputs[0].differing > 0
+
+
+def test_a_wrong_quantization_of_the_activation() -> None:
+    model = single()
+    wrong = rewritten(model)
+    quantizer = next(node for node in wrong.graph.node if node.op_type == "RangeQuantize")
+    source = producer(wrong, quantizer.input[1]).attribute[0].t
+    assert numpy_helper.to_array(source).size
+    attribute = next(each for each in quantizer.attribute if each.name == "quant_max")
+    attribute.i -= 1
+    (product,) = check(model, wrong).products
+    assert product.problem.startswith("B's error is ")
+
+
+def test_a_model_of_which_the_product_is_not() -> None:
+    model, wrong = single(), rewritten(single())
+    next(entry for entry in products(wrong)[0].metadata_props if entry.key == ACTIVATION).value = "code"
+    result = check(model, wrong)
+    assert not result.passed
+    assert [each.problem for each in result.products] == ["A has no such product of floats"]
+
+
+def test_a_model_that_promises_to_be_exact() -> None:
+    model, wrong = single(), rewritten(single())
+    next(entry for entry in wrong.metadata_props if entry.key == EXACT).value = "1"
+    result = check(model, wrong)
+    assert not result.passed
+    assert result.products == ()
+    assert result.outputs[0].differing > 0
+
+
+# Particular models
+
+
+def test_a_result_that_is_an_output() -> None:
+    result = check(single())
+    assert result.passed
+    assert [output.name for output in result.outputs] == ["z"]
+    assert [[output.name for output in each] for each in (result.end_to_end, result.nudged)] == [["y", "z"]] * 2
+    for output in result.nudged:
+        assert output.differing > 0
+
+
+def test_nan_and_infinity() -> None:
+    """Their rows are left out, and no others."""
+    x = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+    x[1, 3], x[4, 0] = np.nan, np.inf
+    model = single()
+    result = check(model, inputs={"x": x})
+    assert result.passed
+    assert (result.products[0].elements, result.products[0].skipped) == (30, 10)
+    wrong = rewritten(model)
+    change(wrong, products(wrong)[0].input[5], 2, lambda bias: bias + 1)
+    assert not check(model, wrong, inputs={"x": x}).passed
+
+
+def test_zeros() -> None:
+    """Rows of zeros are 0 / 0 here; with a bias of zeros, the magnitude is zero too."""
+    model = networks.encoder("token", **SIZES)
+    change(model, "layers.0.query.bias", slice(None), lambda bias: bias * 0)  # type: ignore[arg-type]
+    result = check(model, inputs={"x": np.zeros((1, 3, 24), np.float32)})
+    assert result.passed
+    assert result.products[0].b_error == 0
+
+
+def branches() -> onnx.ModelProto:
+    """A product inside of an If, and one after it."""
+    body = """y = If(c) <then_branch = then () => (float[n, 16] t) { t = MatMul(dx, w) },
+                         else_branch = else () => (float[n, 16] e) { e = Mul(x, x) }>
+        ym = Abs(y) yp = ReduceMax<axes = [-1]>(ym) ys = Div(yp, p)
+        yq = Div(y, ys) yr = Round(yq) yc = Clip(yr, m, p) yd = Mul(yc, ys) z = MatMul(yd, v) out = Relu(z)"""
+    parameters = {"w": weights(16, 16), "v": weights(16, 4)}
+    return token("float[n, 16] x, bool c", "float[n, 16] y, float[n, 4] z, float[n, 4] out", body, parameters)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_product_in_a_branch(taken: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, inputs = branches(), {"c": np.array(taken)}
+    result = check(model, inputs=inputs)
+    assert result.passed
+    assert (len(result.products), result.unreachable) == (1, 1)
+    assert [output.name for output in result.outputs] == ["out"]
+    wrong = rewritten(model)
+    change(wrong, products(wrong)[0].input[3], 0, lambda scale: scale * 2)
+    assert not check(model, wrong, inputs=inputs).passed
+    onnx.save(model, tmp_path / "a.onnx")
+    onnx.save(rewritten(model), tmp_path / "b.onnx")
+    np.save(tmp_path / "c.npy", inputs["c"])
+    assert (
+        cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), f"--input=c={tmp_path / 'c.npy'}"]) == 0
+    )
+    assert "NOT compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
+
+
+def test_a_product_in_a_function() -> None:
+    """Called by another function, twice."""
+    codes = weights(4, 4)
+    numbers = ", ".join(f"{number:.9g}" for number in codes.ravel())
+    text = f"""<ir_version: 8, opset_import: ["": 17, "local": 1]> g (float[n, 4] x) => (float[n, 4] y)
+        {{ one = local.outer(x) two = local.outer(one) y = Tanh(two) }}
+        <domain: "local", opset_import: ["": 17, "local": 1]> outer (x) => (y) {{ y = local.inner(x) }}
+        <domain: "local", opset_import: ["": 17]> inner (x) => (y)
+        {{ magnitude = Abs(x) {TOKEN} w = Constant<value = float[4, 4] {{{numbers}}}>() y = MatMul(dx, w) }}"""
+    model = onnx.parser.parse_model(text)
+    result = check(model)
+    assert result.passed
+    assert (result.products, result.unreachable) == ((), 1)
+    assert result.nudged == ()
+    assert [output.equal for output in result.outputs] == [True]
+    assert [output.equal for output in result.end_to_end] == [False]
+
+
+def test_gemm_and_rows() -> None:
+    """Transposed weights, rows made of more dimensions, and a bias of the product's own."""
+    body = "rows = Constant<value_ints = [-1, 16]>() flat = Reshape(dx, rows) y = Gemm<transB = 1>(flat, w, b)"
+    bias = np.linspace(1, 2, 5, dtype=np.float32)
+    parameters = {"w": np.ascontiguousarray(weights(16, 5).T), "b": bias}
+    model = token("float[2, 3, 16] x", "float[6, 5] y", body, parameters)
+    result = check(model)
+    assert result.passed
+    assert len(result.products) == 1
+    wrong = rewritten(model)
+    change(wrong, products(wrong)[0].input[5], 0, lambda bias: bias + np.float32(0.001))
+    assert not check(model, wrong).passed
+
+
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_sources(as_bytes: bool, tmp_path: Path) -> None:
+    """Paths with weights beside them, and bytes."""
+    model = networks.encoder("token", **SIZES)
+    fast = rewritten(model)
+    if as_bytes:
+        assert ort_dynq.verify(model.SerializeToString(), fast.SerializeToString()).passed
+        return
+    for name, each in (("a", model), ("b", fast)):
+        file = tmp_path / f"{name}.onnx"
+        onnx.save(each, file, save_as_external_data=True, location=f"{name}.data", size_threshold=256)
+    result = ort_dynq.verify(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert result.passed
+    assert len(result.products) == 6
+
+
+def test_nothing_is_changed() -> None:
+    import onnx_ir as ir
+
+    models = [ir.from_proto(model) for model in (single(), rewritten(single()))]
+    before = [ir.to_proto(model).SerializeToString() for model in models]
+    assert ort_dynq.verify(*models).passed
+    assert [ir.to_proto(model).SerializeToString() for model in models] == before
+
+
+# What is written where
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [(True, True, "1"), (True, False, "0"), (False, True, "0")])
+def test_the_model_says_whether_it_is_exact(first: bool, second: bool, expected: str) -> None:
+    once = rewritten(networks.encoder("token", **SIZES), exact=first)
+    assert {entry.key: entry.value for entry in once.metadata_props}[EXACT] == ("1" if first else "0")
+    twice = rewritten(once, exact=second)
+    assert {entry.key: entry.value for entry in twice.metadata_props}[EXACT] == expected
+
+
+def test_a_model_without_conversions_says_nothing() -> None:
+    model = networks.encoder("float", **SIZES)
+    assert rewritten(model).metadata_props == rewritten(model, exact=True).metadata_props == model.metadata_props
