@@ -55,8 +55,9 @@ def constant(elements: npt.NDArray[Any]) -> ir.Node:
 def stored(elements: npt.NDArray[Any], node: ir.Node, rule: str, facts: Facts) -> ir.Value:
     """Weights, for `node` to use: an initializer of its graph, or a Constant where there are no initializers."""
     tensor = ir.tensor(np.asarray(elements, order="C"))
-    if not isinstance(node.graph, ir.Graph):
-        assert node.graph is not None
+    assert node.graph is not None
+    # A function's nodes lie in a graph as well, but what that graph has of initializers is not written.
+    if not isinstance(node.graph, ir.Graph) or any(each.graph is node.graph for each in facts.model.functions.values()):
         added = ir.node("Constant", [], {"value": tensor})
         describe(added, node, rule, facts)
         node.graph.insert_before(node, added)
