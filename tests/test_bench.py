@@ -49,7 +49,7 @@ def test_operators(capsys: pytest.CaptureFixture[str]) -> None:
     versions = {"onnxruntime", "ort_dynq", "python"}
     assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", *versions}
     assert (data["machine"]["isa"], data["machine"]["backend"]) == ("portable", "native")
-    assert data["settings"] == {"threads": [1, 2], "seconds": 0.001, "warmup": 1, "backend": "native"}
+    assert data["settings"] == {"threads": [1, 2], "seconds": 0.001, "warmup": 1, "backend": "native", "exact": False}
     assert {
         (each["operator"], each["granularity"], tuple(each["shape"]), each["threads"]) for each in data["timings"]
     } == {
@@ -179,7 +179,7 @@ def test_a_model_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[3].endswith("assumed batch = 2, tokens = 8: set it with --shape x=2x8x20")
     assert lines[4] == f"A: {TOKEN}, in stock ONNX Runtime"
     assert lines[5] == "B: A rewritten, with the plugin"
-    assert lines[6].startswith("1 dynamic quantization chains to rewrite, ")
+    assert lines[6].startswith("1 dynamic quantization chains and products to rewrite, 1 to leave")
     head = next(i for i, line in enumerate(lines) if line.startswith("model"))
     assert lines[head].split() == ["model", "threads", "median", "ms", "p90", "ms", "p99", "ms", "mean", "ms", "runs"]
     assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["A", "1"], ["B", "1"]]
@@ -353,7 +353,13 @@ def test_networks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[:4] for row in rows] == [
         ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
-    assert [row[-1] for row in rows] == ["AccumulatorDequantize"] * 2 + ["-"] * 2
+    converted = ["4", "RangeFakeQuantize,", "6", "AccumulatorDequantize"]
+    assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
+
+
+def test_networks_that_are_rewritten_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
+    assert data["timings"][0]["rewritten"] == {"RangeFakeQuantize": 4}
 
 
 # Mistakes and help

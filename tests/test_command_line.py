@@ -67,7 +67,7 @@ def test_rewrite_and_verify_as_a_program(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[-1] == "PASSED"
     assert f"{target} is written" in lines
-    assert "16 dynamic quantization chains to rewrite, 8 to leave" in lines[0]
+    assert "28 dynamic quantization chains and products to rewrite, 8 to leave" in lines[0]
     assert any(line.split() == ["QuantizeLinear", "16", "0"] for line in lines)
     assert any(line.split()[:2] == ["16", "QuantizeLinear"] for line in lines)
     assert any("fuses" in line and line.split()[:2] == ["8", "DequantizeLinear"] for line in lines)
@@ -150,7 +150,7 @@ def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]
     assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")["verification"] is None
     assert cli.main(["rewrite", "fast.onnx", "-o", "again.onnx"]) == 0
     text = capsys.readouterr().out
-    assert "0 dynamic quantization chains to rewrite" in text
+    assert "0 dynamic quantization chains and products to rewrite" in text
     assert text.splitlines()[-1] == "again.onnx is written"
 
 
@@ -174,7 +174,7 @@ def test_a_rewrite_that_fails_verification_writes_nothing(
     from ort_dynq import rewriter
 
     result = rewriter.rewrite("wrong.onnx")
-    monkeypatch.setattr(rewriter, "rewrite", lambda _: result)
+    monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
     before = sorted(folder.iterdir())
     assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx", "--verify"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -186,13 +186,47 @@ def test_a_rewrite_that_fails_verification_writes_nothing(
 
 def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "inspect", str(ENCODER))
-    assert (len(data["rewritten"]), len(data["left"])) == (16, 8)
+    assert (len(data["rewritten"]), len(data["left"])) == (28, 8)
     assert cli.main(["inspect", str(ENCODER)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{ENCODER}: 16 dynamic quantization chains to rewrite, 8 to leave"
+    assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 8 to leave"
     assert lines[1].split() == ["graph", "node", "operator", "becomes"]
-    assert len(lines) == 2 + 24  # one line a chain, however long, where there is no terminal
+    assert len(lines) == 2 + 36  # one line a chain, however long, where there is no terminal
     assert sum("left: ONNX Runtime fuses" in line for line in lines) == 8
+
+
+def test_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Products of floats stay, and every bit with them; otherwise it says how it compared the products."""
+    data = run_json(capsys, "inspect", str(ENCODER), "--exact")
+    assert (len(data["rewritten"]), len(data["left"])) == (28, 20)
+    exact = run_json(capsys, "rewrite", str(ENCODER), "-o", "exact.onnx", "--exact", "--verify")["verification"]
+    assert (exact["passed"], exact["products"], exact["worst_product"]) == (True, [], None)
+    fast = run_json(capsys, "rewrite", str(ENCODER), "-o", "fast.onnx", "--verify")["verification"]
+    assert (fast["passed"], len(fast["products"]), fast["unreachable"]) == (True, 12, 0)
+    assert fast["worst_product"] in [product["name"] for product in fast["products"]]
+    assert len(fast["end_to_end"]) == len(fast["nudged"]) == 1
+
+    assert cli.main(["verify", str(ENCODER), "fast.onnx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("Products of floats that became integer products: 12, each compared") for line in lines)
+    assert any(line.startswith("worst: node_") and "allowed 8" in line for line in lines)
+    assert "All optimisations off, on A's results of these products:" in lines
+    assert any(line.startswith("From end to end, for information: B, and A with its results") for line in lines)
+    assert lines[-1] == "PASSED"
+    assert cli.main(["verify", str(ENCODER), "exact.onnx"]) == 0
+    assert "integer products" not in capsys.readouterr().out
+
+
+def test_a_wrong_product_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ort_dynq.rewrite(ENCODER).to_proto()
+    product = [node for node in wrong.graph.node if node.op_type == "AccumulatorDequantize"][3]
+    (bias,) = (tensor for tensor in wrong.graph.initializer if tensor.name == product.input[5])
+    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) * np.float32(1.01), bias.name))
+    onnx.save(wrong, "wrong.onnx")
+    assert cli.main(["verify", str(ENCODER), "wrong.onnx"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(f"wrong: {product.name}: B's error is ") for line in lines) == 1
+    assert lines[-1] == "FAILED"
 
 
 def test_inspect_takes_names_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +283,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ort_dynq.rewriter.rewrite", interrupted)
