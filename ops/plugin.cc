@@ -236,6 +236,7 @@ struct CustomOp : OrtCustomOp {
   static OrtStatus* infer(const OrtCustomOp* self, OrtShapeInferContext* context) {
     const OrtApi* api = of(self).api;
     return guarded(api, [&] {
+      if (!of(self).op.is_of_src_shape) return;
       size_t count = 0;
       check(api, ort::ShapeInferContext_GetInputCount(api, static_cast<const OrtShapeInferContext*>(context), &count));
       std::vector<Type> types(count);

@@ -35,6 +35,90 @@ def quantize_dequantize(opset: int) -> str:
     }}"""
 
 
+def dynamic_quantize_dequantize(opset: int) -> str:
+    """DynamicQuantizeLinear, then DequantizeLinear."""
+    return """{
+        codes, scale, zero_point = DynamicQuantizeLinear(src)
+        dst = DequantizeLinear(codes, scale, zero_point)
+    }"""
+
+
+def reduction(is_magnitude: bool) -> Callable[[int], str]:
+    """ReduceMax(Abs(src)), or ReduceMin(src) and ReduceMax(src), of src as a tensor of three dimensions.
+
+    The second of them is the run that is reduced, or that is kept while the others are reduced.
+    """
+
+    def body(opset: int) -> str:
+        reshape = "Reshape<allowzero = 1>" if opset >= 14 else "Reshape"  # of nothing, too
+
+        def reduce(op_type: str, x: str, name: str) -> str:
+            def branch(which: str, axes: str) -> str:
+                attribute, of = (", axes = " + axes, x) if opset < 18 else ("", f"{x}, axes_{which}_{name}")
+                constant = "" if opset < 18 else f"axes_{which}_{name} = Constant<value_ints = {axes}>()"
+                return (
+                    f"{which}_{name} () => (float[] {name}_{which}) "
+                    f"{{ {constant} {name}_{which} = {op_type}<keepdims = 1{attribute}>({of}) }}"
+                )
+
+            return f"""
+        {name}_view = If(is_kept) <then_branch = {branch("kept", "[0, 2]")}, else_branch = {branch("gone", "[1]")}>
+        {name} = {reshape}({name}_view, dst_shape)"""
+
+        if is_magnitude:
+            reductions = "magnitudes = Abs(view)" + reduce("ReduceMax", "magnitudes", "magnitude")
+        else:
+            reductions = reduce("ReduceMin", "view", "minimum") + reduce("ReduceMax", "view", "maximum")
+        return f"""{{
+        start = Constant<value_ints = [0]>()
+        one = Constant<value_ints = [1]>()
+        axis_int = Constant<value_int: int = @axis>()
+        count_int = Constant<value_int: int = @count>()
+        kept_int = Constant<value_int: int = @kept>()
+        keepdims_int = Constant<value_int: int = @keepdims>()
+        axis = Unsqueeze(axis_int, start)
+        count = Unsqueeze(count_int, start)
+        is_kept = Cast<to = 9>(kept_int)
+        shape = Shape(src)
+        rank = Shape(shape)
+        is_from_end = Less(axis, start)
+        from_end = Add(axis, rank)
+        begin = Where(is_from_end, from_end, axis)
+        end = Add(begin, count)
+        before = Slice(shape, start, begin)
+        run = Slice(shape, begin, end)
+        behind = Slice(shape, end, rank)
+        before_one = Concat<axis = 0>(before, one)
+        run_one = Concat<axis = 0>(run, one)
+        behind_one = Concat<axis = 0>(behind, one)
+        before_size = ReduceProd<keepdims = 1>(before_one)
+        run_size = ReduceProd<keepdims = 1>(run_one)
+        behind_size = ReduceProd<keepdims = 1>(behind_one)
+        sizes = Concat<axis = 0>(before_size, run_size, behind_size)
+        view = {reshape}(src, sizes)
+        ones_left = Mul(rank, keepdims_int)
+        ones = ConstantOfShape<value = int64[1] {{1}}>(rank)
+        ones_of_keepdims = Slice(ones, start, ones_left)
+        before_rank = Shape(before)
+        run_rank = Shape(run)
+        behind_rank = Shape(behind)
+        before_gone = Slice(ones_of_keepdims, start, before_rank)
+        run_gone = Slice(ones_of_keepdims, start, run_rank)
+        behind_gone = Slice(ones_of_keepdims, start, behind_rank)
+        dst_shape = If(is_kept) <
+            then_branch = kept_shape () => (int64[] shape_kept) {{
+                shape_kept = Concat<axis = 0>(before_gone, run, behind_gone)
+            }},
+            else_branch = gone_shape () => (int64[] shape_gone) {{
+                shape_gone = Concat<axis = 0>(before, run_gone, behind)
+            }}
+        >
+        {reductions}
+    }}"""
+
+    return body
+
+
 def _granularity(opset: int, further: str = "") -> str:
     """The attributes of QuantizeLinear and DequantizeLinear, as far as the opset has them."""
     if opset < 13:

@@ -129,6 +129,12 @@ _RANGE = (
     Attribute("zero_point_before_epsilon", 0, "1: the zero point follows from the scale before its epsilon."),
     Attribute("zero_point_type", 1, "The type that the zero point is cast to: 1 none (float32), 2 uint8, 3 int8."),
 )
+_RUN = (
+    Attribute("axis", -1, "The first of a run of dimensions, from -rank to rank."),
+    Attribute("count", 1, "How many dimensions the run has."),
+    Attribute("kept", 0, "0: the range is over the run. 1: over all other dimensions, and the run is kept."),
+    Attribute("keepdims", 1, "1: the dimensions that the range is over become 1, 0: they are taken away."),
+)
 _CONSTANTS = Input(
     "constants",
     ("float32",),
@@ -294,6 +300,36 @@ OPERATORS: dict[str, Operator] = {
                 for code in ("uint8", "int8")
             ),
             bodies.accumulator_dequantize,
+        ),
+        Operator(
+            "RangeMagnitude",
+            "The largest magnitude over some of the dimensions: ReduceMax(Abs(src)) in one pass.",
+            (_X,),
+            (Input("magnitude", ("float32",), "src's shape without those dimensions."),),
+            _RUN,
+            (Signature(("float32",), ("float32",)),),
+            bodies.reduction(is_magnitude=True),
+        ),
+        Operator(
+            "RangeMinMax",
+            "The smallest and the largest element over some of the dimensions: ReduceMin and ReduceMax in one pass.",
+            (_X,),
+            (
+                Input("minimum", ("float32",), "src's shape without those dimensions."),
+                Input("maximum", ("float32",), "As minimum."),
+            ),
+            _RUN,
+            (Signature(("float32",), ("float32", "float32")),),
+            bodies.reduction(is_magnitude=False),
+        ),
+        Operator(
+            "DynamicFakeQuantizeLinear",
+            "ONNX's DynamicQuantizeLinear, then DequantizeLinear: per tensor, by way of uint8.",
+            (_X,),
+            (Input("dst", ("float32",), "src's shape."),),
+            (),
+            (Signature(("float32",), ("float32",)),),
+            bodies.dynamic_quantize_dequantize,
         ),
     )
 }

@@ -306,6 +306,44 @@ def _parameters(given: Attributes, rows: Array, constants: Array) -> tuple[Array
     return scale, zp
 
 
+def _range(is_magnitude: bool) -> Callable[..., list[Array]]:
+    name = "RangeMagnitude" if is_magnitude else "RangeMinMax"
+
+    def find(given: Attributes, src: Array) -> list[Array]:
+        for attribute in ("kept", "keepdims"):
+            _check(name, given, attribute, 0, 1)
+        axis, count, shape = given["axis"], given["count"], _text(src.shape)
+        if not -src.ndim <= axis <= src.ndim:
+            raise DynqError(f"{name}: axis is {axis}, expected {-src.ndim} to {src.ndim} for src of shape {shape}")
+        begin = axis + src.ndim if axis < 0 else axis
+        if not 0 <= count <= src.ndim - begin:
+            raise DynqError(f"{name}: count is {count}, expected 0 to {src.ndim - begin} for src of shape {shape}")
+        gone = [(begin <= i < begin + count) != bool(given["kept"]) for i in range(src.ndim)]
+        kept = [length for length, is_gone in zip(src.shape, gone, strict=True) if not is_gone]
+        order = sorted(range(src.ndim), key=lambda i: gone[i])
+        width = math.prod(length for length, is_gone in zip(src.shape, gone, strict=True) if is_gone)
+        rows = np.transpose(src, order).reshape(math.prod(kept), width)
+        ends = [(np.abs(rows), -np.inf, np.argmax)] if is_magnitude else []
+        ends = ends or [(rows, np.inf, np.argmin), (rows, -np.inf, np.argmax)]
+        if given["keepdims"]:
+            kept = [1 if is_gone else length for length, is_gone in zip(src.shape, gone, strict=True)]
+        return [_extreme(*end).reshape(kept) for end in ends]
+
+    return find
+
+
+def _dynamic_fake_quantize_linear(_: Attributes, src: Array) -> list[Array]:
+    rows = src.reshape(1, src.size)
+    low = _clip(_extreme(rows, np.inf, np.argmin), -np.inf, np.float32(0))
+    high = _clip(_extreme(rows, -np.inf, np.argmax), np.float32(0), np.inf)
+    scale = np.where(high == low, _ONE, (high - low) / np.float32(255))
+    steps = np.float32(0) - low / scale
+    zp = np.where(np.isnan(steps), np.float32(255), np.rint(_clip(steps, 0, 255)))
+    codes = _clip(np.rint(rows / scale) + zp, 0, 255)
+    codes = np.where(np.isnan(codes), np.float32(0), codes)
+    return [((codes - zp) * scale).astype(np.float32).reshape(src.shape)]
+
+
 def _extreme(rows: Array, worst: float, index_of: Callable[..., Array]) -> Array:
     """The first extreme of each row. NaN if the first element is NaN; elsewhere NaN counts for nothing."""
     if rows.size == 0:
@@ -397,4 +435,7 @@ _OPERATORS: dict[str, Callable[..., list[Array]]] = {
     "RangeQuantize": _range_quantize(to_codes=True),
     "RangeFakeQuantize": _range_quantize(to_codes=False),
     "AccumulatorDequantize": _accumulator_dequantize,
+    "RangeMagnitude": _range(is_magnitude=True),
+    "RangeMinMax": _range(is_magnitude=False),
+    "DynamicFakeQuantizeLinear": _dynamic_fake_quantize_linear,
 }

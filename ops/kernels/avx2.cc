@@ -22,6 +22,16 @@ struct V {
   static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static float lowest(F a) {
+    const __m128 four = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float highest(F a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
   static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
   static F magnitude(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {
@@ -47,6 +57,9 @@ struct V {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
   static F load_part(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
+  static F load_part(const float* p, int64_t n, F rest) {
+    return _mm256_blendv_ps(rest, _mm256_maskload_ps(p, first(n)), _mm256_castsi256_ps(first(n)));
+  }
   static I load_part(const int32_t* p, int64_t n) { return _mm256_maskload_epi32(p, first(n)); }
   static void store_part(float* p, F a, int64_t n) { _mm256_maskstore_ps(p, first(n), a); }
 

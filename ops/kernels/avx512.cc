@@ -22,6 +22,8 @@ struct V {
   static F fnmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static float lowest(F a) { return _mm512_reduce_min_ps(a); }
+  static float highest(F a) { return _mm512_reduce_max_ps(a); }
   static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
   static F magnitude(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {
@@ -46,6 +48,7 @@ struct V {
 
   static __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
   static F load_part(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static F load_part(const float* p, int64_t n, F rest) { return _mm512_mask_loadu_ps(rest, first(n), p); }
   static I load_part(const int32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
   static void store_part(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a); }
 

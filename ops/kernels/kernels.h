@@ -98,6 +98,11 @@ using AccumulatorKernel = void (*)(const Accumulators&);
 // elements are finite, else NaN.
 using RangeKernel = void (*)(const float* x, int64_t count, float range[3]);
 
+// low[i] and high[i], which the caller has begun, become the smallest and the largest of themselves and of the elements
+// of row or column i; or high[i] alone the largest magnitude. NaN counts for nothing; of the zeros of a column the
+// first counts, of a row any.
+using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
+
 struct KernelTable {
   const char* name;
   Kernel quantize[kArithmetics][kCodeTypes][kParameterKinds];
@@ -108,6 +113,7 @@ struct KernelTable {
   Kernel bounded[kQuotients][2];
   RangeKernel min_max, magnitude;
   AccumulatorKernel accumulators[kScaleOrders];
+  RangesKernel min_max_of[kParameterKinds], magnitude_of[kParameterKinds];
 };
 
 const KernelTable& portable_kernels();

@@ -245,6 +245,45 @@ void accumulators(const Accumulators& block) {
   }
 }
 
+template <bool kMagnitude>
+void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+  constexpr int64_t kLanes = 8;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * stride;
+    float l[kLanes], h[kLanes];
+    for (int64_t k = 0; k < kLanes; ++k) {
+      l[k] = kMagnitude ? 0.0f : low[row];
+      h[k] = high[row];
+    }
+    const auto take = [&](int64_t k, float v) {
+      if (kMagnitude) v = __builtin_fabsf(v);
+      l[k] = v < l[k] ? v : l[k];
+      h[k] = v > h[k] ? v : h[k];
+    };
+    int64_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes)
+      for (int64_t k = 0; k < kLanes; ++k) take(k, from[i + k]);
+    for (; i < cols; ++i) take(0, from[i]);
+    for (int64_t k = 0; k < kLanes; ++k) {
+      if (!kMagnitude) low[row] = l[k] < low[row] ? l[k] : low[row];
+      high[row] = h[k] > high[row] ? h[k] : high[row];
+    }
+  }
+}
+
+template <bool kMagnitude>
+void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* __restrict low,
+                  float* __restrict high) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* __restrict from = x + row * stride;
+    for (int64_t i = 0; i < cols; ++i) {
+      const float v = kMagnitude ? __builtin_fabsf(from[i]) : from[i];
+      if (!kMagnitude) low[i] = v < low[i] ? v : low[i];
+      high[i] = v > high[i] ? v : high[i];
+    }
+  }
+}
+
 constexpr KernelTable kPortable = {
     "portable",
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
@@ -259,6 +298,8 @@ constexpr KernelTable kPortable = {
     range<false>,
     range<true>,
     {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
+    {row_range<false>, column_range<false>},
+    {row_range<true>, column_range<true>},
 };
 
 }  // namespace

@@ -487,6 +487,69 @@ void accumulators(const Accumulators& block) {
   for (; row < block.rows; ++row) some_accumulators<1, kOrder>(block, row);
 }
 
+// What is left of a row is short of a vector; where the row is not, it is read together with elements before it, which
+// count twice.
+template <bool kMagnitude>
+void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+  constexpr int64_t L = V::kLanes;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * stride;
+    V::F h = V::set1(high[row]), l = kMagnitude ? h : V::set1(low[row]);
+    const auto take = [](V::F v, V::F& lowest, V::F& highest) {
+      if (kMagnitude)
+        v = V::magnitude(v);
+      else
+        lowest = V::min(v, lowest);
+      highest = V::max(v, highest);
+    };
+    int64_t i = 0;
+    if (cols >= 4 * L) {
+      V::F ls[4] = {l, l, l, l}, hs[4] = {h, h, h, h};
+      for (; i + 4 * L <= cols; i += 4 * L)
+        for (int k = 0; k < 4; ++k) take(V::load(from + i + k * L), ls[k], hs[k]);
+      l = V::min(V::min(ls[0], ls[1]), V::min(ls[2], ls[3]));
+      h = V::max(V::max(hs[0], hs[1]), V::max(hs[2], hs[3]));
+    }
+    for (; i + L <= cols; i += L) take(V::load(from + i), l, h);
+    if (i < cols) take(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(from[0])), l, h);
+    if (!kMagnitude) low[row] = V::lowest(l);
+    high[row] = V::highest(h);
+  }
+}
+
+template <bool kMagnitude, int kCount>
+void column_range_of_some_rows(const float* x, int64_t cols, int64_t stride, float* low, float* high) {
+  constexpr int64_t L = V::kLanes;
+  const auto take = [](V::F v, V::F& l, V::F& h) {
+    if (kMagnitude)
+      v = V::magnitude(v);
+    else
+      l = V::min(v, l);
+    h = V::max(v, h);
+  };
+  int64_t i = 0;
+  for (; i + L <= cols; i += L) {
+    V::F h = V::load(high + i), l = kMagnitude ? h : V::load(low + i);
+    for (int row = 0; row < kCount; ++row) take(V::load(x + row * stride + i), l, h);
+    if (!kMagnitude) V::store<false>(low + i, l);
+    V::store<false>(high + i, h);
+  }
+  if (const int64_t n = cols - i) {
+    V::F h = V::load_part(high + i, n), l = kMagnitude ? h : V::load_part(low + i, n);
+    for (int row = 0; row < kCount; ++row) take(V::load_part(x + row * stride + i, n), l, h);
+    if (!kMagnitude) V::store_part(low + i, l, n);
+    V::store_part(high + i, h, n);
+  }
+}
+
+// Several rows at once, so that low and high are loaded and stored once for all of them.
+template <bool kMagnitude>
+void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+  int64_t row = 0;
+  for (; row + 8 <= rows; row += 8) column_range_of_some_rows<kMagnitude, 8>(x + row * stride, cols, stride, low, high);
+  for (; row < rows; ++row) column_range_of_some_rows<kMagnitude, 1>(x + row * stride, cols, stride, low, high);
+}
+
 constexpr KernelTable make_table(const char* name) {
   return {
       name,
@@ -503,5 +566,7 @@ constexpr KernelTable make_table(const char* name) {
       range<false>,
       range<true>,
       {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
+      {row_range<false>, column_range<false>},
+      {row_range<true>, column_range<true>},
   };
 }

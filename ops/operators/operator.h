@@ -82,8 +82,9 @@ struct Operator {
   // Where types of inputs are equal, the first is the one inferred without an attribute that says otherwise.
   std::vector<Signature> signatures;
   std::unique_ptr<Node> (*create)(const Attributes& attributes);
-  // The type of output 0 from the types of the inputs; its shape is that of input 0.
+  // The type of output 0 from the types of the inputs; its shape is that of input 0,
   Type (*output_type)(const Attributes& attributes, const std::vector<Type>& inputs);
+  bool is_of_src_shape = true;  // unless this says that it is another
 };
 
 // Every operator of the library (operators.cc).

@@ -8,6 +8,8 @@ const std::vector<Operator>& operators() {
       dynamic_quantize(), dynamic_dequantize(),   dynamic_fake_quantize(),
       affine_quantize(),  affine_fake_quantize(), affine_dequantize(),
       range_quantize(),   range_fake_quantize(),  accumulator_dequantize(),
+      range_quantize(),   range_fake_quantize(),  dynamic_fake_quantize_linear(),
+      range_magnitude(),  range_min_max(),
   };
   return all;
 }

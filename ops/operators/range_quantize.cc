@@ -2,8 +2,12 @@
 // and zero point and on to codes, or back to floats, while the row is in the cache.
 //
 // A row is what the dimensions from `axis` on hold together: -1 is per token, 0 per tensor.
+//
+// DynamicFakeQuantizeLinear is the same for ONNX's DynamicQuantizeLinear and a DequantizeLinear behind it.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "operators/affine.h"
 #include "operators/operators.h"
@@ -22,8 +26,11 @@ enum ZeroPointForm { kNoZeroPoint, kRoundClipped, kSubtractRounded, kRoundNegate
 // steps that a chain does not have leave the value as it is (a factor of 1, an epsilon of 0).
 class Recipe {
  public:
-  Recipe(const char* op, const Attributes& attributes)
+  // is_linear: as DynamicQuantizeLinear has it, a range of nothing has the scale 1, and a zero point that is NaN (a
+  // scale too small for a float, an infinite minimum) becomes the highest.
+  Recipe(const char* op, const Attributes& attributes, bool is_linear)
       : op_(op),
+        is_linear_(is_linear),
         kind_(static_cast<RangeKind>(checked(attributes, "range", kRangeKinds))),
         form_(static_cast<ZeroPointForm>(checked(attributes, "zero_point_form", kZeroPointForms))),
         inverse_(checked(attributes, "inverse", 2) != 0),
@@ -71,11 +78,13 @@ class Recipe {
       span = below > above || std::isnan(below) ? below : above;
     }
     span = clip(span, constants.least_range, constants.most_range);
+    if (is_linear_ && span == 0) span = constants.divisor;
     const float before_epsilon = (inverse_ ? 1.0f / span : span) / constants.divisor * constants.factor;
     *scale = clip(before_epsilon, constants.least_scale, constants.most_scale);
     if (*scale == 0) *scale = constants.scale_of_zero;
     *zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : *scale, arithmetic.quant_min(),
                                 arithmetic.quant_max());
+    if (is_linear_ && std::isnan(*zero_point)) *zero_point = arithmetic.quant_max();
     if (zero_point_type_ != kFloat) *zero_point = cast(*zero_point, zero_point_type_);
   }
 
@@ -121,6 +130,7 @@ class Recipe {
   }
 
   const char* op_;
+  bool is_linear_;
   RangeKind kind_;
   ZeroPointForm form_;
   bool inverse_, zero_point_before_epsilon_;
@@ -129,10 +139,10 @@ class Recipe {
 
 class RangeQuantize : public Node {
  public:
-  RangeQuantize(const char* name, const Attributes& attributes, bool to_codes)
+  RangeQuantize(const char* name, const Attributes& attributes, bool to_codes, bool is_linear = false)
       : name_(name),
         arithmetic_(name, attributes, to_codes),
-        recipe_(name, attributes),
+        recipe_(name, attributes, is_linear),
         axis_(attributes.integer("axis", -1)),
         to_codes_(to_codes) {}
 
@@ -148,6 +158,13 @@ class RangeQuantize : public Node {
     if (axis_ < -rank || axis_ > rank - (rank > 0))
       throw Error(std::string(name_) + ": axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) +
                   " to " + std::to_string(rank - (rank > 0)) + " for src of shape " + src.shape.text());
+    run(context, src, static_cast<const Recipe::Constants*>(constants.data), true);
+  }
+
+ protected:
+  // `gives_parameters`: scale and zero point are outputs, too.
+  void run(Context& context, const Tensor& src, const Recipe::Constants* constants, bool gives_parameters) const {
+    const int64_t rank = static_cast<int64_t>(src.shape.rank);
     Shape parameters = src.shape;
     Run run;
     run.cols = run.rows = 1;
@@ -164,10 +181,11 @@ class RangeQuantize : public Node {
     run.kernel = arithmetic_.kernels(*run.table)[kPerRow];
     run.bounded_kernel = arithmetic_.bounded_kernel(*run.table);
     run.src = static_cast<const float*>(src.data);
-    run.constants = static_cast<const Recipe::Constants*>(constants.data);
+    run.constants = constants;
     run.dst = static_cast<char*>(context.output(0, src.shape));
-    run.scales = static_cast<float*>(context.output(1, parameters));
-    run.zps = context.output(2, parameters);
+    float parameters_of_one[2];
+    run.scales = gives_parameters ? static_cast<float*>(context.output(1, parameters)) : &parameters_of_one[0];
+    run.zps = gives_parameters ? context.output(2, parameters) : &parameters_of_one[1];
     if (run.rows == 0) return;
     if (run.cols == 0) {  // what ReduceMin and ReduceMax have for rows of nothing
       const float range[3] = {INFINITY, -INFINITY, NAN};
@@ -298,6 +316,35 @@ class RangeQuantize : public Node {
   bool to_codes_;
 };
 
+class LinearAttributes : public Attributes {
+ public:
+  int64_t integer(const char* name, int64_t absent) const override {
+    const std::pair<const char*, int64_t> given[] = {{"axis", 0},
+                                                     {"range", kMinMaxZero},
+                                                     {"zero_point_form", kRoundClipped},
+                                                     {"zero_point_type", kUint8},
+                                                     {"quant_min", 0},
+                                                     {"quant_max", 255},
+                                                     {"code_type", kUint8},
+                                                     {"nan", 1}};
+    for (const auto& [known, value] : given)
+      if (std::strcmp(name, known) == 0) return value;
+    return absent;
+  }
+  std::string text(const char*, const char* absent) const override { return absent; }
+};
+
+class DynamicFakeQuantizeLinear : public RangeQuantize {
+ public:
+  static constexpr const char* kName = "DynamicFakeQuantizeLinear";
+  DynamicFakeQuantizeLinear() : RangeQuantize(kName, LinearAttributes(), false, true) {}
+
+  void compute(Context& context) const override {
+    static constexpr Recipe::Constants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
+    run(context, context.input(0), &constants, false);
+  }
+};
+
 }  // namespace
 
 Operator range_quantize() {
@@ -317,6 +364,14 @@ Operator range_fake_quantize() {
           [](const Attributes& attributes) -> std::unique_ptr<Node> {
             return std::make_unique<RangeQuantize>("RangeFakeQuantize", attributes, false);
           },
+          [](const Attributes&, const std::vector<Type>&) { return kFloat; }};
+}
+
+Operator dynamic_fake_quantize_linear() {
+  return {DynamicFakeQuantizeLinear::kName,
+          1,
+          {{{kFloat}, {kFloat}}},
+          [](const Attributes&) -> std::unique_ptr<Node> { return std::make_unique<DynamicFakeQuantizeLinear>(); },
           [](const Attributes&, const std::vector<Type>&) { return kFloat; }};
 }
 

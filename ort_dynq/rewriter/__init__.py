@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from . import reductions
 from .analysis import STANDARD_DOMAINS, Facts, graphs, label
 from .functions import add_functions
 from .products import OLDEST_OPSET, IntegerProducts
@@ -74,7 +75,7 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
     report = Report(before=_op_counts(rewritten))
     initializers = _used_initializers(rewritten)
     with Facts(rewritten) as facts:
-        function = None  # a function's subgraphs come after it, and all functions after the main graph
+        function: ir.Function | None = None  # its subgraphs come after it, and all functions after the main graph
         for path, graph in graphs(rewritten):
             function = graph if isinstance(graph, ir.Function) else function
             for node in list(graph):
@@ -86,6 +87,9 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
                 report.findings += products.convert(graph, path)
         for path, graph in graphs(rewritten):
             report.findings += weights.convert(graph, path)
+        for path, graph in graphs(rewritten):
+            if _version_of(graph, facts) == facts.opset:
+                report.findings += reductions.convert(graph, path, facts)
         _remove_initializers(rewritten, initializers)
         add_functions(rewritten, facts.opset)
     if report.rewritten:

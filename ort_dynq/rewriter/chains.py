@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .analysis import STANDARD_DOMAINS, Facts
-from .constants import cast_to, does_not_grow, is_zero, op, same, scalar
+from .constants import cast_to, does_not_grow, is_given_by_caller, is_zero, op, same, scalar
 from .ranges import Recipe, Unrecognised, recipe_of
 from .replacement import Replacement, Spare, call, constant
 from .shapes import broadcasts, is_elementwise_of, lines_up, same_shape, unreshaped
@@ -31,6 +31,7 @@ _ROUND_THEN_ADD, _ADD_THEN_ROUND, _NO_ADD = range(3)
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8)
 _OLDEST_OPSET = 13
 _HALF = 128  # of the codes, from int8 to uint8
+_BOUNDS_GIVEN = "the bounds of the codes are given by the function's caller"
 _LARGEST_CODE = 1 << 24  # integers up to here are floats
 
 
@@ -142,18 +143,20 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     if (add := op(t, "Add")) is not None and (parts := _quotient_and(add, facts)) is not None:
         order, (t, zero) = _ADD_THEN_ROUND, parts
     quotient = _quotient(t, facts)
+    if quotient is None and (cast := op(t, "Cast")) is not None and cast.inputs[0] is not None:
+        quotient = _quotient(same(cast.inputs[0]), facts)  # of another type than float32
     if quotient is None:
         return None
     x, scale, kind = quotient
     is_clipped_early = clip is not None
     if zero is None:
         order = _NO_ADD  # rounding a clipped number is clipping a rounded one, the bounds being integers
+    if same_shape(x, scale) or is_elementwise_of(scale, _unsigned(x)):
+        return None  # a zero point's own rounding
     if x.dtype != ir.DataType.FLOAT:
         raise Unrecognised(
             f"the type of x is {'not known' if x.dtype is None else x.dtype.name.lower()}, expected float32"
         )
-    if same_shape(x, scale) or is_elementwise_of(scale, _unsigned(x)):
-        return None  # a zero point's own rounding
     last = node.outputs[0]
 
     if order == _NO_ADD and clip is None and (use := only_use(last)) is not None and use.node.op_type == "Add":
@@ -163,7 +166,8 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     if clip is None and (use := only_use(last)) is not None and use.node.op_type == "Clip" and use.idx == 0:
         found = _clip(use.node.outputs[0])
         if found is None:
-            raise Unrecognised("the codes are not clipped to constant integers")
+            given = any(map(is_given_by_caller, use.node.inputs[1:]))
+            raise Unrecognised(_BOUNDS_GIVEN if given else "the codes are not clipped to constant integers")
         clip, last = found[1], use.node.outputs[0]
     if zero is not None and scalar(zero) is not None and not (does_not_grow(zero, x) or broadcasts(zero, x)):
         raise Unrecognised("the zero point's shape is not known to broadcast to that of x")

@@ -28,6 +28,14 @@ def integer(node: ir.Node, name: str, default: int) -> int | None:
     return None if attribute.is_ref() else attribute.as_int()
 
 
+def is_given_by_caller(value: ir.Value | None) -> bool:
+    """Whether a number is an attribute that each call of the function gives, or its negative."""
+    if (node := op(value, "Neg", "Cast", "Identity")) is not None:
+        return is_given_by_caller(node.inputs[0])
+    node = op(value, "Constant")
+    return node is not None and any(attribute.is_ref() for attribute in node.attributes.values())
+
+
 def cast_to(node: ir.Node) -> ir.DataType:
     """The type that a Cast gives, UNDEFINED if a function's parameter says it."""
     return ir.DataType(integer(node, "to", 0) or 0)

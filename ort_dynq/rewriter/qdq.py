@@ -1,6 +1,7 @@
 """QuantizeLinear(x, s[, z])     -> DynamicQuantize(x, s, z)
 DequantizeLinear(x, s[, z])   -> DynamicDequantize(x, s, z)
 QuantizeLinear, DequantizeLinear of its codes alone -> DynamicFakeQuantize(x, s, z)
+DynamicQuantizeLinear, DequantizeLinear of its codes alone -> DynamicFakeQuantizeLinear(x)
 
 where s or z is computed at run time; opsets 10 to 25, per tensor, per axis and in blocks. Where s and z follow from x's
 own range (ranges.py):
@@ -16,7 +17,7 @@ import onnx_ir as ir
 
 from .analysis import STANDARD_DOMAINS, Facts
 from .chains import whole
-from .constants import is_zero, scalar
+from .constants import is_zero, op, scalar
 from .policy import fused_by_onnxruntime
 from .ranges import Recipe, Unrecognised, recipe_of
 from .replacement import Replacement, call, constant
@@ -57,7 +58,20 @@ def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
         return None
     if _has_references(node):
         return _REFERENCES
-    return fused_by_onnxruntime(node, facts.is_constant) or dequantize_any(node)
+    return fused_by_onnxruntime(node, facts.is_constant) or _linear(node) or dequantize_any(node)
+
+
+def _linear(node: ir.Node) -> Replacement | None:
+    """DynamicQuantizeLinear and its DequantizeLinear, if that is the only use of codes, scale and zero point."""
+    quantizer = op(node.inputs[0], "DynamicQuantizeLinear")
+    if quantizer is None or quantizer.graph is not node.graph or quantizer.inputs[0] is None:
+        return None
+    if list(node.inputs) != list(quantizer.outputs) or node.attributes.get_int("output_dtype", 1) != 1:
+        return None
+    if any(len(value.uses()) != 1 or value.is_graph_output() for value in quantizer.outputs):
+        return None
+    new = call("DynamicFakeQuantizeLinear", [quantizer.inputs[0]])
+    return Replacement("DynamicFakeQuantizeLinear", [new], {node.outputs[0]: new.outputs[0]}, node)
 
 
 def dequantize_any(node: ir.Node) -> Replacement | str:
