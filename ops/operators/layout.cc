@@ -104,6 +104,23 @@ class ParameterTile {
         std::fill_n(zps_, count, shared_zp_);
       else
         read_zps(base + first, count, zps_);
+    } else if (first == 0) {
+      // Each one once; spread out from the last on, which overwrites none that is still wanted; then over and over.
+      const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
+      std::copy_n(work_.scales + base, own, scales_);
+      if (varying_zps_)
+        read_zps(base, own, zps_);
+      else
+        std::fill_n(zps_, count, shared_zp_);
+      for (int64_t i = own; repeat > 1 && i-- > 0;) {
+        const int64_t times = std::min(repeat, once - i * repeat);
+        std::fill_n(scales_ + i * repeat, times, scales_[i]);
+        if (varying_zps_) std::fill_n(zps_ + i * repeat, times, zps_[i]);
+      }
+      for (int64_t at = once; at < count; at *= 2) {
+        std::copy_n(scales_, std::min(at, count - at), scales_ + at);
+        if (varying_zps_) std::copy_n(zps_, std::min(at, count - at), zps_ + at);
+      }
     } else {
       int64_t index = base + first % period / repeat, phase = first % repeat;
       const int64_t end = base + period / repeat;
