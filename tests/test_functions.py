@@ -472,6 +472,43 @@ def accumulator_cases(opset: int) -> Iterator[Case]:
             yield Case({"order": order}, accumulator_inputs(rng, *shapes, zp_type))
 
 
+# RangeMagnitude, RangeMinMax and DynamicFakeQuantizeLinear
+
+REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60, 33), (2, 3, 4, 16)]
+
+
+def reduction_cases(opset: int) -> Iterator[Case]:
+    """Every run of dimensions, kept or not; src as a tensor of outer x rows x cols, or rows x cols x inner."""
+    rng = np.random.default_rng(opset)
+    for shape in [*REDUCED, (2, 0, 3)] if opset >= 14 else REDUCED:
+        for axis, kept in itertools.product(range(len(shape) + 1), range(2)):
+            for count in range(len(shape) - axis + 1):
+                data = np.asarray(rng.normal(0, 10, shape)).astype(np.float32)
+                few = rng.random(shape) < 0.2
+                before, behind = math.prod(shape[:axis]), math.prod(shape[axis + count :])
+                in_order = before == 1 if kept == 0 else behind == 1
+                if in_order and len(shape) > 1:  # column by column, where ONNX Runtime looks at one row after the other
+                    data = np.where(few, rng.choice(SPECIALS, shape), data)
+                    data = data if rng.random() < 0.5 else np.abs(data)
+                else:
+                    data = np.where(few, rng.choice(SPECIALS[~np.isnan(SPECIALS) & (SPECIALS != 0)], shape), data)
+                from_end = axis - len(shape) if rng.random() < 0.5 and axis < len(shape) else axis
+                given: Attributes = {"axis": from_end, "count": count, "kept": kept, "keepdims": int(rng.integers(2))}
+                yield Case(given, [np.asarray(data, np.float32)])
+
+
+def linear_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    for cols in (0, 1, 3, 67, 300):
+        for row in row_kinds(rng, cols, np.float32(0.25), 255) if cols else [np.zeros(0, np.float32)]:
+            if not np.isnan(row).any():
+                yield Case({}, [np.asarray(row, np.float32)])
+    for most in (2, 100, 130, 1000):  # ranges that are too small to be divided by 255
+        yield Case({}, [(rng.integers(-most, most, (3, 33)) * np.float32(1e-45)).astype(np.float32)])
+        yield Case({}, [(rng.integers(0, most, (3, 33)) * np.float32(1e-45)).astype(np.float32)])
+    yield Case({}, [rng.normal(0, 3, (300, 1000)).astype(np.float32)])
+
+
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "DynamicQuantize": dynamic_cases(quantizes=True),
     "DynamicDequantize": dynamic_cases(quantizes=False),
@@ -482,7 +519,11 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "RangeQuantize": range_cases(to_codes=True),
     "RangeFakeQuantize": range_cases(to_codes=False),
     "AccumulatorDequantize": accumulator_cases,
+    "RangeMagnitude": reduction_cases,
+    "RangeMinMax": reduction_cases,
+    "DynamicFakeQuantizeLinear": linear_cases,
 }
+NEWEST_OPSET = 25
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -493,6 +534,12 @@ def test_function_equals_kernels(operator: str, opset: int) -> None:
         outputs = check(operator, opset, case)
         distinct += len(np.unique(outputs[0])) > 4
     assert distinct > 10  # the data is not all saturated
+
+
+@pytest.mark.parametrize("operator", ["RangeMagnitude", "RangeMinMax", "DynamicFakeQuantizeLinear"])
+def test_function_of_the_newest_opset(operator: str) -> None:
+    for case in CASES[operator](NEWEST_OPSET):
+        check(operator, NEWEST_OPSET, case)
 
 
 def test_zero_points_that_are_no_integers() -> None:

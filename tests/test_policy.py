@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.policy import fused_by_onnxruntime
 
 VERSION = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
@@ -651,3 +652,56 @@ def test_inside_a_branch(tmp_path: Path) -> None:
     across = Case("", AB + branch.format("u = MatMul(af, bf)"), inputs)
     assert set(verdicts(across.model()).values()) == {None}
     assert "MatMulIntegerToFloat" not in str(optimised(across.model(), tmp_path)[1])
+
+
+# Size
+
+
+def reasons(case: Case) -> list[str]:
+    """What is left of a model, and why; empty for what is converted."""
+    return [finding.reason for finding in rewrite(case.model()).report.findings]
+
+
+SMALL = "a tensor of {} elements: calling a custom operator costs more than it saves"
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "attributes", "quantize", "dequantize"),
+    [
+        ("4, 16", "", "", True, True),
+        ("4, 16", "1", "", True, True),
+        ("4, 16", "4", "axis = 0", False, True),
+        ("4, 16", "4", "axis = -2", False, True),
+        ("4, 16", "16", "axis = 1", False, False),
+        ("4, 16", "4, 2", "axis = 1, block_size = 8", True, False),
+        ("4, 16", "2, 16", "axis = 0, block_size = 2", False, True),
+        ("32, 64", "", "", False, False),
+        ("31, 66", "", "", True, True),
+        ("n, 16", "", "", False, False),
+        ("", "", "", False, False),
+    ],
+)
+def test_small_tensors_where_the_built_in_kernel_is_quick(
+    x: str, scale: str, attributes: str, quantize: bool, dequantize: bool
+) -> None:
+    for op_type, is_left in (("QuantizeLinear", quantize), ("DequantizeLinear", dequantize)):
+        types = ("float", "uint8") if op_type == "QuantizeLinear" else ("uint8", "float")
+        s = f"float[{scale}] s" if scale else "float s"
+        z = s.replace("float", "uint8").replace(" s", " z")
+        given = f"<{attributes}>" if attributes else ""
+        case = Case("", f"y = {op_type}{given}(x, s, z)", f"{types[0]}[{x}] x, {s}, {z}", f"{types[1]}[{x}] y")
+        (said,) = reasons(case)
+        assert said == (SMALL.format(np.prod([int(n) for n in x.split(",")])) if is_left else "")
+
+
+def test_small_tensors_beside_what_is_fused() -> None:
+    """What ONNX Runtime gets wrong, or makes slower, is converted however small it is."""
+    inputs = "uint8[4,4] a, float[1] s, uint8[1] z, uint8[4,4] b"
+    add = "p = DequantizeLinear(a, s, z) q = DequantizeLinear(b, s, z) r = Add(p, q) y = QuantizeLinear(r, s, z)"
+    assert reasons(Case("", add, inputs, "uint8[4,4] y")) == ["", "", SMALL.format(16)]  # not beside any, by then
+    constants = "c = Constant<value_float = 0.5>() " + add.replace("(a, s, z)", "(a, c)").replace("(b, s, z)", "(b, c)")
+    assert reasons(Case("", constants, inputs, "uint8[4,4] y")) == [""]
+    alone = "p = DequantizeLinear(a, s, z) y = Neg(p)"
+    assert reasons(Case("", alone, inputs, "float[4,4] y")) == [SMALL.format(16)]
+    pair = "p = QuantizeLinear(x, s, z) y = DequantizeLinear(p, s, z)"
+    assert reasons(Case("", pair, "float[4,4] x, float s, uint8 z", "float[4,4] y")) == [""]  # two nodes become one

@@ -179,6 +179,23 @@ def accumulator_case(rng: np.random.Generator) -> Case:
     return inputs, {"order": int(rng.integers(3))}
 
 
+def reduction_case(rng: np.random.Generator) -> Case:
+    shape = any_of(rng, *SHAPES, (5, 40, 3), (300, 2))
+    axis = int(rng.integers(-len(shape), len(shape) + 1))
+    count = int(rng.integers(len(shape) - axis % (len(shape) or 1) + 1)) if axis < len(shape) else 0
+    data = any_of(rng, rng.normal(0, 9, shape), rng.choice(SPECIALS, shape), rng.choice([0.0, -0.0, -1.0, 2.0], shape))
+    return [np.asarray(data, np.float32)], {
+        "axis": axis,
+        "count": count,
+        "kept": int(rng.integers(2)),
+        "keepdims": int(rng.integers(2)),
+    }
+
+
+def linear_case(rng: np.random.Generator) -> Case:
+    return range_case(rng, to_codes=False)[0][:1], {}
+
+
 CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "DynamicQuantize": quantize_case,
     "DynamicDequantize": dequantize_case,
@@ -189,6 +206,9 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "RangeQuantize": lambda rng: range_case(rng, to_codes=True),
     "RangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
     "AccumulatorDequantize": accumulator_case,
+    "RangeMagnitude": reduction_case,
+    "RangeMinMax": reduction_case,
+    "DynamicFakeQuantizeLinear": linear_case,
 }
 
 
@@ -299,6 +319,11 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
             {"zero_point_type": 6},
         )
     ),
+    *(
+        (operator, mistake, {})
+        for operator in ("RangeMagnitude", "RangeMinMax")
+        for mistake in ({"axis": 3}, {"axis": -3}, {"count": -1}, {"count": 2}, {"kept": 2}, {"keepdims": -1})
+    ),
     ("RangeQuantize", {}, {1: np.ones(8, np.float32)}),
     ("RangeQuantize", {"code_type": 2, "quant_min": 0, "dst_type": 2}, {}),
     ("AccumulatorDequantize", {"order": 3}, {}),
@@ -316,7 +341,7 @@ def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, A
     if operator == "AccumulatorDequantize":
         src = src.astype(np.int32)
         third += [np.ones(4, type_) for type_ in signature[3:]]
-    arrays = [inputs.get(i, array) for i, array in enumerate([src, second, *third])]
+    arrays = [inputs.get(i, array) for i, array in enumerate([src, second, *third])][: len(OPERATORS[operator].inputs)]
     given = {attribute.name: attribute.default for attribute in OPERATORS[operator].attributes}
     if "code_type" in given:
         given |= {"code_type": 3, "nan": 0}

@@ -228,7 +228,7 @@ class Range : public Node {
         l = l == 0 ? zero : l;
         h = h == 0 ? zero : h;
       }
-      if (std::isnan(*x)) l = h = *x;
+      if (std::isnan(*x)) l = h = kMagnitude ? std::fabs(*x) : *x;
       if (!kMagnitude) low[index] = l;
       high[index] = h;
     }

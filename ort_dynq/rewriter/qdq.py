@@ -18,7 +18,7 @@ import onnx_ir as ir
 from .analysis import STANDARD_DOMAINS, Facts
 from .chains import whole
 from .constants import is_zero, op, scalar
-from .policy import fused_by_onnxruntime
+from .policy import fused_by_onnxruntime, too_small
 from .ranges import Recipe, Unrecognised, recipe_of
 from .replacement import Replacement, call, constant
 
@@ -49,7 +49,7 @@ def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
     dq = _only_dequantizer(node, facts)
     if dq is not None:
         return _one_operator(node, "DynamicFakeQuantize", codes, dq.outputs[0])
-    return _one_operator(node, "DynamicQuantize", codes, node.outputs[0])
+    return too_small(node) or _one_operator(node, "DynamicQuantize", codes, node.outputs[0])
 
 
 def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
@@ -58,7 +58,7 @@ def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
         return None
     if _has_references(node):
         return _REFERENCES
-    return fused_by_onnxruntime(node, facts.is_constant) or _linear(node) or dequantize_any(node)
+    return fused_by_onnxruntime(node, facts.is_constant) or _linear(node) or too_small(node) or dequantize_any(node)
 
 
 def _linear(node: ir.Node) -> Replacement | None:

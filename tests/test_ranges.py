@@ -1,0 +1,323 @@
+"""Ranges of their own give what ReduceMin and ReduceMax give, and take their place in front of quantizations alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+from helpers import Array, Shape, assert_same, handwritten, make_session, native_only, stock_session
+from test_chains import check, parse, rows
+from test_conformance import operators
+
+from ort_dynq import kernels
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.reductions import RULE
+
+F = np.float32
+OPERATORS = ("RangeMagnitude", "RangeMinMax")
+Run = tuple[int, int, int]  # axis, count, kept
+
+RUNS: dict[Shape, tuple[Run, ...]] = {
+    (33,): ((-1, 1, 0), (0, 0, 1), (0, 1, 1)),
+    (5, 129): ((-1, 1, 0), (0, 1, 0), (0, 0, 1), (0, 2, 0), (1, 1, 1), (-2, 1, 1)),
+    (3, 5, 7): tuple((a, c, k) for a in range(4) for c in range(4 - a) for k in (0, 1)),
+    (3, 4, 2, 40): ((2, 2, 0), (1, 1, 1), (1, 2, 0), (-2, 1, 0), (0, 3, 0), (3, 1, 1)),
+    (0, 3): ((0, 1, 0), (1, 1, 0)),
+    (2, 0, 3): ((1, 1, 0), (0, 0, 1)),
+}
+# Handed out to threads: many units, one unit in parts, narrow and short ones.
+LARGE: dict[Shape, tuple[Run, ...]] = {
+    (300_001,): ((0, 0, 1),),
+    (3000, 100): ((0, 1, 0), (-1, 1, 0)),
+    (70_000, 2): ((0, 1, 0), (1, 1, 0)),
+    (40_001, 3): ((0, 1, 0),),
+    (3, 4, 20_000): ((1, 1, 1), (0, 2, 0)),
+    (2, 60_000): ((1, 1, 0), (0, 1, 0)),
+    (500, 16, 9): ((1, 1, 1), (0, 1, 0)),
+    (5, 2000, 70): ((1, 1, 0),),
+}
+
+
+def axes_of(shape: Shape, run: Run) -> list[int]:
+    """What a run reduces."""
+    axis, count, kept = run
+    begin = axis % len(shape) if axis < 0 else axis
+    return [i for i in range(len(shape)) if (begin <= i < begin + count) != bool(kept)]
+
+
+def is_in_order(shape: Shape, run: Run) -> bool:
+    """Whether ONNX Runtime looks at one row after the other, and so keeps the first of all zeros."""
+    axes = axes_of(shape, run)
+    return axes == list(range(len(axes))) and len(axes) < len(shape)
+
+
+def sample(rng: np.random.Generator, shape: Shape, in_order: bool) -> Array:
+    """Of one sign or both; zeros of both signs and NaN only where ONNX Runtime's answer does not depend on places."""
+    x = np.asarray(rng.normal(0, 9, shape)).astype(F) * F(rng.choice([1e-40, 1, 1e30]))
+    x = rng.choice([np.abs, np.negative, np.copy])(x)
+    specials = [np.inf, -np.inf, 1e-45, -1e-45, 3.4e38]
+    if in_order:
+        x = rng.choice([np.abs, np.copy, lambda v: -np.abs(v)])(x)
+        specials = [*specials, np.nan] if rng.random() < 0.5 else [0.0, -0.0]
+    return np.where(rng.random(shape) < 0.2, rng.choice(np.array(specials, F), shape), x).astype(F)
+
+
+@functools.lru_cache(maxsize=4096)
+def stock(operator: str, axes: tuple[int, ...], rank: int, keepdims: int, opset: int) -> ort.InferenceSession:
+    given = f"keepdims = {keepdims}"
+    names = "x, axes" if opset >= 18 else "x"
+    if opset < 18 and axes:
+        given += f", axes = [{', '.join(map(str, axes))}]"
+    if opset >= 18:
+        given += f", noop_with_empty_axes = {int(not axes)}"
+    constants = f"<int64[{len(axes)}] axes = {{{', '.join(map(str, axes))}}}>" if opset >= 18 else ""
+    body = f"lo = ReduceMin<{given}>({names}) hi = ReduceMax<{given}>({names})"
+    outputs = "float[] lo, float[] hi"
+    if operator == "RangeMagnitude":
+        body, outputs = f"m = Abs(x) hi = ReduceMax<{given}>({names.replace('x', 'm', 1)})", "float[] hi"
+    head = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[{", ".join("abcdef"[:rank])}] x) => ({outputs})'
+    return stock_session(onnx.parser.parse_model(f"{head} {constants} {{ {body} }}"))
+
+
+@functools.lru_cache(maxsize=4096)
+def ours(operator: str, backend: str, run: Run, keepdims: int, threads: int) -> ort.InferenceSession:
+    outputs = "hi" if operator == "RangeMagnitude" else "lo, hi"
+    given = f"axis = {run[0]}, count = {run[1]}, kept = {run[2]}, keepdims = {keepdims}"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18, "ort_dynq": 1]> '
+        f"g (float[] x) => ({', '.join(f'float[] {name}' for name in outputs.split(', '))}) "
+        f"{{ {outputs} = ort_dynq.{operator}<{given}>(x) }}"
+    )
+    return make_session(handwritten(model, backend), backend, threads=threads)
+
+
+def one_nan(array: Array) -> Array:
+    return np.where(np.isnan(array), F(np.nan), array)
+
+
+def compare(operator: str, backend: str, x: Array, run: Run, keepdims: int, threads: int = 1, opset: int = 18) -> None:
+    axes = tuple(axes_of(x.shape, run))
+    expected = stock(operator, axes, x.ndim, keepdims, opset).run(None, {"x": x})
+    for actual, wanted in zip(
+        ours(operator, backend, run, keepdims, threads).run(None, {"x": x}), expected, strict=True
+    ):
+        assert_same(one_nan(actual), one_nan(wanted))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_same_as_onnxruntime(isa: str, backend: str, operator: str, keepdims: int) -> None:
+    rng = np.random.default_rng(0)
+    for shape, runs in RUNS.items():
+        for run, opset, _ in itertools.product(runs, (13, 18), range(2)):
+            if axes_of(shape, run) or opset >= 18:  # in opset 13 no axes are all
+                compare(operator, backend, sample(rng, shape, is_in_order(shape, run)), run, keepdims, opset=opset)
+
+
+@native_only
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing(isa: str, backend: str, operator: str, threads: int) -> None:
+    rng = np.random.default_rng(1)
+    for shape, runs in LARGE.items():
+        for run in runs:
+            x = sample(rng, shape, is_in_order(shape, run))
+            compare(operator, backend, x, run, 0, threads)
+            x[:] = -1  # one element that counts, wherever it is
+            for at in (0, x.size // 3, x.size - 1):
+                x.reshape(-1)[at] = 2 + at
+            compare(operator, backend, x, run, 1, threads)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0])
+def test_of_zeros_the_first(isa: str, value: float) -> None:
+    for shape, axis in (((3, 40), -1), ((40, 3), 0), ((3, 5, 200), 1), ((2, 9), 0)):
+        x = np.full(shape, -value, F)
+        first = [slice(None)] * x.ndim
+        first[axis] = 0
+        x[tuple(first)] = value
+        for end in kernels.run("RangeMinMax", [x], axis=axis, count=1):
+            assert_same(end, np.full(end.shape, value, F))
+
+
+def test_nan_counts_if_it_is_the_first(isa: str) -> None:
+    x = np.ones((3, 70), F)
+    x[0, 0] = x[1, 5] = x[2, 69] = np.nan
+    (magnitude,) = kernels.run("RangeMagnitude", [x], axis=-1)
+    assert_same(magnitude, np.array([[np.nan], [1], [1]], F))
+    for end in kernels.run("RangeMinMax", [np.ascontiguousarray(x.T)], axis=0):
+        assert_same(end, np.array([[np.nan, 1, 1]], F))
+
+
+# What the rewriter makes of models
+
+
+QUANTIZE = "s = Div(m, c127) q = QuantizeLinear<axis = -1>(x, s) y = Identity(q)"
+LEADING = f"a = Abs(x) m = ReduceMax<keepdims = 0>(a, axes) {QUANTIZE}"
+BOTH = """lo = ReduceMin<keepdims = 0>(x, axes) hi = ReduceMax<keepdims = 0>(x, axes) n = Neg(lo) m = Max(n, hi)
+          s = Div(m, c127) q = QuantizeLinear<axis = -1>(x, s) y = Identity(q)"""
+
+
+def model(body: str, axes: str = "0", x: str = "float[N, 40] x", opset: int = 18) -> onnx.ModelProto:
+    body = f"axes = Constant<value_ints = [{axes}]>() {body}"
+    if opset < 18:
+        body = body.replace("keepdims = 0>(a, axes)", f"keepdims = 0, axes = [{axes}]>(a)")
+        body = body.replace("keepdims = 0>(x, axes)", f"keepdims = 0, axes = [{axes}]>(x)")
+    return parse(body, inputs=x, outputs="uint8[] y", opset=opset)
+
+
+def ranges(report: Any) -> list[Any]:
+    return [finding.operator or finding.reason for finding in report.findings if finding.rule == RULE]
+
+
+def columns(shape: Shape) -> Array:
+    x = rows((math.prod(shape[:-1]) * shape[-1], 33))[: shape[-1], : math.prod(shape[:-1])]
+    return np.ascontiguousarray(np.resize(x, (shape[-1], math.prod(shape[:-1]))).T).reshape(shape)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 21, 25])
+@pytest.mark.parametrize(("body", "operator"), [(LEADING, "RangeMagnitude"), (BOTH, "RangeMinMax")])
+@pytest.mark.parametrize(
+    ("x", "shape", "axes", "run"),
+    [
+        ("float[N, 40] x", (9, 40), "0", (0, 1, 0)),
+        ("float[N, 40] x", (9, 40), "-2", (0, 1, 0)),
+        ("float[2, N, 40] x", (2, 7, 40), "0, 1", (0, 2, 0)),
+        ("float[2, N, 40] x", (2, 7, 40), "-2, 0", (0, 2, 0)),
+        ("float[] x", (9, 40), "0", (0, 1, 0)),
+        ("float[] x", (2, 7, 40), "1, 0", (0, 2, 0)),
+    ],
+)
+def test_range_in_front_of_a_quantization(
+    opset: int, body: str, operator: str, x: str, shape: Shape, axes: str, run: Run
+) -> None:
+    original = model(body, axes, x, opset)
+    report = check(original, {"x": columns(shape)})
+    assert ranges(report) == [operator]
+    (node,) = [node for node in rewrite(original).model.graph if node.op_type == operator]
+    assert tuple(node.attributes[name].value for name in ("axis", "count", "kept")) == run
+
+
+def test_range_over_all_but_one_dimension() -> None:
+    for axes, run in (("0, 2", (1, 1, 1)), ("2, 0", (1, 1, 1)), ("-1, -3", (1, 1, 1))):
+        for body in (LEADING, BOTH):
+            original = model(body.replace("axis = -1", "axis = 1"), axes, "float[N, 5, K] x")
+            report = check(original, {"x": rows((9, 5, 33))})
+            assert len(ranges(report)) == 1
+            (node,) = [node for node in rewrite(original).model.graph if node.op_type.startswith("Range")]
+            assert tuple(node.attributes[name].value for name in ("axis", "count", "kept")) == run
+
+
+NEITHER: dict[str, tuple[str, str, list[str]]] = {
+    "magnitudes used elsewhere": (LEADING + " z = Neg(a)", "z", ["the magnitudes are used elsewhere, too"]),
+    "one end": (BOTH.replace("ReduceMin<keepdims = 0>(x, axes)", "ReduceSum<keepdims = 0>(x, axes)"), "", []),
+    "two tensors": (
+        BOTH.replace("lo = ReduceMin<keepdims = 0>(x, axes)", "v = Sqrt(x) lo = ReduceMin<keepdims = 0>(v, axes)"),
+        "",
+        [],
+    ),
+    "axes computed at run time": (LEADING.replace("(a, axes)", "(a, given)"), "", []),
+    "no quantization": ("a = Abs(x) m = ReduceMax<keepdims = 0>(a, axes) z = Exp(m) y = Cast<to = 2>(x)", "z", []),
+    "no magnitude": (LEADING.replace("Abs", "Exp"), "", []),
+}
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_near_misses(name: str) -> None:
+    body, output, expected = NEITHER[name]
+    original = model(body, x="float[N, 40] x, int64[1] given" if "given" in body else "float[N, 40] x")
+    if output:
+        original.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
+    feeds = {"x": columns((9, 40))} | ({"given": np.array([0])} if "given" in body else {})
+    report = check(original, feeds)
+    assert ranges(report) == expected
+
+
+def test_ends_over_different_dimensions() -> None:
+    other = "last = Constant<value_ints = [1]>() " + BOTH.replace(
+        "ReduceMin<keepdims = 0>(x, axes)", "ReduceMin(x, last)"
+    )
+    assert ranges(rewrite(model(other)).report) == []
+    assert ranges(rewrite(model(BOTH, "0, 2", "float[2, N, 3, 40] x")).report) == []  # neither a run nor all but one
+    assert ranges(rewrite(model(LEADING, "0, -1", "float[] x")).report) == []  # which these are is not known
+
+
+def test_range_of_no_dimension_and_of_all() -> None:
+    for noop, expected in ((0, ["RangeMagnitude"]), (1, [])):
+        given = f"keepdims = 0, noop_with_empty_axes = {noop}"
+        body = f"a = Abs(x) m = ReduceMax<{given}>(a) r = Round(m) y = Cast<to = 2>(r)"
+        report = check(model(body), {"x": np.linspace(-90, 99, 360, dtype=F).reshape(9, 40)})
+        assert ranges(report) == expected
+
+
+def test_inside_a_branch_and_a_function() -> None:
+    branch = f"""flag = Constant<value_int = 1>() p = Cast<to = 9>(flag)
+        y = If(p) <then_branch = t () => (uint8[N, 40] u) {{ {LEADING.replace("y =", "u =")} }},
+                   else_branch = e () => (uint8[N, 40] v) {{ v = Cast<to = 2>(x) }}>"""
+    assert ranges(check(model(branch), {"x": columns((9, 40))})) == ["RangeMagnitude"]
+    for opset, expected in ((18, ["RangeMagnitude"]), (17, [])):
+        inside = "m = ReduceMax<keepdims = 0, axes = [0]>(a)" if opset < 18 else "m = ReduceMax<keepdims = 0>(a, axes)"
+        function = onnx.parser.parse_model(f"""
+            <ir_version: 10, opset_import: ["": 18, "own": 1]> g (float[N, 40] x) => (float[40] y) {{ y = own.f(x) }}
+            <domain: "own", opset_import: ["": {opset}]> f (x) => (y) {{
+                axes = Constant<value_ints = [0]>() a = Abs(x) {inside} r = Round(m) y = Add(r, m)
+            }}""")
+        assert ranges(check(function, {"x": columns((9, 40))})) == expected
+
+
+def test_old_opsets_are_left() -> None:
+    old = parse(
+        "a = Abs(x) m = ReduceMax<axes = [0], keepdims = 0>(a) r = Round(m) y = Cast<to = 2>(r)",
+        opset=11, inputs="float[N, 40] x", outputs="uint8[] y",
+    )  # fmt: skip
+    assert ranges(rewrite(old).report) == []
+
+
+# DynamicQuantizeLinear and its DequantizeLinear
+
+
+LINEAR = "q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = Relu(d)"
+
+
+def linear(body: str, outputs: str = "float[] y") -> onnx.ModelProto:
+    return parse(body, inputs="float[N, K] x", outputs=outputs)
+
+
+def test_dynamic_quantize_linear() -> None:
+    data = [{"x": x} for x in (rows((9, 33)), np.zeros((3, 4), F), np.full((2, 2), -0.0, F), np.zeros((0, 3), F))]
+    tiny = [{"x": (np.arange(-4, 8) * F(1e-45)).astype(F).reshape(3, 4)}, {"x": np.full((3, 4), 1e-45, F)}]
+    infinite = [{"x": F([[np.inf, 1, -1, 0]])}, {"x": F([[-np.inf, 1, 0, 0.5]])}, {"x": F([[3e38, -3e38, 1, 0]])}]
+    report = check(linear(LINEAR), *data, *tiny, *infinite, {"x": np.tile(rows((90, 4000)), (2, 1))})
+    assert [finding.operator for finding in report.findings] == ["DynamicFakeQuantizeLinear"]
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        (LINEAR, "float[] y, uint8[] q"),
+        (LINEAR, "float[] y, float s"),
+        (LINEAR, "float[] y, uint8 z"),
+        (LINEAR.replace("(q, s, z)", "(q, s)"), "float[] y"),
+        (LINEAR + " w = Cast<to = 1>(q)", "float[] y, float[] w"),
+        (LINEAR + " q2, s2, z2 = DynamicQuantizeLinear(y) w = DequantizeLinear(q2, s, z)", "float[] w"),
+    ],
+)
+def test_dynamic_quantize_linear_used_elsewhere(body: str, outputs: str) -> None:
+    report = check(linear(body, outputs), {"x": rows((9, 33))})
+    assert "DynamicFakeQuantizeLinear" not in [finding.operator for finding in report.findings]
+
+
+def test_dynamic_quantize_linear_that_is_fused() -> None:
+    body = f"""{LINEAR.replace("y = Relu(d)", "")} w = Constant<value = uint8[2, 2] {{1, 2, 3, 4}}>()
+        ws = Constant<value_float = 0.5>() wz = Constant<value = uint8 {{1}}>() wf = DequantizeLinear(w, ws, wz)
+        y = MatMul(d, wf)"""
+    result = rewrite(linear(body))
+    assert operators(result.to_proto()) == {}
+    assert "fuses" in result.report.left[0].reason
