@@ -97,6 +97,19 @@ def dynamic_quantize_dequantize() -> Example:
     return Example(model, [activations(7, 20, high=16.0, tensor=True)])
 
 
+def dynamic_quantize_relu() -> Example:
+    """DynamicQuantizeLinear, DequantizeLinear, and no integer operator behind it."""
+    model = parse(
+        """dynamic (float[rows, 20] x) => (float[rows, 20] y) {
+            codes, scale, zero_point = DynamicQuantizeLinear(x)
+            dx = DequantizeLinear(codes, scale, zero_point)
+            y = Relu(dx)
+        }""",
+        13,
+    )
+    return Example(model, [activations(7, 20, high=16.0, tensor=True)])
+
+
 def blocked(block: int) -> Example:
     """QuantizeLinear with block_size: one scale for `block` neighbours of the last axis, whose length is 20."""
     groups = 20 // block
@@ -377,6 +390,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "tf2onnx_tensor": partial(tf2onnx, -1),
     "dynamic_quantize_expanded": expanded_dynamic_quantize,
     "dynamic_quantize_dequantize": dynamic_quantize_dequantize,
+    "dynamic_quantize_relu": dynamic_quantize_relu,
     "blocked_token": partial(blocked, 20),
     "blocked_group": partial(blocked, 5),
     "row_square": row_square,

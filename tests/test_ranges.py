@@ -232,7 +232,7 @@ NEITHER: dict[str, tuple[str, str, list[str]]] = {
 @pytest.mark.parametrize("name", NEITHER)
 def test_near_misses(name: str) -> None:
     body, output, expected = NEITHER[name]
-    original = model(body, x="float[N, 40] x, int64[1] given" if "given" in body else "float[N, 40] x")
+    original = model(body, x="float[9, 40] x, int64[1] given" if "given" in body else "float[9, 40] x")
     if output:
         original.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
     feeds = {"x": columns((9, 40))} | ({"given": np.array([0])} if "given" in body else {})
@@ -241,12 +241,30 @@ def test_near_misses(name: str) -> None:
 
 
 def test_ends_over_different_dimensions() -> None:
-    other = "last = Constant<value_ints = [1]>() " + BOTH.replace(
-        "ReduceMin<keepdims = 0>(x, axes)", "ReduceMin(x, last)"
-    )
-    assert ranges(rewrite(model(other)).report) == []
+    last = "last = Constant<value_ints = [1]>() "
+    other = last + BOTH.replace("ReduceMin<keepdims = 0>(x, axes)", "ReduceMin(x, last)")
+    assert ranges(rewrite(model(other, x="float[9, 40] x")).report) == []
     assert ranges(rewrite(model(BOTH, "0, 2", "float[2, N, 3, 40] x")).report) == []  # neither a run nor all but one
     assert ranges(rewrite(model(LEADING, "0, -1", "float[] x")).report) == []  # which these are is not known
+
+
+@pytest.mark.parametrize(
+    ("x", "axes", "expected"),
+    [
+        ("float[N, 40] x", "0", ["RangeMinMax"]),
+        ("float[] x", "0", ["RangeMinMax"]),
+        ("float[9, 40] x", "0", []),  # too small
+        ("float[64, 40] x", "-2", ["RangeMinMax"]),
+        ("float[64, 40] x", "-1", []),
+        ("float[64, 40] x", "0, 1", []),
+    ],
+)
+@pytest.mark.parametrize("end", ["Min", "Max"])
+def test_one_end_alone(x: str, axes: str, expected: list[str], end: str) -> None:
+    """It is as slow as both over the first dimensions, else as quick as it can be."""
+    body = f"m = Reduce{end}<keepdims = 0>(x, axes) n = Abs(m) r = Round(n) y = Cast<to = 2>(r)"
+    feeds = {"x": np.linspace(-90, 99, 2560, dtype=F).reshape(64, 40)[: 9 if "9" in x else 64]}
+    assert ranges(check(model(body, axes, x), feeds)) == expected
 
 
 def test_range_of_no_dimension_and_of_all() -> None:

@@ -1,5 +1,5 @@
 """ReduceMax(Abs(x))               -> RangeMagnitude(x)
-ReduceMin(x) and ReduceMax(x)   -> RangeMinMax(x)
+ReduceMin(x) and ReduceMax(x)   -> RangeMinMax(x); one of them alone over the first dimensions, too
 
 where a quantization's parameters follow from them, and no other rule has made the range part of a whole chain: ranges
 over the first dimensions, or over all but one, and chains that are left as they are behind the range.
@@ -7,6 +7,7 @@ over the first dimensions, or over all but one, and chains that are left as they
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from ..operators import DOMAIN
 from .analysis import STANDARD_DOMAINS, Facts, label
 from .constants import integer, op, same
+from .policy import FEWEST_ELEMENTS
 from .replacement import Replacement, call, replace
 from .report import Finding
 from .shapes import axes_of
@@ -74,12 +76,22 @@ def _match(node: ir.Node) -> Replacement | str | None:
         new = call("RangeMagnitude", [same(abs_.inputs[0])], **reduction.attributes)
         return Replacement("RangeMagnitude", [new], {node.outputs[0]: new.outputs[0]}, node)
     other = _other_end(node, reduction)
-    if other is None or not (_quantizes(node.outputs[0]) and _quantizes(other.outputs[0])):
+    if other is None and not _is_slow_alone(reduction):
+        return None
+    ends = [node] if other is None else [node, other]
+    if not all(_quantizes(end.outputs[0]) for end in ends):
         return None
     new = call("RangeMinMax", [reduction.x], **reduction.attributes)
-    low, high = (node, other) if node.op_type == "ReduceMin" else (other, node)
-    values = {low.outputs[0]: new.outputs[0], high.outputs[0]: new.outputs[1]}
+    values = {end.outputs[0]: new.outputs[int(end.op_type == "ReduceMax")] for end in ends}
     return Replacement("RangeMinMax", [new], values, node)
+
+
+def _is_slow_alone(reduction: _Reduction) -> bool:
+    """Whether one end takes longer than both in one pass, as it does over the first dimensions."""
+    shape = reduction.x.shape
+    if reduction.kept or reduction.axis not in (0, -len(shape or ())) or reduction.count == len(shape or ()):
+        return False
+    return shape is None or not shape.is_static() or math.prod(shape.numpy()) >= FEWEST_ELEMENTS
 
 
 def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
