@@ -184,6 +184,25 @@ class ParameterTile {
   alignas(64) ZeroPoint zps_[kMaxParameters];
 };
 
+void run_kernel(const GroupedWork& work, const ParameterTile& tile, Parameters parameters, int64_t src, int64_t rows,
+                int64_t cols, int64_t stride, bool stream) {
+  Block block;
+  block.src = static_cast<const char*>(work.src) + src * static_cast<int64_t>(work.src_size);
+  block.dst = static_cast<char*>(work.dst) + src * static_cast<int64_t>(work.dst_size);
+  block.rows = rows;
+  block.cols = cols;
+  block.stride = stride;
+  tile.describe(block);
+  if (work.affine != nullptr) {
+    block.low = work.affine->low;
+    block.high = work.affine->high;
+    block.nan = work.affine->nan;
+    block.zero = work.affine->zero;
+  }
+  block.stream = stream;
+  (tile.narrow() ? work.kernels : work.portable)[parameters](block);
+}
+
 // One layout over one stretch of memory, cut into tasks.
 class Tasks {
  public:
@@ -258,21 +277,7 @@ class Tasks {
   }
 
   void run_block(const ParameterTile& tile, Parameters parameters, int64_t src, int64_t rows, int64_t cols) const {
-    Block block;
-    block.src = static_cast<const char*>(work_.src) + src * static_cast<int64_t>(work_.src_size);
-    block.dst = static_cast<char*>(work_.dst) + src * static_cast<int64_t>(work_.dst_size);
-    block.rows = rows;
-    block.cols = cols;
-    block.stride = layout_.cols;
-    tile.describe(block);
-    if (work_.affine != nullptr) {
-      block.low = work_.affine->low;
-      block.high = work_.affine->high;
-      block.nan = work_.affine->nan;
-      block.zero = work_.affine->zero;
-    }
-    block.stream = stream_;
-    (tile.narrow() ? work_.kernels : work_.portable)[parameters](block);
+    run_kernel(work_, tile, parameters, src, rows, cols, layout_.cols, stream_);
   }
 
   const Layout& layout_;
@@ -287,6 +292,12 @@ class Tasks {
 void run_grouped(const Shape& src, const Groups& groups, const GroupedWork& work, Context& context) {
   const int64_t elements = src.elements();
   if (elements == 0) return;
+  if (elements <= kTaskElements && groups.counts.elements() == 1) {  // laying it out would take as long as the work
+    ParameterTile tile(work);
+    tile.fill(0, 0, 1, 1, 1);
+    run_kernel(work, tile, kPerRow, 0, 1, elements, elements, false);
+    return;
+  }
   const bool stream = elements * static_cast<int64_t>(work.dst_size) > kStreamBytes;
   if (groups.size == 0) {
     const Layout layout = make_layout(src, groups.counts);
