@@ -782,3 +782,15 @@ def calls(chains: int) -> int:
 def test_time_is_linear() -> None:
     few, many = calls(50), calls(150)
     assert many < 3.2 * few
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("token_float16_glue", "the type of x is float16, expected float32"),
+        ("functions", "the bounds of the codes are given by the function's caller"),
+    ],
+)
+def test_why_a_model_is_left(name: str, reason: str) -> None:
+    report = rewrite(MODELS / name / "model.onnx").report
+    assert [finding.reason for finding in report.left] == [reason]
