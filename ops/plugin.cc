@@ -16,7 +16,9 @@ namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
-constexpr int kFirstWithShapeReference = 24;  // 1.24; minor version and API version are one number
+// Minor versions of ONNX Runtime 1.x, which are API versions, too.
+constexpr int kOldestRuntime = 20;  // as in session.py; up to 1.18 types of outputs are inferred wrongly
+constexpr int kFirstWithShapeReference = 24;
 
 // Statuses that ONNX Runtime hands back belong to us: the text is taken out of them and they are released.
 void check(const OrtApi* api, OrtStatus* status) {
@@ -294,18 +296,18 @@ OrtCustomOpDomain* domain(const OrtApi* api, bool has_shape_reference) {
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                                const OrtApiBase* base) {
-  const OrtApi* api = base->GetApi(kOrtApiVersion);
-  if (api == nullptr) {
-    const OrtApi* oldest = base->GetApi(1);
-    const std::string message =
-        std::string("ort_dynq needs ONNX Runtime 1.20 or newer, this is ") + base->GetVersionString();
-    return oldest == nullptr ? nullptr : ort::CreateStatus(oldest, ORT_FAIL, message.c_str());
-  }
+  const char* runtime = base->GetVersionString();
+  const char* dot = std::strchr(runtime, '.');
+  const int version = dot == nullptr ? 0 : std::atoi(dot + 1);
+  // GetApi() itself prints a complaint when asked for more than it has.
+  const OrtApi* api = base->GetApi(version < dynq::kOldestRuntime ? 1 : kOrtApiVersion);
+  if (api == nullptr) return nullptr;  // there is no runtime without it, and nothing to make a status with
   return dynq::guarded(api, [&] {
+    if (version < dynq::kOldestRuntime)
+      throw std::runtime_error("ort_dynq needs ONNX Runtime 1." + std::to_string(dynq::kOldestRuntime) +
+                               " or newer, this is " + runtime);
     dynq::active_kernels();  // a mistaken ORT_DYNQ_ISA shows here, not in the first run
-    // GetApi() itself prints a complaint when asked for more than it has.
-    const bool has_shape_reference =
-        std::atoi(std::strchr(base->GetVersionString(), '.') + 1) >= dynq::kFirstWithShapeReference;
+    const bool has_shape_reference = version >= dynq::kFirstWithShapeReference;
     dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api, has_shape_reference)));
   });
 }

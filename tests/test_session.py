@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import pytest
 from onnx import numpy_helper
 
 import ort_dynq
+import ort_dynq.session
 import ort_dynq.verification  # must not hide the function ort_dynq.verify
+from ort_dynq import library
 
 ROOT = Path(__file__).parent.parent
 X = np.linspace(-3, 3, 20, dtype=np.float32).reshape(4, 5)
@@ -141,6 +144,29 @@ def test_register_on_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ort, "__version__", "1.19.2")
     with pytest.raises(ort_dynq.DynqError, match=r"onnxruntime 1\.19\.2 is too old .* 1\.20 or newer"):
         ort_dynq.register(ort.SessionOptions())
+
+
+@pytest.mark.parametrize("version", ["1.8.0", "1.17.3", "1.19.2", "odd"])
+def test_the_library_on_an_old_onnxruntime(version: str) -> None:
+    """Registered by its path, as other languages do it: a status that says so, made with the oldest of all tables."""
+    pointer = ctypes.c_void_p
+    create_status = ctypes.CFUNCTYPE(pointer, ctypes.c_int, ctypes.c_char_p)
+    get_api, get_version = ctypes.CFUNCTYPE(pointer, ctypes.c_uint32), ctypes.CFUNCTYPE(pointer)
+    messages: list[str] = []
+    asked: list[int] = []
+    name = ctypes.create_string_buffer(version.encode())
+    status = create_status(lambda _, message: messages.append(message.decode()) or 1)  # type: ignore[func-returns-value]
+    table = (pointer * 1)(ctypes.cast(status, pointer))  # CreateStatus is slot 0; there is nothing else to call
+    api = get_api(lambda number: asked.append(number) or ctypes.addressof(table))  # type: ignore[func-returns-value]
+    text = get_version(lambda: ctypes.addressof(name))
+    base = (pointer * 2)(ctypes.cast(api, pointer), ctypes.cast(text, pointer))
+    entry = library.load()["RegisterCustomOps"]
+    entry.restype, entry.argtypes = pointer, (pointer, pointer)
+    assert entry(None, ctypes.addressof(base)) == 1
+    assert messages == [f"ort_dynq needs ONNX Runtime 1.20 or newer, this is {version}"]
+    assert asked == [1]
+    oldest = ".".join(map(str, ort_dynq.session.OLDEST_ONNXRUNTIME))
+    assert f"ONNX Runtime {oldest} or" in messages[0]
 
 
 def test_the_import_is_light() -> None:
