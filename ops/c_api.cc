@@ -10,18 +10,17 @@ namespace {
 
 template <class Function>
 int guarded(char* error, size_t error_size, Function&& function) {
-  const char* message = "ort_dynq: unknown error";
-  std::string kept;
+  std::string message;
   try {
     function();
     return 0;
   } catch (const std::exception& exception) {
-    kept = exception.what();
-    message = kept.c_str();
+    message = exception.what();
   } catch (...) {
+    message = "ort_dynq: unknown error";
   }
   if (error != nullptr && error_size > 0) {
-    std::strncpy(error, message, error_size - 1);
+    std::strncpy(error, message.c_str(), error_size - 1);
     error[error_size - 1] = '\0';
   }
   return 1;
@@ -102,19 +101,21 @@ const Operator& find(const char* name) {
   throw Error("there is no operator '" + std::string(name) + "', expected one of " + names);
 }
 
-// The output types of the signature that these inputs have, the first output being of type `first`.
-std::vector<Type> output_types(const Operator& op, const std::vector<Type>& types, Type first) {
-  std::string given;
-  for (const Type type : types) given += (given.empty() ? "" : ", ") + std::string(name_of(type));
+// The output types of the signature that these inputs have. An operator is asked once their number is known to be
+// right.
+std::vector<Type> output_types(const Operator& op, const Attributes& attributes, const std::vector<Type>& types) {
   if (types.size() < op.required_inputs || types.size() > op.signatures[0].inputs.size())
     throw Error(std::string(op.name) + ": " + std::to_string(types.size()) + " inputs, expected " +
                 std::to_string(op.required_inputs) + " to " + std::to_string(op.signatures[0].inputs.size()));
+  const Type first = op.output_type(attributes, types);
   for (const Signature& signature : op.signatures) {
     bool fits = signature.outputs[0] == first;
     for (size_t i = 0; i < types.size(); ++i)
       fits &= types[i] == signature.inputs[i] || (types[i] == kNone && i >= op.required_inputs);
     if (fits) return signature.outputs;
   }
+  std::string given;
+  for (const Type type : types) given += (given.empty() ? "" : ", ") + std::string(name_of(type));
   throw Error(std::string(op.name) + ": inputs of types " + given + " are not supported");
 }
 
@@ -130,10 +131,10 @@ ORT_DYNQ_EXPORT int ort_dynq_run(const char* name, const ort_dynq_attribute* att
     const dynq::Operator& op = dynq::find(name);
     const dynq::GivenAttributes given(attributes, attribute_count);
     std::vector<dynq::Type> types;
+    types.reserve(static_cast<size_t>(input_count));
     for (int32_t i = 0; i < input_count; ++i) types.push_back(static_cast<dynq::Type>(inputs[i].type));
     const auto node = op.create(given);
-    dynq::GivenTensors context(inputs, input_count, dynq::output_types(op, types, op.output_type(given, types)),
-                               allocate, user);
+    dynq::GivenTensors context(inputs, input_count, dynq::output_types(op, given, types), allocate, user);
     node->compute(context);
   });
 }

@@ -39,8 +39,8 @@ enum OrtOpAttrType { ORT_OP_ATTR_INT = 1, ORT_OP_ATTR_STRING = 5 };
 enum OrtMemType { OrtMemTypeDefault = 0 };
 enum OrtCustomOpInputOutputCharacteristic { INPUT_OUTPUT_REQUIRED = 0, INPUT_OUTPUT_OPTIONAL = 1 };
 
-// ONNX's own numbers (TensorProto.DataType) for the types that the operators know.
-enum ONNXTensorElementDataType {
+// ONNX's own numbers (TensorProto.DataType) for the types that the operators know; callers may give any other.
+enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED = 0,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 = 2,

@@ -298,7 +298,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
                                                                                const OrtApiBase* base) {
   const char* runtime = base->GetVersionString();
   const char* dot = std::strchr(runtime, '.');
-  const int version = dot == nullptr ? 0 : std::atoi(dot + 1);
+  const int64_t version = dot == nullptr ? 0 : std::strtol(dot + 1, nullptr, 10);
   // GetApi() itself prints a complaint when asked for more than it has.
   const OrtApi* api = base->GetApi(version < dynq::kOldestRuntime ? 1 : kOrtApiVersion);
   if (api == nullptr) return nullptr;  // there is no runtime without it, and nothing to make a status with

@@ -15,7 +15,7 @@ TEXT = re.sub(r"\\\n", " ", HEADER.read_text())
 SLOTS = re.findall(r"\bX\((\w+),\s*(\d+),", TEXT)
 ENUMERATORS = [
     pair
-    for body in re.findall(r"^enum \w+ \{(.*?)\}", TEXT, re.MULTILINE | re.DOTALL)
+    for body in re.findall(r"^enum \w+(?: : int)? \{(.*?)\}", TEXT, re.MULTILINE | re.DOTALL)
     for pair in re.findall(r"(\w+)\s*=\s*(-?\d+)", body)
 ]
 CUSTOM_OP = re.search(r"^struct OrtCustomOp \{(.*?)^\};", TEXT, re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]

@@ -113,6 +113,6 @@ struct V {
 }  // namespace
 
 extern const KernelTable kAvx2Kernels;
-const KernelTable kAvx2Kernels = make_table("avx2");
+constexpr KernelTable kAvx2Kernels = make_table("avx2");
 
 }  // namespace dynq

@@ -98,6 +98,6 @@ struct V {
 }  // namespace
 
 extern const KernelTable kAvx512Kernels;
-const KernelTable kAvx512Kernels = make_table("avx512");
+constexpr KernelTable kAvx512Kernels = make_table("avx512");
 
 }  // namespace dynq

@@ -60,6 +60,20 @@ constexpr float kLargestSafeClip = 65536.0f;
 // The most scales that a kernel is given at a time: it keeps what it prepares of them on its stack.
 constexpr int64_t kMaxParameters = 4096;
 
+// Tensors lie where the caller has them, floats at odd addresses too. Static, as all that files of one instruction set
+// share has to be.
+template <class T>
+static inline T load(const T* from) {
+  T value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+template <class T>
+static inline void store(T* to, T value) {
+  __builtin_memcpy(to, &value, sizeof value);
+}
+
+// Of these, src and dst may be such.
 struct Block {
   const void* src;
   void* dst;
@@ -116,7 +130,7 @@ struct KernelTable {
   RangesKernel min_max_of[kParameterKinds], magnitude_of[kParameterKinds];
 };
 
-const KernelTable& portable_kernels();
+const KernelTable& portable_kernels() noexcept;
 
 // KernelTable::affine of a file's function template affine<quotient, order, target, parameters>.
 #define ORT_DYNQ_AFFINE_OF(quotient, order, target) \

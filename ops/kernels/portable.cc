@@ -59,7 +59,7 @@ int32_t quantize_onednn(float x, float reciprocal, float zp) {
 // characters, which otherwise might alias anything.
 template <class In, class Out, class Function>
 void map(const In* __restrict src, Out* __restrict dst, int64_t count, Function function) {
-  for (int64_t i = 0; i < count; ++i) dst[i] = static_cast<Out>(function(src[i], i));
+  for (int64_t i = 0; i < count; ++i) store(dst + i, static_cast<Out>(function(load(src + i), i)));
 }
 
 template <class In, class Out, class Function>
@@ -217,14 +217,15 @@ template <bool kMagnitude>
 void range(const float* x, int64_t count, float result[3]) {
   float low = __builtin_inff(), high = kMagnitude ? 0.0f : -__builtin_inff(), finite = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
-    const float v = kMagnitude && x[i] < 0 ? -x[i] : x[i];
+    const float element = load(x + i), v = kMagnitude && element < 0 ? -element : element;
     low = v < low ? v : low;
     high = v > high ? v : high;
     finite += v * 0.0f;  // 0 for as long as every element is finite
   }
-  const bool is_nan = x[0] != x[0];
-  result[0] = is_nan ? x[0] : kMagnitude ? 0.0f : low;
-  result[1] = is_nan ? x[0] : high;
+  const float first = load(x);
+  const bool is_nan = first != first;
+  result[0] = is_nan ? first : kMagnitude ? 0.0f : low;
+  result[1] = is_nan ? first : high;
   result[2] = finite;
 }
 
@@ -304,6 +305,6 @@ constexpr KernelTable kPortable = {
 
 }  // namespace
 
-const KernelTable& portable_kernels() { return kPortable; }
+const KernelTable& portable_kernels() noexcept { return kPortable; }
 
 }  // namespace dynq

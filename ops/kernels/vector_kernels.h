@@ -423,14 +423,15 @@ void range(const float* x, int64_t count, float result[3]) {
     result_is_finite += not_finite[k];
   }
   for (; i < count; ++i) {
-    const float v = kMagnitude && x[i] < 0 ? -x[i] : x[i];
+    const float element = load(x + i), v = kMagnitude && element < 0 ? -element : element;
     if (v < smallest) smallest = v;
     if (v > largest) largest = v;
     result_is_finite += v * 0.0f;
   }
-  const bool is_nan = x[0] != x[0];
-  result[0] = is_nan ? x[0] : kMagnitude ? 0.0f : smallest;
-  result[1] = is_nan ? x[0] : largest;
+  const float first = load(x);
+  const bool is_nan = first != first;
+  result[0] = is_nan ? first : kMagnitude ? 0.0f : smallest;
+  result[1] = is_nan ? first : largest;
   result[2] = result_is_finite;
 }
 
@@ -550,6 +551,7 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   for (; row < rows; ++row) column_range_of_some_rows<kMagnitude, 1>(x + row * stride, cols, stride, low, high);
 }
 
+// Constant: nothing compiled for an instruction set may run before dispatch.cc has asked for it.
 constexpr KernelTable make_table(const char* name) {
   return {
       name,

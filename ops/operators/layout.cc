@@ -99,7 +99,8 @@ class ParameterTile {
   // `count` parameters, the first being number `first` of a period of columns whose scales begin at `base`.
   void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
     if (repeat == 1 && first + count <= period) {
-      std::copy_n(work_.scales + base + first, count, scales_);  // kernels load them once a row: better aligned
+      std::memcpy(scales_, work_.scales + base + first,
+                  static_cast<size_t>(count) * sizeof(float));  // kernels load them once a row: better aligned
       if (!varying_zps_)
         std::fill_n(zps_, count, shared_zp_);
       else
@@ -125,7 +126,7 @@ class ParameterTile {
       int64_t index = base + first % period / repeat, phase = first % repeat;
       const int64_t end = base + period / repeat;
       for (int64_t i = 0; i < count; ++i) {
-        scales_[i] = work_.scales[index];
+        scales_[i] = load(work_.scales + index);
         zps_[i] = shared_zp_;
         if (varying_zps_) read_zps(index, 1, &zps_[i]);
         if (++phase == repeat) {
@@ -171,9 +172,9 @@ class ParameterTile {
   void convert(int64_t index, int64_t count, ZeroPoint* zps) const {
     const T* from = static_cast<const T*>(work_.zps.data) + index;
     if (work_.affine != nullptr)
-      for (int64_t i = 0; i < count; ++i) zps[i].real = static_cast<float>(from[i]) - work_.affine->zero;
+      for (int64_t i = 0; i < count; ++i) zps[i].real = static_cast<float>(load(from + i)) - work_.affine->zero;
     else
-      for (int64_t i = 0; i < count; ++i) zps[i].integer = from[i];
+      for (int64_t i = 0; i < count; ++i) zps[i].integer = load(from + i);
   }
 
   const GroupedWork& work_;

@@ -158,12 +158,14 @@ class RangeQuantize : public Node {
     if (axis_ < -rank || axis_ > rank - (rank > 0))
       throw Error(std::string(name_) + ": axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) +
                   " to " + std::to_string(rank - (rank > 0)) + " for src of shape " + src.shape.text());
-    run(context, src, static_cast<const Recipe::Constants*>(constants.data), true);
+    Recipe::Constants values;
+    std::memcpy(&values, constants.data, sizeof values);
+    run(context, src, values, true);
   }
 
  protected:
   // `gives_parameters`: scale and zero point are outputs, too.
-  void run(Context& context, const Tensor& src, const Recipe::Constants* constants, bool gives_parameters) const {
+  void run(Context& context, const Tensor& src, const Recipe::Constants& constants, bool gives_parameters) const {
     const int64_t rank = static_cast<int64_t>(src.shape.rank);
     Shape parameters = src.shape;
     Run run;
@@ -209,7 +211,7 @@ class RangeQuantize : public Node {
     const KernelTable* table;
     Kernel kernel, bounded_kernel;
     const float* src;
-    const Recipe::Constants* constants;
+    Recipe::Constants constants;
     char* dst;
     float* scales;
     void* zps;
@@ -244,12 +246,12 @@ class RangeQuantize : public Node {
 
   Parameters parameters(const Run& run, int64_t row, const float range[3]) const {
     Parameters result;
-    recipe_.apply(range, *run.constants, arithmetic_, &result.scale, &result.zp);
+    recipe_.apply(range, run.constants, arithmetic_, &result.scale, &result.zp);
     const float low = recipe_.is_magnitude() ? -range[1] : range[0];
     result.bounded = range[2] == 0 && arithmetic_.is_bounded(low, range[1], result.scale, result.zp);
-    run.scales[row] = result.scale;
+    store(run.scales + row, result.scale);
     if (!to_codes_)
-      static_cast<float*>(run.zps)[row] = result.zp;
+      store(static_cast<float*>(run.zps) + row, result.zp);
     else
       static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(Recipe::low_byte(result.zp));
     return result;
@@ -292,7 +294,7 @@ class RangeQuantize : public Node {
         const int64_t begin = run.part_begin(part);
         const float* row = run.src + run.row * run.cols;
         for (int64_t i = begin; i < run.part_end(part) && std::isnan(other[1]); ++i)
-          if (!std::isnan(row[i])) run.range()(row + i, run.part_end(part) - i, other);
+          if (!std::isnan(load(row + i))) run.range()(row + i, run.part_end(part) - i, other);
       }
       if (other[0] < range[0]) range[0] = other[0];
       if (other[1] > range[1]) range[1] = other[1];
@@ -341,7 +343,7 @@ class DynamicFakeQuantizeLinear : public RangeQuantize {
 
   void compute(Context& context) const override {
     static constexpr Recipe::Constants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
-    run(context, context.input(0), &constants, false);
+    run(context, context.input(0), constants, false);
   }
 };
 

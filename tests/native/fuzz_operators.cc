@@ -1,0 +1,599 @@
+// Every operator on inputs made from bytes: the portable kernels against each instruction set that the machine has, bit
+// for bit, in memory of exactly the tensors' sizes, so that AddressSanitizer sees a step beyond. Types, shapes and
+// attributes may be wrong: the same error then comes from all, and nothing is written. tests/native/run builds it
+//
+//   with libFuzzer                     fuzz_operators [its options] [corpus]
+//   without (-DORT_DYNQ_NO_FUZZER)     fuzz_operators SECONDS [CORPUS]: the corpus, then bytes at random; each input
+//                                      also by many threads at once, each of which is lent others by its caller
+//
+// A new operator is found by itself. Attributes that it brings want a line in kAttributes; inputs with rules of their
+// own for shapes, one in shape_of_input.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "c_api.h"
+#include "operators/operator.h"
+
+namespace {
+
+using dynq::Operator;
+using dynq::Shape;
+using dynq::Type;
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "fuzz_operators: %s\n", what.c_str());
+  std::abort();
+}
+
+// The input's bytes, over and over, each time changed, so that few bytes make large tensors.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+
+  uint8_t byte() {
+    if (size_ == 0) return 0;
+    const uint8_t value = static_cast<uint8_t>(data_[at_] ^ (round_ * 0x9d));
+    if (++at_ == size_) at_ = 0, ++round_;
+    return value;
+  }
+  template <class T>
+  T any() {
+    uint8_t bytes[sizeof(T)];
+    for (uint8_t& value : bytes) value = byte();
+    T value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+  }
+  size_t below(size_t count) { return byte() % count; }
+  bool one_in(size_t count) { return below(count) == count - 1; }  // never, of bytes that are 0
+  template <class Range>
+  auto of(const Range& values) -> decltype(values[0]) {
+    return values[below(std::size(values))];
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_, at_ = 0;
+  unsigned round_ = 0;
+};
+
+// Attributes: their values, and those that no operator takes. An operator ignores those that are not its own.
+struct Choices {
+  const char* name;
+  std::vector<const char*> texts;  // of an attribute that is text
+  std::vector<int64_t> values, wrong;
+};
+constexpr int64_t kHuge = int64_t{1} << 62, kLeast = std::numeric_limits<int64_t>::min();
+const Choices kAttributes[] = {
+    {"qtype", {"per_tensor", "per_channel", "per_group", "auto", "", "per_row"}, {}, {}},
+    {"arithmetic", {"onnx", "onednn", "ONNX"}, {}, {}},
+    {"axis", {}, {0, 1, -1, -2, 2}, {3, -5, 17, kHuge, kLeast}},
+    {"block_size", {}, {0, 1, 2, 3, 16, 32, 33, 128}, {-1, kHuge, kLeast}},
+    {"output_dtype", {}, {0, 2, 3}, {1, 6, -1, kHuge}},
+    {"offset", {}, {0, 1}, {2, -1, 128}},
+    {"quotient", {}, {0, 1, 2}, {3, -1, kHuge}},
+    {"order", {}, {0, 1, 2}, {3, -1, kLeast}},
+    {"code_type", {}, {1, 2, 3}, {0, 6, kHuge}},
+    {"quant_min", {}, {-128, -127, 0, -8, 1}, {-129, 300, -70000, -(1 << 24), kLeast}},
+    {"quant_max", {}, {127, 255, 15, 7, 126}, {256, -200, 70000, 1 << 24, kHuge}},
+    {"clip", {}, {0, 1}, {2, -1}},
+    {"nan", {}, {0, 1, 2}, {3, -1}},
+    {"range", {}, {0, 1, 2, 3}, {4, -1, kHuge}},
+    {"inverse", {}, {0, 1}, {2, -1}},
+    {"zero_point_form", {}, {0, 1, 2, 3, 4}, {5, -1, kLeast}},
+    {"zero_point_before_epsilon", {}, {0, 1}, {2}},
+    {"zero_point_type", {}, {1, 2, 3}, {0, 6, kHuge}},
+};
+
+std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {
+  std::vector<ort_dynq_attribute> given;
+  for (const Choices& choices : kAttributes) {
+    if (!bytes.one_in(2)) continue;
+    const bool wrong = may_be_wrong && bytes.one_in(8);
+    const bool is_text = choices.texts.empty() == (wrong && bytes.one_in(4));
+    if (is_text)
+      given.push_back({choices.name, choices.texts.empty() ? "1" : bytes.of(choices.texts), 0});
+    else
+      given.push_back(
+          {choices.name, nullptr, choices.values.empty() ? 1 : bytes.of(wrong ? choices.wrong : choices.values)});
+  }
+  return given;
+}
+
+template <class T>
+T find(const std::vector<ort_dynq_attribute>& given, const char* name, T absent, T ort_dynq_attribute::* member) {
+  for (const ort_dynq_attribute& attribute : given)
+    if (std::strcmp(attribute.name, name) == 0) return attribute.*member;
+  return absent;
+}
+
+// Shapes
+
+constexpr int64_t kLengths[] = {1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 97, 127, 128, 129, 130};
+constexpr int64_t kLongLengths[] = {1023, 4097, 33000, 70001, 150000};
+constexpr int64_t kMostElements = 300000;  // beyond what makes tasks of one block, rows and parameters
+
+Shape shape_of(std::initializer_list<int64_t> dims) {
+  Shape shape;
+  for (const int64_t dim : dims) shape.dims[shape.rank++] = dim;
+  return shape;
+}
+
+Shape make_src_shape(Bytes& bytes, bool is_large) {
+  Shape shape;
+  shape.rank = bytes.one_in(16) ? bytes.below(dynq::kMaxRank + 1) : bytes.below(4) + 1;
+  const size_t long_one = is_large ? bytes.below(std::max<size_t>(1, shape.rank)) : shape.rank;
+  for (size_t i = 0; i < shape.rank; ++i) {
+    int64_t& dim = shape.dims[i];
+    dim = i == long_one                ? bytes.of(kLongLengths)
+          : shape.rank > 4 || is_large ? 1 + static_cast<int64_t>(bytes.below(3))
+          : bytes.one_in(32)           ? 0
+          : bytes.one_in(2)            ? bytes.of(kLengths)
+                                       : 1 + static_cast<int64_t>(bytes.below(8));
+  }
+  for (size_t i = 0; i < shape.rank && shape.elements() > (is_large ? kMostElements : 20000); ++i)
+    if (i != long_one) shape.dims[i] = 1;
+  return shape;
+}
+
+int64_t divisor_of(Bytes& bytes, int64_t length) {
+  int64_t count = std::max<int64_t>(1, length >> bytes.below(8));
+  while (length % count != 0) --count;
+  return length == 0 ? 0 : count;
+}
+
+// A shape for input `index` > 0 that fits, as operators have it whose names begin alike.
+Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
+                     const std::vector<ort_dynq_attribute>& given) {
+  if (index > 1 && op.rfind("Range", 0) != 0) return bytes.one_in(4) ? shape_of({1}) : scales;
+  if (op.rfind("Range", 0) == 0) return index == 1 ? shape_of({9}) : Shape{};
+  if (op.rfind("Dynamic", 0) != 0) {  // broadcast
+    Shape shape = src;
+    const size_t missing = bytes.one_in(4) ? bytes.below(src.rank + 1) : 0;
+    shape.rank -= missing;
+    for (size_t i = 0; i < shape.rank; ++i) shape.dims[i] = bytes.one_in(2) ? 1 : src.dims[i + missing];
+    return shape;
+  }
+  const std::string qtype = find<const char*>(given, "qtype", "per_tensor", &ort_dynq_attribute::text)
+                                ? find<const char*>(given, "qtype", "per_tensor", &ort_dynq_attribute::text)
+                                : "";
+  const int64_t rank = static_cast<int64_t>(src.rank);
+  int64_t axis = find<int64_t>(given, "axis", 1, &ort_dynq_attribute::integer);
+  const int64_t block = find<int64_t>(given, "block_size", 0, &ort_dynq_attribute::integer);
+  if (axis < 0) axis += rank;
+  const bool has_axis = axis >= 0 && axis < rank;
+  if (qtype == "per_group" || (qtype == "auto" && block > 0)) {
+    Shape shape = src;
+    for (int64_t i = 0; i < rank; ++i) {
+      const int64_t length = src.dims[i];
+      shape.dims[i] = block <= 0  ? divisor_of(bytes, length)
+                      : i == axis ? length / block + (length % block != 0)
+                                  : length;
+    }
+    return shape;
+  }
+  if (has_axis && (qtype == "per_channel" || (qtype == "auto" && bytes.one_in(2)))) return shape_of({src.dims[axis]});
+  return bytes.one_in(2) ? Shape{} : shape_of({1});
+}
+
+Shape make_wrong_shape(Bytes& bytes, Shape shape) {
+  switch (bytes.below(5)) {
+    case 0:
+      return shape_of({bytes.of(kLengths)});
+    case 1:
+      if (shape.rank < dynq::kMaxRank) shape.dims[shape.rank++] = 1 + static_cast<int64_t>(bytes.below(2));
+      return shape;
+    case 2:
+      if (shape.rank > 0) --shape.rank;
+      return shape;
+    case 3:
+      if (shape.rank > 0) shape.dims[bytes.below(shape.rank)] = static_cast<int64_t>(bytes.below(5));
+      return shape;
+    default:
+      return Shape{};
+  }
+}
+
+// Values
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kSpecials[] = {kNan,   kInfinity,  -kInfinity,     0.0f,          -0.0f,          1e-45f,
+                               1e-40f, -1e-40f,    1.1754944e-38f, 3.4028235e38f, 2147483648.0f,  -2147483904.0f,
+                               1e30f,  8388608.0f, -8388609.0f,    4194304.5f,    -3.4028235e38f, 16777216.0f};
+constexpr float kScales[] = {1.0f,          0.1f,          0.0078125f,    0.0037f, 1.9999999f, 8.6736174e-19f,
+                             8.673616e-19f, 1.1529215e18f, 1.1529216e18f, 4.0f,    -0.1f,      -1.0f};
+constexpr int32_t kZeroPoints[] = {0,      1,      128,     -128,       255,       16384,     16385,
+                                   -16384, -16385, 1 << 24, -(1 << 24), INT32_MIN, INT32_MAX, INT32_MAX - 127};
+
+// Codes and a half, in scales; their neighbours; special ones; any bits.
+float make_float(Bytes& bytes, float scale) {
+  const uint8_t kind = bytes.byte();
+  if (kind >= 0xf0) return bytes.of(kSpecials);
+  if (kind >= 0xe0) return bytes.any<float>();
+  float x = (static_cast<float>(bytes.any<int8_t>()) * (kind & 1 ? 1.0f : 2.5f) + (kind & 2 ? 0.5f : 0.0f)) * scale;
+  if (kind & 4) x = std::nextafterf(x, kind & 8 ? kInfinity : -kInfinity);
+  return x;
+}
+
+// A tensor whose last byte is the last of its memory, and its first one too, unless it is to lie at an odd address.
+struct Given {
+  Type type = dynq::kNone;
+  Shape shape;
+  size_t offset = 0;
+  std::vector<uint8_t> exact;  // of no more capacity than it needs
+
+  void make_room(uint8_t value) {
+    exact.assign(offset + static_cast<size_t>(shape.elements()) * dynq::size_of(type), value);
+  }
+  uint8_t* data() { return exact.data() + offset; }
+  const uint8_t* data() const { return exact.data() + offset; }
+
+  ort_dynq_tensor tensor() const {
+    return {type, static_cast<int32_t>(shape.rank), shape.dims, exact.size() == offset ? nullptr : data()};
+  }
+};
+
+template <class T, class Make>
+void fill(Given& given, Make make) {
+  const auto count = static_cast<size_t>(given.shape.elements());
+  for (size_t i = 0; i < count; ++i) {
+    const T value = make(i);
+    std::memcpy(given.data() + i * sizeof value, &value, sizeof value);
+  }
+}
+
+void fill_any(Bytes& bytes, Given& given, size_t index, bool special, bool constants, float scale) {
+  constexpr size_t kOffsets[] = {0, 0, 0, 1, 2, 4, 20, 63};
+  given.offset = bytes.of(kOffsets);
+  given.make_room(0);
+  if (given.type == dynq::kFloat && constants) {
+    const bool in_units = bytes.one_in(2);  // range 3 has the ends of the codes here, the others the ends of the floats
+    const float ordinary[] = {in_units ? -128.0f : -3.4028235e38f,
+                              in_units ? 127.0f : 3.4028235e38f,
+                              bytes.one_in(2) ? 1e-5f : 0.0f,
+                              3.4028235e38f,
+                              bytes.one_in(2) ? 127.0f : 255.0f,
+                              bytes.one_in(2) ? 2.0f : 1.0f,
+                              bytes.one_in(2) ? 1.1920929e-7f : 0.0f,
+                              3.4028235e38f,
+                              1.0f};
+    fill<float>(given, [&](size_t i) {
+      return special && bytes.one_in(4) ? make_float(bytes, 1) : ordinary[i % std::size(ordinary)];
+    });
+  } else if (given.type == dynq::kFloat && index == 1) {
+    fill<float>(given, [&](size_t) {
+      const float value = special && bytes.one_in(4) ? make_float(bytes, 1e-4f) : bytes.of(kScales);
+      return special ? value : std::fabs(value);
+    });
+  } else if (given.type == dynq::kFloat && index > 1) {
+    fill<float>(given, [&](size_t) {
+      return special && bytes.one_in(4) ? make_float(bytes, 1) : static_cast<float>(bytes.any<int8_t>());
+    });
+  } else if (given.type == dynq::kFloat) {
+    fill<float>(given, [&](size_t) { return make_float(bytes, scale); });
+  } else if (given.type == dynq::kInt32) {
+    fill<int32_t>(given, [&](size_t) -> int32_t {
+      if (special && bytes.one_in(4)) return bytes.one_in(2) ? bytes.any<int32_t>() : bytes.of(kZeroPoints);
+      return bytes.any<int8_t>();
+    });
+  } else {
+    for (uint8_t& value : given.exact) value = bytes.byte();
+  }
+}
+
+struct Problem {
+  const Operator* op = nullptr;
+  std::vector<ort_dynq_attribute> attributes;
+  std::vector<Given> inputs;
+  size_t output_offset = 0;
+
+  std::vector<ort_dynq_tensor> tensors() const {
+    std::vector<ort_dynq_tensor> all;
+    for (const Given& given : inputs) all.push_back(given.tensor());
+    return all;
+  }
+};
+
+Problem make_problem(Bytes& bytes) {
+  Problem problem;
+  problem.op = &dynq::operators()[bytes.below(dynq::operators().size())];
+  const uint8_t flags = bytes.byte();
+  const bool wrong_attributes = (flags & 7) == 7, wrong_shapes = (flags & 56) == 56,
+             wrong_types = (flags & 0xc0) == 0xc0;
+  const uint8_t more = bytes.byte();
+  const bool special = (more & 1) != 0, is_large = (more & 0xf0) == 0xf0;
+  problem.attributes = make_attributes(bytes, wrong_attributes);
+
+  const auto& signature = bytes.of(problem.op->signatures);
+  std::vector<Type> types = signature.inputs;
+  if (types.size() > problem.op->required_inputs && bytes.one_in(4)) types.pop_back();
+  if (wrong_types) {
+    constexpr Type kTypes[] = {dynq::kNone, dynq::kFloat, dynq::kUint8,
+                               dynq::kInt8, dynq::kInt32, static_cast<Type>(100)};
+    if (bytes.one_in(4)) types.resize(bytes.below(6), dynq::kFloat);
+    if (!types.empty()) types[bytes.below(types.size())] = bytes.of(kTypes);
+  }
+  const float scale = bytes.of(kScales);
+  const std::string name = problem.op->name;
+  for (size_t i = 0; i < types.size(); ++i) {
+    Given given;
+    given.type = types[i];
+    given.shape = i == 0 ? make_src_shape(bytes, is_large)
+                         : shape_of_input(bytes, name, i, problem.inputs[0].shape,
+                                          problem.inputs[std::min<size_t>(i, 2) - 1].shape, problem.attributes);
+    if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
+    if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && name.rfind("Range", 0) == 0, scale);
+    problem.inputs.push_back(std::move(given));
+  }
+  problem.output_offset = bytes.one_in(4) ? 1 + bytes.below(63) : 0;
+  return problem;
+}
+
+// Running
+
+struct Result {
+  size_t output_offset = 0;
+  std::string error;
+  std::vector<Given> outputs;
+  bool operator!=(const Result& other) const {
+    if (error != other.error || outputs.size() != other.outputs.size()) return true;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (outputs[i].type != other.outputs[i].type || !(outputs[i].shape == other.outputs[i].shape) ||
+          outputs[i].exact != other.outputs[i].exact)
+        return true;
+    return false;
+  }
+};
+
+void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int32_t rank) {
+  Result& result = *static_cast<Result*>(user);
+  auto& outputs = result.outputs;
+  if (static_cast<size_t>(index) != outputs.size()) fail("outputs are not asked for in turn");
+  Given given;
+  given.type = static_cast<Type>(type);
+  given.shape.rank = static_cast<size_t>(rank);
+  std::copy_n(dims, rank, given.shape.dims);
+  given.offset = result.output_offset;
+  given.make_room(0xa5);
+  outputs.push_back(std::move(given));
+  return outputs.back().data();
+}
+
+// Where two NaNs meet, which of them comes out is up to the order in which the compiler has them.
+void unify_nans(Given& given) {
+  if (given.type != dynq::kFloat) return;
+  for (size_t i = given.offset; i < given.exact.size(); i += sizeof(float)) {
+    float value;
+    std::memcpy(&value, &given.exact[i], sizeof value);
+    if (std::isnan(value)) std::memcpy(&given.exact[i], &kNan, sizeof kNan);
+  }
+}
+
+Result run(const Problem& problem) {
+  Result result;
+  result.outputs.reserve(8);
+  result.output_offset = problem.output_offset;
+  const std::vector<ort_dynq_tensor> tensors = problem.tensors();
+  char error[512] = "";
+  const int failed =
+      ort_dynq_run(problem.op->name, problem.attributes.data(), static_cast<int32_t>(problem.attributes.size()),
+                   tensors.data(), static_cast<int32_t>(tensors.size()), allocate, &result, error, sizeof error);
+  if (failed) {
+    if (*error == '\0') fail("an error without a message");
+    if (!result.outputs.empty()) fail("an error after an output was asked for: " + std::string(error));
+    result.error = error;
+  }
+  for (Given& output : result.outputs) unify_nans(output);
+  return result;
+}
+
+std::string describe(const Problem& problem) {
+  std::string text = problem.op->name;
+  for (const ort_dynq_attribute& given : problem.attributes)
+    text += std::string(" ") + given.name + "=" + (given.text ? given.text : std::to_string(given.integer));
+  for (const Given& given : problem.inputs)
+    text += std::string(", ") + dynq::name_of(given.type) + " " + given.shape.text();
+  return text;
+}
+
+[[noreturn]] void differ(const Problem& problem, const std::string& what, const Result& expected,
+                         const Result& actual) {
+  std::string text = describe(problem) + ": " + what + " differs";
+  if (expected.error != actual.error) text += ": '" + actual.error + "', expected '" + expected.error + "'";
+  for (size_t i = 0; i < std::min(expected.outputs.size(), actual.outputs.size()); ++i) {
+    const auto &e = expected.outputs[i].exact, &a = actual.outputs[i].exact;
+    for (size_t k = 0; k < std::min(e.size(), a.size()); ++k)
+      if (e[k] != a[k]) {
+        const size_t size = dynq::size_of(expected.outputs[i].type), at = (k - expected.outputs[i].offset) / size;
+        text += ", output " + std::to_string(i) + ", element " + std::to_string(at);
+        for (const uint8_t* from : {a.data(), e.data()}) {
+          text += from == a.data() ? ": " : ", expected ";
+          for (size_t b = size; b-- > 0;) {
+            char hex[3];
+            std::snprintf(hex, sizeof hex, "%02x", from[expected.outputs[i].offset + at * size + b]);
+            text += hex;
+          }
+        }
+        break;
+      }
+  }
+  fail(text);
+}
+
+// What was tried, so that a driver can tell that it tried enough.
+struct Statistics {
+  size_t inputs = 0, errors = 0;
+  std::map<std::string, size_t> runs;
+  std::set<std::string> messages;
+} statistics;
+
+std::vector<const char*> isas() {
+  std::vector<const char*> names;
+  while (const char* name = ort_dynq_supported_isa(names.size())) names.push_back(name);
+  return names;
+}
+
+void select(const char* isa) {
+  if (ort_dynq_select_isa(isa, nullptr, 0)) fail(std::string("cannot select ") + isa);
+}
+
+Result check(const Problem& problem) {
+  static const std::vector<const char*> names = isas();
+  select("portable");
+  Result expected = run(problem);
+  for (const char* name : names) {
+    select(name);
+    const Result actual = run(problem);
+    if (actual != expected) differ(problem, name, expected, actual);
+  }
+  ++statistics.inputs;
+  if (expected.error.empty())
+    ++statistics.runs[problem.op->name];
+  else
+    ++statistics.errors, statistics.messages.insert(expected.error);
+  return expected;
+}
+
+}  // namespace
+
+#ifndef ORT_DYNQ_NO_FUZZER
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Bytes bytes(data, size);
+  check(make_problem(bytes));
+  return 0;
+}
+
+#else
+
+namespace {
+
+class ReadAttributes : public dynq::Attributes {
+ public:
+  explicit ReadAttributes(const std::vector<ort_dynq_attribute>& given) : given_(given) {}
+  int64_t integer(const char* name, int64_t absent) const override {
+    return find<int64_t>(given_, name, absent, &ort_dynq_attribute::integer);
+  }
+  std::string text(const char* name, const char* absent) const override {
+    return find<const char*>(given_, name, absent, &ort_dynq_attribute::text);
+  }
+
+ private:
+  const std::vector<ort_dynq_attribute>& given_;
+};
+
+// One caller of a node, which lends it threads.
+class Threads : public dynq::Context {
+ public:
+  Threads(const Problem& problem, const Result& expected, size_t threads)
+      : problem_(problem), expected_(expected), threads_(threads) {}
+
+  dynq::Tensor input(size_t index) override {
+    if (index >= problem_.inputs.size()) return {};
+    const Given& given = problem_.inputs[index];
+    return {given.type, given.shape, given.data()};
+  }
+
+  void* output(size_t index, const Shape& shape) override {
+    const Given& as = expected_.outputs.at(index);
+    if (!(shape == as.shape)) fail("another shape");
+    return allocate(&result, static_cast<int32_t>(index), as.type, shape.dims, static_cast<int32_t>(shape.rank));
+  }
+
+  void parallel_for(size_t count, void (*task)(void*, size_t), void* data) override {
+    ++used;
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+      for (size_t i = next++; i < count; i = next++) task(data, i);
+    };
+    std::vector<std::thread> others;
+    for (size_t i = 1; i < std::min(threads_, count); ++i) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+  }
+
+  Result result;
+  size_t used = 0;
+
+ private:
+  const Problem& problem_;
+  const Result& expected_;
+  size_t threads_;
+};
+
+// One node, run by several callers at once.
+size_t check_threads(const Problem& problem, const Result& expected) {
+  const ReadAttributes attributes(problem.attributes);
+  const auto node = problem.op->create(attributes);
+  std::vector<Threads> callers(3, Threads(problem, expected, 3));
+  std::vector<std::thread> threads;
+  for (Threads& caller : callers) {
+    caller.result.outputs.reserve(8);
+    caller.result.output_offset = problem.output_offset;
+    threads.emplace_back([&] { node->compute(caller); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  size_t used = 0;
+  for (Threads& caller : callers) {
+    for (Given& output : caller.result.outputs) unify_nans(output);
+    if (caller.result != expected) differ(problem, "a thread", expected, caller.result);
+    used += caller.used;
+  }
+  return used;
+}
+
+uint64_t splitmix(uint64_t& state) {
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const double limit = count > 1 ? std::atof(arguments[1]) : 10;
+  size_t shared_out = 0;
+  const auto try_one = [&](const std::vector<uint8_t>& input) {
+    Bytes bytes(input.data(), input.size());
+    const Problem problem = make_problem(bytes);
+    const Result expected = check(problem);
+    if (expected.error.empty()) shared_out += check_threads(problem, expected);
+  };
+  if (count > 2)
+    for (const auto& entry : std::filesystem::directory_iterator(arguments[2])) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      try_one({std::istreambuf_iterator<char>(file), {}});
+    }
+  const size_t corpus = statistics.inputs;
+  uint64_t state = 1;
+  while (seconds() < limit) {
+    std::vector<uint8_t> input(64 + splitmix(state) % 512);
+    for (uint8_t& value : input) value = static_cast<uint8_t>(splitmix(state));
+    try_one(input);
+  }
+  std::printf("%zu inputs, %zu of them from the corpus, %zu with an error, %zu loops shared out\n", statistics.inputs,
+              corpus, statistics.errors, shared_out);
+  for (const Operator& op : dynq::operators()) std::printf("%7zu %s\n", statistics.runs[op.name], op.name);
+  for (const Operator& op : dynq::operators())
+    if (statistics.runs[op.name] < 10) fail(std::string(op.name) + " hardly ever ran");
+  if (shared_out < 10) fail("hardly anything was shared out to threads");
+}
+
+#endif
