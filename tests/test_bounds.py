@@ -1,0 +1,299 @@
+"""Bad tensors, for every operator: wrong shapes, counts and types give errors, and nothing outside a tensor is touched.
+
+Tensors that end at a page that nobody may touch, or begin behind one, tell what AddressSanitizer does not see: masked
+vector instructions. A step beyond ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import mmap
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, Shape, assert_same, handwritten, make_session, parse
+
+from ort_dynq import DynqError, kernels, library
+from ort_dynq.operators import OPERATORS, Operator, Signature
+
+SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
+IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
+every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES, ids=IDS)
+TEXTS = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
+
+Attributes = dict[str, Any]
+
+
+# What fits. A new operator has shapes as one of these three have them, or wants a line here.
+
+
+def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    """Shapes of the inputs, and attributes: every way in which elements share a scale, tensors around n elements."""
+    names = {attribute.name for attribute in operator.attributes}
+    if "range" in names:
+        for src, axis in (((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, n), 0)):
+            for kind, form in ((0, 0), (1, 1 + n % 4), (2, 1 + n % 4)):
+                yield [src, CONSTANTS.shape, ()], {"axis": axis, "range": kind, "zero_point_form": form}
+    elif "qtype" in names:
+        for parameters, given in granularities(n):
+            for zps in (parameters[1], (1,)):
+                yield [*parameters, zps], given
+    else:
+        for src, scales in (((n,), ()), ((n,), (n,)), ((3, n), (n,)), ((3, n), (3, 1)), ((n, 3), (n, 1))):
+            for zps in (scales, (1,)):
+                yield [src, scales, zps], {}
+
+
+def granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    yield [(n,), ()], {}
+    for src, axis in (((n,), 0), ((3, n), 1), ((n, 3), 0), ((3, n), 0), ((n, 3), 1), ((2, n, 3), 1)):
+        yield [src, (src[axis],)], {"qtype": "per_channel", "axis": axis}
+    for src, scales in (((2, 2 * n), (2, 2)), ((2 * n, 2), (2, 1)), ((n, 4), (n, 2))):
+        yield [src, scales], {"qtype": "per_group"}
+    for block in (3, 16, 32):
+        yield [(2, n), (2, -(-n // block))], {"qtype": "per_group", "axis": 1, "block_size": block}
+        yield [(n, 3), (-(-n // block), 3)], {"qtype": "per_group", "axis": 0, "block_size": block}
+
+
+def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
+    """The attributes, and those that follow from the types; of the others every value in turn."""
+    names = {attribute.name for attribute in operator.attributes}
+    code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
+    result = dict(given)
+    if "output_dtype" in names:
+        result |= {"output_dtype": code, "arithmetic": ("onnx", "onednn")[n % 2]}
+    if "code_type" in names:
+        result |= {"code_type": code, "nan": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
+        result |= {"quotient": n % 3, "order": n // 3 % 3}
+    return result
+
+
+def values(rng: np.random.Generator, operator: Operator, index: int, type_: str, shape: Shape) -> Array:
+    if "constants" in operator.inputs[index].name:
+        return CONSTANTS
+    if type_ == "float32":
+        if index == 0:
+            return rng.normal(0, 60, shape).astype(np.float32)
+        return rng.choice(np.float32([0.1, 0.5, 1.7, 1e-40] if rng.random() < 0.2 else [0.1, 0.5, 1.7]), shape)
+    low, high = (-300, 20000) if type_ == "int32" else (np.iinfo(type_).min, np.iinfo(type_).max)
+    return np.asarray(rng.integers(low, high, shape)).astype(type_)
+
+
+def inputs_of(rng: np.random.Generator, operator: Operator, signature: Signature, shapes: list[Shape]) -> list[Array]:
+    return [
+        np.asarray(values(rng, operator, index, type_, shape))
+        for index, (type_, shape) in enumerate(zip(signature.inputs, shapes, strict=False))
+    ]
+
+
+# Memory that ends
+
+
+class Arena:
+    """Memory between two pages that nobody may touch."""
+
+    SIZE = 16 * mmap.PAGESIZE
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, self.SIZE + 2 * mmap.PAGESIZE)
+        self.begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + mmap.PAGESIZE
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for page in (self.begin - mmap.PAGESIZE, self.begin + self.SIZE):
+            assert protect(page, mmap.PAGESIZE, 0) == 0
+
+    def empty(self, shape: Shape, dtype: Any, at_end: bool) -> Array:
+        """An array that ends at the last page, or begins behind the first."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        assert size <= self.SIZE
+        offset = mmap.PAGESIZE + (self.SIZE - size if at_end else 0)
+        array: Array = np.ndarray(shape, dtype, self.memory, offset)  # type: ignore[call-overload]
+        return array
+
+    def copy(self, array: Array, at_end: bool) -> Array:
+        result = self.empty(array.shape, array.dtype, at_end)
+        result[...] = array
+        return result
+
+
+@functools.cache
+def arenas() -> tuple[list[Arena], list[Arena]]:
+    """For inputs and for outputs. Kept: their memory cannot be given back while arrays may refer to it."""
+    return [Arena() for _ in range(3)], [Arena() for _ in range(3)]
+
+
+def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: tuple[str, ...], at_end: bool) -> Any:
+    """kernels.run, inputs and outputs in arenas."""
+    sources, targets = arenas()
+    arrays = [arena.copy(array, at_end) for arena, array in zip(sources, inputs, strict=False)]
+    results: list[Array] = []
+
+    def allocate(_user: int, index: int, _type: int, dims: Any, rank: int) -> int:
+        results.append(targets[index].empty(tuple(dims[:rank]), outputs[index], at_end))
+        results[-1][...] = 77
+        return int(results[-1].ctypes.data)
+
+    tensors = (library.Tensor * len(arrays))(*map(kernels._tensor, arrays))
+    attributes = kernels._attributes(tuple(given.items()))
+    message = ctypes.create_string_buffer(1024)
+    failed = library.load().ort_dynq_run(
+        operator.encode(),
+        attributes,
+        len(attributes),
+        tensors,
+        len(tensors),
+        library.Allocate(allocate),
+        None,
+        message,
+        1024,
+    )
+    assert not failed, message.value
+    return results
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no mprotect")
+@every_signature
+def test_nothing_outside_a_tensor_is_touched(isa: str, operator: Operator, signature: Signature) -> None:
+    rng = np.random.default_rng(0)
+    for n in (*range(1, 68), 96, 97, *range(126, 131)):
+        for shapes, given in fitting(operator, n):
+            arrays = inputs_of(rng, operator, signature, shapes)
+            attributes = with_types(operator, signature, given, n)
+            expected = kernels.run(operator.name, arrays, **attributes)
+            for at_end in (True, False):
+                results = run_guarded(operator.name, arrays, attributes, signature.outputs, at_end)
+                for result, right in zip(results, expected, strict=True):
+                    assert result.tobytes() == right.tobytes(), (shapes, attributes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tells of the process's end as Linux does")
+@pytest.mark.parametrize(("at", "inside"), [("-1", False), ("0", True), ("a.SIZE - 1", True), ("a.SIZE", False)])
+def test_guards_guard(at: str, inside: bool) -> None:
+    """A step beyond ends the process: seen in one of its own."""
+    code = f"import ctypes, test_bounds; a = test_bounds.Arena(); ctypes.string_at(a.begin + {at}, 1); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    if inside:
+        assert done.stdout == "alive\n", done.stderr
+    else:
+        assert done.returncode == -signal.SIGSEGV
+
+
+# What does not fit
+
+
+def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, list[Shape]]]:
+    """Shapes that do not fit, attributes, and shapes that do with the same attributes."""
+    names = {attribute.name for attribute in operator.attributes}
+    count = len(operator.inputs)
+    if "range" in names:
+        for constants in ((), (8,), (10,), (0,), (9, 1), (1, 9)):
+            yield [(2, 4), constants, ()], {}, [(2, 4), (9,), ()]
+        for axis in (2, -3):
+            yield [(2,), (9,), ()], {"axis": axis}, [(2, 4, 3), (9,), ()]
+        return
+    if "qtype" in names:
+        for qtype, wrong, good in (
+            ("per_tensor", [(2,), (0,), (1, 1)], ()),
+            ("per_channel", [(3,), (1,), (), (1, 4), (0,), (5,)], (4,)),
+            ("per_group", [(4,), (2, 3), (2, 8), (2, 0), (0, 4), (1, 2, 4)], (2, 2)),
+            ("auto", [(3,), (5,), (2, 3), (0,)], (4,)),
+        ):
+            for scales in wrong:
+                yield [(2, 4), scales, ()], {"qtype": qtype}, [(2, 4), good, ()]
+        for axis in (3, -4, 2**62, -(2**63)):
+            given = {"qtype": "per_channel", "axis": axis}
+            yield [(2, 4), (4,), ()], given, [(2, 4, 3, 5), (5,), ()] if axis == 3 else []
+        given = {"qtype": "per_group", "block_size": 3, "axis": 1}
+        for scales in ((2, 1), (2, 3), (1, 2), (2, 2, 1)):
+            yield [(2, 4), scales, ()], given, [(2, 4), (2, 2), ()]
+        given, scale = {"qtype": "per_channel"}, (4,)
+    else:
+        for scales in ((3,), (2, 3), (4, 4), (1, 2, 4), (0,), (2, 0)):
+            yield [(2, 4), scales, ()], {}, [(2, 4), (4,), ()]
+        given, scale = {}, (4,)
+    if count > 2:
+        for zps in ((3,), (4, 1), (0,), (5,), (2, 4)):
+            yield [(2, 4), scale, zps], given, [(2, 4), scale, (4,)]
+
+
+def node(operator: Operator, signature: Signature, given: Attributes) -> onnx.ModelProto:
+    names = [value.name for value in operator.inputs]
+    texts = ", ".join(
+        f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in given.items()
+    )
+    heads = ", ".join(f"{TEXTS[type_]}[] {name}" for type_, name in zip(signature.inputs, names, strict=True))
+    tails = ", ".join(f"{TEXTS[type_]}[] y{i}" for i, type_ in enumerate(signature.outputs))
+    outputs = ", ".join(f"y{i}" for i in range(len(signature.outputs)))
+    return parse(
+        heads, tails, f"{outputs} = ort_dynq.{operator.name}{f'<{texts}>' if texts else ''}({', '.join(names)})"
+    )
+
+
+@every_operator
+def test_wrong_shapes(backend: str, operator: Operator) -> None:
+    """An error that names the operator; the session then gives right results."""
+    rng = np.random.default_rng(0)
+    signature = operator.signatures[0]
+    sessions: dict[str, Any] = {}
+    tried = 0
+    for shapes, given, good in wrong_shapes(operator):
+        attributes = with_types(operator, signature, given, 0)
+        if str(attributes) not in sessions:
+            model = handwritten(node(operator, signature, attributes), backend)
+            sessions[str(attributes)] = make_session(model, backend)
+        session = sessions[str(attributes)]
+        names = [value.name for value in operator.inputs]
+        wrong, right = (inputs_of(rng, operator, signature, some) for some in (shapes, good))
+        if len(wrong) > 1 and operator.inputs[1].name == "constants":
+            wrong[1] = np.resize(CONSTANTS, shapes[1])
+        with pytest.raises(Exception, match=operator.name):
+            session.run(None, dict(zip(names, wrong, strict=False)))
+        with pytest.raises(DynqError, match=operator.name):
+            kernels.run(operator.name, wrong, **attributes)
+        if good:
+            expected = kernels.run(operator.name, right, **attributes)
+            for result, other in zip(session.run(None, dict(zip(names, right, strict=False))), expected, strict=True):
+                assert_same(result, other)
+        tried += 1
+    assert tried >= 8
+
+
+@every_operator
+def test_wrong_types_and_counts(operator: Operator) -> None:
+    """Without a session, which finds these itself (test_extensions.py): every combination that there is not."""
+    known = {signature.inputs for signature in operator.signatures}
+    required = sum(not value.absent for value in operator.inputs)
+    for count in range(len(operator.inputs) + 2):
+        for types in itertools.product(TEXTS, repeat=count):
+            if any(inputs[:count] == types for inputs in known) and required <= count:
+                continue
+            with pytest.raises(DynqError, match=operator.name):
+                kernels.run(operator.name, [np.ones((), type_) for type_ in types])
+
+
+@every_signature
+def test_more_dimensions_than_there_may_be(backend: str, operator: Operator, signature: Signature) -> None:
+    given = with_types(operator, signature, {}, 0)
+    session = make_session(handwritten(node(operator, signature, given), backend), backend)
+    rng = np.random.default_rng(0)
+    shapes: list[Shape] = [(2, 4), (9,) if operator.inputs[1].name == "constants" else (), ()]
+    names = [value.name for value in operator.inputs]
+    arrays = inputs_of(rng, operator, signature, shapes)
+    for index, array in enumerate(arrays):
+        wrong = [*arrays[:index], array.reshape((1,) * (17 - array.ndim) + array.shape), *arrays[index + 1 :]]
+        with pytest.raises(Exception, match="rank 17, expected at most 16"):
+            session.run(None, dict(zip(names, wrong, strict=True)))
+    results = session.run(None, dict(zip(names, arrays, strict=True)))
+    for result, expected in zip(results, kernels.run(operator.name, arrays, **given), strict=True):
+        assert_same(result, expected)

@@ -1,0 +1,239 @@
+"""Many threads, many sessions, many threads of onnxruntime, denormals as zero: the same bits as a thread alone."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import platform
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers import Array, assert_same, handwritten, options, parse
+
+import ort_dynq
+from ort_dynq import kernels
+
+THREADS = 8
+CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 127, 1, 1e-7, 3e38, 1])
+# Every kind of kernel and of layout, and more than one task each (beyond 32768 elements): per tensor, per channel,
+# blocks with a shorter last one, short rows, rows so long that they are shared out.
+MODEL = parse(
+    "float[n, m] x, float[] scale, float[] scales, float[] blocks, int8[] zp, float[9] constants",
+    "int8[] a, float[] b, int8[] c, float[] d, float[] e, float[] f, int8[] g, float[] h, int8[] i, float[] j,"
+    "float[] k, float[] l",
+    """a = ort_dynq.DynamicQuantize<qtype = "per_channel", axis = 1>(x, scales, zp)
+       b = ort_dynq.DynamicDequantize<qtype = "per_channel", axis = 1>(a, scales, zp)
+       c = ort_dynq.DynamicQuantize<qtype = "per_group", axis = 1, block_size = 32>(x, blocks, zp)
+       d = ort_dynq.DynamicFakeQuantize(x, scale, zp)
+       e = ort_dynq.AffineFakeQuantize<quotient = 1>(x, scales, zp)
+       f, fs, fz = ort_dynq.RangeFakeQuantize<axis = -1>(x, constants)
+       g, h, i = ort_dynq.RangeQuantize<axis = 0>(x, constants, zp)
+       j = ort_dynq.AffineDequantize(c, scale, zp)
+       k, l, ls = ort_dynq.RangeFakeQuantize<axis = 0, range = 1, zero_point_form = 1>(x, constants)""",
+)
+
+
+def feeds(seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 3, (601, 301)).astype(np.float32)
+    scales = rng.uniform(0.01, 0.1, 301).astype(np.float32)
+    blocks = rng.uniform(0.01, 0.1, (601, 10)).astype(np.float32)
+    scale, zp = np.array(0.05, np.float32), np.array(3, np.int8)
+    return {"x": x, "scale": scale, "scales": scales, "blocks": blocks, "zp": zp, "constants": CONSTANTS}
+
+
+def open_session(backend: str, threads: int, zero: str = "0", model: onnx.ModelProto = MODEL) -> ort.InferenceSession:
+    """`zero`: whether the session takes denormals as zero. The backend stock is onnxruntime's own."""
+    given = options(threads, optimised=True)
+    given.add_session_config_entry("session.set_denormal_as_zero", zero)
+    if backend != "stock":
+        ort_dynq.register(given, backend)  # type: ignore[arg-type]
+    content = handwritten(model, backend).SerializeToString()
+    return ort.InferenceSession(content, given, providers=["CPUExecutionProvider"])
+
+
+INPUTS = [feeds(seed) for seed in range(THREADS)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[Array]]:
+    """What a thread alone gets, for each input."""
+    session = open_session("native", 1)
+    return [session.run(None, some) for some in INPUTS]
+
+
+def same(actual: list[Array], expected: list[Array]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert_same(one, other)
+
+
+def at_once(work: Callable[[int], None], count: int = THREADS) -> None:
+    """Calls `work` on as many threads, which begin together; what one raises is raised."""
+    barrier = Barrier(count)
+
+    def task(index: int) -> None:
+        barrier.wait()
+        work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(task, range(count)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_one_session_of_many_threads(backend: str, threads: int, alone: list[list[Array]]) -> None:
+    session = open_session(backend, threads)
+
+    def work(index: int) -> None:
+        for turn in range(2 * THREADS):
+            which = (index + turn) % THREADS
+            same(session.run(None, INPUTS[which]), alone[which])
+
+    at_once(work)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_many_sessions_at_once(backend: str, threads: int, alone: list[list[Array]]) -> None:
+    """Made at once, too; then run by all, and by one while others end."""
+
+    def work(index: int) -> None:
+        session = open_session(backend, threads)
+        for _ in range(2 + index % 3):
+            same(session.run(None, INPUTS[index]), alone[index])
+
+    at_once(work)
+
+
+def test_both_backends_at_once(alone: list[list[Array]]) -> None:
+    sessions = [open_session(backend, 2) for backend in ("native", "extensions")]
+
+    def work(index: int) -> None:
+        for turn in range(8):
+            same(sessions[(index + turn) % 2].run(None, INPUTS[index]), alone[index])
+
+    at_once(work)
+
+
+def test_instruction_sets_switched_meanwhile(alone: list[list[Array]]) -> None:
+    """Runs that began with one end with it, or with another that computes the same."""
+    session = open_session("native", 2)
+
+    def work(index: int) -> None:
+        for turn in range(8):
+            if index == 0:
+                for name in kernels.supported_isas() * 20:
+                    kernels._select_isa(name)
+            else:
+                same(session.run(None, INPUTS[turn]), alone[turn])
+
+    before = kernels.isa()
+    try:
+        at_once(work)
+    finally:
+        kernels._select_isa(before)
+
+
+def resident() -> int:
+    """Bytes, once the allocator has given back what it can."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, trims glibc's heap")
+def test_sessions_that_come_and_go_leave_nothing(backend: str) -> None:
+    """100 of them, each with a good and a bad run. onnxruntime-extensions' own library, without any operator of ours,
+    leaves up to 5 KB a session, which is half a megabyte; sessions that are kept take more than the bound."""
+    bound = 1536 << 10
+
+    def turn(index: int) -> ort.InferenceSession:
+        session = open_session(backend, 1 + index % 2)
+        given = {**INPUTS[index % THREADS], "x": INPUTS[0]["x"][:7], "blocks": INPUTS[0]["blocks"][:7]}
+        session.run(None, given)
+        with pytest.raises(Exception, match=r"scales? has"):
+            session.run(None, {**given, "scales": np.ones(2, np.float32)})
+        return session
+
+    for index in range(50):
+        turn(index)
+    before = resident()
+    for index in range(100):
+        turn(index)
+    assert resident() - before < bound
+    kept = [turn(index) for index in range(100)]
+    assert resident() - before > bound, len(kept)
+
+
+# Denormals as zero
+
+sse = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="sets SSE's control register")
+# How a run comes to it: by an entry of the session, by what the calling thread has set, or by both.
+modes = pytest.mark.parametrize(("entry", "flush"), [("0", True), ("1", False), ("1", True)])
+TINY = np.float32([1e-40, -1e-40, 1e-45, 2e-39, -0.0, 0.0, 1.1754944e-38, 1.0, -1.0, 1e-38, 3e-30])
+
+
+class Mode:
+    """The calling thread's way with denormals, within the block: as SSE's control register has it."""
+
+    FLUSH = 0x8040  # flush to zero, denormals are zero
+
+    def __init__(self, flush: bool) -> None:
+        self.flush = flush
+        self.code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        self.code.write(b"\x0f\xae\x1f\xc3" + b"\x0f\xae\x17\xc3")  # stmxcsr [rdi]; ret; ldmxcsr [rdi]; ret
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.code))
+        function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))
+        self.get, self.set = function(address), function(address + 4)
+        self.before = ctypes.c_uint32()
+
+    def __enter__(self) -> None:
+        self.get(self.before)
+        self.set(ctypes.c_uint32(self.before.value | (self.FLUSH if self.flush else 0)))
+
+    def __exit__(self, *_: object) -> None:
+        self.set(self.before)
+
+
+@sse
+@modes
+def test_denormals_as_zero_change_nothing_else(
+    isa: str, backend: str, entry: str, flush: bool, alone: list[list[Array]]
+) -> None:
+    """Of data and scales that are not denormal: the quotient's correction underflows only far below one half."""
+    session = open_session(backend, 2, entry)
+    with Mode(flush):
+        same(session.run(None, INPUTS[0]), alone[0])
+
+
+@sse
+@modes
+def test_denormals_as_zero_are_those_of_onnxruntime(isa: str, entry: str, flush: bool) -> None:
+    """On one thread: with more, each follows its own mode, and which of them takes what is left to chance."""
+    rng = np.random.default_rng(0)
+    shape = (1500, 37)
+    scales = np.where(rng.random(37) < 0.5, rng.choice(TINY, 37), rng.uniform(0.01, 1, 37)).astype(np.float32)
+    x = np.where(rng.random(shape) < 0.5, rng.choice(TINY, shape), scales * rng.integers(-130, 130, shape))
+    codes = rng.integers(-128, 128, shape).astype(np.int8)
+    given = {"x": x.astype(np.float32), "codes": codes, "s": scales, "z": rng.integers(-128, 128, 37).astype(np.int8)}
+    heads = "float[] x, int8[] codes, float[] s, int8[] z"
+    body = "q = {}Quantize{}<{}axis = 1>(x, s, z) d = {}Dequantize{}<{}axis = 1>(codes, s, z)"
+    ours, theirs = (
+        parse(heads, "int8[] q, float[] d", body.format(*names * 2).replace(" d =", "\n d ="))
+        for names in (("ort_dynq.Dynamic", "", 'qtype = "per_channel", '), ("", "Linear", ""))
+    )
+    ordinary = open_session("native", 1, model=ours).run(None, given)
+    stock, native = open_session("stock", 1, entry, theirs), open_session("native", 1, entry, ours)
+    with Mode(flush):
+        expected, actual = stock.run(None, given), native.run(None, given)
+    same(actual, expected)
+    same(open_session("native", 1, model=ours).run(None, given), ordinary)  # the mode has ended
+    if flush:
+        assert np.any(actual[0] != ordinary[0])  # or the mode was none
+        assert np.any(actual[1] != ordinary[1])
