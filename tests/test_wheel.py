@@ -1,0 +1,78 @@
+"""The wheel that the source distribution gives: complete, small, for every current Linux, usable without a compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads what auditwheel says")
+
+
+def require(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: pip install '.[dev]'")
+
+
+def run(*command: str | Path, **options: object) -> str:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution, which therefore has all that a build wants."""
+    require("scikit_build_core")
+    require("pip")
+    folder = tmp_path_factory.mktemp("wheel")
+    code = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
+    run("-c", code, cwd=ROOT)
+    (source,) = folder.glob("*.tar.gz")
+    run("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_files(wheel: Path) -> None:
+    """The package's sources as they are here, and the library; nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    library = content.pop("ort_dynq/libort_dynq.so")
+    assert library.startswith(b"\x7fELF")
+    sources = [*ROOT.glob("ort_dynq/**/*.py"), ROOT / "ort_dynq/py.typed"]
+    assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+
+
+def test_name_and_size(wheel: Path) -> None:
+    """One wheel for every Python."""
+    assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    assert wheel.stat().st_size < 500_000
+
+
+def test_auditwheel_accepts_it(wheel: Path) -> None:
+    require("auditwheel")
+    shown = " ".join(run("-m", "auditwheel", "show", wheel).split())
+    found = re.search(r'consistent with the following platform tag: "manylinux_2_(\d+)_', shown)
+    assert found is not None, shown
+    assert int(found[1]) <= 28
+
+
+def test_it_works_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
+    nothing = {"PATH": str(tmp_path / "nothing")}
+    run("-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel, env=nothing)
+    code = """import numpy, ort_dynq.kernels as kernels
+print(kernels.__file__, kernels.dynamic_quantize(numpy.float32([1, 2.5]), numpy.float32(1)))
+try: kernels.dynamic_quantize(numpy.float32([1, 2.5]), numpy.float32([1, 2]))
+except Exception as error: print(error)"""
+    shown = run("-c", code, env={**nothing, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path).splitlines()
+    assert shown[0] == f"{tmp_path / 'site/ort_dynq/kernels.py'} [1 2]"
+    assert shown[1].startswith("DynamicQuantize: scales has shape 2")
