@@ -3,8 +3,10 @@
 #include <new>
 
 #ifdef __GLIBCXX__
+// NOLINTBEGIN(bugprone-reserved-identifier,bugprone-std-namespace-modification)
 namespace std {
 [[noreturn]] void __throw_bad_array_new_length();
 void __throw_bad_array_new_length() { throw bad_array_new_length(); }
 }  // namespace std
+// NOLINTEND(bugprone-reserved-identifier,bugprone-std-namespace-modification)
 #endif
