@@ -236,12 +236,12 @@ void accumulators(const Accumulators& block) {
     const uint32_t zp = static_cast<uint32_t>(block.zps[row]);
     const int32_t* sums = block.column_sums;
     map(block.src + row * block.stride, block.dst + row * block.stride, block.cols, [=](int32_t acc, int64_t i) {
-      const uint32_t exact = static_cast<uint32_t>(acc) - zp * static_cast<uint32_t>(sums[i]);
-      const float real = static_cast<float>(static_cast<int32_t>(exact)), column = column_scales[i];
+      const uint32_t exact = static_cast<uint32_t>(acc) - zp * static_cast<uint32_t>(load(sums + i));
+      const float real = static_cast<float>(static_cast<int32_t>(exact)), column = load(column_scales + i);
       const float scaled = kOrder == kScalesFirst ? real * (scale * column)
                            : kOrder == kRowFirst  ? real * scale * column
                                                   : real * column * scale;
-      return scaled + bias[i];
+      return scaled + load(bias + i);
     });
   }
 }
@@ -263,8 +263,8 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
     };
     int64_t i = 0;
     for (; i + kLanes <= cols; i += kLanes)
-      for (int64_t k = 0; k < kLanes; ++k) take(k, from[i + k]);
-    for (; i < cols; ++i) take(0, from[i]);
+      for (int64_t k = 0; k < kLanes; ++k) take(k, load(from + i + k));
+    for (; i < cols; ++i) take(0, load(from + i));
     for (int64_t k = 0; k < kLanes; ++k) {
       if (!kMagnitude) low[row] = l[k] < low[row] ? l[k] : low[row];
       high[row] = h[k] > high[row] ? h[k] : high[row];
@@ -278,7 +278,7 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   for (int64_t row = 0; row < rows; ++row) {
     const float* __restrict from = x + row * stride;
     for (int64_t i = 0; i < cols; ++i) {
-      const float v = kMagnitude ? __builtin_fabsf(from[i]) : from[i];
+      const float v = kMagnitude ? __builtin_fabsf(load(from + i)) : load(from + i);
       if (!kMagnitude) low[i] = v < low[i] ? v : low[i];
       high[i] = v > high[i] ? v : high[i];
     }

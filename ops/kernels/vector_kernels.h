@@ -512,7 +512,7 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
       h = V::max(V::max(hs[0], hs[1]), V::max(hs[2], hs[3]));
     }
     for (; i + L <= cols; i += L) take(V::load(from + i), l, h);
-    if (i < cols) take(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(from[0])), l, h);
+    if (i < cols) take(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), l, h);
     if (!kMagnitude) low[row] = V::lowest(l);
     high[row] = V::highest(h);
   }

@@ -86,7 +86,7 @@ class AccumulatorDequantize : public Node {
       int32_t zps[kTaskRows];
       const int64_t rows = std::min(run.task_rows, run.rows - row);
       for (int64_t i = 0; i < rows; ++i) {
-        scales[i] = run.scales[(row + i) / run.rows_per_scale];
+        scales[i] = load(run.scales + (row + i) / run.rows_per_scale);
         zps[i] = run.zero_point_of(row + i);
       }
       const int64_t first = row * run.cols + col;

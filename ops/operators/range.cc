@@ -105,13 +105,13 @@ class Range : public Node {
     void execute(Context& context) {
       if (outer * cols == 0) return;
       if (rows * inner == 0) {  // what ReduceMin and ReduceMax have for nothing
-        std::fill_n(high, outer * cols, -kInfinity);
-        if (!kMagnitude) std::fill_n(low, outer * cols, kInfinity);
+        for (int64_t i = 0; i < outer * cols; ++i) put(i, kInfinity, -kInfinity);
         return;
       }
       if (units >= kManyUnits || unit_elements * units <= 2 * kTaskElements) {
         batch = std::max<int64_t>(1, kTaskElements / unit_elements);
         const int64_t tasks = (units + batch - 1) / batch;
+        if (results > kJoinedColumns) partial.resize(static_cast<size_t>(2 * results * tasks));
         if (tasks == 1)
           run_batch(this, 0);
         else
@@ -137,7 +137,7 @@ class Range : public Node {
     }
 
     static void run_batch(void* data, size_t index) {
-      const Run& run = *static_cast<const Run*>(data);
+      Run& run = *static_cast<Run*>(data);
       const int64_t first = static_cast<int64_t>(index) * run.batch, last = std::min(run.units, first + run.batch);
       float few[2 * kJoinedColumns];
       if (!run.by_column && run.rows == 1) {
@@ -145,12 +145,7 @@ class Range : public Node {
           run.adjacent_rows(unit, std::min(kJoinedColumns, last - unit), few, few + kJoinedColumns);
         return;
       }
-      std::vector<float> many;
-      float* results = few;
-      if (run.results > kJoinedColumns) {
-        many.resize(static_cast<size_t>(2 * run.results));
-        results = many.data();
-      }
+      float* results = run.results > kJoinedColumns ? run.part_low(static_cast<int64_t>(index)) : few;
       for (int64_t unit = first; unit < last; ++unit) {
         run.reduce(unit, 0, 1, results, results + run.results);
         run.finish(unit, results, results + run.results);
@@ -228,15 +223,19 @@ class Range : public Node {
         l = l == 0 ? zero : l;
         h = h == 0 ? zero : h;
       }
-      if (std::isnan(*x)) l = h = kMagnitude ? std::fabs(*x) : *x;
-      if (!kMagnitude) low[index] = l;
-      high[index] = h;
+      if (const float first = load(x); std::isnan(first)) l = h = kMagnitude ? std::fabs(first) : first;
+      put(index, l, h);
+    }
+
+    void put(int64_t index, float l, float h) const {
+      if (!kMagnitude) dynq::store(low + index, l);
+      dynq::store(high + index, h);
     }
 
     float first_zero(const float* x) const {
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t i = row * cols * inner; i < row * cols * inner + inner; ++i)
-          if (x[i] == 0) return x[i];
+          if (const float zero = load(x + i); zero == 0) return zero;
       return 0;
     }
   };

@@ -14,6 +14,8 @@ from ..operators import DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 
+_REDUCING = ("RangeMagnitude", "RangeMinMax")  # operators of ort_dynq whose outputs have not src's rank
+
 # Standard operators whose result is not a function of their inputs.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
@@ -131,10 +133,11 @@ class Facts:
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
         was_disabled, logger.disabled = logger.disabled, True  # what cannot be inferred is unknown, no more
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
+        infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=not _has_long_vector(self.model))
         try:
-            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=not _has_long_vector(self.model))(
-                self.model
-            )
+            infer(self.model)
+            while _infer_own_operators(self.model):
+                infer(self.model)
         finally:
             logger.disabled = was_disabled
             for values, order in initializers:  # the pass moves large ones behind the others
@@ -144,6 +147,23 @@ class Facts:
         for _ in range(len(todo)):  # a function may call another
             for function in todo:
                 _infer_function(function, self._calls[function.identifier()])
+
+
+def _infer_own_operators(model: ir.Model) -> bool:
+    """Puts on the outputs of a model that was rewritten before what their functions' bodies hide; whether it did."""
+    found = False
+    for _, graph in graphs(model):
+        for node in graph:
+            src = node.inputs[0] if node.inputs else None
+            if node.domain != DOMAIN or src is None or src.shape is None or node.op_type in _REDUCING:
+                continue
+            for i, output in enumerate(node.outputs):
+                axis = node.attributes.get_int("axis", -1) if i > 0 else len(src.shape)
+                if output.shape is None and -len(src.shape) <= axis <= len(src.shape):
+                    lead = src.shape[: axis + len(src.shape) if axis < 0 else axis]
+                    output.shape = ir.Shape([*lead, *(1 for _ in src.shape[len(lead) :])])
+                    found = True
+    return found
 
 
 def _has_long_vector(model: ir.Model) -> bool:

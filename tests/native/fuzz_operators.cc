@@ -84,7 +84,10 @@ const Choices kAttributes[] = {
     {"axis", {}, {0, 1, -1, -2, 2}, {3, -5, 17, kHuge, kLeast}},
     {"block_size", {}, {0, 1, 2, 3, 16, 32, 33, 128}, {-1, kHuge, kLeast}},
     {"output_dtype", {}, {0, 2, 3}, {1, 6, -1, kHuge}},
-    {"offset", {}, {0, 1}, {2, -1, 128}},
+    {"dst_type", {}, {2, 3}, {0, 1, kHuge}},
+    {"count", {}, {0, 1, 2, 3}, {-1, 17, kHuge, kLeast}},
+    {"kept", {}, {0, 1}, {2, -1}},
+    {"keepdims", {}, {0, 1}, {2, -1}},
     {"quotient", {}, {0, 1, 2}, {3, -1, kHuge}},
     {"order", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"code_type", {}, {1, 2, 3}, {0, 6, kHuge}},
@@ -159,6 +162,13 @@ int64_t divisor_of(Bytes& bytes, int64_t length) {
 // A shape for input `index` > 0 that fits, as operators have it whose names begin alike.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
+  if (op == "AccumulatorDequantize" && index != 2) {
+    if (index > 2) return shape_of({src.rank == 0 ? 1 : src.dims[src.rank - 1]});
+    Shape shape = src;
+    for (size_t i = bytes.below(src.rank + 1); i < src.rank; ++i) shape.dims[i] = 1;
+    if (src.rank > 0) shape.dims[src.rank - 1] = 1;
+    return bytes.one_in(4) ? Shape{} : shape;
+  }
   if (index > 1 && op.rfind("Range", 0) != 0) return bytes.one_in(4) ? shape_of({1}) : scales;
   if (op.rfind("Range", 0) == 0) return index == 1 ? shape_of({9}) : Shape{};
   if (op.rfind("Dynamic", 0) != 0) {  // broadcast
