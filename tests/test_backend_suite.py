@@ -87,6 +87,15 @@ def loadable(case: Any) -> onnx.ModelProto:
     pytest.skip(f"ONNX Runtime {ort.__version__} does not load {case.name} in any opset: {error}")
 
 
+def opened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same for x of any length: the cases are so small that calling an operator costs more than it saves."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for i, dim in enumerate(result.graph.input[0].type.tensor_type.shape.dim):
+        dim.dim_param = f"length_{i}"
+    return result
+
+
 def check(case: Any, model: onnx.ModelProto, backend: str) -> None:
     """With the plugin and without it, the recorded outputs."""
     assert case.data_sets
@@ -102,7 +111,7 @@ def check(case: Any, model: onnx.ModelProto, backend: str) -> None:
 def test_rewritten(isa: str, backend: str, name: str) -> None:
     case = CASES[name]
     original = loadable(case)
-    result = rewrite(original)
+    result = rewrite(opened(original))
     model = result.to_proto()
     operators = [node.op_type for node in model.graph.node if node.domain == "ort_dynq"]
     assert operators == [REWRITTEN[name]] if name in REWRITTEN else operators
@@ -116,12 +125,13 @@ def test_rewritten(isa: str, backend: str, name: str) -> None:
 def test_left_for_its_types(name: str) -> None:
     """Float16, 16, 4 and 2 bits, float8 and float4: untouched, and the report says why."""
     case = CASES[name]
-    result = rewrite(case.model)
+    model = opened(case.model)
+    result = rewrite(model)
     assert result.report.rewritten == []
     (finding,) = result.report.left
     assert "expected" in finding.reason or "output_dtype" in finding.reason
     assert [node.SerializeToString() for node in result.to_proto().graph.node] == [
-        node.SerializeToString() for node in case.model.graph.node
+        node.SerializeToString() for node in model.graph.node
     ]
     assert not result.to_proto().functions
 

@@ -71,4 +71,4 @@ def test_runs_on_manylinux_2_28(build: Path) -> None:
 def test_size(build: Path) -> None:
     library = build / "libort_dynq.so"
     assert ".symtab" not in run("readelf", "-SW", library)  # stripped
-    assert library.stat().st_size < 600_000
+    assert library.stat().st_size < 700_000
