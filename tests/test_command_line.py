@@ -30,8 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "float[batch, 4] x",
             "float[batch, 4] y, int8[batch, 4] codes",
             f"""factor = Constant<value = float {{{factor:.12}}}>()
-                zero = Constant<value = int8 {{0}}>()
-                high = ReduceMax<keepdims = 0>(x)
+                zero = Constant<value = int8[4] {{0, 0, 0, 0}}>()
+                high = ReduceMax<axes = [0], keepdims = 0>(x)
                 scale = Mul(high, factor)
                 codes = QuantizeLinear(x, scale, zero)
                 y = DequantizeLinear(codes, scale, zero)""",
@@ -137,7 +137,7 @@ def test_start_is_light() -> None:
 def test_rewrite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", "--shape", "x=3x4")
     assert data["output"] == "fast.onnx"
-    assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize"]
+    assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize", "RangeMinMax"]
     assert data["left"] == []
     assert data["after"]["ort_dynq.DynamicQuantize"] == data["before"]["QuantizeLinear"] == 1
     assert data["verification"]["passed"] is True
@@ -236,7 +236,7 @@ def test_inspect_takes_names_as_they_are(folder: Path, capsys: pytest.CaptureFix
     onnx.save(model, "named.onnx")
     assert cli.main(["inspect", "named.onnx"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert r"[bold]a[/bold] :smile: \x1b[31m next" in lines[2]
 
 

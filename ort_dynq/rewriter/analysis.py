@@ -14,8 +14,6 @@ from ..operators import DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 
-_REDUCING = ("RangeMagnitude", "RangeMinMax")  # operators of ort_dynq whose outputs have not src's rank
-
 # Standard operators whose result is not a function of their inputs.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
@@ -155,15 +153,25 @@ def _infer_own_operators(model: ir.Model) -> bool:
     for _, graph in graphs(model):
         for node in graph:
             src = node.inputs[0] if node.inputs else None
-            if node.domain != DOMAIN or src is None or src.shape is None or node.op_type in _REDUCING:
+            if node.domain != DOMAIN or src is None or src.shape is None:
                 continue
             for i, output in enumerate(node.outputs):
-                axis = node.attributes.get_int("axis", -1) if i > 0 else len(src.shape)
-                if output.shape is None and -len(src.shape) <= axis <= len(src.shape):
-                    lead = src.shape[: axis + len(src.shape) if axis < 0 else axis]
-                    output.shape = ir.Shape([*lead, *(1 for _ in src.shape[len(lead) :])])
+                if output.shape is None:
+                    output.shape = ir.Shape(_shape_of_own(node, i, list(src.shape)))
                     found = True
     return found
+
+
+def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -> list[int | ir.SymbolicDim]:
+    """That of src, or of rows: what the operators' attributes say (operators.py)."""
+    rank, axis = len(src), node.attributes.get_int("axis", -1)
+    begin = axis + rank if axis < 0 else axis
+    if node.op_type in ("RangeMagnitude", "RangeMinMax"):
+        run, kept = range(begin, begin + node.attributes.get_int("count", 1)), node.attributes.get_int("kept", 0)
+        lengths = [dim if (i in run) == (kept == 1) else None for i, dim in enumerate(src)]
+        ones = node.attributes.get_int("keepdims", 1) == 1
+        return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
+    return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
 
 
 def _has_long_vector(model: ir.Model) -> bool:
