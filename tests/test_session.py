@@ -29,9 +29,9 @@ X = np.linspace(-3, 3, 20, dtype=np.float32).reshape(4, 5)
 def make_model(factor: float = 1.0) -> onnx.ModelProto:
     """Weights, and a QuantizeLinear whose scale is an input."""
     model = helpers.parse(
-        "float[n, 5] x, float scale",
+        "float[n, 5] x, float[5] scale",
         "int8[n, 5] codes",
-        """ zero = Constant<value = int8 {0}>()
+        """ zero = Constant<value = int8[5] {0, 0, 0, 0, 0}>()
             product = Mul(x, weights)
             codes = QuantizeLinear(product, scale, zero)""",
     )
@@ -49,7 +49,7 @@ def save_with_external_data(folder: Path, factor: float = 1.0) -> Path:
 
 
 def run(session: ort.InferenceSession) -> list[int]:
-    codes: list[int] = session.run(None, {"x": X, "scale": np.array(0.5, np.float32)})[0].ravel().tolist()
+    codes: list[int] = session.run(None, {"x": X, "scale": np.full(5, 0.5, np.float32)})[0].ravel().tolist()
     return codes
 
 
