@@ -38,9 +38,9 @@ class Grid:
     scale: npt.NDArray[np.float32]
 
     @property
-    def numbers(self) -> npt.NDArray[np.int64]:
+    def numbers(self) -> npt.NDArray[np.int32]:
         """The codes with their zero points taken off, [K, N]."""
-        codes = self.codes.astype(np.int64)
+        codes = self.codes.astype(np.int32)
         return codes if self.zero_point is None else codes - self.zero_point
 
 

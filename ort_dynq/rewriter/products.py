@@ -227,7 +227,8 @@ class IntegerProducts:
         if bias is not None and not self._is_bias(bias, columns):
             raise _Left("the bias is not one number for each output channel")
         activation = self._activation(a, source, len(grid.codes))
-        tail = _Tail(node.outputs[0], activation.scale, grid.scale, _SCALES_FIRST, bias)
+        # By the columns' scales first: the product of two scales may be too small for a float.
+        tail = _Tail(node.outputs[0], activation.scale, grid.scale, _COLUMN_FIRST, bias)
         takes_scales = activation.scale is None and bias is None  # of codes as they are, the scale follows
         while takes_scales and (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
             factor = use.node.inputs[1 - use.idx]
@@ -266,7 +267,7 @@ class IntegerProducts:
         grid = None if weights is None else grid_of(weights)
         if grid is None:
             raise _Left("the weights are not an 8-bit grid in each output channel")
-        if int(np.abs(grid.numbers).sum(0).max()) * _LARGEST_CODE > _LARGEST_SUM:
+        if int(np.abs(grid.numbers).sum(0, dtype=np.int64).max()) * _LARGEST_CODE > _LARGEST_SUM:
             raise _Left(f"sums of {len(grid.codes)} products may overflow int32")
         return grid
 
@@ -409,13 +410,12 @@ class IntegerProducts:
         """Scale and zero point (uint8) of the rows, from those that Dynamic... operators take."""
         attributes = _attributes(source)
         qtype, axis = attributes["qtype"], attributes["axis"]
-        zero_point = self._unsigned(zps)
         if qtype == "per_tensor" or (qtype == "per_group" and is_shape_of_rows(scales, src)):
-            return scales, zero_point
+            return scales, self._unsigned(zps)
         if qtype == "per_channel" and src.shape is not None and len(src.shape) == 2 and axis in (0, -2):
             axes = constant(np.array([1]))
             self._insert(source, axes, source)
-            columns = []
+            zero_point, columns = self._unsigned(zps), []
             for value in (scales, zero_point):
                 if value is not scales and _is_one(value):
                     columns.append(value)
