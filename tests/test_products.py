@@ -265,6 +265,21 @@ INTEGER_WEIGHTS = {
 
 
 @pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("zero_points", ["", ", zq", ", zq, wz"])
+def test_integer_convolutions(zero_points: str, exact: bool) -> None:
+    """The zero point is what ConvInteger pads with."""
+    weights = {"w": codes_of()[:12, :9].reshape(4, 3, 3, 3), "zq": np.int8(-3), "wz": np.int8(2)}
+    body = (
+        f"{symmetric()} q = Cast<to = 3>(c)\n i = ConvInteger<pads = [1, 1, 0, 2], strides = [2, 1]>(q, w{zero_points})"
+    )
+    model = model_of(f"{body}\n y = Cast<to = 1>(i)", weights, inputs="float[1, 3, H, W] x")
+    report = check(model, {"x": rows((1, 3, 9, K), seed=4)}, exact=exact)
+    assert found(report) == ["ConvInteger", "RangeQuantize"]
+    (product,) = (n for n in rewrite(model, exact=exact).to_proto().graph.node if n.op_type == "ConvInteger")
+    assert len(product.input) == (4 if exact or "wz" in zero_points else 3)
+
+
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("tail", INTEGER_TAILS)
 def test_integer_products(tail: str, product: str, exact: bool) -> None:

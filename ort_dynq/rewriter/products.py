@@ -8,6 +8,8 @@ u8 x s8 13 to 160 times faster than s8 x s8 on x86. What makes floats of the sum
     MatMulInteger [Sub] Cast, Mul by the rows' scale and by the weights' in whatever order, [Add bias]
         -> MatMulInteger, AccumulatorDequantize                        exact, bit for bit
 
+Those of ConvInteger do, too.
+
 MatMul and Gemm of an activation that was quantized and is a float again, or of codes cast to floats, with weights that
 are an 8-bit grid in every output channel (grid.py):
 
@@ -107,6 +109,7 @@ class IntegerProducts:
         """Converts the products of one graph; returns what was done, and what was left and why."""
         rules: dict[str, Callable[[ir.Node], str | None]] = {
             "MatMulInteger": self._integer,
+            "ConvInteger": self._integer,
             "MatMul": self._float,
             "Gemm": self._float,
             "Conv": self._convolution,
@@ -124,13 +127,14 @@ class IntegerProducts:
                 findings.append(Finding(name, node.op_type, path, RULE, operator, reason))
         return findings
 
-    # MatMulInteger
+    # MatMulInteger and ConvInteger
 
     def _integer(self, node: ir.Node) -> str | None:
         codes, weights, zero_point, weights_zero_point = _inputs(node, 4)
         if codes is None or weights is None or self._is_static(codes) or _is_fused_by_onnxruntime(codes):
             return None
-        is_signed, tail = codes.dtype == ir.DataType.INT8, self._integer_tail(node, codes, weights)
+        is_signed = codes.dtype == ir.DataType.INT8
+        tail = self._integer_tail(node, codes, weights) if node.op_type == "MatMulInteger" else None
         if not is_signed and tail is None:
             return None
         if is_signed:
@@ -138,7 +142,7 @@ class IntegerProducts:
                 weights, weights_zero_point = self._unsaturated(node, weights, weights_zero_point)
             zero_point = self._constant(node, np.uint8(128)) if zero_point is None else self._flipped(zero_point)
             codes = self._flipped(codes)
-        product = _multiply(codes, weights, zero_point, weights_zero_point)
+        product = _multiply(node, codes, weights, zero_point, weights_zero_point)
         if tail is None:
             self._insert(node, product, node)
             self._replace(node.outputs[0], product.outputs[0])
@@ -245,7 +249,7 @@ class IntegerProducts:
         none = offset = None
         if grid.zero_point is not None:
             none, offset = self._constant(node, np.uint8(0)), self._weights(node, grid.zero_point)
-        product = _multiply(activation.codes, self._weights(node, grid.codes), none, offset)
+        product = _multiply(None, activation.codes, self._weights(node, grid.codes), none, offset)
         self._insert(_producer(tail.last), product, node)
         sums = grid.numbers.sum(0).astype(np.int32)
         names = {ACTIVATION: a.name}
@@ -617,13 +621,12 @@ def _is_signed_quantizer(node: ir.Node) -> bool:
     )
 
 
-def _multiply(
-    codes: ir.Value, weights: ir.Value, zero_point: ir.Value | None, weights_zero_point: ir.Value | None
-) -> ir.Node:
-    inputs = [codes, weights, zero_point, weights_zero_point]
-    while inputs[-1] is None:
-        inputs.pop()
-    return ir.node("MatMulInteger", inputs)
+def _multiply(like: ir.Node | None, *inputs: ir.Value | None) -> ir.Node:
+    """An integer product such as `like`, or a MatMulInteger, of codes, weights and the zero points of both."""
+    given = [*inputs]
+    while given[-1] is None:
+        given.pop()
+    return ir.node("MatMulInteger", given) if like is None else ir.node(like.op_type, given, dict(like.attributes))
 
 
 def _columns(weights: ir.Value) -> int:
