@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
 
     from .bench import ModelTiming, Settings, Track
-    from .rewriter import Finding, Report
+    from .inspect import Group
+    from .rewriter import Report
     from .running import Input
     from .verification import Comparison, Difference, Verification
 
@@ -154,23 +155,58 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(arguments: argparse.Namespace) -> Outcome:
     with _working(f"inspecting {arguments.model}"):
-        from .inspect import inspect
+        from .inspect import grouped, inspect
 
         report = inspect(arguments.model, exact=arguments.exact)
 
-    def row(finding: Finding) -> tuple[str, ...]:
-        return (finding.graph, finding.node, finding.op_type, finding.operator or f"left: {finding.reason}")
+    groups = grouped(report.findings)
 
     def text() -> Iterator[RenderableType]:
         yield _line(f"{arguments.model}: {_counts(report)}")
-        if report.findings:
-            yield _table(("graph", "node", "operator", "becomes"), map(row, report.findings))
+        yield f"{sum(report.before.values())} nodes, {sum(report.after.values())} after a rewrite"
+        yield from listed("rewritten", "becomes", "green", [each for each in groups if each.operator])
+        yield from listed("left", "reason", "yellow", [each for each in groups if not each.operator])
 
-    return Outcome({"input": arguments.model, **report.to_dict()}, text)
+    def listed(title: str, last: str, colour: str, groups: Sequence[Group]) -> Iterator[RenderableType]:
+        if groups:
+            rows = [(each.count, each.node, each.graph, each.op_type, each.operator or each.reason) for each in groups]
+            yield ""
+            yield _table((title, "nodes", "graph", "operator", last), rows, style=lambda _: colour)
+
+    data = {"input": arguments.model, **report.to_dict(), "groups": list(map(asdict, groups))}
+    return Outcome(data, text)
 
 
 def _counts(report: Report) -> str:
     return f"{len(report.rewritten)} dynamic quantization chains and products to rewrite, {len(report.left)} to leave"
+
+
+# doctor
+
+
+def _doctor_arguments(_: argparse.ArgumentParser) -> None:
+    """It takes none."""
+
+
+def _doctor(_: argparse.Namespace) -> Outcome:
+    with _progress() as track:
+        from .doctor import examine
+
+        found = examine(track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield _table(("", "version"), [(name, version or "not installed") for name, version in found.versions.items()])
+        yield ""
+        yield _line(f"{found.cpu}: {' '.join(found.features) or 'features unknown'}")
+        yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}\n"
+        rows = [(each.name, "well" if each.well else "WRONG", each.detail) for each in found.checks]
+        yield _table(("check", "", ""), rows, style=lambda row: "green" if row[1] == "well" else "red")
+        yield ""
+        if found.wrong:
+            yield _line(f"{found.wrong.name}: {found.wrong.detail}; {found.wrong.advice}")
+        yield "FAILED" if found.wrong else "PASSED"
+
+    return Outcome(found.to_dict(), text, _FAILED if found.wrong else 0)
 
 
 # verify
@@ -585,6 +621,13 @@ COMMANDS = (
         "ort-dynq inspect model.onnx",
         _inspect_arguments,
         _inspect,
+    ),
+    Command(
+        "doctor",
+        "look at this installation: versions, CPU, whether both backends load, and a self-test of two seconds",
+        "ort-dynq doctor --json",
+        _doctor_arguments,
+        _doctor,
     ),
     Command(
         "verify",

@@ -187,12 +187,46 @@ def test_a_rewrite_that_fails_verification_writes_nothing(
 def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "inspect", str(ENCODER))
     assert (len(data["rewritten"]), len(data["left"])) == (28, 8)
+    assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12]
     assert cli.main(["inspect", str(ENCODER)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 8 to leave"
-    assert lines[1].split() == ["graph", "node", "operator", "becomes"]
-    assert len(lines) == 2 + 36  # one line a chain, however long, where there is no terminal
-    assert sum("left: ONNX Runtime fuses" in line for line in lines) == 8
+    nodes = sum(data["before"].values()), sum(data["after"].values())
+    assert lines[1] == f"{nodes[0]} nodes, {nodes[1]} after a rewrite"
+    assert [line.split() for line in lines[3:7]] == [
+        ["rewritten", "nodes", "graph", "operator", "becomes"],
+        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "RangeFakeQuantize"],
+        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "RangeQuantize"],
+        ["12", "node_matmul_*", "main", "MatMul", "AccumulatorDequantize"],
+    ]
+    assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
+    assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
+    assert "ONNX Runtime fuses" in lines[9]  # one line, however long, where there is no terminal
+    assert len(lines) == 10
+
+
+def test_colours(folder: Path) -> None:
+    """Where there is a terminal, unless NO_COLOR is set; never where there is none."""
+
+    def written(no_color: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parent.parent), "TERM": "xterm"}
+        environment.pop("NO_COLOR", None)
+        if no_color:
+            environment["NO_COLOR"] = no_color
+        master, slave = os.openpty()
+        command = [sys.executable, "-m", "ort_dynq", "inspect", "model.onnx"]
+        with subprocess.Popen(command, stdout=slave, stderr=subprocess.PIPE, env=environment) as program:
+            _, errors = program.communicate()
+            text = os.read(master, 1 << 16).decode()
+        os.close(slave)
+        os.close(master)
+        assert (program.returncode, errors) == (0, b"")
+        return text
+
+    green = "\x1b[32m"
+    assert green in written("")
+    assert green not in written("1")
+    assert "\x1b" not in run("inspect", "model.onnx").stdout
 
 
 def test_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,8 +270,8 @@ def test_inspect_takes_names_as_they_are(folder: Path, capsys: pytest.CaptureFix
     onnx.save(model, "named.onnx")
     assert cli.main(["inspect", "named.onnx"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    assert r"[bold]a[/bold] :smile: \x1b[31m next" in lines[2]
+    assert len(lines) == 6
+    assert r"[bold]a[/bold] :smile: \x1b[31m next" in lines[4]
 
 
 def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,120 @@
+"""The look at an installation: it says what is well, and finds what is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import time
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import ort_dynq
+from ort_dynq import cli, doctor, kernels, library, reference
+
+
+@pytest.fixture(autouse=True)
+def _defined() -> None:
+    """The Python operators, which last for the process, before anything is put in the kernels' place."""
+    ort_dynq.register(ort.SessionOptions(), "extensions")
+
+
+def run(capsys: pytest.CaptureFixture[str], status: int) -> Any:
+    assert cli.main(["doctor", "--json"]) == status
+    data = json.loads(capsys.readouterr().out)
+    assert data["well"] is (status == 0)
+    return data
+
+
+def checks(data: Any) -> dict[str, bool]:
+    return {check["name"]: check["well"] for check in data["checks"]}
+
+
+def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.perf_counter()
+    data = run(capsys, 0)
+    assert time.perf_counter() - start < 20  # two seconds, on a machine that does nothing else
+    assert (data["isa"], data["isas"]) == (kernels.isa(), kernels.supported_isas())
+    versions = data["versions"]
+    assert (versions["ort_dynq"], versions["Python"]) == (ort_dynq.__version__, platform.python_version())
+    assert versions["onnxruntime"] == ort.__version__
+    assert versions["onnx-ir"] == importlib.metadata.version("onnx-ir")
+    assert all(versions.values())
+    tried = ["onnxruntime", "native library", "instruction set", "backend native", "backend extensions"]
+    assert [*checks(data)] == tried + [f"self-test {isa}" for isa in kernels.supported_isas()]
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "PASSED"
+    assert any(line.split()[:2] == ["onnxruntime", ort.__version__] for line in lines)
+
+
+def test_wrong_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of one result, on one instruction set."""
+    right = kernels.run
+
+    def wrong(operator: str, inputs: Any, **attributes: Any) -> Any:
+        outputs = right(operator, inputs, **attributes)
+        if operator == "RangeFakeQuantize" and kernels.isa() == "portable" and outputs[0].shape[1] == 1023:
+            outputs[0].view("u4")[-1, -1] ^= 1
+        return outputs
+
+    monkeypatch.setattr(kernels, "run", wrong)
+    data = run(capsys, 1)
+    assert [name for name, well in checks(data).items() if not well] == ["self-test portable"]
+    assert cli.main(["doctor"]) == 1
+    *_, advice, last = capsys.readouterr().out.splitlines()
+    assert advice.startswith(
+        "self-test portable: RangeFakeQuantize on 5x1023 elements is not what NumPy makes of them; "
+    )
+    assert last == "FAILED"
+
+
+def test_a_missing_library(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise ort_dynq.DynqError("there is no library")
+
+    for name in ("load", "get_library_path"):
+        monkeypatch.setattr(library, name, missing)
+    data = run(capsys, 1)
+    found = checks(data)
+    assert not found["native library"]
+    assert not found["backend native"]
+    assert (data["isa"], data["isas"]) == ("", [])
+    (check,) = (check for check in data["checks"] if check["name"] == "native library")
+    assert (check["detail"], "install" in check["advice"]) == ("there is no library", True)
+
+
+def test_a_library_of_another_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ort_dynq.operators import OPERATORS
+
+    monkeypatch.setitem(OPERATORS, "NewOperator", OPERATORS["DynamicQuantize"])
+    data = run(capsys, 1)
+    (check,) = (check for check in data["checks"] if not check["well"])
+    assert check["name"] == "native library"
+    assert "they differ in NewOperator" in check["detail"]
+
+
+def test_a_mistaken_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken() -> str:
+        raise ort_dynq.DynqError("ORT_DYNQ_ISA is 'sse9'")
+
+    monkeypatch.setattr(kernels, "isa", mistaken)
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2] == "instruction set: ORT_DYNQ_ISA is 'sse9'; unset ORT_DYNQ_ISA"
+
+
+def test_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "__version__", "1.19.2")
+    wrong = doctor.examine().wrong
+    assert wrong is not None
+    assert (wrong.name, wrong.detail) == ("onnxruntime", "1.19.2, expected 1.20 or newer")
+
+
+def test_a_session_that_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "run", lambda *_, **__: [np.zeros(50, np.uint8)])
+    wrong = doctor.examine().wrong
+    assert wrong is not None
+    assert wrong.name == "backend native"
