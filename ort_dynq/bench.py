@@ -414,6 +414,38 @@ def _read_tensor(file: Path) -> tuple[str, Array]:
         raise DynqError(f"{file} is not a tensor: {error}") from error
 
 
+@dataclass(frozen=True)
+class Samples:
+    """The times of each run of two models, in nanoseconds.
+
+    Attributes:
+        ours: Of the one with the plugin.
+        stock: Of the other; None where it does not run.
+        problem: Why it does not run.
+    """
+
+    ours: Array
+    stock: Array | None
+    problem: str
+
+
+def sample(name: str, a: Model, b: Model, feeds: Mapping[str, Array], settings: Settings, threads: int) -> Samples:
+    """Times A in stock ONNX Runtime, in turns with B with the plugin; `name` is B's, in messages.
+
+    Raises:
+        DynqError: B does not run.
+    """
+    feeds = {key: _aligned(array) for key, array in feeds.items()}
+    contenders = [_contender(name, b, feeds, threads, backend=settings.backend)]
+    problem = ""
+    try:
+        contenders.append(_contender(name, a, feeds, threads))
+    except _Refused as error:
+        problem = str(error)
+    ours, *stock = _interleave(contenders, settings, threads)
+    return Samples(ours, stock[0] if stock else None, problem)
+
+
 def _time_model(
     name: str,
     a: Model,
@@ -423,22 +455,16 @@ def _time_model(
     settings: Settings,
     threads: int,
 ) -> ModelTiming:
-    feeds = {key: _aligned(array) for key, array in feeds.items()}
-    ours = _contender(name if report else "B", b, feeds, threads, backend=settings.backend)
-    problem, contenders = "", [ours]
-    try:
-        contenders = [ours, _contender(name, a, feeds, threads)]
-    except _Refused as error:
-        problem = str(error)
-    latencies = [_latency(samples) for samples in _interleave(contenders, settings, threads)]
-    stock = latencies[1] if not problem else None
+    samples = sample(name if report else "B", a, b, feeds, settings, threads)
+    ours = latency(samples.ours)
+    stock = None if samples.stock is None else latency(samples.stock)
     return ModelTiming(
         name,
         threads,
         stock,
-        latencies[0],
-        stock.median_ms / latencies[0].median_ms if stock else None,
-        problem,
+        ours,
+        stock.median_ms / ours.median_ms if stock else None,
+        samples.problem,
         None if report is None else _operators(report),
     )
 
@@ -447,7 +473,8 @@ def _operators(report: Report) -> dict[str, int]:
     return dict(Counter(finding.operator or "" for finding in report.rewritten))
 
 
-def _latency(samples: Array) -> Latency:
+def latency(samples: Array) -> Latency:
+    """Of runs that took so many nanoseconds."""
     median, p90, p99 = (float(value) / 1e6 for value in np.percentile(samples, (50, 90, 99)))
     return Latency(median, p90, p99, float(samples.mean()) / 1e6, samples.size)
 
@@ -562,7 +589,7 @@ def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming
                 _contender(name, result.model, feeds, threads, backend=settings.backend),
                 _contender("Relu", relu_model, feeds, threads),
             ]
-            stock, ours, relu = map(_latency, _interleave(contenders, settings, threads))
+            stock, ours, relu = map(latency, _interleave(contenders, settings, threads))
             timings.append(
                 ChainTiming(
                     name,

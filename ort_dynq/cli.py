@@ -181,6 +181,46 @@ def _counts(report: Report) -> str:
     return f"{len(report.rewritten)} dynamic quantization chains and products to rewrite, {len(report.left)} to leave"
 
 
+# report
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN", help="the model to report on; it is not changed")
+    parser.add_argument("-o", "--output", metavar="OUT.html", required=True, help="where the page goes")
+    parser.add_argument("--threads", type=_positive, default=1, metavar="N", help="of ONNX Runtime (1)")
+    parser.add_argument("--seconds", type=_seconds, default=5.0, metavar="S", help="for timing and profiling (5)")
+    _exact_argument(parser)
+    _data_arguments(parser)
+
+
+def _report(arguments: argparse.Namespace) -> Outcome:
+    source, target = Path(arguments.model), Path(arguments.output)
+    _check_target(source, target, force=True)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise DynqError(f"{target} is the model itself; -o takes the name of the page")
+    shapes, inputs = _given_data(arguments)
+    with _progress() as track:
+        from .model_report import make_report
+
+        given = {name: getattr(arguments, name) for name in ("seed", "backend", "exact", "threads", "seconds")}
+        found = make_report(source, inputs=inputs, shapes=shapes, track=track, **given)
+    found.save(target)
+
+    def text() -> Iterator[RenderableType]:
+        yield from _inputs_text(found.verification.inputs, found.verification.seed)
+        yield _line(f"{source}: {_counts(found.report)}")
+        if found.problem:
+            yield _line(found.problem)
+        if found.before and found.after:
+            before, after = found.before.latency.median_ms, found.after.latency.median_ms
+            yield f"median {before:.4f} ms before, {after:.4f} ms after: {_Figure(found.ratio, 2)} times as fast"
+        yield _line(f"{target} is written")
+        yield "PASSED" if found.verification.passed else "FAILED"
+
+    data = {"output": str(target), **found.to_dict()}
+    return Outcome(data, text, 0 if found.verification.passed else _FAILED)
+
+
 # doctor
 
 
@@ -621,6 +661,13 @@ COMMANDS = (
         "ort-dynq inspect model.onnx",
         _inspect_arguments,
         _inspect,
+    ),
+    Command(
+        "report",
+        "write a page to forward: what a rewrite does to a model, where the time goes before and after, and the proof",
+        "ort-dynq report model.onnx -o report.html --shape x=1x128x768",
+        _report_arguments,
+        _report,
     ),
     Command(
         "doctor",

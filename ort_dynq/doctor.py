@@ -100,7 +100,7 @@ def examine(*, track: Track = iter) -> Examination:
         advice = f"do without it, ORT_DYNQ_ISA={isas[-1]}, and report it"
         tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice))
     checks = tuple(test.run() for test in track(tests))
-    return Examination(_versions(), _cpu(), _features(), _or_else("", _isa), isas, checks)
+    return Examination(versions(), _cpu(), _features(), _or_else("", _isa), isas, checks)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def _or_else(absent: _T, what: Callable[[], _T]) -> _T:
         return absent
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Python, ort_dynq and what it needs; empty where something is not installed."""
     return {
         "Python": platform.python_version(),
         "ort_dynq": __version__,

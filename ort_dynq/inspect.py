@@ -53,7 +53,7 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
     """The findings in groups, in the order in which these begin."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for each in findings:
-        texts = (_key(each.graph), _key(each.node), _key(each.reason))
+        texts = (pattern_key(each.graph), pattern_key(each.node), pattern_key(each.reason))
         groups.setdefault((*texts, each.op_type, each.rule, each.operator), []).append(each)
     return [
         Group(
@@ -74,7 +74,7 @@ def pattern(names: Sequence[str]) -> str:
 
     A number at the end, after an underscore, may be missing: exporters number the second of a name on.
     """
-    if len({_key(name) for name in names}) > 1:
+    if len({pattern_key(name) for name in names}) > 1:
         raise ValueError(f"{names} differ in more than numbers")
     columns = zip(*map(_pieces, names), strict=True)
     return "".join(
@@ -83,7 +83,7 @@ def pattern(names: Sequence[str]) -> str:
     )
 
 
-def _key(name: str) -> tuple[str, ...]:
+def pattern_key(name: str) -> tuple[str, ...]:
     """What names of one pattern share."""
     return tuple(_pieces(name)[:-1:2])
 

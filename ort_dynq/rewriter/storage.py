@@ -53,7 +53,7 @@ def save(model: ir.Model, path: Path) -> None:
                 _copy_beside(tensor, path.parent)
             else:
                 in_memory += tensor.nbytes
-        with _replacing(path) as temporary:
+        with replacing(path) as temporary:
             if in_memory > _LARGEST_PROTO:
                 ir.save(model, temporary, format="protobuf", external_data=f"{path.name}.data")
                 os.replace(temporary.parent / f"{path.name}.data", path.parent / f"{path.name}.data")
@@ -64,7 +64,7 @@ def save(model: ir.Model, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A file in a folder of its own beside `path`, which becomes `path` if the block succeeds."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder) / path.name
@@ -79,7 +79,7 @@ def _copy_beside(tensor: ir.ExternalTensor, folder: Path) -> None:
             raise DynqError(f"{target} is in the way of the external data {source}; choose another folder")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(target) as temporary:
+    with replacing(target) as temporary:
         shutil.copyfile(source, temporary)
 
 

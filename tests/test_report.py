@@ -1,0 +1,346 @@
+"""The report: its facts, its page, and that nothing half-written is left."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import ort_dynq
+from ort_dynq import cli, model_report, profiling
+from ort_dynq.inspect import inspect
+from ort_dynq.model_report import ModelReport, make_report
+
+MODELS = Path(__file__).parent.parent / "models"
+ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
+EVIL = '<img src=x onerror="alert(1)"><script>alert(2)</script>&amp; {{ 7 * 7 }}'
+
+
+@pytest.fixture(scope="module")
+def report() -> ModelReport:
+    return make_report(ENCODER, seconds=0.5)
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A model whose every name is an attack, in a file that is one, too."""
+    model = onnx.load(ENCODER)
+    for i, node in enumerate(model.graph.node):
+        node.name = f"{EVIL}{i}"
+    names = {model.graph.input[0].name: EVIL, model.graph.output[0].name: f"out{EVIL}"}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    model.graph.input[0].name, model.graph.output[0].name = EVIL, f"out{EVIL}"
+    path = tmp_path / "<b>bold.onnx"
+    onnx.save(model, path)
+    return path
+
+
+# Facts
+
+
+def test_facts(report: ModelReport) -> None:
+    expected = inspect(ENCODER)
+    assert report.report.findings == expected.findings
+    assert (report.report.before, report.report.after) == (expected.before, expected.after)
+    assert sum(group.count for group in report.groups) == len(expected.findings)
+    assert report.verification.passed
+    assert len(report.verification.products) == 12
+    assert report.problem == ""
+    for side in (report.before, report.after):
+        assert side is not None
+        assert 0 < side.min_ms <= side.latency.median_ms <= side.latency.p99_ms <= side.max_ms
+        assert sum(side.counts) + side.beyond == side.latency.calls
+    assert report.before is not None
+    assert report.after is not None
+    assert report.ratio == report.before.latency.median_ms / report.after.latency.median_ms
+
+
+def test_profiles_add_up(report: ModelReport) -> None:
+    assert report.before_profile is not None
+    assert report.after_profile is not None
+    for side in (report.before_profile, report.after_profile):
+        nodes = sum(node.ms for node in side.profile.nodes)
+        assert sum(side.kinds.values()) == pytest.approx(max(side.profile.run_ms, nodes))
+        assert sum(group.ms for group in side.groups) == pytest.approx(nodes)
+        assert sum(group.count for group in side.groups) == len(side.profile.nodes)
+    before, after = report.before_profile.kinds, report.after_profile.kinds
+    assert before["ours"] == 0 < before["chains"]
+    assert after["chains"] == 0 < after["ours"]
+    ours = {each.op_type for each in report.operators if each.ours}
+    assert ours == {"RangeQuantize", "AccumulatorDequantize"}  # the RangeFakeQuantize's became the products' codes
+    calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
+    assert calls["RangeQuantize"] == (0, 16)
+    assert calls["Round"] == (16, 0)
+
+
+def event(name: str, ts: int, dur: int, op: str = "", cat: str = "Node") -> dict[str, Any]:
+    return {"cat": cat, "ph": "X", "name": name, "ts": ts, "dur": dur, "args": {"op_name": op} if op else {}}
+
+
+def test_a_trace() -> None:
+    """Warm-up and slow runs do not count, and what runs in a subgraph is not counted twice. Children come first."""
+
+    def run(ts: int, factor: int) -> list[dict[str, Any]]:
+        return [
+            event("a_kernel_time", ts + 20 * factor, 10 * factor, "Add"),
+            event("a_kernel_time", ts + 40 * factor, 20 * factor, "Add"),
+            event("if_kernel_time", ts + 10 * factor, 60 * factor, "If"),
+            event("b_kernel_time", ts + 70 * factor, 20 * factor, "MatMul"),
+            event("b_fence_before", ts + 70 * factor, 1, "MatMul"),
+            event("SequentialExecutor::Execute", ts + 1, 98 * factor, cat="Session"),
+            event("model_run", ts, 100 * factor, cat="Session"),
+        ]
+
+    events = [{"ph": "M", "name": "process_name"}, *run(1_000, 5), *run(10_000, 1), *run(20_000, 7), *run(30_000, 1)]
+    found = profiling._added_up(events, 3)
+    assert (found.runs, found.run_ms, found.between_ms) == (3, 0.1, pytest.approx(0.02))
+    expected = [("a", "Add", 2.0, 0.03), ("if", "If", 1.0, 0.03), ("b", "MatMul", 1.0, 0.02)]
+    assert sorted((node.name, node.op_type, node.calls, round(node.ms, 9)) for node in found.nodes) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("torch_if", "times as fast|not faster|Slower"),
+        ("torchscript_loop", "times as fast|not faster|Slower"),
+        ("torch_lsq_constant", "No dynamic quantization chains were found"),
+        ("row_zero_point", "The rewritten model runs; the original does not"),
+    ],
+)
+def test_other_models(name: str, title: str) -> None:
+    """With subgraphs, without chains, and one that stock ONNX Runtime fails to run at its default level."""
+    found = make_report(MODELS / name / "model.onnx", seconds=0.2)
+    assert found.verification.passed
+    assert re.search(title, found.to_html())
+    assert (found.before is None) == (found.before_profile is None) == bool(found.problem) == (name == "row_zero_point")
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ort_dynq import rewriter
+
+    result = rewriter.rewrite(ENCODER)
+    (node, *_) = (node for node in result.model.graph if node.op_type == "RangeQuantize")
+    node.attributes.add(ir.AttrInt64("axis", 7))
+    monkeypatch.setattr(model_report, "rewrite", lambda *_, **__: result)
+    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.1"]) == 1
+    page = (tmp_path / "r.html").read_text()
+    assert "The rewritten model does not run" in page
+    assert "FAILED" in page
+
+
+# As a command
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "report.html"
+    arguments = ["report", str(ENCODER), "-o", str(page), "--seconds", "0.2", "--threads", "2", "--exact"]
+    assert cli.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"{page} is written", "PASSED"]
+    assert cli.main([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["output"] == str(page)
+    assert data["settings"]["threads"] == [2]
+    assert data["verification"]["passed"] is True
+    assert (len(data["report"]["rewritten"]), len(data["report"]["left"])) == (28, 20)
+    assert data["machine"]["isa"] == ort_dynq.kernels.isa()
+    assert {"before", "after", "ratio", "operators", "before_profile", "after_profile", "versions"} <= {*data}
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("nowhere/r.html", "there is no folder"),
+        (".", "is a folder; -o takes the name of a file"),
+        ("model.onnx", "is the model itself; -o takes the name of the page"),
+    ],
+)
+def test_mistakes(
+    output: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ENCODER, "model.onnx")
+    assert cli.main(["report", "model.onnx", "-o", output]) == 2
+    assert message in capsys.readouterr().err
+    assert Path("model.onnx").read_bytes() == ENCODER.read_bytes()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_the_last_moment(
+    error: BaseException,
+    report: ModelReport,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The page that was there stays."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    page = tmp_path / "r.html"
+    page.write_text("old")
+    monkeypatch.setattr(model_report, "make_report", lambda *_, **__: report)
+    monkeypatch.setattr("os.replace", refuse)
+    assert cli.main(["report", str(ENCODER), "-o", str(page)]) == (2 if isinstance(error, OSError) else 130)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+    assert page.read_text() == "old"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal to a program on a terminal")
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    """On a terminal it shows what it is at; then comes the signal, as Ctrl-C sends it."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parent.parent), "TMPDIR": str(temporary)}
+    environment |= {"TERM": "xterm", "COLUMNS": "100"}
+    master, slave = os.openpty()
+    command = [sys.executable, "-m", "ort_dynq", "report", str(ENCODER), "-o", str(tmp_path / "r.html")]
+    with subprocess.Popen(
+        [*command, "--seconds", "600"], stdout=subprocess.PIPE, stderr=slave, env=environment
+    ) as program:
+        os.close(slave)
+        shown, end = "", time.monotonic() + 60
+        while "timing both models" not in shown and time.monotonic() < end and select.select([master], [], [], 60)[0]:
+            shown += os.read(master, 4096).decode()
+        program.send_signal(signal.SIGINT)
+        output, _ = program.communicate(timeout=60)
+    os.close(master)
+    for step in ("rewriting", "verifying", "timing both models"):
+        assert step in shown
+    assert "Traceback" not in shown
+    assert (program.returncode, output) == (130, b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+    assert [path.name for path in temporary.iterdir() if path.name != ".ses"] == []  # that is ONNX Runtime's
+
+
+# The page
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects the tags, and what an element is closed by."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += attrs
+        if tag not in ("meta", "link"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_is_self_contained(report: ModelReport) -> None:
+    text = report.to_html()
+    page = _Page(text)
+    assert not {"script", "img", "iframe", "object"} & {*page.tags}
+    assert [value for name, value in page.attributes if name in ("src", "href")] == ["data:,"]
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert "prefers-color-scheme: dark" in text
+    assert len(text) < 200_000
+
+
+def test_page_says_what_the_facts_say(report: ModelReport) -> None:
+    page = _Page(report.to_html())
+    words = page.text.split()
+    assert report.after is not None
+    median = report.after.latency.median_ms * 1e3  # microseconds: the model is tiny
+    assert {f"{median:.1f}", f"{median:.2f}"} & {*words}
+    for expected in (
+        "node_QuantizeLinear_*",
+        "RangeFakeQuantize",
+        "AccumulatorDequantize",
+        "passed",
+        report.machine.cpu,
+    ):
+        assert expected in page.text
+    assert "28 dynamic quantization chains and products rewritten, 8 left as they are." in page.text
+    assert all(version in words for version in report.versions.values())
+
+
+def test_names_are_escaped(evil: Path) -> None:
+    text = make_report(evil, seconds=0.1).to_html()
+    page = _Page(text)
+    assert (
+        page.tags["script"]
+        == page.tags["img"]
+        == page.tags["b"] - _Page(make_report(ENCODER, seconds=0.1).to_html()).tags["b"]
+        == 0
+    )
+    assert EVIL in page.text
+    assert "<b>bold.onnx" in page.text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser(width: int, scheme: Any, report: ModelReport, evil: Path, tmp_path: Path) -> None:
+    """It renders, nothing is wider than the window, nothing overlaps it, and the console stays empty."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="`pip install playwright`")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("there is no chromium: `apt-get install chromium`")
+    pages = {"r.html": report, "evil.html": make_report(evil, seconds=0.1)}
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, found in pages.items():
+            found.save(tmp_path / name)
+            window = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            messages: list[str] = []
+            window.on("console", lambda message, messages=messages: messages.append(message.text))
+            window.on("pageerror", lambda error, messages=messages: messages.append(str(error)))
+            window.on("request", lambda request, messages=messages: messages.append(request.url))
+            window.goto((tmp_path / name).as_uri())
+            window.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+            assert window.evaluate("document.documentElement.scrollWidth") == width
+            wide = "e => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < -0.5"
+            assert (
+                window.evaluate(f"[...document.querySelectorAll('body *')].filter({wide}).map(e => e.outerHTML)") == []
+            )
+            cut = "e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline'"
+            assert (
+                window.evaluate(
+                    f"[...document.querySelectorAll('td, th, p, h1, b')].filter({cut}).map(e => e.outerHTML)"
+                )
+                == []
+            )
+            dark = window.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 26)"
+            assert dark == (scheme == "dark")
+            assert window.locator("h1").inner_text()
+            assert window.locator("svg rect").count() > 2
+            assert messages == [(tmp_path / name).as_uri(), "data:,"] or messages == [(tmp_path / name).as_uri()]
+        browser.close()
