@@ -705,9 +705,34 @@ class _Parser(argparse.ArgumentParser):
         raise DynqError(f"{message} (see {self.prog} --help)")
 
 
+_FILES = ("IN", "OUT", "OUT.html", "A", "B", "WHAT")  # arguments that name one
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints what a shell needs to complete the command, made from the parser itself."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, __: Any = None) -> None:
+        import shtab
+
+        for action in parser._actions:
+            for subparser in (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ():
+                for argument in subparser._actions:
+                    if argument.metavar in _FILES:
+                        argument.complete = shtab.FILE
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=_PROGRAM, description="Fast, exact dynamic quantization for ONNX Runtime on CPUs.")
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=("bash", "zsh", "tcsh"),
+        action=_PrintCompletion,
+        help="print a script that completes this command in that shell, and exit; bash: "
+        'eval "$(ort-dynq --print-completion bash)"',
+    )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         subparser = subparsers.add_parser(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,29 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--version"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out == f"ort-dynq {ort_dynq.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("re", ["report", "rewrite"]),
+        ("report --se", ["--seconds", "--seed"]),
+        ("inspect mo", ["model.onnx"]),
+        ("rewrite model.onnx -o wr", ["wrong.onnx"]),
+        ("verify --backend n", ["native"]),
+    ],
+)
+def test_completion(words: str, expected: list[str], folder: Path) -> None:
+    """In bash itself, as if the tab key was hit."""
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash")
+    script = run("--print-completion", "bash")
+    assert (script.returncode, script.stderr) == (0, "")
+    given = ["ort-dynq", *words.split()]
+    state = f"COMP_WORDS=({' '.join(given)}); COMP_CWORD={len(given) - 1}"
+    hit = f"{state}; _shtab_ort_dynq; printf '%s\\n' ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{script.stdout}\n{hit}"], capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == expected
 
 
 def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,188 @@
+"""The examples of the documentation, run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import ort_dynq
+from ort_dynq import kernels
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = Path(ort_dynq.__file__).parent / "docs" / "examples"
+MODEL = ROOT / "models" / "torchao_8da8w" / "model.onnx"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parents[1])}
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_all_examples_are_run_here() -> None:
+    source = Path(__file__).read_text()
+    for path in EXAMPLES.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            assert path.stem in source, path
+
+
+def test_python_model(tmp_path: Path) -> None:
+    output = run(sys.executable, EXAMPLES / "python_model.py", MODEL, tmp_path / "fast.onnx")
+    assert re.fullmatch(r"float32 \(2, .*\)\n", output)
+    assert ort_dynq.verify(MODEL, tmp_path / "fast.onnx").passed
+
+
+def test_serving_threads() -> None:
+    assert run(sys.executable, EXAMPLES / "serving_threads.py", MODEL) == "100 answers\n"
+    (given,) = helpers.stock_session(onnx.load(MODEL)).get_inputs()
+    rng = np.random.default_rng(1)
+    shape = [size if isinstance(size, int) else 2 for size in given.shape]
+    requests = [{given.name: rng.standard_normal(shape, np.float32)} for _ in range(50)]
+    serving = module("serving_threads")
+    session = serving.open_session(str(MODEL))
+    for feeds, answer in zip(requests, serving.serve(str(MODEL), requests), strict=True):
+        assert answer[0].tobytes() == session.run(None, feeds)[0].tobytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="links an ELF library")
+def test_plain_c(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    library = Path(ort_dynq.get_library_path())
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", ROOT / "ops")
+    program = tmp_path / "plain_c"
+    run("g++", *flags, EXAMPLES / "plain_c.cc", library, f"-Wl,-rpath,{library.parent}", "-o", program)
+    codes, isa = run(program).splitlines()
+    src = np.array([[-1, 0, 0.5, 300], [1, 2.5, -0.5, -300]], np.float32)
+    scales, zps = np.array([0.5, 1, 0.25, 1], np.float32), np.array([128, 0, 3, 10], np.uint8)
+    expected = kernels.dynamic_quantize(src, scales, zps, qtype="per_channel", axis=1)
+    assert [int(code) for code in codes.split()] == expected.ravel().tolist() == [126, 0, 5, 255, 130, 2, 1, 0]
+    assert isa == kernels.isa()
+
+
+class _Stub:
+    """What Optimum's ORTModel does with these arguments: optimum-onnx 0.1.0, modeling.py, ORTModel._from_pretrained."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.session = session
+
+    @classmethod
+    def from_pretrained(cls, folder: str, *, file_name: str, session_options: ort.SessionOptions) -> _Stub:
+        path = Path(folder) / file_name
+        return cls(ort.InferenceSession(path, sess_options=session_options, providers=["CPUExecutionProvider"]))
+
+
+def test_optimum_model(tmp_path: Path) -> None:
+    shutil.copy(MODEL, tmp_path / "model.onnx")
+    model = module("optimum_model").load(_Stub, str(tmp_path))
+    (given,) = model.session.get_inputs()
+    x = np.ones([size if isinstance(size, int) else 2 for size in given.shape], np.float32)
+    expected = ort_dynq.InferenceSession(MODEL).run(None, {given.name: x})
+    assert model.session.run(None, {given.name: x})[0].tobytes() == expected[0].tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model_dynq.onnx"]
+
+
+def test_optimum_itself_takes_these_arguments() -> None:
+    inspect = pytest.importorskip("inspect")
+    modeling = pytest.importorskip("optimum.onnxruntime.modeling", reason="`pip install optimum-onnx[onnxruntime]`")
+    assert {"file_name", "session_options"} <= {*inspect.signature(modeling.ORTModel._from_pretrained).parameters}
+
+
+# Triton's model_config.proto as far as the example goes: a name, its type or fields, whether it may be repeated.
+_TENSOR = {"name": str, "data_type": {"TYPE_FP32"}, "dims": [int]}
+_CONFIG: dict[str, Any] = {
+    "name": str,
+    "platform": str,
+    "max_batch_size": int,
+    "input": _TENSOR,
+    "output": _TENSOR,
+    "model_operations": {"op_library_filename": str},
+    "instance_group": {"kind": {"KIND_CPU"}, "count": int},
+    "parameters": {"key": str, "value": {"string_value": str}},
+}
+
+
+def parse(text: str) -> list[tuple[str, Any]]:
+    """Protocol buffers' text format: fields, whose values are scalars, lists of these, or fields in braces."""
+    tokens = re.findall(r'"[^"\n]*"|[A-Za-z_][A-Za-z_0-9]*|-?[0-9]+|[{}\[\]:,]|\S', re.sub(r"#.*", "", text))
+
+    def fields() -> list[tuple[str, Any]]:
+        found = []
+        while tokens and tokens[0] != "}":
+            name = tokens.pop(0)
+            assert re.fullmatch(r"[a-z_]+", name), name
+            if tokens[0] == ":":
+                tokens.pop(0)
+            else:
+                assert tokens[0] == "{", name  # only a message goes without a colon
+            found.append((name, value()))
+        return found
+
+    def value() -> Any:
+        token = tokens.pop(0)
+        if token == "{":
+            inside = fields()
+            assert tokens.pop(0) == "}"
+            return inside
+        if token == "[":
+            items = []
+            while tokens[0] != "]":
+                items.append(value())
+                if tokens[0] == ",":
+                    tokens.pop(0)
+            tokens.pop(0)
+            return items
+        assert re.fullmatch(r'"[^"]*"|[A-Z][A-Z_0-9]*|-?[0-9]+', token), token
+        return token[1:-1] if token[0] == '"' else int(token) if token.lstrip("-").isdecimal() else {token}
+
+    found = fields()
+    assert not tokens
+    return found
+
+
+def check(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        for name, value in found:
+            check(value, expected[name])
+    elif isinstance(expected, set):
+        assert found <= expected
+    elif isinstance(expected, list):
+        assert all(isinstance(item, expected[0]) for item in found)
+    else:
+        assert isinstance(found, expected)
+
+
+def test_triton_configuration() -> None:
+    found = parse((EXAMPLES / "triton" / "fast" / "config.pbtxt").read_text())
+    check(found, _CONFIG)
+    fields = dict(found)
+    assert {"name", "platform", "input", "output", "model_operations"} <= {*fields}
+    (library,) = (value for _, value in fields["model_operations"])
+    if platform.system() == "Linux":
+        assert Path(library).name == Path(ort_dynq.get_library_path()).name
+    for broken in ('name "fast"', "input { name: 'x' }", "input { ", 'nonsense: "x"', 'max_batch_size: "0"'):
+        with pytest.raises((AssertionError, KeyError, IndexError)):
+            check(parse(broken), _CONFIG)
