@@ -271,8 +271,8 @@ def test_inspect_takes_names_as_they_are(folder: Path, capsys: pytest.CaptureFix
     onnx.save(model, "named.onnx")
     assert cli.main(["inspect", "named.onnx"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert r"[bold]a[/bold] :smile: \x1b[31m next" in lines[4]
+    assert len(lines) == 4 + 3
+    assert sum(r"[bold]a[/bold] :smile: \x1b[31m next" in line for line in lines) == 1
 
 
 def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

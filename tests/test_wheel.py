@@ -43,12 +43,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files(wheel: Path) -> None:
-    """The package's sources as they are here, and the library; nothing else."""
+    """The package's sources, its documentation and its page as they are here, and the library; nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
     assert library.startswith(b"\x7fELF")
-    sources = [*ROOT.glob("ort_dynq/**/*.py"), ROOT / "ort_dynq/py.typed"]
+    kinds = (".py", ".typed", ".html", ".md", ".cc", ".pbtxt")
+    sources = [path for path in ROOT.glob("ort_dynq/**/*") if f".{path.name.rpartition('.')[2]}" in kinds]
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
 
 

@@ -1,0 +1,136 @@
+"""What the documentation says is so: links, commands, examples, messages, and the generated reference."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import ort_dynq
+from ort_dynq import cli, documentation
+from ort_dynq.inspect import inspect
+from ort_dynq.operators import OPERATORS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(ort_dynq.__file__).parent
+DOCS = PACKAGE / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "models" / "README.md", *DOCS.glob("*.md")])
+SOURCES = "\n".join(
+    path.read_text()
+    for folder in (PACKAGE, ROOT / "ops")
+    for path in sorted(folder.rglob("*"))
+    if path.suffix in (".py", ".cc", ".h")
+)
+
+
+def page_id(path: Path) -> str:
+    return path.name if path.parent == DOCS else str(path.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        if DOCS not in page.parents or DOCS in linked.parents:
+            linked = Path(str(linked).replace(str(ROOT / "ort_dynq"), str(PACKAGE)))
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(ort_dynq/docs/(\w+\.md)\)", (ROOT / "README.md").read_text()))
+    assert linked == {page.name for page in DOCS.glob("*.md")}
+
+
+def test_operators_page_is_up_to_date() -> None:
+    is_up_to_date = documentation.PAGE.read_text() == documentation.operators_page()
+    assert is_up_to_date, "run `python -m ort_dynq.documentation`"
+
+
+def test_operators_page_is_complete() -> None:
+    page = documentation.operators_page()
+    for operator in OPERATORS.values():
+        section = page.split(f"\n## {operator.name}\n")[1].split("\n## ")[0]
+        for each in (*operator.inputs, *operator.outputs, *operator.attributes):
+            assert f"| `{each.name}` |" in section
+        lines = [line.strip() for line in operator.body(21).splitlines() if line.strip()]
+        assert [line.strip() for line in section.split("```")[1].splitlines() if line.strip()] == lines
+        assert section.count("\n| ") - section.count("\n| input |") > len(operator.signatures)
+
+
+RULES = re.findall(r"^\| `ort-dynq inspect (\S+)` \| (\w+) \|$", (DOCS / "rules.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("model", "operator"), RULES)
+def test_rules_can_be_seen(model: str, operator: str) -> None:
+    assert operator in {finding.operator for finding in inspect(ROOT / model).rewritten}
+
+
+def test_every_operator_and_rule_is_in_the_rules() -> None:
+    page = (DOCS / "rules.md").read_text()
+    assert len(RULES) > 10
+    assert {*OPERATORS} <= {*re.findall(r"\w+", page)}
+
+
+EXAMPLES = (
+    r"\.\.\.",
+    r"ORT_DYNQ_ISA is 'sse9'",
+    r"\(assumed --shape x=2x8",
+    r"libort_dynq\.so",
+    "native already",
+    r"\b[0-9]\b",
+)
+
+
+@pytest.mark.parametrize("page", ["rules.md", "troubleshooting.md"])
+def test_messages_are_those_of_the_code(page: str) -> None:
+    """But for names and numbers in them, which are examples."""
+    text = (DOCS / page).read_text()
+    text = text.split("## What is left")[1] if page == "rules.md" else text
+    of_onnxruntime = (
+        "is not a registered function/op",
+        "Domain already set in registry",
+        "has input size 2 not in range",
+    )
+    messages = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(messages) > 8
+    code = re.sub(r'"\s*\n\s*f?"', "", SOURCES)
+    for message in messages:
+        if any(each in message for each in of_onnxruntime):
+            continue
+        for part in filter(None, map(str.strip, re.split("|".join(EXAMPLES), message))):
+            assert part in code, message
+
+
+def commands() -> list[str]:
+    quoted = r"`(ort-dynq [^`]*)`|^.*?&& (ort-dynq .*)$"
+    return sorted({"".join(found) for page in PAGES for found in re.findall(quoted, page.read_text(), re.MULTILINE)})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands(command: str) -> None:
+    """They parse; what is in brackets may be there or not."""
+    for text in (re.sub(r"\[[^\]]*\]", "", command), command.replace("[", "").replace("]", "")):
+        arguments = [word for word in shlex.split(text)[1:] if word != "…"]
+        if arguments and arguments[-1] == "--shape":
+            arguments.append("x=1x128x768")
+        if len(arguments) < 2 and arguments[0] in {each.name for each in cli.COMMANDS} - {"doctor"}:
+            continue  # a command is named, not shown
+        if "--print-completion" in arguments:
+            continue
+        assert cli._parser().parse_args(arguments).run
+
+
+def test_changelog_has_the_version() -> None:
+    assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "changelog.md").read_text()
