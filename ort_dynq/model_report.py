@@ -341,7 +341,10 @@ def _count(number: float) -> str:
 
 
 def _shape(sizes: Sequence[int]) -> str:
-    return "×".join(map(str, sizes)) or "scalar"
+    """With places where a line may break."""
+    import markupsafe
+
+    return markupsafe.Markup("×<wbr>").join(map(str, sizes)) or "scalar"
 
 
 def _size(count: int) -> str:

@@ -349,6 +349,22 @@ def test_interrupted(folder: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert capsys.readouterr() == ("", "")
 
 
+def test_an_interrupt_at_the_last_moment(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is written, and not yet in its place: what was there stays."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    Path("fast.onnx").write_text("old")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr("os.replace", interrupted)
+    assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx"]) == 130
+    assert capsys.readouterr() == ("", "")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 # Mistakes
 
 

@@ -252,7 +252,7 @@ class _Page(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.attributes += attrs
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "wbr"):
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
