@@ -671,7 +671,7 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "look at this installation: versions, CPU, whether both backends load, and a self-test of two seconds",
+        "look at this installation: versions, CPU, whether both backends load, and a self-test of the kernels",
         "ort-dynq doctor --json",
         _doctor_arguments,
         _doctor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -111,6 +112,15 @@ def test_messages_are_those_of_the_code(page: str) -> None:
             continue
         for part in filter(None, map(str.strip, re.split("|".join(EXAMPLES), message))):
             assert part in code, message
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_is_python(page: Path) -> None:
+    """And what it takes from this package is there."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ort_dynq":
+                assert hasattr(ort_dynq, node.attr)
 
 
 def commands() -> list[str]:
