@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -57,6 +59,9 @@ class Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; `argv` is without the program's name."""
+    # What the libraries warn of would be further lines on stderr.
+    logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
+    warnings.simplefilter("ignore")
     try:
         arguments = _parser().parse_args(argv)
         outcome = arguments.run(arguments)
@@ -141,6 +146,8 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
         raise DynqError(f"there is no folder {target.parent} to write {target.name} in")
     if target.is_dir():
         raise DynqError(f"{target} is a folder; -o takes the name of a file")
+    if target.exists() and not target.is_file():
+        raise DynqError(f"{target} is not a file, and would be replaced by one; choose another name")
     if target.exists() and source.exists() and target.samefile(source) and not force:
         raise DynqError(f"{target} is the input itself; give --force to overwrite it")
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import onnxruntime as ort
@@ -118,7 +119,7 @@ def opening(model: Model, options: ort.SessionOptions, *, shared: bool = False) 
     otherwise read the weights of any later model from there, even of one opened by its path. (It warns of the change.)
 
     Raises:
-        DynqError: The model is too large for one protocol buffer, or its external data lie in several folders.
+        DynqError: A ModelProto is too large for one protocol buffer, or the external data lie in several folders.
     """
     if isinstance(model, str | os.PathLike):
         yield os.fspath(model)
@@ -131,16 +132,23 @@ def opening(model: Model, options: ort.SessionOptions, *, shared: bool = False) 
     if not isinstance(model, ir.Model):
         yield _serialize(model)
         return
+    from .rewriter.storage import is_large, save, to_proto
+
+    if is_large(model):
+        with tempfile.TemporaryDirectory() as temporary:
+            save(model, Path(temporary) / "model.onnx")
+            yield os.path.join(temporary, "model.onnx")
+        return
     folder = _data_folder(model)
     if not folder or _entry(options, _DATA_FOLDER):
-        yield _serialize(ir.to_proto(model))
+        yield _serialize(to_proto(model))
     elif _version() < (1, 21):
         with _file_of_absolute_paths(model) as path:
             yield path
     else:
         options.add_session_config_entry(_DATA_FOLDER, folder)
         try:
-            yield _serialize(ir.to_proto(model))
+            yield _serialize(to_proto(model))
         finally:
             if shared:
                 options.add_session_config_entry(_DATA_FOLDER, "")

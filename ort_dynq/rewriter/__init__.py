@@ -21,8 +21,10 @@ from .products import OLDEST_OPSET, IntegerProducts
 from .replacement import replace
 from .report import Finding, Report
 from .rules import RULES
-from .storage import load, save
+from .storage import explained, load, save, to_proto
 from .weights import FloatWeights
+
+_OLDEST_OPSET = 10  # the first with QuantizeLinear; a model that imports none at all has 0
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
@@ -49,8 +51,12 @@ class Result:
         save(self.model, Path(path))
 
     def to_proto(self) -> onnx.ModelProto:
-        """The model as a ModelProto."""
-        return ir.to_proto(self.model)
+        """The model as a ModelProto.
+
+        Raises:
+            DynqError: It holds what cannot be written.
+        """
+        return to_proto(self.model)
 
 
 def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Result:
@@ -69,12 +75,12 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
         The rewritten model and the report.
 
     Raises:
-        DynqError: The file is missing or is not an ONNX model.
+        DynqError: The file is missing or is not a valid ONNX model, or its external data lie outside of its folder.
     """
     rewritten = load(model)
     report = Report(before=_op_counts(rewritten))
     initializers = _used_initializers(rewritten)
-    with Facts(rewritten) as facts:
+    with explained(model), Facts(rewritten) as facts:
         function: ir.Function | None = None  # its subgraphs come after it, and all functions after the main graph
         for path, graph in graphs(rewritten):
             function = graph if isinstance(graph, ir.Function) else function
@@ -111,7 +117,9 @@ def _apply(
         outcome = rule.match(node, facts)
         if outcome is None:
             continue
-        if function is not None and (version := _version_of(function, facts)) != facts.opset:
+        if facts.opset < _OLDEST_OPSET:
+            outcome = f"the model is of opset {facts.opset}, expected {_OLDEST_OPSET} or newer"
+        elif function is not None and (version := _version_of(function, facts)) != facts.opset:
             outcome = f"its function is of opset {version}, the model of opset {facts.opset}"
         if isinstance(outcome, str):
             report.findings.append(Finding(label(node), node.op_type, path, rule.name, None, outcome))

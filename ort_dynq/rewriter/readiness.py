@@ -12,7 +12,7 @@ from ..extensions import variant_name
 from ..operators import DOMAIN, OPERATORS
 from . import Report, Result
 from .analysis import Facts, graphs
-from .storage import load
+from .storage import explained, load
 
 
 def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Result:
@@ -32,7 +32,7 @@ def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Mo
         DynqError: The model cannot be read.
     """
     ready = load(model)
-    with Facts(ready):
+    with explained(model), Facts(ready):
         for _, graph in graphs(ready):
             for node in list(graph):
                 if node.domain == DOMAIN and node.op_type in OPERATORS:
