@@ -127,14 +127,29 @@ class Facts:
                         self._constants.update(node.outputs)
 
     def _infer(self) -> None:
-        """Shapes and types of the graphs, then of the functions' bodies as they are called."""
+        """Shapes and types of the graphs, then of the functions' bodies as they are called.
+
+        What the model says of the values between its inputs and its outputs is taken where inference does not find
+        otherwise: ONNX Runtime does not believe it either.
+        """
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
         was_disabled, logger.disabled = logger.disabled, True  # what cannot be inferred is unknown, no more
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=not _has_long_vector(self.model))
         try:
+            said = {value: (value.type, value.shape) for value in self._saved if _is_hearsay(value)}
+            for value in said:
+                value.type = value.shape = None
+            if said:
+                infer(self.model)
+            for value, (type_, shape) in said.items():
+                if _contradicts(value, type_, shape):
+                    self._saved[value] = (None, None)  # of a custom operator's output it would be believed
+                else:
+                    value.type, value.shape = type_, shape
             infer(self.model)
-            while _infer_own_operators(self.model):
+            unknown = -1
+            while unknown != (unknown := _infer_own_operators(self.model)) != 0:
                 infer(self.model)
         finally:
             logger.disabled = was_disabled
@@ -147,9 +162,9 @@ class Facts:
                 _infer_function(function, self._calls[function.identifier()])
 
 
-def _infer_own_operators(model: ir.Model) -> bool:
-    """Puts on the outputs of a model that was rewritten before what their functions' bodies hide; whether it did."""
-    found = False
+def _infer_own_operators(model: ir.Model) -> int:
+    """Puts on the outputs of a model that was rewritten before what their functions' bodies hide; on how many."""
+    found = 0
     for _, graph in graphs(model):
         for node in graph:
             src = node.inputs[0] if node.inputs else None
@@ -158,7 +173,7 @@ def _infer_own_operators(model: ir.Model) -> bool:
             for i, output in enumerate(node.outputs):
                 if output.shape is None:
                     output.shape = ir.Shape(_shape_of_own(node, i, list(src.shape)))
-                    found = True
+                    found += 1
     return found
 
 
@@ -172,6 +187,23 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         ones = node.attributes.get_int("keepdims", 1) == 1
         return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
     return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
+
+
+def _is_hearsay(value: ir.Value) -> bool:
+    """Whether the type and shape of a value are said by the model and follow from others'."""
+    return value.producer() is not None and value.shape is not None and not value.is_graph_output()
+
+
+def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
+    """Whether what is known of `value` cannot be if it has this type and shape."""
+    if value.type is not None and type_ is not None and value.type != type_:
+        return True
+    if value.shape is None or shape is None:
+        return False
+    if len(value.shape) != len(shape):
+        return True
+    pairs = zip(value.shape, shape, strict=True)
+    return any(isinstance(mine, int) and isinstance(its, int) and mine != its for mine, its in pairs)
 
 
 def _has_long_vector(model: ir.Model) -> bool:
