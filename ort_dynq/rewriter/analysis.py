@@ -148,8 +148,8 @@ class Facts:
                 else:
                     value.type, value.shape = type_, shape
             infer(self.model)
-            unknown = -1
-            while unknown != (unknown := _infer_own_operators(self.model)) != 0:
+            found: set[ir.Value] = set()
+            while _infer_own_operators(self.model, found):
                 infer(self.model)
         finally:
             logger.disabled = was_disabled
@@ -162,9 +162,9 @@ class Facts:
                 _infer_function(function, self._calls[function.identifier()])
 
 
-def _infer_own_operators(model: ir.Model) -> int:
-    """Puts on the outputs of a model that was rewritten before what their functions' bodies hide; on how many."""
-    found = 0
+def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
+    """Puts on the outputs of a model that was rewritten before what their functions' bodies hide; whether on any new."""
+    before = len(found)
     for _, graph in graphs(model):
         for node in graph:
             src = node.inputs[0] if node.inputs else None
@@ -173,8 +173,8 @@ def _infer_own_operators(model: ir.Model) -> int:
             for i, output in enumerate(node.outputs):
                 if output.shape is None:
                     output.shape = ir.Shape(_shape_of_own(node, i, list(src.shape)))
-                    found += 1
-    return found
+                    found.add(output)
+    return len(found) > before
 
 
 def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -> list[int | ir.SymbolicDim]:

@@ -6,6 +6,7 @@ scale) for integers code and one float32 scale, which can be found again, and is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from .constants import array
 _PROBED_COLUMNS = 16  # weights that are no grid are told by these
 _PROBED_ROWS = 64
 # The code of the largest magnitude in a column: most often 127; 1 in ternary weights; the rest as they come.
+_BLOCK = 1 << 22  # elements that are looked at together: what is computed of them takes many times their room
 _LARGEST_CODES = (1, 127, 128, *range(2, 127), *range(129, 256))
 
 
@@ -43,14 +45,51 @@ class Grid:
         codes = self.codes.astype(np.int32)
         return codes if self.zero_point is None else codes - self.zero_point
 
+    @property
+    def sums(self) -> npt.NDArray[np.int64]:
+        """Of each column's numbers."""
+        return np.concatenate([block.numbers.sum(0) for block in self._blocks()])
+
+    @property
+    def largest_sum(self) -> int:
+        """Of the magnitudes of a column's numbers."""
+        return max(int(np.abs(block.numbers).sum(0).max()) for block in self._blocks())
+
+    def _blocks(self) -> Iterator[Grid]:
+        for columns in _blocks(self.codes):
+            zero_point = None if self.zero_point is None else self.zero_point[columns]
+            yield Grid(self.codes[:, columns], zero_point, self.scale[columns])
+
 
 def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
     """The grid that float32 weights of shape [K, N] are, column by column; None if one of the columns is none."""
-    if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size or not np.isfinite(weights).all():
+    if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
-    if _scales(weights[:, :_PROBED_COLUMNS]) is None:
+    if _grid_of(weights[:, :_PROBED_COLUMNS]) is None:
         return None
-    scale = _scales(weights)
+    grids = []
+    for columns in _blocks(weights):
+        grid = _grid_of(np.ascontiguousarray(weights[:, columns]))
+        if grid is None:
+            return None
+        grids.append(grid)
+    zero_points = [np.zeros_like(g.scale, np.int8) if g.zero_point is None else g.zero_point for g in grids]
+    return Grid(
+        np.concatenate([grid.codes for grid in grids], 1),
+        None if all(grid.zero_point is None for grid in grids) else np.concatenate(zero_points),
+        np.concatenate([grid.scale for grid in grids]),
+    )
+
+
+def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
+    """Its columns, a few at a time."""
+    rows, columns = matrix.shape
+    step = max(1, _BLOCK // rows)
+    return (slice(i, i + step) for i in range(0, columns, step))
+
+
+def _grid_of(weights: npt.NDArray[np.float32]) -> Grid | None:
+    scale = _scales(weights) if np.isfinite(weights).all() else None
     if scale is None:
         return None
     numbers = np.rint(weights / scale).astype(np.int32)

@@ -251,7 +251,7 @@ class IntegerProducts:
             none, offset = self._constant(node, np.uint8(0)), self._weights(node, grid.zero_point)
         product = _multiply(None, activation.codes, self._weights(node, grid.codes), none, offset)
         self._insert(_producer(tail.last), product, node)
-        sums = grid.numbers.sum(0).astype(np.int32)
+        sums = grid.sums.astype(np.int32)
         names = {ACTIVATION: a.name}
         if activation.scale is None and tail.row is not None:
             names[ROW_SCALE] = tail.row.name
@@ -271,7 +271,7 @@ class IntegerProducts:
         grid = None if weights is None else grid_of(weights)
         if grid is None:
             raise _Left("the weights are not an 8-bit grid in each output channel")
-        if int(np.abs(grid.numbers).sum(0, dtype=np.int64).max()) * _LARGEST_CODE > _LARGEST_SUM:
+        if grid.largest_sum * _LARGEST_CODE > _LARGEST_SUM:
             raise _Left(f"sums of {len(grid.codes)} products may overflow int32")
         return grid
 
