@@ -1,0 +1,310 @@
+"""Models that somebody else made, as files and as they are written: each works or is refused in one line."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import helpers
+import hostile_models
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+import ort_dynq
+from ort_dynq import cli
+from ort_dynq.rewriter import rewrite, storage
+from ort_dynq.rewriter.grid import grid_of
+
+WEIGHTS = np.arange(5, dtype=np.float32)
+QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLinear(m, s, z)"
+
+
+def model_of(body: str = QUANTIZE) -> onnx.ModelProto:
+    """A model with weights; DynamicQuantize takes the place of its QuantizeLinear."""
+    model = helpers.parse("float[n, 5] x, float s", "int8[n, 5] c", body)
+    del model.opset_import[1]
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "weights"))
+    return model
+
+
+def outsourced(model: onnx.ModelProto, location: str, **entries: int) -> onnx.ModelProto:
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the model, beside a secret that it must not get at."""
+    (tmp_path / "secret").write_bytes(WEIGHTS.tobytes())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "data").write_bytes(WEIGHTS.tobytes())
+    (tmp_path / "model" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "model" / "inner_link").symlink_to("data")
+    os.mkfifo(tmp_path / "model" / "fifo")
+    monkeypatch.chdir(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line by which the command line refuses something, writing nothing."""
+    before = sorted(Path().iterdir())
+    assert cli.main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ort-dynq: error: ")
+    assert captured.err.count("\n") == 1
+    assert sorted(Path().iterdir()) == before
+    return captured.err
+
+
+# Fuzzing
+
+
+def test_mutated_models(tmp_path: Path) -> None:
+    """The corpus, then as many more as there is time for; `python tests/hostile_models.py` goes on from there."""
+    fuzzer = hostile_models.Fuzzer(seed=0, failures=tmp_path)
+    fuzzer.run(inputs=1000, seconds=30)
+    print(f"{fuzzer.inputs} models, {fuzzer.crashes_of_onnxruntime} that crash ONNX Runtime by themselves")
+    assert fuzzer.inputs > 30
+    assert not fuzzer.problems
+
+
+# External data
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("../secret", "lie outside of the model's folder"),
+        ("{}/../secret", "lie outside of the model's folder"),
+        ("/etc/passwd", "lie outside of the model's folder"),
+        ("nowhere/../../secret", "lie outside of the model's folder"),
+        ("link", "lie outside of the model's folder"),
+        ("", "lie outside of the model's folder"),
+        (".", "are not a file"),
+        ("fifo", "are not a file"),
+        ("\0", "cannot be found"),
+    ],
+)
+@pytest.mark.parametrize("where", ["graph", "function", "branch"])
+def test_external_data_outside_of_the_folder(
+    location: str, message: str, where: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = outsourced(model_of(), location.replace("{}", str(folder)))
+    if where != "graph":  # a Constant with such a value
+        model = model_of("m = Mul(x, weights) " + "z = Constant<value = int8 {0}>() c = QuantizeLinear(m, s, z)")
+        tensor = outsourced(model_of(), location.replace("{}", str(folder))).graph.initializer[0]
+        constant = onnx.helper.make_node("Constant", [], ["w"], value=tensor)
+        if where == "function":
+            opsets = [onnx.helper.make_opsetid("", 21)]
+            body = onnx.helper.make_function("here", "f", ["a"], ["w"], [constant], opsets)
+            model.functions.append(body)
+            model.graph.node.append(onnx.helper.make_node("f", ["x"], ["unused"], domain="here"))
+            model.opset_import.append(onnx.helper.make_opsetid("here", 1))
+        else:
+            graph = onnx.helper.make_graph(
+                [constant], "branch", [], [onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [5])]
+            )
+            model.graph.node.append(
+                onnx.helper.make_node("If", ["flag"], ["unused"], then_branch=graph, else_branch=graph)
+            )
+            model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
+    Path("model.onnx").write_bytes(model.SerializeToString())
+    assert message in refused(capsys, "inspect", "model.onnx")
+    assert message in refused(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")
+    for source in ("model.onnx", folder / "model.onnx", model):
+        with pytest.raises(ort_dynq.DynqError, match=message):
+            ort_dynq.InferenceSession(source)
+
+
+def test_external_data_of_an_ir_model(folder: Path) -> None:
+    model = ir.from_proto(outsourced(model_of(), "../secret"))
+    rewrite(model)  # a program's own, without a folder, may lie anywhere
+    ir.external_data.set_base_dir(model.graph, folder)
+    with pytest.raises(ort_dynq.DynqError, match="lie outside of the model's folder"):
+        rewrite(model)
+
+
+def test_a_symbolic_link_within_the_folder(folder: Path) -> None:
+    Path("model.onnx").write_bytes(outsourced(model_of(), "inner_link").SerializeToString())
+    rewrite("model.onnx").save("fast.onnx")
+    x, s = np.ones((2, 5), np.float32), np.array(0.1, np.float32)
+    expected = helpers.stock_session(model_of()).run(None, {"x": x, "s": s})[0]
+    assert (ort_dynq.InferenceSession("model.onnx").run(None, {"x": x, "s": s})[0] == expected).all()
+
+
+@pytest.mark.parametrize("entries", [{"offset": 4, "length": 20}, {"length": 21}, {"offset": 1 << 40, "length": 20}])
+def test_external_data_beyond_the_end(
+    entries: dict[str, int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("model.onnx").write_bytes(outsourced(model_of(), "data", **entries).SerializeToString())
+    assert "the external data data have 20 bytes, but weights ends at" in refused(capsys, "inspect", "model.onnx")
+
+
+def test_external_data_that_are_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As long as nobody asks for them, a model can be looked at without them."""
+    Path("model.onnx").write_bytes(outsourced(model_of(), "none").SerializeToString())
+    assert cli.main(["inspect", "model.onnx"]) == 0
+    capsys.readouterr()
+    assert "No such file" in refused(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")
+
+
+# Where models are read and written
+
+
+def test_what_is_not_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A FIFO that nobody writes to would make the program wait for ever; one as the output would be gone."""
+    onnx.save(model_of(), "model.onnx")
+    for path in (".", "fifo", "/dev/null"):
+        assert "it is not a file" in refused(capsys, "inspect", path)
+        assert "is not a file" in refused(capsys, "verify", path, "model.onnx")
+    assert "fifo is not a file" in refused(capsys, "rewrite", "model.onnx", "-o", "fifo")
+    with pytest.raises(ort_dynq.DynqError, match="fifo is not a file"):
+        rewrite("model.onnx").save("fifo")
+    assert Path("fifo").is_fifo()
+
+
+def test_names_that_are_not_utf8(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"mod\xff\n.onnx")
+    onnx.save(model_of(), name)
+    assert cli.main(["inspect", name]) == 0
+    assert cli.main(["rewrite", name, "-o", f"fast {name}", "--json"]) == 0
+    assert Path(f"fast {name}").is_file()
+    capsys.readouterr()
+    assert "\\udcff" in refused(capsys, "inspect", f"none {name}")
+
+
+def without_override(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, for whom permissions hold although it may be root."""
+    command = [sys.executable, "-m", "ort_dynq", *arguments]
+    if os.getuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv is not there, and root may do anything")
+        command = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", *command]
+    return subprocess.run(command, capture_output=True, text=True, env=hostile_models.environment())
+
+
+def test_folders_and_files_without_permission(folder: Path) -> None:
+    onnx.save(model_of(), "model.onnx")
+    Path("closed").mkdir(mode=0o555)
+    done = without_override("rewrite", "model.onnx", "-o", "closed/fast.onnx")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ort-dynq: error: closed/fast.onnx cannot be written: Permission denied\n"
+    assert without_override("rewrite", "model.onnx", "-o", "fast.onnx").returncode == 0
+    shutil.copy("model.onnx", "closed.onnx")
+    folder.chmod(0o555)  # as a medium that cannot be written
+    assert without_override("inspect", "model.onnx").returncode == 0
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_full_disk(external: bool, folder: Path) -> None:
+    """No half file, be it the model's or its data's."""
+    model = model_of()
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(50_000, np.float32), "padding"))
+    onnx.save(model, "model.onnx", save_as_external_data=external, location="weights", size_threshold=0)
+    Path("elsewhere").mkdir()
+    command = [sys.executable, "-m", "ort_dynq", "rewrite", "model.onnx", "-o", "elsewhere/fast.onnx"]
+    limit = 100_000
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=hostile_models.environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ort-dynq: error: elsewhere/fast.onnx cannot be written: File too large\n"
+    assert not list(Path("elsewhere").iterdir())
+
+
+# Large models
+
+
+@pytest.fixture
+def small_protos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if protocol buffers ended at a hundred bytes."""
+    monkeypatch.setattr(storage, "_LARGEST_PROTO", 100)
+
+
+@pytest.mark.usefixtures("small_protos")
+def test_weights_beyond_a_protocol_buffer(folder: Path) -> None:
+    model = model_of()
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(500, dtype=np.float32), "padding"))
+    onnx.save(model, "model.onnx")
+    rewrite("model.onnx").save("fast.onnx")
+    assert Path("fast.onnx.data").stat().st_size >= 2000
+    assert not list(Path().glob(".fast*"))
+    assert ort_dynq.verify("model.onnx", "fast.onnx").passed
+    feeds = {"x": np.ones((2, 5), np.float32), "s": np.array(0.1, np.float32)}
+    expected = helpers.stock_session(model).run(None, feeds)[0]
+    assert (ort_dynq.InferenceSession("model.onnx").run(None, feeds)[0] == expected).all()
+
+    # Its data has the name that the next would have.
+    before = Path("fast.onnx.data").read_bytes()
+    result = rewrite("fast.onnx")
+    result.model.graph.register_initializer(
+        ir.Value(name="more", const_value=ir.tensor(np.ones(500, np.float32), name="more"))
+    )
+    result.save("fast.onnx")
+    assert Path("fast.onnx.data").read_bytes() == before
+    assert ort_dynq.verify("model.onnx", "fast.onnx").passed
+
+
+def test_weights_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid of a matrix is that of its columns, however many are looked at together."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, (33, 20))
+    codes[0], codes[:, 7] = 127, rng.integers(0, 256, 33)
+    codes[0, 7] = 255
+    weights = (codes * rng.uniform(0.001, 0.02, 20).astype(np.float32)).astype(np.float32)
+    whole = grid_of(weights)
+    monkeypatch.setattr("ort_dynq.rewriter.grid._BLOCK", 100)
+    parts = grid_of(weights)
+    assert whole is not None
+    assert parts is not None
+    assert (whole.numbers == parts.numbers).all()
+    assert (parts.numbers == codes).all()
+    assert (parts.sums == codes.sum(0)).all()
+    assert parts.largest_sum == np.abs(codes).sum(0).max()
+    weights[5, 18] += np.float32(1e-6)
+    assert grid_of(weights) is None
+
+
+# The same bytes
+
+
+def test_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
+    """Whatever the order of Python's sets."""
+    script = (
+        "import hashlib, pathlib, sys\n"
+        "from ort_dynq.rewriter import rewrite\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*/model.onnx')):\n"
+        "    for exact in (True, False):\n"
+        "        proto = rewrite(path, exact=exact).to_proto()\n"
+        "        print(path.parent.name, exact, hashlib.sha256(proto.SerializeToString()).hexdigest())\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script, str(hostile_models.ROOT / "models")]
+    first, second = (
+        subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**hostile_models.environment(), "PYTHONHASHSEED": seed},
+        ).stdout.splitlines()
+        for seed in ("1", "2")
+    )
+    assert len(first) == 2 * len(list((hostile_models.ROOT / "models").glob("*/model.onnx")))
+    assert first == second
