@@ -74,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_mutated_models(tmp_path: Path) -> None:
     """The corpus, then as many more as there is time for; `python tests/hostile_models.py` goes on from there."""
     fuzzer = hostile_models.Fuzzer(seed=0, failures=tmp_path)
-    fuzzer.run(inputs=1000, seconds=30)
+    fuzzer.run(inputs=1000, seconds=25)
     print(f"{fuzzer.inputs} models, {fuzzer.crashes_of_onnxruntime} that crash ONNX Runtime by themselves")
     assert fuzzer.inputs > 30
     assert not fuzzer.problems
@@ -280,6 +280,36 @@ def test_weights_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert parts.largest_sum == np.abs(codes).sum(0).max()
     weights[5, 18] += np.float32(1e-6)
     assert grid_of(weights) is None
+
+
+@pytest.mark.skipif("ORT_DYNQ_HUGE" not in os.environ, reason="takes 5 GB and a minute; ORT_DYNQ_HUGE=1 runs it")
+@pytest.mark.parametrize("shape", [(2**31 + 5,), (2, 2**30 + 5)])
+def test_more_than_2_31_elements(shape: tuple[int, ...]) -> None:
+    """Zeros, which take no room until they are written, but for the first and the last element of each row."""
+    x = np.zeros(shape, np.float32)
+    x[..., 0], x[..., -1] = -1, 2
+    body = """m = Abs(x) r = ReduceMax<keepdims = 1>(m, last) d = Div(r, limit) q = Div(x, d) o = Round(q)
+        k = Clip(o, low, limit) c = Cast<to = 3>(k)"""
+    dims = "n" if len(shape) == 1 else "m, n"
+    model = helpers.parse(f"float[{dims}] x", f"int8[{dims}] c", body, opset=18)
+    constants = {"limit": np.float32(127), "low": np.float32(-128), "last": np.array([-1])}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
+    result = rewrite(model)
+    assert [finding.operator for finding in result.report.findings] == ["RangeQuantize"]
+    dynamic = helpers.parse("float[] x, float s, int8 z", "int8[] c", "c = ort_dynq.DynamicQuantize(x, s, z)")
+    feeds = {"x": x}
+    for session in (
+        helpers.make_session(result.to_proto(), "native", threads=2),
+        helpers.make_session(dynamic, "native", threads=2),
+    ):
+        codes = session.run(None, feeds)[0]
+        assert codes.shape == shape
+        assert (codes[..., 0] == -64).all()
+        assert (codes[..., -1] == 127).all()
+        codes[..., 0] = codes[..., -1] = 0
+        assert not codes.any()
+        del codes
+        feeds = {"x": x, "s": np.array(2 / 127, np.float32), "z": np.array(0, np.int8)}
 
 
 # The same bytes
