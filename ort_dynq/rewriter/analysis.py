@@ -163,7 +163,7 @@ class Facts:
 
 
 def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
-    """Puts on the outputs of a model that was rewritten before what their functions' bodies hide; whether on any new."""
+    """Puts on outputs, in a model that was rewritten before, what their functions' bodies hide; whether on any new."""
     before = len(found)
     for _, graph in graphs(model):
         for node in graph:
