@@ -53,7 +53,7 @@ LEFT = sorted(CASES.keys() - REWRITTEN - EXPANDED - FUSED)
 
 def test_nothing_is_missing() -> None:
     assert CASES.keys() >= REWRITTEN.keys() | EXPANDED | FUSED
-    assert len(LEFT) >= 16, LEFT
+    assert len(LEFT) >= 15, LEFT  # onnx 1.17 has so many
 
 
 def elements(model: onnx.ModelProto) -> set[int]:

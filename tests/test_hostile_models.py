@@ -80,6 +80,47 @@ def test_mutated_models(tmp_path: Path) -> None:
     assert not fuzzer.problems
 
 
+def test_what_follows_from_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cycle of nodes has no order, a function that calls itself computes nothing; unsorted nodes are sorted."""
+    cyclic = model_of("a = Cast<to = 1>(b) b = Cast<to = 1>(a) " + QUANTIZE)
+    onnx.save(cyclic, "model.onnx")
+    assert "topologically sorted" in refused(capsys, "inspect", "model.onnx")
+    recursive = model_of("f = here.f(x) " + QUANTIZE)
+    for name, callee in (("f", "g"), ("g", "f")):
+        calls = [onnx.helper.make_node(callee, ["a"], ["b"], domain="here")]
+        opsets = [onnx.helper.make_opsetid("here", 1), onnx.helper.make_opsetid("", 21)]
+        recursive.functions.append(onnx.helper.make_function("here", name, ["a"], ["b"], calls, opsets))
+    recursive.opset_import.append(onnx.helper.make_opsetid("here", 1))
+    with pytest.raises(ort_dynq.DynqError, match="calls itself|recursive"):
+        rewrite(recursive)
+    nodes = model_of()
+    unsorted = model_of()
+    del unsorted.graph.node[:]
+    unsorted.graph.node.extend(reversed(nodes.graph.node))
+    assert rewrite(unsorted).to_proto().graph.node[-1].op_type == "DynamicQuantize"
+
+
+def test_value_info_that_lies(folder: Path) -> None:
+    """ONNX Runtime does not believe it, so that the model runs; nor must the rewriter, nor leave it behind."""
+    body = """m = Abs(x) r = ReduceMax<keepdims = 1>(m, last) d = Div(r, limit) q = Div(x, d) o = Round(q)
+        k = Clip(o, low, limit) c = Cast<to = 3>(k) y = Mul(x, d)"""
+    model = helpers.parse("float[2, 3, 5] x", "int8[2, 3, 5] c, float[2, 3, 5] y", body, opset=18)
+    constants = {"limit": np.float32(127), "low": np.float32(-128), "last": np.array([-1])}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
+    del model.opset_import[1]
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [2, 1]))
+    result = rewrite(model, exact=True)
+    assert [finding.operator for finding in result.report.findings] == ["RangeQuantize"]
+    assert ort_dynq.verify(model, result.to_proto()).passed
+
+
+def test_a_model_without_standard_operators() -> None:
+    model = model_of()
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("ort_dynq", 1))
+    assert "opset 0" in rewrite(model).report.left[0].reason
+
+
 # External data
 
 

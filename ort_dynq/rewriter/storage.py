@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import graphlib
 import os
 import shutil
 import tempfile
@@ -169,7 +170,8 @@ def _sort(model: ir.Model) -> None:
     """Puts nodes into the order that ONNX demands and that rules count on, where they are not.
 
     Raises:
-        ValueError: There is none: what a node computes is computed from itself.
+        ValueError: There is none: what a node computes is computed from itself, or a function calls itself. Inference
+            of shapes crashes on such functions in onnx 1.17.
     """
 
     def is_sorted(graph: ir.Graph | ir.Function) -> bool:
@@ -186,6 +188,15 @@ def _sort(model: ir.Model) -> None:
         seen: set[ir.Node] = set()
         if not is_sorted(body):
             body.sort()
+
+    calls = {
+        name: {node.op_identifier() for node in ir.traversal.RecursiveGraphIterator(function)} & model.functions.keys()
+        for name, function in model.functions.items()
+    }
+    try:
+        list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        raise ValueError(f"the function {error.args[1][0][1]} calls itself") from error
 
 
 def _bodies(model: ir.Model) -> list[ir.Graph | ir.Function]:
