@@ -225,13 +225,16 @@ def _file_of_absolute_paths(model: ir.Model) -> Iterator[str]:
     """onnxruntime 1.20 does not look at the entry; but it follows absolute paths, as its successors do not."""
     import onnx_ir as ir
 
-    model = model.clone()
-    for value, tensor in _external(model):
-        path = os.path.abspath(tensor.path)
-        value.const_value = ir.ExternalTensor(
-            path, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or ""
-        )
+    from .rewriter.storage import explained
+
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "model.onnx")
-        ir.save(model, file)
+        with explained(model):
+            model = model.clone()
+            for value, tensor in _external(model):
+                path = os.path.abspath(tensor.path)
+                value.const_value = ir.ExternalTensor(
+                    path, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or ""
+                )
+            ir.save(model, file)
         yield file

@@ -91,7 +91,7 @@ def test_what_follows_from_itself(folder: Path, capsys: pytest.CaptureFixture[st
         opsets = [onnx.helper.make_opsetid("here", 1), onnx.helper.make_opsetid("", 21)]
         recursive.functions.append(onnx.helper.make_function("here", name, ["a"], ["b"], calls, opsets))
     recursive.opset_import.append(onnx.helper.make_opsetid("here", 1))
-    with pytest.raises(ort_dynq.DynqError, match="calls itself|recursive"):
+    with pytest.raises(ort_dynq.DynqError, match=r"calls itself|recursive"):
         rewrite(recursive)
     nodes = model_of()
     unsorted = model_of()
@@ -317,6 +317,7 @@ def test_weights_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert parts is not None
     assert (whole.numbers == parts.numbers).all()
     assert (parts.numbers == codes).all()
+    assert (parts.scale == whole.scale).all()
     assert (parts.sums == codes.sum(0)).all()
     assert parts.largest_sum == np.abs(codes).sum(0).max()
     weights[5, 18] += np.float32(1e-6)
