@@ -761,6 +761,7 @@ def _interleave(contenders: Sequence[_Contender], settings: Settings, threads: i
 def _take_turn(contender: _Contender, samples: list[float], seconds: float, settle: float) -> None:
     run, now = contender.run, time.perf_counter_ns
     end = now() + int(settle * 1e9)
+    run()  # the caches are full of another's weights
     while now() < end:
         run()
     end = now() + int(seconds * 1e9)
