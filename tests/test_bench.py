@@ -145,10 +145,11 @@ def test_contenders_take_turns(threads: int) -> None:
     turns = re.sub(r"(.)\1*", r"\1", "".join(log[9:]))
     assert re.match("abcbabcbabc", turns)  # forward and backward, so that nobody always comes after the same one
     counts = [log[9:].count(name) for name in "abc"]
-    if threads == 1:
-        assert [each.size for each in samples] == counts
-    else:  # a turn begins untimed
-        assert all(5 <= each.size < count for each, count in zip(samples, counts, strict=True))
+    untimed = [count - each.size for each, count in zip(samples, counts, strict=True)]
+    assert all(each.size >= 5 for each in samples)
+    if threads == 1:  # a turn begins with one call that is not timed
+        assert len({*untimed}) == 1
+    assert all(each >= 5 for each in untimed)
 
 
 def test_the_work_of_a_run_is_divided() -> None:
