@@ -502,6 +502,18 @@ def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) ->
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
 
 
+@pytest.mark.parametrize(("rows_", "is_left"), [(6, True), (7, False)])
+def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
+    """Their scales, of rank 1, take nodes of their own. 7 * 33 * 18 products are more than 4096."""
+    body = "m = ReduceMax<keepdims = 0>(x, last)\n m0 = Max(m, eps)\n s = Div(m0, c255)\n"
+    body += "q = QuantizeLinear<axis = 0>(x, s)\n dx = DequantizeLinear<axis = 0>(q, s)\n y = MatMul(dx, w)"
+    model = model_of(body, WEIGHTS["folded"][1], inputs=f"float[{rows_}, {K}] x")
+    x = np.abs(rows((rows_, K), seed=3))
+    report = check_products(model, {"x": np.where(np.isfinite(x), x, F(1))})
+    assert ("AccumulatorDequantize" in found(report)) != is_left
+    assert any("so small" in finding.reason for finding in report.left) == is_left
+
+
 def test_weights_that_stay_float_are_folded() -> None:
     """Nothing is dequantized at every inference, and nothing for MatMulNBits to be made of; but for exact rewrites."""
     group = np.repeat(scales_of()[None], 3, 0) * F(np.arange(1, 4))[:, None]

@@ -20,6 +20,7 @@ are an 8-bit grid in every output channel (grid.py):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -45,6 +46,7 @@ that was multiplied, and of the scale that the product's rows were multiplied wi
 
 OLDEST_OPSET = 13
 _LARGEST_CODE = 255
+_FEWEST_PRODUCTS = 4096
 _LARGEST_SUM = (1 << 31) - 1
 # Pairs of products of codes and weights up to this fit the int16 that x86 without VNNI adds them in.
 _LARGEST_UNSATURATED_WEIGHT = 64
@@ -230,6 +232,8 @@ class IntegerProducts:
         columns = grid.scale.size
         if bias is not None and not self._is_bias(bias, columns):
             raise _Left("the bias is not one number for each output channel")
+        if _is_small_for_its_rows(source, columns):
+            raise _Left("the product is so small that the rows' scales cost more than it saves")
         activation = self._activation(a, source, len(grid.codes))
         # By the columns' scales first: the product of two scales may be too small for a float.
         tail = _Tail(node.outputs[0], activation.scale, grid.scale, _COLUMN_FIRST, bias)
@@ -627,6 +631,16 @@ def _multiply(like: ir.Node | None, *inputs: ir.Value | None) -> ir.Node:
     while given[-1] is None:
         given.pop()
     return ir.node("MatMulInteger", given) if like is None else ir.node(like.op_type, given, dict(like.attributes))
+
+
+def _is_small_for_its_rows(source: ir.Node, columns: int) -> bool:
+    """Whether scales of rank 1 take nodes of their own to become those of rows, for a product known to be tiny."""
+    src = source.inputs[0]
+    if source.op_type != "DynamicFakeQuantize" or _attributes(source)["qtype"] != "per_channel":
+        return False
+    if src is None or src.shape is None or not src.shape.is_static():
+        return False
+    return math.prod(src.shape.numpy()) * columns < _FEWEST_PRODUCTS
 
 
 def _columns(weights: ir.Value) -> int:
