@@ -488,6 +488,15 @@ void accumulators(const Accumulators& block) {
   for (; row < block.rows; ++row) some_accumulators<1, kOrder>(block, row);
 }
 
+template <bool kMagnitude>
+void widen(V::F v, V::F& low, V::F& high) {
+  if (kMagnitude)
+    v = V::magnitude(v);
+  else
+    low = V::min(v, low);
+  high = V::max(v, high);
+}
+
 // What is left of a row is short of a vector; where the row is not, it is read together with elements before it, which
 // count twice.
 template <bool kMagnitude>
@@ -496,23 +505,17 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * stride;
     V::F h = V::set1(high[row]), l = kMagnitude ? h : V::set1(low[row]);
-    const auto take = [](V::F v, V::F& lowest, V::F& highest) {
-      if (kMagnitude)
-        v = V::magnitude(v);
-      else
-        lowest = V::min(v, lowest);
-      highest = V::max(v, highest);
-    };
     int64_t i = 0;
     if (cols >= 4 * L) {
       V::F ls[4] = {l, l, l, l}, hs[4] = {h, h, h, h};
       for (; i + 4 * L <= cols; i += 4 * L)
-        for (int k = 0; k < 4; ++k) take(V::load(from + i + k * L), ls[k], hs[k]);
+        for (int k = 0; k < 4; ++k) widen<kMagnitude>(V::load(from + i + k * L), ls[k], hs[k]);
       l = V::min(V::min(ls[0], ls[1]), V::min(ls[2], ls[3]));
       h = V::max(V::max(hs[0], hs[1]), V::max(hs[2], hs[3]));
     }
-    for (; i + L <= cols; i += L) take(V::load(from + i), l, h);
-    if (i < cols) take(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), l, h);
+    for (; i + L <= cols; i += L) widen<kMagnitude>(V::load(from + i), l, h);
+    if (i < cols)
+      widen<kMagnitude>(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), l, h);
     if (!kMagnitude) low[row] = V::lowest(l);
     high[row] = V::highest(h);
   }
@@ -521,23 +524,16 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
 template <bool kMagnitude, int kCount>
 void column_range_of_some_rows(const float* x, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t L = V::kLanes;
-  const auto take = [](V::F v, V::F& l, V::F& h) {
-    if (kMagnitude)
-      v = V::magnitude(v);
-    else
-      l = V::min(v, l);
-    h = V::max(v, h);
-  };
   int64_t i = 0;
   for (; i + L <= cols; i += L) {
     V::F h = V::load(high + i), l = kMagnitude ? h : V::load(low + i);
-    for (int row = 0; row < kCount; ++row) take(V::load(x + row * stride + i), l, h);
+    for (int row = 0; row < kCount; ++row) widen<kMagnitude>(V::load(x + row * stride + i), l, h);
     if (!kMagnitude) V::store<false>(low + i, l);
     V::store<false>(high + i, h);
   }
   if (const int64_t n = cols - i) {
     V::F h = V::load_part(high + i, n), l = kMagnitude ? h : V::load_part(low + i, n);
-    for (int row = 0; row < kCount; ++row) take(V::load_part(x + row * stride + i, n), l, h);
+    for (int row = 0; row < kCount; ++row) widen<kMagnitude>(V::load_part(x + row * stride + i, n), l, h);
     if (!kMagnitude) V::store_part(low + i, l, n);
     V::store_part(high + i, h, n);
   }

@@ -14,7 +14,7 @@ namespace dynq {
 namespace {
 
 constexpr char kName[] = "AccumulatorDequantize";
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = 8;           // the columns' parameters are not read often enough to stay cached
 constexpr int64_t kTaskElements = 32768;  // as in layout.cc
 constexpr int64_t kTaskRows = 1024;       // their scales are on a task's stack
 

@@ -40,9 +40,9 @@ from .report import Finding
 from .shapes import is_shape_of_rows
 
 RULE = "integer matrix product"
-ACTIVATION, ROW_SCALE = "ort_dynq.activation", "ort_dynq.row_scale"
-"""Keys of an AccumulatorDequantize's metadata, for verification: names, in the original model, of the float activation
-that was multiplied, and of the scale that the product's rows were multiplied with, if any."""
+ACTIVATION = "ort_dynq.activation"
+"""A key of an AccumulatorDequantize's metadata, for verification: the name, in the original model, of the float
+activation that was multiplied."""
 
 OLDEST_OPSET = 13
 _LARGEST_CODE = 255
@@ -256,10 +256,7 @@ class IntegerProducts:
         product = _multiply(None, activation.codes, self._weights(node, grid.codes), none, offset)
         self._insert(_producer(tail.last), product, node)
         sums = grid.sums.astype(np.int32)
-        names = {ACTIVATION: a.name}
-        if activation.scale is None and tail.row is not None:
-            names[ROW_SCALE] = tail.row.name
-        self._finish(node, product.outputs[0], tail, activation.zero_point, sums, names)
+        self._finish(node, product.outputs[0], tail, activation.zero_point, sums, {ACTIVATION: a.name})
         return "AccumulatorDequantize"
 
     def _grid(self, node: ir.Node, b: ir.Value) -> Grid:
