@@ -7,7 +7,7 @@ from functools import partial
 
 from _common import Example, activations, main
 
-from ort_dynq import networks
+from ort_dynq.bench import transformers as networks
 
 HIDDEN, HEADS, FEED_FORWARD = 32, 4, 64
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 from .errors import DynqError
 
 if TYPE_CHECKING:
+    from .backends.prepare import ready_for_extensions
+    from .backends.register import register
     from .library import get_library_path
     from .rewriter import rewrite
-    from .rewriter.readiness import ready_for_extensions
-    from .session import InferenceSession, register
+    from .session import InferenceSession
     from .verification import verify
 else:
     _MODULES = {
         "InferenceSession": "session",
         "get_library_path": "library",
-        "ready_for_extensions": "rewriter.readiness",
-        "register": "session",
+        "ready_for_extensions": "backends.prepare",
+        "register": "backends.register",
         "rewrite": "rewriter",
         "verify": "verification",
     }

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.metadata
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import __version__
+from .system import cpu_features, cpu_name, package_version
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from .session import Backend
+    from .backends.options import Backend
 
     Array = npt.NDArray[np.generic]
 
@@ -25,12 +23,6 @@ _T = TypeVar("_T")
 Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates, and may show how far it is
 
 _PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "onnxscript", "numpy")
-
-# What our kernels (the first ones) and ONNX Runtime's integer products (the others) make use of; x86's and Arm's names.
-_FEATURES = (
-    *("sse4_1", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve"),
-    *("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"),
-)
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ def examine(*, track: Track = iter) -> Examination:
         advice = f"do without it, ORT_DYNQ_ISA={isas[-1]}, and report it"
         tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice))
     checks = tuple(test.run() for test in track(tests))
-    return Examination(versions(), _cpu(), _features(), _or_else("", _isa), isas, checks)
+    return Examination(versions(), cpu_name(), cpu_features(), _or_else("", _isa), isas, checks)
 
 
 @dataclass(frozen=True)
@@ -134,42 +126,17 @@ def versions() -> dict[str, str]:
     return {
         "Python": platform.python_version(),
         "ort_dynq": __version__,
-        **{name: _or_else("", functools.partial(_version, name)) for name in _PACKAGES},
+        **{name: _or_else("", functools.partial(package_version, name)) for name in _PACKAGES},
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:  # onnxruntime-gpu, say, brings the module onnxruntime
-        return str(importlib.import_module(name.replace("-", "_")).__version__)
-
-
-def _cpu() -> str:
-    return next(_cpu_lines("model name", "Model"), platform.processor() or platform.machine())
-
-
-def _features() -> tuple[str, ...]:
-    present = set(next(_cpu_lines("flags", "Features"), "").split())
-    return tuple(feature for feature in _FEATURES if feature in present)
-
-
-def _cpu_lines(*names: str) -> Iterator[str]:
-    """What /proc/cpuinfo says of the first of these that it has; nothing where there is no such file."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() in names)
 
 
 def _onnxruntime() -> str:
     import onnxruntime as ort
 
-    from .session import OLDEST_ONNXRUNTIME
+    from . import runtime
 
-    if tuple(map(int, ort.__version__.split(".")[:2])) < OLDEST_ONNXRUNTIME:
-        raise RuntimeError(f"{ort.__version__}, expected {'.'.join(map(str, OLDEST_ONNXRUNTIME))} or newer")
+    if runtime.version() < runtime.OLDEST_ONNXRUNTIME:
+        raise RuntimeError(f"{ort.__version__}, expected {'.'.join(map(str, runtime.OLDEST_ONNXRUNTIME))} or newer")
     return str(ort.__version__)
 
 
@@ -205,9 +172,9 @@ def _session(backend: Backend) -> str:
     import onnx.parser
     import onnxruntime as ort
 
-    from . import reference
-    from .rewriter.readiness import ready_for_extensions
-    from .session import register
+    from .backends.prepare import ready_for_extensions
+    from .backends.register import register
+    from .operators import reference
 
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21, "ort_dynq": 1]>
@@ -243,7 +210,8 @@ def self_test(isa: str) -> str:
     """
     import numpy as np
 
-    from . import kernels, reference
+    from . import kernels
+    from .operators import reference
 
     rng = np.random.default_rng(0)
     compared = 0
@@ -274,7 +242,7 @@ def _cases(length: int, rng: np.random.Generator) -> Iterable[tuple[str, list[Ar
     yield "DynamicQuantize", [x, scales[:1], zps[:1]], {"arithmetic": "onednn"}
     yield "DynamicDequantize", [codes, scales, zps.view(np.int8)], last
     yield "DynamicFakeQuantize", [x, scales, zps], last
-    yield "RangeFakeQuantize", [x, np.array(_SYMMETRIC, np.float32)], {}
+    yield "DynamicRangeFakeQuantize", [x, np.array(_SYMMETRIC, np.float32)], {}
     sums = rng.integers(-(2**24), 2**24, shape, np.int32)
     rows, column_sum = np.abs(x[:, :1]) + 1, rng.integers(-9999, 9999, length, np.int32)
     yield "AccumulatorDequantize", [sums, rows, np.zeros((_ROWS, 1), np.int8), scales, column_sum, x[0]], {}

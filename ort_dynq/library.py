@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import sys
 from importlib import resources
 from pathlib import Path
@@ -38,14 +39,33 @@ Allocate = ctypes.CFUNCTYPE(
 def get_library_path() -> str:
     """The path of the native custom-op library, for ``SessionOptions.register_custom_ops_library`` in any language.
 
+    The library is beside the package. Where the package was imported from its source folder, which has no library, it
+    is that of the installed distribution.
+
     Raises:
-        DynqError: The package was installed without its library.
+        DynqError: No library was found, or the installed distribution is of another version than the package.
     """
     name = _NAMES.get(sys.platform, "libort_dynq.so")
-    path = Path(str(resources.files(__package__).joinpath(name)))
-    if not path.is_file():
-        raise DynqError(f"the native library {name} is not in {path.parent}; install the package with `pip install .`")
-    return str(path)
+    package = Path(str(resources.files(__package__)))
+    beside = package / name
+    if beside.is_file():
+        return str(beside)
+    installed = _installed_library(name)
+    if installed is None:
+        raise DynqError(
+            f"ort_dynq was imported from {package}, which has no {name}, and no installed distribution has one; "
+            "run `pip install .` in the source folder"
+        )
+    return str(installed)
+
+
+def _installed_library(name: str) -> Path | None:
+    for distribution in importlib.metadata.distributions(name="ort_dynq"):
+        for file in distribution.files or ():
+            path = Path(str(distribution.locate_file(file)))
+            if file.name == name and path.is_file():
+                return path
+    return None
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ort_dynq import kernels
-from ort_dynq.session import BACKENDS
+from ort_dynq.backends.options import BACKENDS
 
 _ran: dict[str, int] = {}
 

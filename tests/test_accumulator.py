@@ -37,7 +37,7 @@ orders = pytest.mark.parametrize("order", range(3))
 @functools.cache
 def session(backend: str, order: int, codes: str, threads: int) -> ort.InferenceSession:
     """One node, or the standard ones, of unknown ranks."""
-    body = f"dst = ort_dynq.AccumulatorDequantize<order = {order}>({', '.join(NAMES)})"
+    body = f"dst = ort_dynq.AccumulatorDequantize<scale_order = {order}>({', '.join(NAMES)})"
     if backend == "stock":
         body = f"""zp = Cast<to = 6>(zero_point)
                    correction = Mul(zp, column_sum)

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_dynq import DynqError, bench, cli, kernels, networks
+from ort_dynq import DynqError, bench, cli, kernels
+from ort_dynq.bench import transformers as networks
 from ort_dynq.rewriter import rewrite
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -169,7 +170,7 @@ def test_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["threads"] for each in data["timings"]] == [1, 2]
     for each in data["timings"]:
         assert (each["name"], each["problem"]) == (TOKEN, "")
-        assert each["rewritten"] == {"RangeFakeQuantize": 1}
+        assert each["rewritten"] == {"DynamicRangeFakeQuantize": 1}
         check_latency(each["stock"])
         check_latency(each["ours"])
         assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
@@ -250,7 +251,7 @@ def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert data["folder"] == str(folder)
     timings = {each["name"]: each for each in data["timings"]}
     assert list(timings) == ["broken", "ort_dynamic", "row_zero_point", "torch_token", "without data"]
-    assert timings["torch_token"]["rewritten"] == {"RangeFakeQuantize": 1}
+    assert timings["torch_token"]["rewritten"] == {"DynamicRangeFakeQuantize": 1}
     assert timings["ort_dynamic"]["rewritten"] == {}
     assert timings["row_zero_point"]["stock"] is None
     for name in ("ort_dynamic", "torch_token"):
@@ -270,7 +271,7 @@ def test_a_folder_as_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert rows[2][2] == "fails"
     assert rows[2][4] == "-"
     assert rows[0][5:] == ["-"]
-    assert rows[4][5:] == ["1", "RangeFakeQuantize"]
+    assert rows[4][5:] == ["1", "DynamicRangeFakeQuantize"]
     assert lines[-1].startswith("row_zero_point does not run in stock ONNX Runtime at its default level")
 
 
@@ -299,10 +300,10 @@ def test_recorded_inputs(tmp_path: Path) -> None:
 def test_chains(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "chains")
     assert {each["name"]: (each["nodes"], each["rewritten"]) for each in data["timings"]} == {
-        "symmetric per token to int8": (8, {"RangeQuantize": 1}),
-        "symmetric per token, fake-quantized": (8, {"RangeFakeQuantize": 1}),
-        "torchao asymmetric per token, fake-quantized": (28, {"RangeFakeQuantize": 1}),
-        "asymmetric per tensor -> Q -> DQ": (15, {"RangeFakeQuantize": 1}),
+        "symmetric per token to int8": (8, {"DynamicRangeQuantize": 1}),
+        "symmetric per token, fake-quantized": (8, {"DynamicRangeFakeQuantize": 1}),
+        "torchao asymmetric per token, fake-quantized": (28, {"DynamicRangeFakeQuantize": 1}),
+        "asymmetric per tensor -> Q -> DQ": (15, {"DynamicRangeFakeQuantize": 1}),
     }
     for each in data["timings"]:
         for role in ("stock", "ours", "relu"):
@@ -313,7 +314,7 @@ def test_chains(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_chains_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, "chains").splitlines()
-    assert sum(line.rstrip().endswith(("RangeQuantize", "RangeFakeQuantize")) for line in lines) == 4
+    assert sum(line.rstrip().endswith(("DynamicRangeQuantize", "DynamicRangeFakeQuantize")) for line in lines) == 4
 
 
 @pytest.mark.parametrize("chain", bench._CHAINS, ids=lambda chain: chain[0])
@@ -354,13 +355,13 @@ def test_networks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[:4] for row in rows] == [
         ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
-    converted = ["4", "RangeFakeQuantize,", "6", "AccumulatorDequantize"]
+    converted = ["4", "DynamicRangeFakeQuantize,", "6", "AccumulatorDequantize"]
     assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
 
 
 def test_networks_that_are_rewritten_exactly(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
-    assert data["timings"][0]["rewritten"] == {"RangeFakeQuantize": 4}
+    assert data["timings"][0]["rewritten"] == {"DynamicRangeFakeQuantize": 4}
 
 
 # Mistakes and help

@@ -41,22 +41,22 @@ Attributes = dict[str, Any]
 def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attributes]]:
     """Shapes of the inputs, and attributes: every way in which elements share a scale, tensors around n elements."""
     names = {attribute.name for attribute in operator.attributes}
-    if "range" in names:
+    if "range_kind" in names:
         for src, axis in (((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, n), 0)):
             for kind, form in ((0, 0), (1, 1 + n % 4), (2, 1 + n % 4)):
-                yield [src, CONSTANTS.shape, ()], {"axis": axis, "range": kind, "zero_point_form": form}
+                yield [src, CONSTANTS.shape, ()], {"axis": axis, "range_kind": kind, "zero_point_rule": form}
     elif "qtype" in names:
         for parameters, given in granularities(n):
             for zps in (parameters[1], (1,)):
                 yield [*parameters, zps], given
-    elif "kept" in names:
+    elif "reduce_others" in names:
         for src, axis, count in (((n,), 0, 1), ((3, n), 1, 1), ((3, n), 0, 1), ((n, 3), 0, 1), ((2, n, 3), 1, 1)):
             for kept in (0, 1):
-                yield [src], {"axis": axis, "count": count, "kept": kept}
+                yield [src], {"axis": axis, "count": count, "reduce_others": kept}
     elif operator.name == "AccumulatorDequantize":
         for src, scales in (((n,), ()), ((3, n), (3, 1)), ((n, 3), (n, 1)), ((2, 5, n), (2, 1, 1))):
             for zps in (scales, ()):
-                yield [src, scales, zps, *[src[-1:]] * 3], {"order": n % 3}
+                yield [src, scales, zps, *[src[-1:]] * 3], {"scale_order": n % 3}
     elif len(operator.inputs) == 1:
         yield from (([src], {}) for src in ((n,), (3, n), (n, 3)))
     else:
@@ -83,11 +83,11 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
     result = dict(given)
     if "output_dtype" in names:
         result |= {"output_dtype": code, "arithmetic": ("onnx", "onednn")[n % 2]}
-    if "dst_type" in names:
-        result["dst_type"] = code
+    if "output_dtype" in names:
+        result["output_dtype"] = code
     if "code_type" in names:
-        result |= {"code_type": code, "nan": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
-        result |= {"quotient": n % 3, "order": n // 3 % 3}
+        result |= {"code_type": code, "nan_code": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
+        result |= {"scaling": n % 3, "rounding_order": n // 3 % 3}
     return result
 
 
@@ -208,13 +208,13 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, 
     """Shapes that do not fit, attributes, and shapes that do with the same attributes."""
     names = {attribute.name for attribute in operator.attributes}
     count = len(operator.inputs)
-    if "range" in names:
+    if "range_kind" in names:
         for constants in ((), (8,), (10,), (0,), (9, 1), (1, 9)):
             yield [(2, 4), constants, ()], {}, [(2, 4), (9,), ()]
         for axis in (2, -3):
             yield [(2,), (9,), ()], {"axis": axis}, [(2, 4, 3), (9,), ()]
         return
-    if "kept" in names:
+    if "reduce_others" in names:
         for axis, axes in ((3, 1), (-4, 1), (2**62, 1), (1, 3), (0, 4), (0, -1), (-1, 2), (-(2**63), 1)):
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
         return

@@ -27,8 +27,8 @@ from test_conformance import FOLDERS, MODELS, operators, tensors
 
 import ort_dynq.rewriter
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.products import ACTIVATION
-from ort_dynq.rewriter.reductions import RULE
+from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
+from ort_dynq.rewriter.rules.reductions import RULE
 
 F = np.float32
 
@@ -302,7 +302,7 @@ def expected(form: dict[str, str]) -> str:
     stays_float = form["zero"] in ("z3", "z4") and form["zero_type"] == "float"
     if stays_float:
         return "" if to_codes else "AffineFakeQuantize"
-    return "RangeQuantize" if to_codes else "RangeFakeQuantize"
+    return "DynamicRangeQuantize" if to_codes else "DynamicRangeFakeQuantize"
 
 
 SAMPLED = sampled()
@@ -339,7 +339,7 @@ def test_linear_form(opset: int, dequantizes: bool, zero: str, per_row: bool) ->
     output = "float[] y" if dequantizes else "int8[] y" if zero != "none" else "uint8[] y"
     model = parse(body, opset=opset, outputs=output)
     report = check(model, *({"x": rows((18, 33), seed)} for seed in range(2)), {"x": rows((1, 33))})
-    assert found(report) == ["RangeFakeQuantize" if dequantizes else "RangeQuantize"]
+    assert found(report) == ["DynamicRangeFakeQuantize" if dequantizes else "DynamicRangeQuantize"]
 
 
 # Wrong conversions of the past
@@ -361,12 +361,12 @@ def test_rows_of_a_square_are_not_its_columns() -> None:
 @pytest.mark.parametrize(
     ("shape", "target", "operator"),
     [
-        ("4, 4", "[-1, 1]", "RangeFakeQuantize"),
+        ("4, 4", "[-1, 1]", "DynamicRangeFakeQuantize"),
         ("4, 4", "[1, -1]", "AffineFakeQuantize"),
         ("4, 4", "[-1]", "AffineFakeQuantize"),
-        ("N, K", "[-1, 1]", "RangeFakeQuantize"),
+        ("N, K", "[-1, 1]", "DynamicRangeFakeQuantize"),
         ("N, K", "[1, -1]", None),
-        ("1, 4, 4", "[1, 4, 1]", "RangeFakeQuantize"),
+        ("1, 4, 4", "[1, 4, 1]", "DynamicRangeFakeQuantize"),
         ("1, 4, 4", "[4, 1, 1]", None),
         ("4, 1, 4", "[1, 4, 1]", None),
         ("2, 2, 2", "[1, 2, 2]", "AffineFakeQuantize"),
@@ -395,7 +395,7 @@ def test_dimensions_without_names(dims: str, align: str) -> None:
         "concatenated": symmetric(f"{parts} c = Concat<axis = 0>(first, second, i) u = Reshape(s, c)", "u", keep=0),
     }[align]
     report = check(parse(body, inputs=f"float{dims} x"), {"x": rows((3, 4, 5))})
-    assert found(report) == ([] if (dims, align) == ("[]", "concatenated") else ["RangeFakeQuantize"])
+    assert found(report) == ([] if (dims, align) == ("[]", "concatenated") else ["DynamicRangeFakeQuantize"])
 
 
 @pytest.mark.parametrize("target", [[-1], [1, -1], [-1, 1]])
@@ -464,13 +464,13 @@ def test_late_scale_and_early_zero_point() -> None:
         copied = Cast<to = 6>(z) e = Equal(s0, zero) s = Where(e, eps, s0) d = Div(x, s) zf = Cast<to = 1>(z)
         a = Add(d, zf) q = Clip(a, low, high) r = Round(q) b = Sub(r, zf) y = Mul(b, s)"""
     report = check(parse(body, outputs="float[] y, int32[] copied"), {"x": rows((9, 33))})
-    assert found(report) == ["RangeFakeQuantize"]
+    assert found(report) == ["DynamicRangeFakeQuantize"]
 
 
 def test_copy_of_x_behind_its_range() -> None:
     body = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) copy = Identity(x) d = Div(copy, s) r = Round(d)
         y = Mul(r, s)"""
-    assert found(check(parse(body), {"x": rows((9, 33))})) == ["RangeFakeQuantize"]
+    assert found(check(parse(body), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]
 
 
 def test_zero_point_that_stays_a_float() -> None:
@@ -479,7 +479,10 @@ def test_zero_point_that_stays_a_float() -> None:
         s = Div(w, c255) t = Div(mn, s) rt = Round(t) o = Sub(low, rt) z = Clip(o, low, high) d = Div(x, s)
         rd = Round(d) a = Add(rd, z) c = Clip(a, low, high) q = Cast<to = 3>(c) real = Cast<to = 1>(q)
         b = Sub(real, z) y = Mul(b, s)"""
-    for outputs, operator in (("float[] y, int8[] q", "RangeQuantize"), ("float[] y, float[] z", "RangeFakeQuantize")):
+    for outputs, operator in (
+        ("float[] y, int8[] q", "DynamicRangeQuantize"),
+        ("float[] y, float[] z", "DynamicRangeFakeQuantize"),
+    ):
         report = check(parse(body, outputs=outputs), {"x": rows((9, 33))})
         assert operator in found(report)
 
@@ -489,12 +492,12 @@ def test_scale_and_its_copy_are_outputs() -> None:
         d = Div(x, {0}) r = Round(d) y = Mul(r, {0})"""
     for used, outputs in itertools.product(("s", "copy"), ("s, float[] copy", "copy, float[] s", "copy", "s")):
         report = check(parse(body.format(used), outputs=f"float[] y, float[] {outputs}"), {"x": rows((9, 33))})
-        assert found(report) == ["RangeFakeQuantize"]
+        assert found(report) == ["DynamicRangeFakeQuantize"]
 
 
 def test_wide_clip() -> None:
     """Bounds that no integer attribute holds, and those that no float32 does."""
-    for bound, operator in ((32767.0, "RangeFakeQuantize"), (3e38, None), (1e10, None)):
+    for bound, operator in ((32767.0, "DynamicRangeFakeQuantize"), (3e38, None), (1e10, None)):
         body = f"""most = Constant<value_float = {bound:e}>() least = Neg(most) a = Abs(x) m = ReduceMax(a, one)
             s = Div(m, most) d = Div(x, s) r = Round(d) c = Clip(r, least, most) y = Mul(c, s)"""
         literal = body.replace("Neg(most)", f"Constant<value_float = {-bound:e}>()")
@@ -522,7 +525,7 @@ def test_chain_that_begins_around_a_branch(outside: int) -> None:
     model = parse(body + IF.format(" ".join([*PARTS[outside:], "inner = Mul(c, s)"])), inputs="float[9, 33] x")
     report = check(model, {"x": rows((9, 33))})
     if outside <= 2:
-        assert found(report) == ["RangeFakeQuantize"]
+        assert found(report) == ["DynamicRangeFakeQuantize"]
 
 
 def test_names_of_a_branch_are_not_those_around_it() -> None:
@@ -532,7 +535,7 @@ def test_names_of_a_branch_are_not_those_around_it() -> None:
     inner = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) e = Div(x, s) w = Round(e) v = Mul(w, s)
         inner = Add(v, val_3)"""
     report = check(parse(body + IF.format(inner), inputs="float[9, 33] x"), {"x": rows((9, 33))})
-    assert found(report) == ["RangeFakeQuantize"] * 2
+    assert found(report) == ["DynamicRangeFakeQuantize"] * 2
 
 
 def test_text_and_references() -> None:
@@ -565,7 +568,7 @@ MEANT = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) m
 
 
 def test_what_the_near_misses_miss() -> None:
-    assert found(check(parse(MEANT), {"x": rows((9, 33))})) == ["RangeFakeQuantize"]
+    assert found(check(parse(MEANT), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]
 
 
 @pytest.mark.parametrize(
@@ -585,10 +588,10 @@ def test_what_the_near_misses_miss() -> None:
         ("c = Clip(a, zero, c255)", "c = Clip(a, zero, eps)", ["AffineDequantize"], "not clipped to constant integers"),
         ("c = Clip(a, zero, c255)", "c = Clip(a, low, c255)", ["AffineDequantize"], "without a clip to its range"),
         ("c = Clip(a, zero, c255)", "c = Identity(a)", ["AffineDequantize"], "without a clip to its range"),
-        ("b = Sub(real, zf)", "b = Sub(zf, real)", ["RangeQuantize"], None),
-        ("y = Mul(b, s)", "y = Mul(b, b)", ["RangeQuantize"], None),
-        ("y = Mul(b, s)", "s2 = Mul(s, s) y = Mul(b, s2)", ["AffineDequantize", "RangeQuantize"], None),
-        ("y = Mul(b, s)", "y = Div(b, s)", ["RangeQuantize"], None),
+        ("b = Sub(real, zf)", "b = Sub(zf, real)", ["DynamicRangeQuantize"], None),
+        ("y = Mul(b, s)", "y = Mul(b, b)", ["DynamicRangeQuantize"], None),
+        ("y = Mul(b, s)", "s2 = Mul(s, s) y = Mul(b, s2)", ["AffineDequantize", "DynamicRangeQuantize"], None),
+        ("y = Mul(b, s)", "y = Div(b, s)", ["DynamicRangeQuantize"], None),
     ],
 )
 def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None) -> None:
@@ -631,7 +634,7 @@ def test_oldest_opset() -> None:
     assert [finding.reason for finding in rewrite(parse(body, opset=12)).report.left] == [
         "the model is of opset 12, expected 13 or newer"
     ]
-    assert found(check(parse(body, opset=13), {"x": rows((9, 33))})) == ["RangeFakeQuantize"]
+    assert found(check(parse(body, opset=13), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]
 
 
 # Mutations of the exported models
@@ -738,15 +741,15 @@ def test_constants_of_another_rank(name: str, rank: int) -> None:
 def test_what_an_extra_consumer_leaves() -> None:
     """Scale and codes stay available; what lies between rounding and codes does not, and is computed as it was."""
     for value, operators_ in {
-        "w": ["RangeFakeQuantize"],
-        "s": ["RangeFakeQuantize"],
-        "z": ["RangeFakeQuantize"],
-        "zf": ["RangeFakeQuantize"],
+        "w": ["DynamicRangeFakeQuantize"],
+        "s": ["DynamicRangeFakeQuantize"],
+        "z": ["DynamicRangeFakeQuantize"],
+        "zf": ["DynamicRangeFakeQuantize"],
         "rd": ["AffineDequantize"],
         "a": ["AffineDequantize"],
-        "q": ["AffineDequantize", "RangeQuantize"],
-        "real": ["AffineDequantize", "RangeQuantize"],
-        "b": ["RangeQuantize"],
+        "q": ["AffineDequantize", "DynamicRangeQuantize"],
+        "real": ["AffineDequantize", "DynamicRangeQuantize"],
+        "b": ["DynamicRangeQuantize"],
     }.items():
         type_ = "uint8" if value in "qz" else "float"
         report = check(parse(MEANT, outputs=f"float[] y, {type_}[] {value}"), {"x": rows((9, 33))})
@@ -775,7 +778,7 @@ def calls(chains: int) -> int:
         report = rewrite(model).report
     finally:
         sys.setprofile(None)
-    assert found(report) == ["RangeFakeQuantize"] * chains
+    assert found(report) == ["DynamicRangeFakeQuantize"] * chains
     return count
 
 

@@ -138,7 +138,7 @@ def test_start_is_light() -> None:
 def test_rewrite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", "--shape", "x=3x4")
     assert data["output"] == "fast.onnx"
-    assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize", "RangeMinMax"]
+    assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize", "ReduceMinMax"]
     assert data["left"] == []
     assert data["after"]["ort_dynq.DynamicQuantize"] == data["before"]["QuantizeLinear"] == 1
     assert data["verification"]["passed"] is True
@@ -196,8 +196,8 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1] == f"{nodes[0]} nodes, {nodes[1]} after a rewrite"
     assert [line.split() for line in lines[3:7]] == [
         ["rewritten", "nodes", "graph", "operator", "becomes"],
-        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "RangeFakeQuantize"],
-        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "RangeQuantize"],
+        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeFakeQuantize"],
+        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeQuantize"],
         ["12", "node_matmul_*", "main", "MatMul", "AccumulatorDequantize"],
     ]
     assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]

@@ -33,11 +33,11 @@ MODEL = parse(
        b = ort_dynq.DynamicDequantize<qtype = "per_channel", axis = 1>(a, scales, zp)
        c = ort_dynq.DynamicQuantize<qtype = "per_group", axis = 1, block_size = 32>(x, blocks, zp)
        d = ort_dynq.DynamicFakeQuantize(x, scale, zp)
-       e = ort_dynq.AffineFakeQuantize<quotient = 1>(x, scales, zp)
-       f, fs, fz = ort_dynq.RangeFakeQuantize<axis = -1>(x, constants)
-       g, h, i = ort_dynq.RangeQuantize<axis = 0>(x, constants, zp)
+       e = ort_dynq.AffineFakeQuantize<scaling = 1>(x, scales, zp)
+       f, fs, fz = ort_dynq.DynamicRangeFakeQuantize<axis = -1>(x, constants)
+       g, h, i = ort_dynq.DynamicRangeQuantize<axis = 0>(x, constants, zp)
        j = ort_dynq.AffineDequantize(c, scale, zp)
-       k, l, ls = ort_dynq.RangeFakeQuantize<axis = 0, range = 1, zero_point_form = 1>(x, constants)""",
+       k, l, ls = ort_dynq.DynamicRangeFakeQuantize<axis = 0, range_kind = 1, zero_point_rule = 1>(x, constants)""",
 )
 
 

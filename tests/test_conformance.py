@@ -20,20 +20,20 @@ from helpers import Array, assert_same, make_session, stock_session
 from onnx import numpy_helper
 
 from ort_dynq import kernels, verify
+from ort_dynq.backends.options import Backend
 from ort_dynq.rewriter import Result, rewrite
-from ort_dynq.rewriter.products import ACTIVATION
-from ort_dynq.session import Backend
+from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
 
 MODELS = Path(__file__).parents[1] / "models"
 
 # What each model must have after the rewrite, in the main graph, subgraphs and its own functions together.
 PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
 FAKE = {"ort_dynq.DynamicFakeQuantize": 1}
-MAGNITUDE, MIN_MAX = {"ort_dynq.RangeMagnitude": 1}, {"ort_dynq.RangeMinMax": 1}
-WHOLE = {"ort_dynq.RangeFakeQuantize": 1}
-PRODUCT = {"ort_dynq.RangeQuantize": 1, "ort_dynq.AccumulatorDequantize": 1}
+MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
+WHOLE = {"ort_dynq.DynamicRangeFakeQuantize": 1}
+PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.AccumulatorDequantize": 1}
 # What an integer product takes the codes of: it is found, and then only quantizes.
-FAKES = {"ort_dynq.RangeFakeQuantize", "ort_dynq.AffineFakeQuantize", "ort_dynq.DynamicFakeQuantize"}
+FAKES = {"ort_dynq.DynamicRangeFakeQuantize", "ort_dynq.AffineFakeQuantize", "ort_dynq.DynamicFakeQuantize"}
 EXPECTED: dict[str, dict[str, int]] = {
     "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
     "blocked_token": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
@@ -41,15 +41,15 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_tensors_asymmetric": WHOLE,
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
-    "decoder_token_weights": {"ort_dynq.RangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
     "dynamic_quantize_dequantize": {},
-    "dynamic_quantize_expanded": {"ort_dynq.RangeQuantize": 1},
-    "dynamic_quantize_relu": {"ort_dynq.DynamicFakeQuantizeLinear": 1},
-    "encoder_tensor_s8": {"ort_dynq.RangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_tensor_u8": {"ort_dynq.RangeQuantize": 4},
-    "encoder_token": {"ort_dynq.RangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_token_integer": {"ort_dynq.RangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_torchao": {"ort_dynq.RangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
+    "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
+    "encoder_tensor_s8": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_tensor_u8": {"ort_dynq.DynamicRangeQuantize": 4},
+    "encoder_token": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
     "function_in_branch": WHOLE,
     "functions": MAGNITUDE,
     "integer_token_s8": PRODUCT,
@@ -58,10 +58,10 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
     "ort_dynamic_conv": {},
-    "ort_int8": {"ort_dynq.RangeQuantize": 2, "ort_dynq.AccumulatorDequantize": 2},
+    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.AccumulatorDequantize": 2},
     "ort_int8_negative": {
         "ort_dynq.DynamicQuantize": 2,
-        "ort_dynq.RangeMinMax": 2,
+        "ort_dynq.ReduceMinMax": 2,
         "ort_dynq.AccumulatorDequantize": 2,
     },
     "ort_uint8_opset10": {},
@@ -77,13 +77,13 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_channel_first": WHOLE,
     "torch_channel_last": FAKE | MAGNITUDE,
     "torch_channel_middle": FAKE | MIN_MAX,
-    "torch_conv_u8": {"ort_dynq.RangeFakeQuantize": 5},
+    "torch_conv_u8": {"ort_dynq.DynamicRangeFakeQuantize": 5},
     "torch_encoder_s8": {
-        "ort_dynq.RangeQuantize": 8,
-        "ort_dynq.RangeMagnitude": 8,
+        "ort_dynq.DynamicRangeQuantize": 8,
+        "ort_dynq.ReduceAbsMax": 8,
         "ort_dynq.AccumulatorDequantize": 12,
     },
-    "torch_encoder_u8": {"ort_dynq.RangeQuantize": 16, "ort_dynq.AccumulatorDequantize": 12},
+    "torch_encoder_u8": {"ort_dynq.DynamicRangeQuantize": 16, "ort_dynq.AccumulatorDequantize": 12},
     "torch_group": WHOLE,
     "torch_if": WHOLE,
     "torch_kv_cache": {"ort_dynq.AffineDequantize": 1, "ort_dynq.AffineQuantize": 1} | MAGNITUDE,

@@ -13,7 +13,8 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
-from ort_dynq import cli, doctor, kernels, library, reference
+from ort_dynq import cli, doctor, kernels, library
+from ort_dynq.operators import reference
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_wrong_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
     def wrong(operator: str, inputs: Any, **attributes: Any) -> Any:
         outputs = right(operator, inputs, **attributes)
-        if operator == "RangeFakeQuantize" and kernels.isa() == "portable" and outputs[0].shape[1] == 1023:
+        if operator == "DynamicRangeFakeQuantize" and kernels.isa() == "portable" and outputs[0].shape[1] == 1023:
             outputs[0].view("u4")[-1, -1] ^= 1
         return outputs
 
@@ -67,7 +68,7 @@ def test_wrong_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert cli.main(["doctor"]) == 1
     *_, advice, last = capsys.readouterr().out.splitlines()
     assert advice.startswith(
-        "self-test portable: RangeFakeQuantize on 5x1023 elements is not what NumPy makes of them; "
+        "self-test portable: DynamicRangeFakeQuantize on 5x1023 elements is not what NumPy makes of them; "
     )
     assert last == "FAILED"
 

@@ -11,8 +11,8 @@ import pytest
 
 import ort_dynq
 from ort_dynq import cli, documentation
-from ort_dynq.inspect import inspect
 from ort_dynq.operators import OPERATORS
+from ort_dynq.rewriter.grouping import inspect
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(ort_dynq.__file__).parent

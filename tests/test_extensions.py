@@ -22,10 +22,13 @@ import pytest
 from helpers import Array, assert_same, handwritten, make_session, parse
 
 import ort_dynq
-from ort_dynq import DynqError, extensions, kernels, library
+from ort_dynq import DynqError, kernels, library
+from ort_dynq.backends import extensions
+from ort_dynq.backends.options import BACKENDS
+from ort_dynq.backends.register import register
 from ort_dynq.cli import main
 from ort_dynq.operators import OPERATORS, Operator, Signature
-from ort_dynq.session import BACKENDS, InferenceSession, register
+from ort_dynq.session import InferenceSession
 
 TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
@@ -84,9 +87,9 @@ def attributes_of(operator: Operator, signature: Signature) -> dict[str, str | i
     if "output_dtype" in given:
         given["output_dtype"] = code
     if "code_type" in given:
-        given |= {"code_type": code, "nan": 2 if code == 1 else 0, "quant_min": 0}
-    if "dst_type" in given:
-        given["dst_type"] = code
+        given |= {"code_type": code, "nan_code": 2 if code == 1 else 0, "quant_min": 0}
+    if "output_dtype" in given:
+        given["output_dtype"] = code
     return given
 
 
@@ -438,7 +441,7 @@ print([result.tolist() for result in session.run(None, feeds)])
 """
 NATIVE = """
 ort_dynq.register(options)
-assert "onnxruntime_extensions" not in sys.modules and "ort_dynq.extensions" not in sys.modules
+assert "onnxruntime_extensions" not in sys.modules and "ort_dynq.backends.extensions" not in sys.modules
 import onnxruntime_extensions
 options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
 assert not any("ort_dynq" in defined.op_type for defined in onnxruntime_extensions.Opdef._odlist.values())

@@ -180,17 +180,17 @@ def affine_attributes(to_codes: bool) -> list[Attributes]:
             continue
         low, high = ENDS[code_type]
         for ends in ((low, high), (low + 1, high), (low + 3, low + 18)):
-            codes: Attributes = {"code_type": code_type, "nan": nan, "clip": clip}
-            codes |= {"quotient": quotient, "order": order, "quant_min": ends[0], "quant_max": ends[1]}
-            found += [codes | {"dst_type": dst_type} for dst_type in (2, 3)] if to_codes else [codes]
+            codes: Attributes = {"code_type": code_type, "nan_code": nan, "clip": clip}
+            codes |= {"scaling": quotient, "rounding_order": order, "quant_min": ends[0], "quant_max": ends[1]}
+            found += [codes | {"output_dtype": output_dtype} for output_dtype in (2, 3)] if to_codes else [codes]
     return found
 
 
 def dst_of(attributes: Attributes) -> tuple[Any, int]:
     """The type of codes in outputs, and what they have there over those of code_type."""
     code_type = int(attributes["code_type"])
-    dst_type = int(attributes.get("dst_type", code_type))
-    return CODES[dst_type], 128 * (code_type - dst_type)
+    output_dtype = int(attributes.get("output_dtype", code_type))
+    return CODES[output_dtype], 128 * (code_type - output_dtype)
 
 
 def share(attributes: list[Attributes], opset: int) -> Iterator[Attributes]:
@@ -242,7 +242,7 @@ def affine_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
                 for shape, scale_shape, zp_shape in BROADCASTS:
                     scale, zp = affine_parameters(rng, scale_shape, zp_shape, zp_type, within)
                     with np.errstate(all="ignore"):
-                        step = np.float32(1) / scale if attributes["quotient"] == 2 else scale
+                        step = np.float32(1) / scale if attributes["scaling"] == 2 else scale
                     step, each_zp = (np.broadcast_to(p, shape).astype(np.float32) for p in (step, zp))
                     src = tie_dense(rng, step, each_zp - offset, np.uint8 if code_type == 2 else np.int8)
                     yield Case(attributes, [src, scale, zp])
@@ -261,7 +261,7 @@ def zero_point_cases(rng: np.random.Generator, zero_points: Sequence[float]) -> 
     denormals = (rng.integers(-9, 10, shape) * np.float32(1e-45)).astype(np.float32)
     scales = rng.uniform(0.3, 3, shape).astype(np.float32)
     for order, code_type in itertools.product(range(3), (1, 2, 3)):
-        given: Attributes = {"order": order, "code_type": code_type, "nan": 2 if code_type == 1 else 0}
+        given: Attributes = {"rounding_order": order, "code_type": code_type, "nan_code": 2 if code_type == 1 else 0}
         given |= dict(zip(("quant_min", "quant_max"), ENDS[code_type], strict=True))
         for src, scale in itertools.product((ties, denormals), (np.ones(zps.shape, np.float32), scales[:, :1], scales)):
             yield Case(given, [src, scale, np.broadcast_to(zps, scale.shape).copy()])
@@ -278,7 +278,7 @@ def affine_dequantize_cases(opset: int) -> Iterator[Case]:
         yield Case({}, [np.tile(every, (256, 1)), random_scales(rng, (256, 1)), every[:, None]])
 
 
-# RangeQuantize and RangeFakeQuantize
+# DynamicRangeQuantize and DynamicRangeFakeQuantize
 
 
 def range_attributes(to_codes: bool) -> list[Attributes]:
@@ -289,7 +289,7 @@ def range_attributes(to_codes: bool) -> list[Attributes]:
     for kind, inverse, form, early, zp_type in itertools.product(range(4), range(2), range(5), range(2), (1, 2, 3)):
         if (kind in (0, 3) and form != 0) or (kind != 0 and inverse != 0):
             continue  # there is no minimum; refused
-        recipe: Attributes = {"range": kind, "inverse": inverse, "zero_point_form": form}
+        recipe: Attributes = {"range_kind": kind, "inverse_scale": inverse, "zero_point_rule": form}
         recipe |= {"zero_point_before_epsilon": early, "zero_point_type": zp_type}
         found += [recipe | arithmetics[turns[len(found) + i]] for i in range(3)]
     return found
@@ -385,14 +385,14 @@ RANGES: list[tuple[Shape, int]] = [
 
 def chain(code_type: int, to_codes: bool, **attributes: int) -> tuple[Attributes, list[Array]]:
     """The attributes of a chain to codes of that type, and the input `like`."""
-    given: Attributes = {"code_type": code_type, "nan": 0, **attributes}
+    given: Attributes = {"code_type": code_type, "nan_code": 0, **attributes}
     given |= dict(zip(("quant_min", "quant_max"), ENDS[code_type], strict=True))
     return given, [np.zeros((), dst_of(given)[0])] if to_codes else []
 
 
 def stored_types(to_codes: bool) -> list[dict[str, int]]:
     """The attributes that say which type codes have in outputs."""
-    return [{"dst_type": 2}, {"dst_type": 3}] if to_codes else [{}]
+    return [{"output_dtype": 2}, {"output_dtype": 3}] if to_codes else [{}]
 
 
 def far_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
@@ -401,7 +401,7 @@ def far_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
     bases = np.array([100, 1000, 16000, 17000, 32000, 40000, 65000, 70000, 1e6, 1e7])[:, None]
     steps = np.concatenate([rng.permutation(127)[:64] + 0.5, [0, 127]])
     for order, code_type, sign, stored in itertools.product(range(3), (2, 3), (-1, 1), stored_types(to_codes)):
-        given, like = chain(code_type, to_codes, range=1, zero_point_form=4, order=order, **stored)
+        given, like = chain(code_type, to_codes, range_kind=1, zero_point_rule=4, rounding_order=order, **stored)
         yield Case(given, [(bases * sign + steps).astype(np.float32), constants, *like])
 
 
@@ -421,7 +421,9 @@ def long_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
     ):
         ends = (-128, 127) if kind == 3 else (-MAX, MAX)
         constants = np.array([*ends, -INF, INF, 127, 1, -INF, INF, 1], np.float32)
-        given, like = chain(code_type, to_codes, range=kind, zero_point_form=int(kind in (1, 2)), order=order, **stored)
+        given, like = chain(
+            code_type, to_codes, range_kind=kind, zero_point_rule=int(kind in (1, 2)), rounding_order=order, **stored
+        )
         yield Case(given, [src, constants, *like])
 
 
@@ -431,12 +433,14 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
         for i, attributes in enumerate(share(range_attributes(to_codes), opset)):
             # Which zero of a row is its minimum, that with the sign or that without, is for ONNX Runtime's vectors to
             # say; it shows in these zero points, -0 being one of them, unless a Cast follows.
-            one_zero = attributes["zero_point_form"] in (3, 4) and attributes["zero_point_type"] == 1
+            one_zero = attributes["zero_point_rule"] in (3, 4) and attributes["zero_point_type"] == 1
             axes = sorted({axis for _, axis in RANGES})
             for axis in {axes[i % len(axes)], -1}:
                 for shape in (shape for shape, its_axis in RANGES if its_axis == axis):
                     for _ in range(3):
-                        constants = range_constants(rng, int(attributes["range"]), attributes["inverse"] == 1)
+                        constants = range_constants(
+                            rng, int(attributes["range_kind"]), attributes["inverse_scale"] == 1
+                        )
                         first = axis % max(1, len(shape))
                         rows, cols = math.prod(shape[:first]), math.prod(shape[first:])
                         src = range_rows(rng, max(rows, 1), cols, constants, one_zero)[:rows].reshape(shape)
@@ -469,10 +473,10 @@ def accumulator_cases(opset: int) -> Iterator[Case]:
     rng = np.random.default_rng(opset)
     for order, shapes, zp_type in itertools.product(range(3), ACCUMULATORS, (np.uint8, np.int8)):
         for _ in range(3):
-            yield Case({"order": order}, accumulator_inputs(rng, *shapes, zp_type))
+            yield Case({"scale_order": order}, accumulator_inputs(rng, *shapes, zp_type))
 
 
-# RangeMagnitude, RangeMinMax and DynamicFakeQuantizeLinear
+# ReduceAbsMax, ReduceMinMax and DynamicQuantizeDequantizeLinear
 
 REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60, 33), (2, 3, 4, 16)]
 
@@ -493,7 +497,12 @@ def reduction_cases(opset: int) -> Iterator[Case]:
                 else:
                     data = np.where(few, rng.choice(SPECIALS[~np.isnan(SPECIALS) & (SPECIALS != 0)], shape), data)
                 from_end = axis - len(shape) if rng.random() < 0.5 and axis < len(shape) else axis
-                given: Attributes = {"axis": from_end, "count": count, "kept": kept, "keepdims": int(rng.integers(2))}
+                given: Attributes = {
+                    "axis": from_end,
+                    "count": count,
+                    "reduce_others": kept,
+                    "keepdims": int(rng.integers(2)),
+                }
                 yield Case(given, [np.asarray(data, np.float32)])
 
 
@@ -516,12 +525,12 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "AffineQuantize": affine_cases(to_codes=True),
     "AffineFakeQuantize": affine_cases(to_codes=False),
     "AffineDequantize": affine_dequantize_cases,
-    "RangeQuantize": range_cases(to_codes=True),
-    "RangeFakeQuantize": range_cases(to_codes=False),
+    "DynamicRangeQuantize": range_cases(to_codes=True),
+    "DynamicRangeFakeQuantize": range_cases(to_codes=False),
     "AccumulatorDequantize": accumulator_cases,
-    "RangeMagnitude": reduction_cases,
-    "RangeMinMax": reduction_cases,
-    "DynamicFakeQuantizeLinear": linear_cases,
+    "ReduceAbsMax": reduction_cases,
+    "ReduceMinMax": reduction_cases,
+    "DynamicQuantizeDequantizeLinear": linear_cases,
 }
 NEWEST_OPSET = 25
 
@@ -536,7 +545,7 @@ def test_function_equals_kernels(operator: str, opset: int) -> None:
     assert distinct > 10  # the data is not all saturated
 
 
-@pytest.mark.parametrize("operator", ["RangeMagnitude", "RangeMinMax", "DynamicFakeQuantizeLinear"])
+@pytest.mark.parametrize("operator", ["ReduceAbsMax", "ReduceMinMax", "DynamicQuantizeDequantizeLinear"])
 def test_function_of_the_newest_opset(operator: str) -> None:
     for case in CASES[operator](NEWEST_OPSET):
         check(operator, NEWEST_OPSET, case)

@@ -18,9 +18,9 @@ import pytest
 from onnx import numpy_helper
 
 import ort_dynq
-from ort_dynq import cli
-from ort_dynq.rewriter import rewrite, storage
-from ort_dynq.rewriter.grid import grid_of
+from ort_dynq import cli, storage
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.facts.grid import grid_of
 
 WEIGHTS = np.arange(5, dtype=np.float32)
 QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLinear(m, s, z)"
@@ -112,7 +112,7 @@ def test_value_info_that_lies(folder: Path) -> None:
     del model.opset_import[1]
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [2, 1]))
     result = rewrite(model, exact=True)
-    assert [finding.operator for finding in result.report.findings] == ["RangeQuantize"]
+    assert [finding.operator for finding in result.report.findings] == ["DynamicRangeQuantize"]
     assert ort_dynq.verify(model, result.to_proto()).passed
 
 
@@ -313,7 +313,7 @@ def test_weights_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     codes[0, 7] = 255
     weights = (codes * rng.uniform(0.001, 0.02, 20).astype(np.float32)).astype(np.float32)
     whole = grid_of(weights)
-    monkeypatch.setattr("ort_dynq.rewriter.grid._BLOCK", 100)
+    monkeypatch.setattr("ort_dynq.rewriter.facts.grid._BLOCK", 100)
     parts = grid_of(weights)
     assert whole is not None
     assert parts is not None
@@ -339,7 +339,7 @@ def test_more_than_2_31_elements(shape: tuple[int, ...]) -> None:
     constants = {"limit": np.float32(127), "low": np.float32(-128), "last": np.array([-1])}
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
     result = rewrite(model)
-    assert [finding.operator for finding in result.report.findings] == ["RangeQuantize"]
+    assert [finding.operator for finding in result.report.findings] == ["DynamicRangeQuantize"]
     dynamic = helpers.parse("float[] x, float s, int8 z", "int8[] c", "c = ort_dynq.DynamicQuantize(x, s, z)")
     feeds = {"x": x}
     for session in (

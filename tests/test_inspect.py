@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from ort_dynq.inspect import grouped, pattern
 from ort_dynq.rewriter import Finding
+from ort_dynq.rewriter.grouping import grouped, pattern
 
 
-def finding(node: str, graph: str = "main", operator: str | None = "RangeQuantize", reason: str = "") -> Finding:
+def finding(node: str, graph: str = "main", operator: str | None = "DynamicRangeQuantize", reason: str = "") -> Finding:
     return Finding(node, "Round", graph, "decomposed quantization", operator, reason)
 
 

@@ -10,7 +10,8 @@ import pytest
 from helpers import Array, stock_session
 from onnx import numpy_helper
 
-from ort_dynq import DynqError, networks
+from ort_dynq import DynqError
+from ort_dynq.bench import transformers as networks
 
 LAYERS, HIDDEN, HEADS = 2, 48, 4
 SIZES = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}

@@ -33,13 +33,13 @@ def test_every_case_is_there() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_recorded_answer(isa: str, backend: str, name: str) -> None:
     case = CASES[name]
-    op, qtype, axis, _, _, dst_type, _ = name.split("-")
+    op, qtype, axis, _, _, output_dtype, _ = name.split("-")
     arrays = case["src"], case["scales"], case.get("zps")
     given: dict[str, str | int] = {"qtype": qtype, "axis": int(axis.removeprefix("axis"))}
     if op == "DynamicDequantize":
         actual = dequantize(backend, *arrays, **given)
     else:
-        given["output_dtype"] = {"u8": 2, "s8": 3}[dst_type]
+        given["output_dtype"] = {"u8": 2, "s8": 3}[output_dtype]
         actual = quantize(backend, *arrays, arithmetic="onednn", **given)
     assert_same(actual, case["dst"], case["src"])
 

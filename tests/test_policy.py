@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.policy import fused_by_onnxruntime
+from ort_dynq.rewriter.facts.ort_fusions import fused_by_onnxruntime
 
 VERSION = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
 QDQ = ("QuantizeLinear", "DequantizeLinear")

@@ -13,11 +13,12 @@ from helpers import Array, parse
 from onnx import numpy_helper
 
 import ort_dynq
-from ort_dynq import cli, networks
-from ort_dynq.product_check import FLOOR
+from ort_dynq import cli
+from ort_dynq.bench import transformers as networks
 from ort_dynq.rewriter import EXACT
-from ort_dynq.rewriter.products import ACTIVATION
+from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
 from ort_dynq.verification import Verification
+from ort_dynq.verification.products import FLOOR
 
 MODELS = Path(__file__).parents[1] / "models"
 SIZES = {"layers": 1, "hidden": 24, "heads": 2}
@@ -206,7 +207,7 @@ def test_something_else_that_is_wrong() -> None:
 def test_a_wrong_quantization_of_the_activation() -> None:
     model = single()
     wrong = rewritten(model)
-    quantizer = next(node for node in wrong.graph.node if node.op_type == "RangeQuantize")
+    quantizer = next(node for node in wrong.graph.node if node.op_type == "DynamicRangeQuantize")
     attribute = next(each for each in quantizer.attribute if each.name == "quant_max")
     attribute.i -= 1
     (product,) = check(model, wrong).products

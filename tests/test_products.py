@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from test_chains import check, found, nodes_of, one_nan, rows
 
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.grid import grid_of
+from ort_dynq.rewriter.facts.grid import grid_of
 
 F = np.float32
 K, N = 33, 18
@@ -274,7 +274,7 @@ def test_integer_convolutions(zero_points: str, exact: bool) -> None:
     )
     model = model_of(f"{body}\n y = Cast<to = 1>(i)", weights, inputs="float[1, 3, H, W] x")
     report = check(model, {"x": rows((1, 3, 9, K), seed=4)}, exact=exact)
-    assert found(report) == ["ConvInteger", "RangeQuantize"]
+    assert found(report) == ["ConvInteger", "DynamicRangeQuantize"]
     (product,) = (n for n in rewrite(model, exact=exact).to_proto().graph.node if n.op_type == "ConvInteger")
     assert len(product.input) == (4 if exact or "wz" in zero_points else 3)
 
@@ -300,7 +300,7 @@ def test_run_time_zero_points(per: str) -> None:
         "f = Cast<to = 1>(i)\n k = Mul(f, s)\n"
     )
     model = model_of(body + "y = Mul(k, ws)", INTEGER_WEIGHTS)
-    assert found(check(model, DATA)) == ["AccumulatorDequantize", "RangeQuantize"]
+    assert found(check(model, DATA)) == ["AccumulatorDequantize", "DynamicRangeQuantize"]
     assert activations_of(rewrite(model).to_proto()) == {TensorProto.UINT8}
 
 
@@ -312,9 +312,9 @@ def test_codes_that_are_unsigned_by_hand(codes: str) -> None:
     body += "i0 = MatMulInteger(u, wq)\n i = Sub(i0, sums)\n f = Cast<to = 1>(i)\n g = Mul(f, s)\n y = Mul(g, ws)"
     sums = (codes_of().astype(np.int64).sum(0) * 128).astype(np.int32)
     model = model_of(body, INTEGER_WEIGHTS | {"half": np.int32(128), "sums": sums})
-    assert found(check(model, DATA)) == ["AccumulatorDequantize", "RangeQuantize"]
+    assert found(check(model, DATA)) == ["AccumulatorDequantize", "DynamicRangeQuantize"]
     raised = model_of(body, INTEGER_WEIGHTS | {"half": np.int32(127), "sums": sums})
-    assert "RangeQuantize" not in found(check(raised, DATA)) or codes == "q"
+    assert "DynamicRangeQuantize" not in found(check(raised, DATA)) or codes == "q"
 
 
 @pytest.mark.parametrize("moves", ["Reshape(q, rows)", "Transpose<perm = [1, 0, 2]>(q)", "Identity(q)", "Neg(q)"])
@@ -364,9 +364,9 @@ def test_one_quantization_for_several_products() -> None:
     weights = {name: codes_of(seed=i).astype(F) * scales_of(i) for i, name in enumerate("wuv")}
     converted = rewrite(model_of(body, weights, outputs="float[] y, float[] k, float[] l")).to_proto()
     operators = [node.op_type for node in converted.graph.node]
-    assert operators.count("RangeQuantize") == 1
+    assert operators.count("DynamicRangeQuantize") == 1
     assert operators.count("AccumulatorDequantize") == 3
-    assert "RangeFakeQuantize" not in operators
+    assert "DynamicRangeFakeQuantize" not in operators
 
 
 def test_another_use_of_the_activation_stays_as_it_is() -> None:
@@ -375,7 +375,7 @@ def test_another_use_of_the_activation_stays_as_it_is() -> None:
         WEIGHTS["folded"][1],
         outputs="float[] y, float[] n",
     )
-    assert found(check_products(model, DATA)) == ["AccumulatorDequantize", "RangeFakeQuantize"]
+    assert found(check_products(model, DATA)) == ["AccumulatorDequantize", "DynamicRangeFakeQuantize"]
 
 
 def test_float_weights_do_not_stay_behind() -> None:
@@ -407,7 +407,7 @@ def test_left_alone(reason: str) -> None:
     body, arrays = LEFT[reason]
     model = model_of(symmetric() + "dx = Mul(c, s)\n" + body, arrays, inputs=f"float[2, 7, {K}] x, float gain")
     report = check(model, DATA | {"gain": np.array(1.5, F)}, exact=False)
-    assert found(report) == ["RangeFakeQuantize"]
+    assert found(report) == ["DynamicRangeFakeQuantize"]
     assert [reason in finding.reason for finding in report.left] == [True]
 
 
@@ -418,7 +418,7 @@ def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
         if tensor.name in ("low", "high"):
             tensor.CopyFrom(numpy_helper.from_array(F(-32768 if tensor.name == "low" else 32767), tensor.name))
     report = check(model, DATA, exact=False)
-    assert found(report) == ["RangeFakeQuantize"]
+    assert found(report) == ["DynamicRangeFakeQuantize"]
     assert [finding.reason for finding in report.left] == ["the codes do not fit 8 bits"]
 
 
@@ -559,7 +559,7 @@ def activations_of(model: onnx.ModelProto) -> set[int]:
             while source.op_type in ("Reshape", "Transpose", "Identity"):
                 source = producers[source.input[0]]
             given = {attribute.name: attribute.i for attribute in source.attribute}
-            types.add(given["to"] if source.op_type == "Cast" else given["dst_type"])
+            types.add(given["to"] if source.op_type == "Cast" else given["output_dtype"])
     return types
 
 

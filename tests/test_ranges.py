@@ -18,10 +18,10 @@ from test_conformance import operators
 
 from ort_dynq import kernels
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.reductions import RULE
+from ort_dynq.rewriter.rules.reductions import RULE
 
 F = np.float32
-OPERATORS = ("RangeMagnitude", "RangeMinMax")
+OPERATORS = ("ReduceAbsMax", "ReduceMinMax")
 Run = tuple[int, int, int]  # axis, count, kept
 
 RUNS: dict[Shape, tuple[Run, ...]] = {
@@ -80,7 +80,7 @@ def stock(operator: str, axes: tuple[int, ...], rank: int, keepdims: int, opset:
     constants = f"<int64[{len(axes)}] axes = {{{', '.join(map(str, axes))}}}>" if opset >= 18 else ""
     body = f"lo = ReduceMin<{given}>({names}) hi = ReduceMax<{given}>({names})"
     outputs = "float[] lo, float[] hi"
-    if operator == "RangeMagnitude":
+    if operator == "ReduceAbsMax":
         body, outputs = f"m = Abs(x) hi = ReduceMax<{given}>({names.replace('x', 'm', 1)})", "float[] hi"
     head = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[{", ".join("abcdef"[:rank])}] x) => ({outputs})'
     return stock_session(onnx.parser.parse_model(f"{head} {constants} {{ {body} }}"))
@@ -88,8 +88,8 @@ def stock(operator: str, axes: tuple[int, ...], rank: int, keepdims: int, opset:
 
 @functools.lru_cache(maxsize=4096)
 def ours(operator: str, backend: str, run: Run, keepdims: int, threads: int) -> ort.InferenceSession:
-    outputs = "hi" if operator == "RangeMagnitude" else "lo, hi"
-    given = f"axis = {run[0]}, count = {run[1]}, kept = {run[2]}, keepdims = {keepdims}"
+    outputs = "hi" if operator == "ReduceAbsMax" else "lo, hi"
+    given = f"axis = {run[0]}, count = {run[1]}, reduce_others = {run[2]}, keepdims = {keepdims}"
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18, "ort_dynq": 1]> '
         f"g (float[] x) => ({', '.join(f'float[] {name}' for name in outputs.split(', '))}) "
@@ -143,16 +143,16 @@ def test_of_zeros_the_first(isa: str, value: float) -> None:
         first = [slice(None)] * x.ndim
         first[axis] = 0
         x[tuple(first)] = value
-        for end in kernels.run("RangeMinMax", [x], axis=axis, count=1):
+        for end in kernels.run("ReduceMinMax", [x], axis=axis, count=1):
             assert_same(end, np.full(end.shape, value, F))
 
 
 def test_nan_counts_if_it_is_the_first(isa: str) -> None:
     x = np.ones((3, 70), F)
     x[0, 0] = x[1, 5] = x[2, 69] = np.nan
-    (magnitude,) = kernels.run("RangeMagnitude", [x], axis=-1)
+    (magnitude,) = kernels.run("ReduceAbsMax", [x], axis=-1)
     assert_same(magnitude, np.array([[np.nan], [1], [1]], F))
-    for end in kernels.run("RangeMinMax", [np.ascontiguousarray(x.T)], axis=0):
+    for end in kernels.run("ReduceMinMax", [np.ascontiguousarray(x.T)], axis=0):
         assert_same(end, np.array([[np.nan, 1, 1]], F))
 
 
@@ -183,7 +183,7 @@ def columns(shape: Shape) -> Array:
 
 
 @pytest.mark.parametrize("opset", [13, 17, 18, 21, 25])
-@pytest.mark.parametrize(("body", "operator"), [(LEADING, "RangeMagnitude"), (BOTH, "RangeMinMax")])
+@pytest.mark.parametrize(("body", "operator"), [(LEADING, "ReduceAbsMax"), (BOTH, "ReduceMinMax")])
 @pytest.mark.parametrize(
     ("x", "shape", "axes", "run"),
     [
@@ -202,7 +202,7 @@ def test_range_in_front_of_a_quantization(
     report = check(original, {"x": columns(shape)})
     assert ranges(report) == [operator]
     (node,) = [node for node in rewrite(original).model.graph if node.op_type == operator]
-    assert tuple(node.attributes[name].value for name in ("axis", "count", "kept")) == run
+    assert tuple(node.attributes[name].value for name in ("axis", "count", "reduce_others")) == run
 
 
 def test_range_over_all_but_one_dimension() -> None:
@@ -211,8 +211,8 @@ def test_range_over_all_but_one_dimension() -> None:
             original = model(body.replace("axis = -1", "axis = 1"), axes, "float[N, 5, K] x")
             report = check(original, {"x": rows((9, 5, 33))})
             assert len(ranges(report)) == 1
-            (node,) = [node for node in rewrite(original).model.graph if node.op_type.startswith("Range")]
-            assert tuple(node.attributes[name].value for name in ("axis", "count", "kept")) == run
+            (node,) = [node for node in rewrite(original).model.graph if node.op_type.startswith("Reduce")]
+            assert tuple(node.attributes[name].value for name in ("axis", "count", "reduce_others")) == run
 
 
 NEITHER: dict[str, tuple[str, str, list[str]]] = {
@@ -251,10 +251,10 @@ def test_ends_over_different_dimensions() -> None:
 @pytest.mark.parametrize(
     ("x", "axes", "expected"),
     [
-        ("float[N, 40] x", "0", ["RangeMinMax"]),
-        ("float[] x", "0", ["RangeMinMax"]),
+        ("float[N, 40] x", "0", ["ReduceMinMax"]),
+        ("float[] x", "0", ["ReduceMinMax"]),
         ("float[9, 40] x", "0", []),  # too small
-        ("float[64, 40] x", "-2", ["RangeMinMax"]),
+        ("float[64, 40] x", "-2", ["ReduceMinMax"]),
         ("float[64, 40] x", "-1", []),
         ("float[64, 40] x", "0, 1", []),
     ],
@@ -268,7 +268,7 @@ def test_one_end_alone(x: str, axes: str, expected: list[str], end: str) -> None
 
 
 def test_range_of_no_dimension_and_of_all() -> None:
-    for noop, expected in ((0, ["RangeMagnitude"]), (1, [])):
+    for noop, expected in ((0, ["ReduceAbsMax"]), (1, [])):
         given = f"keepdims = 0, noop_with_empty_axes = {noop}"
         body = f"a = Abs(x) m = ReduceMax<{given}>(a) r = Round(m) y = Cast<to = 2>(r)"
         report = check(model(body), {"x": np.linspace(-90, 99, 360, dtype=F).reshape(9, 40)})
@@ -279,8 +279,8 @@ def test_inside_a_branch_and_a_function() -> None:
     branch = f"""flag = Constant<value_int = 1>() p = Cast<to = 9>(flag)
         y = If(p) <then_branch = t () => (uint8[N, 40] u) {{ {LEADING.replace("y =", "u =")} }},
                    else_branch = e () => (uint8[N, 40] v) {{ v = Cast<to = 2>(x) }}>"""
-    assert ranges(check(model(branch), {"x": columns((9, 40))})) == ["RangeMagnitude"]
-    for opset, expected in ((18, ["RangeMagnitude"]), (17, [])):
+    assert ranges(check(model(branch), {"x": columns((9, 40))})) == ["ReduceAbsMax"]
+    for opset, expected in ((18, ["ReduceAbsMax"]), (17, [])):
         inside = "m = ReduceMax<keepdims = 0, axes = [0]>(a)" if opset < 18 else "m = ReduceMax<keepdims = 0>(a, axes)"
         function = onnx.parser.parse_model(f"""
             <ir_version: 10, opset_import: ["": 18, "own": 1]> g (float[N, 40] x) => (float[40] y) {{ y = own.f(x) }}
@@ -313,7 +313,7 @@ def test_dynamic_quantize_linear() -> None:
     tiny = [{"x": (np.arange(-4, 8) * F(1e-45)).astype(F).reshape(3, 4)}, {"x": np.full((3, 4), 1e-45, F)}]
     infinite = [{"x": F([[np.inf, 1, -1, 0]])}, {"x": F([[-np.inf, 1, 0, 0.5]])}, {"x": F([[3e38, -3e38, 1, 0]])}]
     report = check(linear(LINEAR), *data, *tiny, *infinite, {"x": np.tile(rows((90, 4000)), (2, 1))})
-    assert [finding.operator for finding in report.findings] == ["DynamicFakeQuantizeLinear"]
+    assert [finding.operator for finding in report.findings] == ["DynamicQuantizeDequantizeLinear"]
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_dynamic_quantize_linear() -> None:
 )
 def test_dynamic_quantize_linear_used_elsewhere(body: str, outputs: str) -> None:
     report = check(linear(body, outputs), {"x": rows((9, 33))})
-    assert "DynamicFakeQuantizeLinear" not in [finding.operator for finding in report.findings]
+    assert "DynamicQuantizeDequantizeLinear" not in [finding.operator for finding in report.findings]
 
 
 def test_dynamic_quantize_linear_that_is_fused() -> None:

@@ -25,8 +25,8 @@ from helpers import (
 )
 from test_conformance import data_sets, rewritten
 
-from ort_dynq import DynqError, kernels, reference
-from ort_dynq.operators import OPERATORS
+from ort_dynq import DynqError, kernels
+from ort_dynq.operators import OPERATORS, reference
 
 Case = tuple[list[Array], dict[str, Any]]
 SHAPES: tuple[Shape, ...] = ((), (5,), (3, 40), (2, 3, 33), (0, 4), (4, 257))
@@ -88,18 +88,18 @@ def dequantize_case(rng: np.random.Generator) -> Case:
 
 def arithmetic(rng: np.random.Generator, code_type: int, to_codes: bool) -> dict[str, Any]:
     """The attributes of a chain from floats to codes."""
-    stored = {"dst_type": int(rng.integers(2, 4))} if to_codes else {}
+    stored = {"output_dtype": int(rng.integers(2, 4))} if to_codes else {}
     low, high = ENDS[code_type]
     if rng.random() < 0.5:
         low, high = sorted(int(end) for end in rng.integers(low, high + 1, 2))
     return {
-        "quotient": int(rng.integers(3)),
-        "order": int(rng.integers(3)),
+        "scaling": int(rng.integers(3)),
+        "rounding_order": int(rng.integers(3)),
         "code_type": code_type,
         "quant_min": low,
         "quant_max": high,
         "clip": int(rng.integers(2)) if code_type == 1 else 1,
-        "nan": 2 if code_type == 1 else int(rng.integers(2)),
+        "nan_code": 2 if code_type == 1 else int(rng.integers(2)),
         **stored,
     }
 
@@ -114,7 +114,7 @@ def affine_case(rng: np.random.Generator, to_codes: bool) -> Case:
     shape, scale = broadcast_scale(rng)
     code_type = any_of(rng, 2, 3) if to_codes else any_of(rng, 1, 2, 3)
     given = arithmetic(rng, code_type, to_codes)
-    zp_type = TYPES[given["dst_type"]] if to_codes else any_of(rng, np.float32, np.uint8, np.int8, np.int32)
+    zp_type = TYPES[given["output_dtype"]] if to_codes else any_of(rng, np.float32, np.uint8, np.int8, np.int32)
     zp_shape = scale.shape if rng.random() < 0.7 else (1,)
     if zp_type is np.float32:
         zp = rng.choice(np.float32([0, -0.0, 1, -3, 7.5, 128, np.nan, 1e9]), zp_shape).astype(np.float32)
@@ -123,10 +123,10 @@ def affine_case(rng: np.random.Generator, to_codes: bool) -> Case:
         assert drawn is not None
         zp = drawn
     with np.errstate(all="ignore"):
-        steps = np.float32(1) / scale if given["quotient"] == 2 else scale
+        steps = np.float32(1) / scale if given["scaling"] == 2 else scale
     ties = np.zeros(shape) if zp_type is np.float32 else np.broadcast_to(zp.reshape(()) if zp.size == 1 else zp, shape)
     if to_codes:
-        ties = ties.astype(np.float32) - 128 * (code_type - given["dst_type"])
+        ties = ties.astype(np.float32) - 128 * (code_type - given["output_dtype"])
     src = tie_dense(rng, np.broadcast_to(steps, shape), ties, TYPES[code_type] if code_type != 1 else np.int8)
     return [src, scale, np.asarray(zp)], given
 
@@ -145,9 +145,9 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
     kind = int(rng.integers(4))
     given = arithmetic(rng, code_type, to_codes) | {
         "axis": any_of(rng, *axes) if shape else 0,
-        "range": kind,
-        "inverse": int(rng.integers(2)) if kind == 0 else 0,
-        "zero_point_form": int(rng.integers(5)) if kind in (1, 2) else 0,
+        "range_kind": kind,
+        "inverse_scale": int(rng.integers(2)) if kind == 0 else 0,
+        "zero_point_rule": int(rng.integers(5)) if kind in (1, 2) else 0,
         "zero_point_before_epsilon": int(rng.integers(2)),
         "zero_point_type": code_type if to_codes else any_of(rng, 1, 2, 3),
     }
@@ -167,7 +167,7 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
         src = rng.choice(np.float32([0, -0.0]), shape)
     elif data != "ties":
         src = np.where(rng.random(shape) < 0.1, rng.choice(SPECIALS[: None if data == "specials" else 1], shape), src)
-    like = [np.zeros((), TYPES[given["dst_type"]])] if to_codes else []
+    like = [np.zeros((), TYPES[given["output_dtype"]])] if to_codes else []
     return [np.asarray(src, np.float32), constants, *like], given
 
 
@@ -176,7 +176,7 @@ def accumulator_case(rng: np.random.Generator) -> Case:
     shared = int(rng.integers(len(shape)))
     scale = any_of(rng, (), (1,), (*shape[:shared], *(1 for _ in shape[shared:])))
     inputs = accumulator_inputs(rng, shape, scale, any_of(rng, scale, ()), any_of(rng, np.uint8, np.int8))
-    return inputs, {"order": int(rng.integers(3))}
+    return inputs, {"scale_order": int(rng.integers(3))}
 
 
 def reduction_case(rng: np.random.Generator) -> Case:
@@ -187,7 +187,7 @@ def reduction_case(rng: np.random.Generator) -> Case:
     return [np.asarray(data, np.float32)], {
         "axis": axis,
         "count": count,
-        "kept": int(rng.integers(2)),
+        "reduce_others": int(rng.integers(2)),
         "keepdims": int(rng.integers(2)),
     }
 
@@ -203,18 +203,18 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "AffineQuantize": lambda rng: affine_case(rng, to_codes=True),
     "AffineFakeQuantize": lambda rng: affine_case(rng, to_codes=False),
     "AffineDequantize": affine_dequantize_case,
-    "RangeQuantize": lambda rng: range_case(rng, to_codes=True),
-    "RangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
+    "DynamicRangeQuantize": lambda rng: range_case(rng, to_codes=True),
+    "DynamicRangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
     "AccumulatorDequantize": accumulator_case,
-    "RangeMagnitude": reduction_case,
-    "RangeMinMax": reduction_case,
-    "DynamicFakeQuantizeLinear": linear_case,
+    "ReduceAbsMax": reduction_case,
+    "ReduceMinMax": reduction_case,
+    "DynamicQuantizeDequantizeLinear": linear_case,
 }
 
 
 def useless(given: dict[str, Any]) -> bool:
     """A zero point that the codes do not look at."""
-    return given.get("order") == 2 and given.get("zero_point_form", 0) != 0
+    return given.get("rounding_order") == 2 and given.get("zero_point_rule", 0) != 0
 
 
 def check_bits(operator: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
@@ -241,17 +241,17 @@ def test_same_bits(isa: str, operator: str) -> None:
 def test_ranges_of_nothing(shape: Shape, axis: int, kind: int) -> None:
     constants = np.float32([-LARGEST, LARGEST, 1e-5, LARGEST, 127, 1, 0, LARGEST, 0])
     inputs = [np.ones(shape, np.float32), constants]
-    given = {"axis": axis, "range": kind}
+    given = {"axis": axis, "range_kind": kind}
     for result, expected in zip(
-        kernels.run("RangeFakeQuantize", inputs, **given),
-        reference.run("RangeFakeQuantize", inputs, **given),
+        kernels.run("DynamicRangeFakeQuantize", inputs, **given),
+        reference.run("DynamicRangeFakeQuantize", inputs, **given),
         strict=True,
     ):
         assert_same(result, expected)
 
 
 def test_same_bits_of_useless_zero_points(isa: str) -> None:
-    check_bits("RangeQuantize", useless)
+    check_bits("DynamicRangeQuantize", useless)
 
 
 WRONG_ACCUMULATORS: tuple[tuple[int, Shape, Any], ...] = (
@@ -282,52 +282,52 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
     ("DynamicQuantize", {"qtype": "per_group", "block_size": 3, "axis": -3}, {1: np.ones((2, 3), np.float32)}),
     *(
         (operator, mistake, {})
-        for operator in ("AffineQuantize", "AffineFakeQuantize", "RangeQuantize", "RangeFakeQuantize")
+        for operator in ("AffineQuantize", "AffineFakeQuantize", "DynamicRangeQuantize", "DynamicRangeFakeQuantize")
         for mistake in (
-            {"quotient": 3},
-            {"order": -1},
+            {"scaling": 3},
+            {"rounding_order": -1},
             {"code_type": 4},
-            {"nan": 3},
-            {"nan": 2},
+            {"nan_code": 3},
+            {"nan_code": 2},
             {"clip": 2},
             {"clip": 0},
             {"quant_min": 5, "quant_max": 4},
             {"quant_max": 128},
         )
     ),
-    ("AffineQuantize", {"code_type": 2, "quant_min": 0, "dst_type": 2}, {}),
+    ("AffineQuantize", {"code_type": 2, "quant_min": 0, "output_dtype": 2}, {}),
     *(
-        (operator, {"dst_type": dst_type}, {})
-        for operator in ("AffineQuantize", "RangeQuantize")
-        for dst_type in (1, 2, 4)
+        (operator, {"output_dtype": output_dtype}, {})
+        for operator in ("AffineQuantize", "DynamicRangeQuantize")
+        for output_dtype in (1, 2, 4)
     ),
     ("AffineQuantize", {}, {1: np.ones(3, np.float32)}),
     ("AffineQuantize", {}, {2: np.zeros(4, np.int8)}),
     ("AffineDequantize", {}, {1: np.ones((1, 1, 1), np.float32)}),
     *(
         (operator, mistake, {})
-        for operator in ("RangeQuantize", "RangeFakeQuantize")
+        for operator in ("DynamicRangeQuantize", "DynamicRangeFakeQuantize")
         for mistake in (
             {"axis": 2},
             {"axis": -3},
-            {"range": 4},
-            {"inverse": 2},
-            {"inverse": 1, "range": 1},
-            {"zero_point_form": 5},
-            {"zero_point_form": 1},
+            {"range_kind": 4},
+            {"inverse_scale": 2},
+            {"inverse_scale": 1, "range_kind": 1},
+            {"zero_point_rule": 5},
+            {"zero_point_rule": 1},
             {"zero_point_before_epsilon": 2},
             {"zero_point_type": 6},
         )
     ),
     *(
         (operator, mistake, {})
-        for operator in ("RangeMagnitude", "RangeMinMax")
-        for mistake in ({"axis": 3}, {"axis": -3}, {"count": -1}, {"count": 2}, {"kept": 2}, {"keepdims": -1})
+        for operator in ("ReduceAbsMax", "ReduceMinMax")
+        for mistake in ({"axis": 3}, {"axis": -3}, {"count": -1}, {"count": 2}, {"reduce_others": 2}, {"keepdims": -1})
     ),
-    ("RangeQuantize", {}, {1: np.ones(8, np.float32)}),
-    ("RangeQuantize", {"code_type": 2, "quant_min": 0, "dst_type": 2}, {}),
-    ("AccumulatorDequantize", {"order": 3}, {}),
-    ("AccumulatorDequantize", {"order": -1}, {}),
+    ("DynamicRangeQuantize", {}, {1: np.ones(8, np.float32)}),
+    ("DynamicRangeQuantize", {"code_type": 2, "quant_min": 0, "output_dtype": 2}, {}),
+    ("AccumulatorDequantize", {"scale_order": 3}, {}),
+    ("AccumulatorDequantize", {"scale_order": -1}, {}),
     *(("AccumulatorDequantize", {}, {i: np.ones(shape, dtype)}) for i, shape, dtype in WRONG_ACCUMULATORS),
 )
 
@@ -337,14 +337,14 @@ def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, A
     signature = OPERATORS[operator].signatures[-1].inputs
     src = np.ones((2, 4), np.int8 if operator.endswith("Dequantize") else np.float32)
     second = np.ones(9 if operator.startswith("Range") else 1, np.float32)
-    third = [] if operator == "RangeFakeQuantize" else [np.zeros(1, np.int8)]
+    third = [] if operator == "DynamicRangeFakeQuantize" else [np.zeros(1, np.int8)]
     if operator == "AccumulatorDequantize":
         src = src.astype(np.int32)
         third += [np.ones(4, type_) for type_ in signature[3:]]
     arrays = [inputs.get(i, array) for i, array in enumerate([src, second, *third])][: len(OPERATORS[operator].inputs)]
     given = {attribute.name: attribute.default for attribute in OPERATORS[operator].attributes}
     if "code_type" in given:
-        given |= {"code_type": 3, "nan": 0}
+        given |= {"code_type": 3, "nan_code": 0}
     texts = []
     for run in (kernels.run, reference.run):
         with pytest.raises(DynqError) as caught:

@@ -21,9 +21,11 @@ import onnx_ir as ir
 import pytest
 
 import ort_dynq
-from ort_dynq import cli, model_report, profiling
-from ort_dynq.inspect import inspect
-from ort_dynq.model_report import ModelReport, make_report
+from ort_dynq import cli
+from ort_dynq.report import model as model_report
+from ort_dynq.report import profile as profiling
+from ort_dynq.report.model import ModelReport, make_report
+from ort_dynq.rewriter.grouping import inspect
 
 MODELS = Path(__file__).parent.parent / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
@@ -83,9 +85,12 @@ def test_profiles_add_up(report: ModelReport) -> None:
     assert before["ours"] == 0 < before["chains"]
     assert after["chains"] == 0 < after["ours"]
     ours = {each.op_type for each in report.operators if each.ours}
-    assert ours == {"RangeQuantize", "AccumulatorDequantize"}  # the RangeFakeQuantize's became the products' codes
+    assert ours == {
+        "DynamicRangeQuantize",
+        "AccumulatorDequantize",
+    }  # the DynamicRangeFakeQuantize's became the products' codes
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
-    assert calls["RangeQuantize"] == (0, 16)
+    assert calls["DynamicRangeQuantize"] == (0, 16)
     assert calls["Round"] == (16, 0)
 
 
@@ -136,7 +141,7 @@ def test_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tm
     from ort_dynq import rewriter
 
     result = rewriter.rewrite(ENCODER)
-    (node, *_) = (node for node in result.model.graph if node.op_type == "RangeQuantize")
+    (node, *_) = (node for node in result.model.graph if node.op_type == "DynamicRangeQuantize")
     node.attributes.add(ir.AttrInt64("axis", 7))
     monkeypatch.setattr(model_report, "rewrite", lambda *_, **__: result)
     assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.1"]) == 1
@@ -284,7 +289,7 @@ def test_page_says_what_the_facts_say(report: ModelReport) -> None:
     assert {f"{median:.1f}", f"{median:.2f}"} & {*page.words}
     for expected in (
         "node_QuantizeLinear_*",
-        "RangeFakeQuantize",
+        "DynamicRangeFakeQuantize",
         "AccumulatorDequantize",
         "passed",
         report.machine.cpu,

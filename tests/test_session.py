@@ -18,7 +18,7 @@ import pytest
 from onnx import numpy_helper
 
 import ort_dynq
-import ort_dynq.session
+import ort_dynq.runtime
 import ort_dynq.verification  # must not hide the function ort_dynq.verify
 from ort_dynq import library
 
@@ -130,7 +130,7 @@ def test_external_data_that_lie_in_two_folders(tmp_path: Path) -> None:
     stray = models[1].graph.initializers.pop("weights")
     stray.name = "stray"
     models[0].graph.initializers.add(stray)
-    with pytest.raises(ort_dynq.DynqError, match="external data lie in 2 folders"):
+    with pytest.raises(ort_dynq.DynqError, match="external data are in 2 folders"):
         ort_dynq.InferenceSession(models[0])
 
 
@@ -165,7 +165,7 @@ def test_the_library_on_an_old_onnxruntime(version: str) -> None:
     assert entry(None, ctypes.addressof(base)) == 1
     assert messages == [f"ort_dynq needs ONNX Runtime 1.20 or newer, this is {version}"]
     assert asked == [1]
-    oldest = ".".join(map(str, ort_dynq.session.OLDEST_ONNXRUNTIME))
+    oldest = ".".join(map(str, ort_dynq.runtime.OLDEST_ONNXRUNTIME))
     assert f"ONNX Runtime {oldest} or" in messages[0]
 
 

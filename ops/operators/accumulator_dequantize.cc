@@ -21,9 +21,9 @@ constexpr int64_t kTaskRows = 1024;       // their scales are on a task's stack
 class AccumulatorDequantize : public Node {
  public:
   explicit AccumulatorDequantize(const Attributes& attributes) {
-    const int64_t order = attributes.integer("order", kScalesFirst);
+    const int64_t order = attributes.integer("scale_order", kScalesFirst);
     if (order < 0 || order >= kScaleOrders)
-      throw Error(std::string(kName) + ": order is " + std::to_string(order) + ", expected 0 to " +
+      throw Error(std::string(kName) + ": scale_order is " + std::to_string(order) + ", expected 0 to " +
                   std::to_string(kScaleOrders - 1));
     order_ = static_cast<ScaleOrder>(order);
   }

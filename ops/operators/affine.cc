@@ -22,17 +22,17 @@ int64_t checked(const char* op, const Attributes& attributes, const char* name, 
 }  // namespace
 
 AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes, bool to_codes)
-    : quotient_(static_cast<Quotient>(checked(op, attributes, "quotient", kDivide, 0, kQuotients - 1))),
-      order_(static_cast<Order>(checked(op, attributes, "order", kRoundThenAdd, 0, kOrders - 1))),
+    : quotient_(static_cast<Quotient>(checked(op, attributes, "scaling", kDivide, 0, kQuotients - 1))),
+      order_(static_cast<Order>(checked(op, attributes, "rounding_order", kRoundThenAdd, 0, kOrders - 1))),
       code_type_(static_cast<Type>(
           checked(op, attributes, "code_type", to_codes ? kInt8 : kFloat, to_codes ? kUint8 : kFloat, kInt8))),
-      dst_type_(to_codes ? static_cast<Type>(checked(op, attributes, "dst_type", kInt8, kUint8, kInt8)) : code_type_),
+      output_dtype_(to_codes ? static_cast<Type>(checked(op, attributes, "output_dtype", kInt8, kUint8, kInt8)) : code_type_),
       quant_min_(attributes.integer("quant_min", code_type_ == kUint8 ? 0 : -128)),
       quant_max_(attributes.integer("quant_max", code_type_ == kUint8 ? 255 : 127)) {
   const bool clip = checked(op, attributes, "clip", 1, 0, 1) != 0;
-  const int64_t nan = checked(op, attributes, "nan", code_type_ == kFloat ? 2 : 0, 0, 2);
+  const int64_t nan = checked(op, attributes, "nan_code", code_type_ == kFloat ? 2 : 0, 0, 2);
   if ((nan == 2) != (code_type_ == kFloat))
-    throw Error(std::string(op) + ": nan is " + std::to_string(nan) + " for codes of " + name_of(code_type_) +
+    throw Error(std::string(op) + ": nan_code is " + std::to_string(nan) + " for codes of " + name_of(code_type_) +
                 ", expected " + (code_type_ == kFloat ? "2" : "0 or 1"));
   if (quant_min_ > quant_max_)
     throw Error(std::string(op) + ": quant_min is " + std::to_string(quant_min_) + ", quant_max " +
@@ -50,7 +50,7 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   affine_.high = clip ? static_cast<float>(quant_max_) : infinity;
   affine_.nan = nan == 0 ? 0.0f : nan == 1 ? affine_.low : std::numeric_limits<float>::quiet_NaN();
   affine_.zero = code_type_ == kFloat ? -0.0f : static_cast<float>(offset());  // integers have no negative zero
-  target_ = !to_codes ? kToFloat : dst_type_ == kUint8 ? kToU8 : kToS8;
+  target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
@@ -112,9 +112,9 @@ class AffineQuantize : public Node {
   void compute(Context& context) const override {
     const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2);
     const Groups groups = broadcast_groups(kName, src.shape, scale.shape, zero_point);
-    if (kToCodes && zero_point.type != arithmetic_.dst_type())
-      throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected dst_type, " +
-                  name_of(arithmetic_.dst_type()));
+    if (kToCodes && zero_point.type != arithmetic_.output_dtype())
+      throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected output_dtype, " +
+                  name_of(arithmetic_.output_dtype()));
     const KernelTable& table = active_kernels();
     run_grouped(
         src.shape, groups,

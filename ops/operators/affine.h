@@ -9,7 +9,7 @@ namespace dynq {
 // The attributes that say how a chain goes from a float to a code and back. All are integers, so that a function body
 // can refer to them: quotient and order number the enumerations of kernels.h; quant_min and quant_max are the clip,
 // where `clip` is not 0; code_type is the type that codes are cast to on the way: 2 uint8, 3 int8, 1 none (they stay
-// float32); dst_type is the type that they have in the output, 128 away if it is not code_type; nan says what a NaN
+// float32); output_dtype is the type that they have in the output, 128 away if it is not code_type; nan says what a NaN
 // becomes: 0 the code 0, which is what a Cast makes of it, 1 quant_min, as QuantizeLinear does, 2 it stays NaN
 // (code_type 1).
 class AffineArithmetic {
@@ -18,8 +18,8 @@ class AffineArithmetic {
 
   const Affine& affine() const { return affine_; }
   Type code_type() const { return code_type_; }
-  Type dst_type() const { return dst_type_; }
-  // A zero point of code_type as dst_type has it, given and returned as a byte.
+  Type output_dtype() const { return output_dtype_; }
+  // A zero point of code_type as output_dtype has it, given and returned as a byte.
   uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
   float quant_min() const { return static_cast<float>(quant_min_); }
   float quant_max() const { return static_cast<float>(quant_max_); }
@@ -38,13 +38,13 @@ class AffineArithmetic {
   const Kernel* kernels(const KernelTable& table) const;
 
  private:
-  // What the codes of dst_type have over those of code_type.
-  int32_t offset() const { return 128 * (static_cast<int32_t>(code_type_) - static_cast<int32_t>(dst_type_)); }
+  // What the codes of output_dtype have over those of code_type.
+  int32_t offset() const { return 128 * (static_cast<int32_t>(code_type_) - static_cast<int32_t>(output_dtype_)); }
 
   Quotient quotient_;
   Order order_;
   AffineTarget target_;
-  Type code_type_, dst_type_;
+  Type code_type_, output_dtype_;
   int64_t quant_min_, quant_max_;
   Affine affine_;
 };

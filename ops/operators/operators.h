@@ -10,11 +10,11 @@ Operator dynamic_fake_quantize();
 Operator affine_quantize();
 Operator affine_fake_quantize();
 Operator affine_dequantize();
-Operator range_quantize();
-Operator range_fake_quantize();
+Operator dynamic_range_quantize();
+Operator dynamic_range_fake_quantize();
 Operator accumulator_dequantize();
-Operator dynamic_fake_quantize_linear();
-Operator range_magnitude();
-Operator range_min_max();
+Operator dynamic_quantize_dequantize_linear();
+Operator reduce_abs_max();
+Operator reduce_min_max();
 
 }  // namespace dynq

@@ -1,4 +1,4 @@
-// RangeMagnitude and RangeMinMax: the largest magnitude, or the smallest and the largest element, over some dimensions,
+// ReduceAbsMax and ReduceMinMax: the largest magnitude, or the smallest and the largest element, over some dimensions,
 // in one pass.
 //
 // The dimensions are a run of `count` from `axis` on, or with `kept` all others. Either way src is a tensor of
@@ -29,12 +29,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 template <bool kMagnitude>
 class Range : public Node {
  public:
-  static constexpr const char* kName = kMagnitude ? "RangeMagnitude" : "RangeMinMax";
+  static constexpr const char* kName = kMagnitude ? "ReduceAbsMax" : "ReduceMinMax";
 
   explicit Range(const Attributes& attributes)
       : axis_(attributes.integer("axis", -1)),
         count_(attributes.integer("count", 1)),
-        kept_(flag(attributes, "kept", 0)),
+        kept_(flag(attributes, "reduce_others", 0)),
         keepdims_(flag(attributes, "keepdims", 1)) {}
 
   void compute(Context& context) const override {
@@ -253,9 +253,9 @@ Type output_type(const Attributes&, const std::vector<Type>&) { return kFloat; }
 
 }  // namespace
 
-Operator range_magnitude() { return {Range<true>::kName, 1, {{{kFloat}, {kFloat}}}, make<true>, output_type, false}; }
+Operator reduce_abs_max() { return {Range<true>::kName, 1, {{{kFloat}, {kFloat}}}, make<true>, output_type, false}; }
 
-Operator range_min_max() {
+Operator reduce_min_max() {
   return {Range<false>::kName, 1, {{{kFloat}, {kFloat, kFloat}}}, make<false>, output_type, false};
 }
 

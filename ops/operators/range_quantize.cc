@@ -1,9 +1,9 @@
-// RangeQuantize and RangeFakeQuantize: whole chains, from the float tensor through the range of each row to its scale
+// DynamicRangeQuantize and DynamicRangeFakeQuantize: whole chains, from the float tensor through the range of each row to its scale
 // and zero point and on to codes, or back to floats, while the row is in the cache.
 //
 // A row is what the dimensions from `axis` on hold together: -1 is per token, 0 per tensor.
 //
-// DynamicFakeQuantizeLinear is the same for ONNX's DynamicQuantizeLinear and a DequantizeLinear behind it.
+// DynamicQuantizeDequantizeLinear is the same for ONNX's DynamicQuantizeLinear and a DequantizeLinear behind it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,18 +31,18 @@ class Recipe {
   Recipe(const char* op, const Attributes& attributes, bool is_linear)
       : op_(op),
         is_linear_(is_linear),
-        kind_(static_cast<RangeKind>(checked(attributes, "range", kRangeKinds))),
-        form_(static_cast<ZeroPointForm>(checked(attributes, "zero_point_form", kZeroPointForms))),
-        inverse_(checked(attributes, "inverse", 2) != 0),
+        kind_(static_cast<RangeKind>(checked(attributes, "range_kind", kRangeKinds))),
+        form_(static_cast<ZeroPointForm>(checked(attributes, "zero_point_rule", kZeroPointForms))),
+        inverse_(checked(attributes, "inverse_scale", 2) != 0),
         zero_point_before_epsilon_(checked(attributes, "zero_point_before_epsilon", 2) != 0),
         zero_point_type_(static_cast<Type>(attributes.integer("zero_point_type", kFloat))) {
     if (zero_point_type_ < kFloat || zero_point_type_ > kInt8)
       throw Error(std::string(op) + ": zero_point_type is " + std::to_string(zero_point_type_) +
                   ", expected 1 (float32), 2 (uint8) or 3 (int8)");
     if (inverse_ && kind_ != kMagnitude)
-      throw Error(std::string(op) + ": inverse is 1 for range " + std::to_string(kind_) + ", expected range 0");
+      throw Error(std::string(op) + ": inverse_scale is 1 for range_kind " + std::to_string(kind_) + ", expected range_kind 0");
     if ((kind_ == kMagnitude || kind_ == kLargerSide) && form_ != kNoZeroPoint)
-      throw Error(std::string(op) + ": zero_point_form is " + std::to_string(form_) +
+      throw Error(std::string(op) + ": zero_point_rule is " + std::to_string(form_) +
                   ", expected 0 for a range that is symmetric");
   }
 
@@ -137,9 +137,9 @@ class Recipe {
   Type zero_point_type_;
 };
 
-class RangeQuantize : public Node {
+class DynamicRangeQuantize : public Node {
  public:
-  RangeQuantize(const char* name, const Attributes& attributes, bool to_codes, bool is_linear = false)
+  DynamicRangeQuantize(const char* name, const Attributes& attributes, bool to_codes, bool is_linear = false)
       : name_(name),
         arithmetic_(name, attributes, to_codes),
         recipe_(name, attributes, is_linear),
@@ -148,9 +148,9 @@ class RangeQuantize : public Node {
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), constants = context.input(1);
-    if (to_codes_ && context.input(2).type != arithmetic_.dst_type())
-      throw Error(std::string(name_) + ": like is " + name_of(context.input(2).type) + ", expected dst_type, " +
-                  name_of(arithmetic_.dst_type()));
+    if (to_codes_ && context.input(2).type != arithmetic_.output_dtype())
+      throw Error(std::string(name_) + ": like is " + name_of(context.input(2).type) + ", expected output_dtype, " +
+                  name_of(arithmetic_.output_dtype()));
     if (constants.shape.rank != 1 || constants.shape.dims[0] != Recipe::kConstants)
       throw Error(std::string(name_) + ": constants has shape " + constants.shape.text() + ", expected " +
                   std::to_string(Recipe::kConstants));
@@ -207,7 +207,7 @@ class RangeQuantize : public Node {
   };
 
   struct Run {
-    const RangeQuantize* node;
+    const DynamicRangeQuantize* node;
     const KernelTable* table;
     Kernel kernel, bounded_kernel;
     const float* src;
@@ -322,13 +322,13 @@ class LinearAttributes : public Attributes {
  public:
   int64_t integer(const char* name, int64_t absent) const override {
     const std::pair<const char*, int64_t> given[] = {{"axis", 0},
-                                                     {"range", kMinMaxZero},
-                                                     {"zero_point_form", kRoundClipped},
+                                                     {"range_kind", kMinMaxZero},
+                                                     {"zero_point_rule", kRoundClipped},
                                                      {"zero_point_type", kUint8},
                                                      {"quant_min", 0},
                                                      {"quant_max", 255},
                                                      {"code_type", kUint8},
-                                                     {"nan", 1}};
+                                                     {"nan_code", 1}};
     for (const auto& [known, value] : given)
       if (std::strcmp(name, known) == 0) return value;
     return absent;
@@ -336,10 +336,10 @@ class LinearAttributes : public Attributes {
   std::string text(const char*, const char* absent) const override { return absent; }
 };
 
-class DynamicFakeQuantizeLinear : public RangeQuantize {
+class DynamicQuantizeDequantizeLinear : public DynamicRangeQuantize {
  public:
-  static constexpr const char* kName = "DynamicFakeQuantizeLinear";
-  DynamicFakeQuantizeLinear() : RangeQuantize(kName, LinearAttributes(), false, true) {}
+  static constexpr const char* kName = "DynamicQuantizeDequantizeLinear";
+  DynamicQuantizeDequantizeLinear() : DynamicRangeQuantize(kName, LinearAttributes(), false, true) {}
 
   void compute(Context& context) const override {
     static constexpr Recipe::Constants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
@@ -349,31 +349,31 @@ class DynamicFakeQuantizeLinear : public RangeQuantize {
 
 }  // namespace
 
-Operator range_quantize() {
-  return {"RangeQuantize",
+Operator dynamic_range_quantize() {
+  return {"DynamicRangeQuantize",
           3,
           {{{kFloat, kFloat, kInt8}, {kInt8, kFloat, kInt8}}, {{kFloat, kFloat, kUint8}, {kUint8, kFloat, kUint8}}},
           [](const Attributes& attributes) -> std::unique_ptr<Node> {
-            return std::make_unique<RangeQuantize>("RangeQuantize", attributes, true);
+            return std::make_unique<DynamicRangeQuantize>("DynamicRangeQuantize", attributes, true);
           },
           [](const Attributes&, const std::vector<Type>& inputs) { return inputs[2]; }};
 }
 
-Operator range_fake_quantize() {
-  return {"RangeFakeQuantize",
+Operator dynamic_range_fake_quantize() {
+  return {"DynamicRangeFakeQuantize",
           2,
           {{{kFloat, kFloat}, {kFloat, kFloat, kFloat}}},
           [](const Attributes& attributes) -> std::unique_ptr<Node> {
-            return std::make_unique<RangeQuantize>("RangeFakeQuantize", attributes, false);
+            return std::make_unique<DynamicRangeQuantize>("DynamicRangeFakeQuantize", attributes, false);
           },
           [](const Attributes&, const std::vector<Type>&) { return kFloat; }};
 }
 
-Operator dynamic_fake_quantize_linear() {
-  return {DynamicFakeQuantizeLinear::kName,
+Operator dynamic_quantize_dequantize_linear() {
+  return {DynamicQuantizeDequantizeLinear::kName,
           1,
           {{{kFloat}, {kFloat}}},
-          [](const Attributes&) -> std::unique_ptr<Node> { return std::make_unique<DynamicFakeQuantizeLinear>(); },
+          [](const Attributes&) -> std::unique_ptr<Node> { return std::make_unique<DynamicQuantizeDequantizeLinear>(); },
           [](const Attributes&, const std::vector<Type>&) { return kFloat; }};
 }
 

@@ -10,19 +10,23 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
 
-from . import reductions
-from .analysis import STANDARD_DOMAINS, Facts, graphs, label
+from ..graphs import STANDARD_DOMAINS, graphs, label
+from ..storage import explained, load, save, to_proto
+from .edit import replace
+from .facts.inference import Facts
 from .functions import add_functions
-from .products import OLDEST_OPSET, IntegerProducts
-from .replacement import replace
 from .report import Finding, Report
-from .rules import RULES
-from .storage import explained, load, save, to_proto
-from .weights import FloatWeights
+from .rules import RULES, reductions
+from .rules.float_weights import FloatWeights
+from .rules.integer_matmul import OLDEST_OPSET, IntegerProducts
+
+if TYPE_CHECKING:
+    from ..runtime import Model
 
 _OLDEST_OPSET = 10  # the first with QuantizeLinear; a model that imports none at all has 0
 
@@ -59,7 +63,7 @@ class Result:
         return to_proto(self.model)
 
 
-def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Result:
+def rewrite(model: Model, *, exact: bool = False) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The model given is not changed. The rewritten one keeps the names of its inputs and outputs, its metadata and its
@@ -68,7 +72,7 @@ def rewrite(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
     sums are exact where sums of floats are rounded.
 
     Args:
-        model: A path, a ModelProto or an onnx_ir Model.
+        model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         exact: Whether products stay products of floats, so that every result is the same bit for bit.
 
     Returns:

@@ -6,8 +6,8 @@ import onnx.parser
 import onnx_ir as ir
 
 from ..errors import DynqError
+from ..graphs import graphs
 from ..operators import DOMAIN, OPERATORS, VERSION
-from .analysis import graphs
 
 # Functions with attributes came with this version of the model format.
 _OLDEST_IR_VERSION = 8

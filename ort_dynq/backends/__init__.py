@@ -1,0 +1,1 @@
+"""How sessions get the operators."""

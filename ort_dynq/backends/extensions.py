@@ -1,0 +1,280 @@
+"""The operators through onnxruntime-extensions' ``@onnx_op``: Python operators on the same C++ kernels.
+
+What ``@onnx_op`` asks of us, and how it is met (onnxruntime-extensions 0.15):
+
+- Results pass through ``flatten().tolist()`` before C++ copies them out of whatever array it finds. :class:`_Result`
+  answers both calls with the array itself, so that no list is made.
+- An exception that leaves an operator ends the process. It is kept instead, and raised when the session returns
+  (:class:`_Runs`).
+- Every input and attribute is required, and the output type follows from the input types alone. The rewriter writes
+  such models; :func:`ort_dynq.ready_for_extensions` makes others so.
+- Definitions last as long as the process: every session that registers onnxruntime-extensions' library after
+  :func:`define` has the domain ``ort_dynq``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from .. import kernels, library
+from ..errors import DynqError
+from ..operators import DOMAIN, OPERATORS, Operator, Signature, reference
+from .options import registered
+
+_defining = threading.Lock()
+
+
+def define() -> str:
+    """Defines every operator in the domain ``ort_dynq``, once in a process.
+
+    Returns:
+        The path of onnxruntime-extensions' library, for ``register_custom_ops_library``.
+
+    Raises:
+        DynqError: onnxruntime-extensions is missing, or ``ORT_DYNQ_ISA`` names no instruction set that there is.
+    """
+    with _defining:
+        return _define_all()
+
+
+@functools.cache
+def _define_all() -> str:
+    try:
+        import onnxruntime_extensions as extensions
+    except ImportError as error:
+        raise DynqError(
+            f"onnxruntime-extensions cannot be loaded: {error}; `pip install -U onnxruntime-extensions`"
+        ) from error
+    run = _implementation()
+    for operator in OPERATORS.values():
+        for name, signature in _variants(operator):
+            _define(extensions, operator, name, signature, run)
+    _wrap_sessions()
+    return str(extensions.get_library_path())
+
+
+def _implementation() -> Callable[..., list[kernels.Array]]:
+    """The kernels, or NumPy where they cannot be loaded."""
+    try:
+        library.load()
+    except DynqError as error:
+        warnings.warn(f"ort_dynq runs on NumPy, slower and to the same bits: {error}", RuntimeWarning, stacklevel=6)
+        return reference.run
+    kernels.isa()  # a mistaken ORT_DYNQ_ISA shows here, not in the first run
+    return kernels.run
+
+
+def variant_name(operator: str, output_type: str) -> str:
+    """The name under which this backend knows `operator` where its output type does not follow from its inputs."""
+    return f"{operator}_{output_type}"
+
+
+def _variants(operator: Operator) -> list[tuple[str, Signature]]:
+    """Each combination of input types under the plain name once; where an attribute asks, all for an output type."""
+    by_inputs = {signature.inputs: signature for signature in reversed(operator.signatures)}
+    variants = [(operator.name, signature) for signature in by_inputs.values()]
+    if len(by_inputs) < len(operator.signatures):
+        variants += [
+            (variant_name(operator.name, signature.outputs[0]), signature) for signature in operator.signatures
+        ]
+    return variants
+
+
+def _define(
+    extensions: Any, operator: Operator, name: str, signature: Signature, run: Callable[..., list[kernels.Array]]
+) -> None:
+    definition = extensions.PyCustomOpDef
+    numbers = {
+        kind: getattr(definition, f"dt_{kind.replace('float32', 'float')}")
+        for kind in (*signature.inputs, *signature.outputs)
+    }
+    dtypes = [np.dtype(kind) for kind in signature.outputs]
+    integers = {attribute.name for attribute in operator.attributes if isinstance(attribute.default, int)}
+
+    def body(*inputs: kernels.Array, **attributes: Any) -> _Result | tuple[_Result, ...]:
+        try:
+            outputs = run(operator.name, inputs, **attributes)
+            if outputs[0].dtype != dtypes[0]:
+                raise DynqError(
+                    f"{operator.name}: output_dtype asks for {outputs[0].dtype}, but onnxruntime-extensions takes the "
+                    "output's type from the inputs'; make the model ready with ort_dynq.ready_for_extensions(model)"
+                )
+        except BaseException as error:  # an interrupt too: leaving by an exception would end the process
+            _runs.keep(error)
+            outputs = [np.zeros(inputs[0].shape, dtype) for dtype in dtypes]
+        results = tuple(map(_Result, outputs))
+        return results[0] if len(results) == 1 else results
+
+    def cast_attributes(attributes: dict[str, str]) -> dict[str, str | int]:
+        return {name: int(text) if name in integers else text for name, text in attributes.items()}
+
+    defined = extensions.onnx_op(
+        op_type=f"{DOMAIN}::{name}",
+        inputs=[numbers[kind] for kind in signature.inputs],
+        outputs=[numbers[kind] for kind in signature.outputs],
+        attrs={
+            attribute.name: definition.dt_int64 if attribute.name in integers else definition.dt_string
+            for attribute in operator.attributes
+        },
+    )(body)
+    defined.cast_attributes = cast_attributes  # its own, to the same end, asks C++ for all types again for each one
+
+
+class _Result:
+    """An array that stays one through ``result.flatten().tolist()``."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: kernels.Array) -> None:
+        self._array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def flatten(self) -> _Result:
+        return self
+
+    def tolist(self) -> kernels.Array:
+        return np.ascontiguousarray(self._array)
+
+
+class _Run:
+    """A run of a session that is under way, and the first error that its operators kept."""
+
+    def __init__(self, session: Any, is_async: bool = False) -> None:
+        self.error: BaseException | None = None
+        self._session, self._is_async = session, is_async
+
+    def uses_other_threads(self) -> bool:
+        """Whether operators may run on threads other than the caller's."""
+        parallel = ort.ExecutionMode.ORT_PARALLEL
+        return self._is_async or self._session.get_session_options().execution_mode == parallel
+
+    def keep(self, error: BaseException) -> None:
+        self.error = self.error or error
+
+
+class _Runs:
+    """The runs under way.
+
+    An operator runs on the thread that called its session, except where the session is in parallel execution mode or
+    was called by run_async. Of a thread of onnxruntime's own nobody knows whose it is: an error there goes to all such
+    runs, since one that fails for another's fault is better than one that returns what was never computed.
+    """
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._all: set[_Run] = set()
+
+    def keep(self, error: BaseException) -> None:
+        """Keeps an operator's error for the run that it belongs to; raises it if there is none to tell."""
+        runs = self._stack()[-1:] or [run for run in self._all.copy() if run.uses_other_threads()]
+        if not runs:
+            raise error
+        for run in runs:
+            run.keep(error)
+
+    def guard(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of sessions that raises afterwards what operators kept meanwhile."""
+
+        @functools.wraps(method)
+        def guarded(session: Any, *args: Any, **kwargs: Any) -> Any:
+            run, stack = _Run(session), self._stack()
+            stack.append(run)
+            self._all.add(run)
+            try:
+                result = method(session, *args, **kwargs)
+            except Exception as error:
+                if run.error:  # what came after an operator's failure is its consequence
+                    raise run.error from error
+                raise
+            finally:
+                stack.pop()
+                self._all.discard(run)
+            if run.error:
+                raise run.error
+            return result
+
+        return guarded
+
+    def guard_async(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """InferenceSession.run_async, whose callback is told what operators kept meanwhile."""
+
+        @functools.wraps(method)
+        def guarded(session: Any, output_names: Any, input_feed: Any, callback: Any, *args: Any, **kwargs: Any) -> None:
+            run = _Run(session, is_async=True)
+
+            def done(results: Any, user_data: Any, error: str) -> None:
+                self._all.discard(run)
+                callback([] if run.error else results, user_data, str(run.error) if run.error else error)
+
+            self._all.add(run)
+            try:
+                method(session, output_names, input_feed, done, *args, **kwargs)
+            except BaseException:
+                self._all.discard(run)
+                raise
+
+        return guarded
+
+    def _stack(self) -> list[_Run]:
+        """The runs that this thread is in, one within another."""
+        stack: list[_Run] = self._here.__dict__.setdefault("stack", [])
+        return stack
+
+
+_runs = _Runs()
+
+
+# What onnxruntime says, of sessions with which backend, and what has to be done about it.
+_ADVICE = (
+    (
+        r"has input size \d+ not in range|Unable to find attribute .*No attribute with name|"
+        r"Type Error: Type .* of output arg",
+        ("extensions",),
+        "onnxruntime-extensions wants every input and attribute of ort_dynq's operators, and takes the output's type "
+        "from the inputs'; make the model ready with ort_dynq.ready_for_extensions(model)",
+    ),
+    (
+        r"Failed to add kernel for .* Conflicting with a registered kernel|Domain already set in registry",
+        ("native", "extensions"),
+        "one session cannot have both backends of ort_dynq, nor the library of onnxruntime-extensions twice: "
+        "ort_dynq.register(options, backend='extensions') registers that library, which from then on brings ort_dynq's "
+        "operators into every session of the process that registers it",
+    ),
+)
+
+
+def _explain(init: Callable[..., None]) -> Callable[..., None]:
+    """InferenceSession.__init__ whose errors say what to do about what is peculiar to this backend."""
+
+    @functools.wraps(init)
+    def explaining(session: Any, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(session, model, sess_options, *args, **kwargs)
+        except Exception as error:
+            backend = registered(sess_options) if sess_options is not None else ""
+            for pattern, backends, advice in _ADVICE:
+                if backend in backends and re.search(pattern, str(error)):
+                    raise DynqError(f"{error}; {advice}") from error
+            raise
+
+    return explaining
+
+
+def _wrap_sessions() -> None:
+    """Lets sessions say what operators cannot."""
+    session = ort.InferenceSession
+    session.__init__ = _explain(session.__init__)
+    session.run_async = _runs.guard_async(session.run_async)
+    for name in ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector"):
+        setattr(session, name, _runs.guard(getattr(session, name)))

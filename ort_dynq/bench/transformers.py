@@ -1,0 +1,386 @@
+"""Transformer networks with seeded weights and dynamically quantized linear layers, as exporters write them.
+
+Plain standard ONNX: opset 20, IR version 10, which onnxruntime 1.20.1 and newer run. A layer is Vaswani et al.'s, with
+the normalisation after the residual sum: attention in float, then a feed-forward part with the Gelu as torch decomposes
+it. Its six linear layers differ by form, see :data:`FORMS`; query, key and value share the quantization of their input.
+
+The weights are normal, divided by the root of the inputs' number, and a few columns are four times as large. Quantized
+ones are int8 codes with one float32 scale, max(abs) / 127, for each output; where an exporter folds them, they are
+float32(code) * scale. All forms of one network, size and seed stem from the same floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ..errors import DynqError
+
+Array = npt.NDArray[Any]
+
+_OPSET, _IR_VERSION = 20, 10
+_OUTLIERS, _OUTLIER_FACTOR = 0.01, 4  # of the columns
+
+
+def encoder(
+    form: str, *, layers: int = 6, hidden: int = 768, heads: int = 12, feed_forward: int = 0, seed: int = 0
+) -> onnx.ModelProto:
+    """A transformer encoder without embedding: float32 [batch, tokens, hidden], x, to the same, y.
+
+    Args:
+        form: How the linear layers are quantized: one of :data:`FORMS`.
+        layers: How many layers, of six linear layers each.
+        hidden: The width.
+        heads: Of the attention; they divide the width.
+        feed_forward: The width between the two products of the feed-forward part; 0: four times `hidden`.
+        seed: Of the weights.
+
+    Raises:
+        DynqError: There is no such form, or the heads do not divide the width.
+    """
+    return _network("encoder", form, layers, hidden, heads, feed_forward, seed)
+
+
+def decoder_step(
+    form: str, *, layers: int = 6, hidden: int = 768, heads: int = 12, feed_forward: int = 0, seed: int = 0
+) -> onnx.ModelProto:
+    """One token of a decoder that keeps keys and values: float32 [batch, 1, hidden], x, to the same, y.
+
+    Each layer l has the inputs past_key_values.l.key and past_key_values.l.value, float32 [batch, heads, past,
+    hidden / heads], and the outputs present.l.key and present.l.value, longer by this token. A single token sees all of
+    the past, so that there is no mask. Arguments and errors are those of :func:`encoder`.
+    """
+    return _network("decoder", form, layers, hidden, heads, feed_forward, seed)
+
+
+NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {"encoder": encoder, "decoder": decoder_step}
+
+
+def feeds(model: onnx.ModelProto, tokens: int, *, batch: int = 1, seed: int = 0) -> dict[str, Array]:
+    """Normal float32 inputs for a network: of the encoder so many tokens, of the decoder so many in its past."""
+    rng = np.random.default_rng(seed)
+    sizes = {"batch": batch, "tokens": tokens, "past": tokens}
+    return {
+        value.name: rng.standard_normal(
+            [sizes[size.dim_param] if size.dim_param else size.dim_value for size in value.type.tensor_type.shape.dim],
+            np.float32,
+        )
+        for value in model.graph.input
+    }
+
+
+class _Graph:
+    """Collects nodes and initializers. Equal nodes and equal constants are made once, as exporters do at the end."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._names: dict[object, str] = {}
+        self._counts: dict[str, int] = {}
+        self._tokens = tokens  # where the exporter knows how many
+
+    def __call__(self, operator: str, *inputs: str | Array | np.generic, **attributes: Any) -> str:
+        """The output of a node, whose inputs are values' names, "" where there is none, or constants."""
+        names = [each if isinstance(each, str) else self._constant(np.asarray(each)) for each in inputs]
+        key = operator, *names, repr(attributes)
+        if key not in self._names:
+            self._names[key] = self._fresh(operator.lower())
+            self.nodes.append(helper.make_node(operator, names, [self._names[key]], **attributes))
+        return self._names[key]
+
+    def initializer(self, name: str, array: Array) -> str:
+        self.initializers.append(numpy_helper.from_array(array, name))
+        return name
+
+    def shape(self, *sizes: int) -> str:
+        """The shape [batch, tokens, *sizes], computed from x."""
+        tokens = self("Shape", "x", start=1, end=2) if self._tokens is None else np.array([self._tokens])
+        return self("Concat", self("Shape", "x", start=0, end=1), tokens, *(np.array([n]) for n in sizes), axis=0)
+
+    def rename(self, value: str, name: str) -> None:
+        """Gives a node's output, which nothing has used yet, the name of one of the graph's outputs."""
+        (node,) = (node for node in self.nodes if value in node.output)
+        node.output[0] = name
+
+    def _constant(self, array: Array) -> str:
+        key = array.dtype, array.shape, array.tobytes()
+        if key not in self._names:
+            self._names[key] = self.initializer(self._fresh("constant"), array)
+        return self._names[key]
+
+    def _fresh(self, stem: str) -> str:
+        count = self._counts[stem] = self._counts.get(stem, -1) + 1
+        return f"{stem}_{count}" if count else stem
+
+
+# A form quantizes the input of a linear layer, and multiplies what came of it with the weights
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Of one linear layer; `real` is float32 [inputs, outputs]."""
+
+    name: str
+    real: Array
+
+    def scales(self) -> Array:
+        """float32 [outputs]."""
+        return np.asarray(np.abs(self.real).max(axis=0) / np.float32(127))
+
+    def codes(self) -> Array:
+        """int8 [inputs, outputs]."""
+        return np.rint(self.real / self.scales()).astype(np.int8)
+
+    def folded(self) -> Array:
+        """float32 [inputs, outputs], on the grid of the codes."""
+        return np.asarray(self.codes().astype(np.float32) * self.scales())
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """The left factor of a product, and the scale that the product still lacks."""
+
+    factor: str
+    scale: str = ""
+
+
+_float = np.float32
+_LOW, _HIGH, _ZERO, _STEPS = _float(-128), _float(127), _float(0), _float(255)
+_LAST = np.array([2])  # torch turns the axis -1 of a tensor of known rank into this
+
+
+def _unquantized(_: _Graph, x: str) -> _Quantized:
+    return _Quantized(x)
+
+
+def _token_codes(graph: _Graph, x: str) -> _Quantized:
+    """Symmetric per token to int8: torch's dynamo exporter on x / (amax(abs(x)).clamp(min=1e-5) / 127)."""
+    peak = graph("ReduceMax", graph("Abs", x), np.array([-1]), keepdims=1)
+    scale = graph("Div", graph("Clip", peak, _float(1e-5)), _HIGH)
+    rounded = graph("Round", graph("Div", x, scale))
+    return _Quantized(graph("Cast", graph("Clip", rounded, _LOW, _HIGH), to=TensorProto.INT8), scale)
+
+
+def _token_deferred(graph: _Graph, x: str) -> _Quantized:
+    codes = _token_codes(graph, x)
+    return _Quantized(graph("Cast", codes.factor, to=TensorProto.FLOAT), codes.scale)
+
+
+def _token(graph: _Graph, x: str) -> _Quantized:
+    codes = _token_deferred(graph, x)
+    return _Quantized(graph("Mul", codes.factor, codes.scale))
+
+
+def _tensor_range(graph: _Graph, x: str) -> tuple[str, str]:
+    """The scale, and the lower end of the range, of torch.fake_quantize on a whole tensor."""
+    low = graph("Clip", graph("ReduceMin", x, keepdims=0), "", _ZERO)
+    high = graph("Clip", graph("ReduceMax", x, keepdims=0), _ZERO)
+    return graph("Clip", graph("Div", graph("Sub", high, low), _STEPS), _float(1e-8)), low
+
+
+def _quantize_dequantize(graph: _Graph, x: str, scale: str, zero_point: str) -> _Quantized:
+    codes = graph("QuantizeLinear", x, scale, zero_point, axis=1)
+    return _Quantized(graph("DequantizeLinear", codes, scale, zero_point, axis=1))
+
+
+def _tensor_s8(graph: _Graph, x: str) -> _Quantized:
+    scale, low = _tensor_range(graph, x)
+    shifted = graph("Sub", _LOW, graph("Round", graph("Div", low, scale)))
+    wide = graph("Cast", graph("Clip", shifted, _LOW, _HIGH), to=TensorProto.INT32)
+    return _quantize_dequantize(graph, x, scale, graph("Cast", wide, to=TensorProto.INT8))
+
+
+def _tensor_u8(graph: _Graph, x: str) -> _Quantized:
+    scale, low = _tensor_range(graph, x)
+    rounded = graph("Round", graph("Div", graph("Neg", low), scale))
+    wide = graph("Cast", graph("Clip", rounded, _ZERO, _STEPS), to=TensorProto.INT32)
+    return _quantize_dequantize(graph, x, scale, graph("Cast", wide, to=TensorProto.UINT8))
+
+
+def _range_with_zero(graph: _Graph, x: str, keepdims: int) -> tuple[str, str]:
+    """Each token's range, made to contain zero: torch.minimum(amin, zeros_like(amin)) and so on."""
+
+    def end(reduce: str, choose: str) -> str:
+        found = graph(reduce, x, _LAST, keepdims=keepdims)
+        return graph(choose, found, graph("Expand", _ZERO, graph("Shape", found, start=0)))
+
+    return end("ReduceMin", "Min"), end("ReduceMax", "Max")
+
+
+def _torchao(graph: _Graph, x: str) -> _Quantized:
+    """torchao 0.18's Int8DynamicActivationIntxWeightConfig: asymmetric per token, x times the scale's reciprocal."""
+    low, high = _range_with_zero(graph, x, keepdims=0)
+    scale = graph("Clip", graph("Div", graph("Sub", high, low), _STEPS), _float(np.finfo(np.float32).tiny))
+    shifted = graph("Sub", _LOW, graph("Round", graph("Div", low, scale)))
+    zero_point = graph("Cast", graph("Clip", shifted, _LOW, _HIGH), to=TensorProto.INT8)
+    scale = graph("Reshape", scale, graph.shape(1), allowzero=1)
+    zero_point = graph("Reshape", zero_point, graph.shape(1), allowzero=1)
+    rounded = graph("Round", graph("Mul", x, graph("Reciprocal", scale)))
+    zero = graph("Cast", zero_point, to=TensorProto.FLOAT)
+    codes = graph("Cast", graph("Clip", graph("Add", rounded, zero), _LOW, _HIGH), to=TensorProto.INT8)
+    return _Quantized(graph("Mul", graph("Sub", graph("Cast", codes, to=TensorProto.FLOAT), zero), scale))
+
+
+def _compressed_tensors(graph: _Graph, x: str) -> _Quantized:
+    """compressed-tensors 0.20's fake_quantize with symmetric tokens: zero points are computed from zeros."""
+    low, high = _range_with_zero(graph, x, keepdims=1)
+    raw = graph("Div", graph("Max", graph("Abs", low), graph("Abs", high)), _float(127.5))
+    return _compressed_tensors_codes(graph, x, raw, graph("Expand", _ZERO, graph.shape(1)))
+
+
+def _compressed_tensors_asymmetric(graph: _Graph, x: str) -> _Quantized:
+    low, high = _range_with_zero(graph, x, keepdims=1)
+    raw = graph("Div", graph("Sub", high, low), _STEPS)
+    return _compressed_tensors_codes(graph, x, raw, graph("Sub", _LOW, graph("Div", low, raw)))
+
+
+def _compressed_tensors_codes(graph: _Graph, x: str, raw: str, zero_point: str) -> _Quantized:
+    scale = graph("Where", graph("Equal", raw, _ZERO), _float(np.finfo(np.float32).eps), raw)
+    codes = graph("Cast", graph("Round", graph("Clip", zero_point, _LOW, _HIGH)), to=TensorProto.INT8)
+    zero = graph("Cast", codes, to=TensorProto.FLOAT)
+    rounded = graph("Round", graph("Clip", graph("Add", graph("Div", x, scale), zero), _LOW, _HIGH))
+    return _Quantized(graph("Mul", graph("Sub", rounded, zero), scale))
+
+
+def _plain_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
+    return graph("MatMul", x.factor, graph.initializer(f"{weights.name}.weight", weights.real))
+
+
+def _folded_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
+    """By weights that the exporter made float."""
+    return graph("MatMul", x.factor, graph.initializer(f"{weights.name}.weight", weights.folded()))
+
+
+def _stored(graph: _Graph, weights: _Weights) -> str:
+    """The codes as torch stores them: [outputs, inputs]."""
+    return graph.initializer(f"{weights.name}.weight", np.ascontiguousarray(weights.codes().T))
+
+
+def _cast_product(graph: _Graph, x: _Quantized, weights: _Weights, *, zero_points: bool = False) -> str:
+    """By (float(codes) [- zero points]) * scales: what torch's exporter leaves where weights are too many to fold."""
+    real = graph("Cast", _stored(graph, weights), to=TensorProto.FLOAT)
+    scales = weights.scales()[:, None]
+    if zero_points:
+        real = graph("Sub", real, graph.initializer(f"{weights.name}.weight_zero_point", np.zeros_like(scales)))
+    real = graph("Mul", real, graph.initializer(f"{weights.name}.weight_scale", scales))
+    return graph("MatMul", x.factor, graph("Transpose", real, perm=[1, 0]))
+
+
+def _torchao_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
+    return _cast_product(graph, x, weights, zero_points=True)
+
+
+def _dequantized_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
+    """By DequantizeLinear, as torch's dequantize_per_channel becomes."""
+    scales = graph.initializer(f"{weights.name}.weight_scale", weights.scales())
+    zero_points = np.zeros(weights.real.shape[1], np.int8)
+    real = graph("DequantizeLinear", _stored(graph, weights), scales, zero_points, axis=0)
+    return graph("MatMul", x.factor, graph("Transpose", real, perm=[1, 0]))
+
+
+def _deferred_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
+    """Codes by codes, in float; then both scales."""
+    codes = graph.initializer(f"{weights.name}.weight", weights.codes().astype(np.float32))
+    return _scaled(graph, graph("MatMul", x.factor, codes), x, weights)
+
+
+def _integer_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
+    product = graph("MatMulInteger", x.factor, graph.initializer(f"{weights.name}.weight", weights.codes()))
+    return _scaled(graph, graph("Cast", product, to=TensorProto.FLOAT), x, weights)
+
+
+def _scaled(graph: _Graph, product: str, x: _Quantized, weights: _Weights) -> str:
+    scales = graph.initializer(f"{weights.name}.weight_scale", weights.scales())
+    return graph("Mul", graph("Mul", product, x.scale), scales)
+
+
+FORMS: dict[str, tuple[Callable[[_Graph, str], _Quantized], Callable[[_Graph, _Quantized, _Weights], str]]] = {
+    "float": (_unquantized, _plain_product),
+    "token": (_token, _folded_product),
+    "token_weights": (_token, _cast_product),
+    "token_integer": (_token_codes, _integer_product),
+    "token_deferred": (_token_deferred, _deferred_product),
+    "tensor_s8": (_tensor_s8, _dequantized_product),
+    "tensor_u8": (_tensor_u8, _dequantized_product),
+    "torchao": (_torchao, _torchao_product),
+    "compressed_tensors": (_compressed_tensors, _folded_product),
+    "compressed_tensors_asymmetric": (_compressed_tensors_asymmetric, _folded_product),
+}
+"""How a linear layer is quantized.
+
+- float: not at all.
+- token: symmetric int8 activations per token, fake-quantized; the exporter folded the weights to float.
+- token_weights: the same with int8 weights behind Cast, Mul and Transpose.
+- token_integer: the same codes, s8 x s8, in MatMulInteger.
+- token_deferred: the same codes, both, in a float MatMul, and the scales after it.
+- tensor_s8, tensor_u8: asymmetric activations per tensor, and int8 weights, behind DequantizeLinear.
+- torchao, compressed_tensors, compressed_tensors_asymmetric: as models of these libraries are exported.
+"""
+
+
+def _network(
+    network: str, form: str, layers: int, hidden: int, heads: int, feed_forward: int, seed: int
+) -> onnx.ModelProto:
+    if form not in FORMS:
+        raise DynqError(f"there is no form {form!r} of a network, expected one of {', '.join(FORMS)}")
+    if hidden % heads:
+        raise DynqError(f"{heads} heads do not divide the width {hidden}")
+    quantize, multiply = FORMS[form]
+    cached, head = network == "decoder", hidden // heads
+    rng, graph = np.random.default_rng(seed), _Graph(1 if cached else None)
+
+    def linear(x: str, name: str, inputs: int, outputs: int) -> str:
+        real = rng.standard_normal((inputs, outputs), np.float32) / _float(math.sqrt(inputs))
+        real[:, rng.random(outputs) < _OUTLIERS] *= _OUTLIER_FACTOR
+        bias = rng.standard_normal(outputs, np.float32) / _float(8)
+        product = multiply(graph, quantize(graph, x), _Weights(name, real))
+        return graph("Add", product, graph.initializer(f"{name}.bias", bias))
+
+    def norm(x: str, name: str) -> str:
+        gain = 1 + rng.standard_normal(hidden, np.float32) / _float(8)
+        shift = rng.standard_normal(hidden, np.float32) / _float(8)
+        parameters = graph.initializer(f"{name}.weight", gain), graph.initializer(f"{name}.bias", shift)
+        return graph("LayerNormalization", x, *parameters, axis=-1, epsilon=1e-5, stash_type=1)
+
+    def split(x: str) -> str:
+        return graph("Transpose", graph("Reshape", x, graph.shape(heads, head), allowzero=1), perm=[0, 2, 1, 3])
+
+    def with_past(present: str, layer: int, kind: str) -> str:
+        """Keys or values, those of earlier tokens before them."""
+        if not cached:
+            return present
+        for values, name, length in ((inputs, "past_key_values", "past"), (outputs, "present", "past + 1")):
+            sizes = ("batch", heads, length, head)
+            values.append(helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes))
+        whole = graph("Concat", inputs[-1].name, present, axis=2)
+        graph.rename(whole, outputs[-1].name)
+        return outputs[-1].name
+
+    shape = ("batch", 1 if cached else "tokens", hidden)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    x = "x"
+    for layer in range(layers):
+        name = f"layers.{layer}"
+        query, key, value = (split(linear(x, f"{name}.{each}", hidden, hidden)) for each in ("query", "key", "value"))
+        key, value = with_past(key, layer, "key"), with_past(value, layer, "value")
+        scores = graph("MatMul", query, graph("Transpose", key, perm=[0, 1, 3, 2]))
+        attention = graph("Softmax", graph("Div", scores, _float(math.sqrt(head))), axis=-1)
+        heard = graph("Transpose", graph("MatMul", attention, value), perm=[0, 2, 1, 3])
+        heard = graph("Reshape", heard, graph.shape(hidden), allowzero=1)
+        x = norm(graph("Add", x, linear(heard, f"{name}.output", hidden, hidden)), f"{name}.norm1")
+        width = feed_forward or 4 * hidden
+        up = linear(x, f"{name}.up", hidden, width)
+        erf = graph("Erf", graph("Div", up, _float(math.sqrt(2))))
+        gelu = graph("Mul", graph("Mul", up, graph("Add", erf, _float(1))), _float(0.5))
+        x = norm(graph("Add", x, linear(gelu, f"{name}.down", width, hidden)), f"{name}.norm2")
+    graph.rename(x, "y")
+    result = helper.make_graph(graph.nodes, network, inputs, outputs, graph.initializers)
+    return helper.make_model(result, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)

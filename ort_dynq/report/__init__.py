@@ -1,0 +1,1 @@
+"""A self-contained HTML report on one model."""

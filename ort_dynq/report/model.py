@@ -1,0 +1,357 @@
+"""Everything that can be told of a model and its rewrite, in one object: as plain data, and as one page of HTML."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .. import doctor
+from ..bench import Latency, Machine, Samples, Settings, latency, machine, sample
+from ..errors import DynqError
+from ..graphs import graphs, label
+from ..operators import OPERATORS
+from ..rewriter import Report, rewrite
+from ..rewriter.grouping import Group, grouped, pattern, pattern_key
+from ..storage import load, replacing
+from ..verification import Verification, verify
+from ..verification.sessions import Failure, make_feeds
+from .profile import NodeTime, Profile, profile
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+
+Array = npt.NDArray[Any]
+Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates, and may show how far it is
+
+_STEPS = ("rewriting", "verifying", "timing both models", "profiling the original", "profiling the rewritten model")
+_BINS, _TAIL, _MARGIN = 60, 90, 1.2  # of the histogram, which ends so far behind this percentile
+_PROFILE_SHARE = 0.2  # of the time for measuring, for each of the two profiles
+_MOST_NODES = 15  # in the tables of HTML; JSON has all
+
+OURS, CHAINS, PRODUCTS, OTHERS, BETWEEN = KINDS = ("ours", "chains", "products", "others", "between")
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The times of one model's runs.
+
+    Attributes:
+        latency: Median and the like.
+        min_ms, max_ms: The shortest and the longest.
+        counts: The histogram: how many runs took so long. The bins are as wide as each other, from 0 to `end_ms` of the
+            report, whichever model it is.
+        beyond: How many took longer than the histogram reaches.
+    """
+
+    latency: Latency
+    min_ms: float
+    max_ms: float
+    counts: tuple[int, ...]
+    beyond: int
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """All nodes of one operator: milliseconds and calls per run, before and after."""
+
+    op_type: str
+    ours: bool
+    before_ms: float
+    after_ms: float
+    before_calls: float
+    after_calls: float
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that differ in nothing but numbers in their names: together so many milliseconds and calls per run."""
+
+    node: str
+    op_type: str
+    kind: str
+    count: int
+    ms: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the profiler saw of one model.
+
+    Attributes:
+        profile: The nodes' times.
+        kinds: Milliseconds per run by kind: ort_dynq's operators; nodes that the rewrite replaces; products;
+            other nodes; and what passes between nodes.
+        groups: The nodes in groups, the longest first.
+    """
+
+    profile: Profile
+    kinds: Mapping[str, float]
+    groups: tuple[NodeGroup, ...]
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """A model, what a rewrite makes of it, whether that is right, and how long both take.
+
+    Attributes:
+        model: Its path.
+        bytes: The size of its file; weights in other files are not counted.
+        machine, versions: Where this was found.
+        settings: How it was timed.
+        report: What was rewritten, and what was left and why.
+        groups: The same, equal layers together.
+        verification: Whether both models agree.
+        end_ms: Where the histograms end.
+        before, after: The original in stock ONNX Runtime, and the rewritten model with the plugin, in turns; None where
+            it does not run, as `problem` says.
+        ratio: Of the medians.
+        operators: Time by operator, as the profiler sees it: the longest first.
+        before_profile, after_profile: The profiles; None where it does not run.
+        problem: Why one of the models does not run.
+    """
+
+    model: str
+    bytes: int
+    machine: Machine
+    versions: Mapping[str, str]
+    settings: Settings
+    report: Report
+    groups: tuple[Group, ...]
+    verification: Verification
+    end_ms: float = 0.0
+    before: Distribution | None = None
+    after: Distribution | None = None
+    ratio: float | None = None
+    operators: tuple[OperatorTime, ...] = ()
+    before_profile: Side | None = None
+    after_profile: Side | None = None
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        given = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        given |= {"report": self.report.to_dict(), "verification": self.verification.to_dict()}
+        return {key: _plain(value) for key, value in given.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page, in one step: the file is there whole or not at all.
+
+        Raises:
+            DynqError: The file cannot be written.
+        """
+        target, text = Path(path), self.to_html()
+        try:
+            with replacing(target) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise DynqError(f"{target} cannot be written: {error.strerror or error}") from error
+
+    def to_html(self) -> str:
+        """The page: one file that needs no other, and no script."""
+        import jinja2
+
+        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+        environment.filters |= {
+            "shape": _shape,
+            "count": _count,
+            "size": _size,
+        }
+        template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
+        longest = max((each.latency.median_ms for each in (self.before, self.after) if each), default=1.0)
+        unit, factor = ("ms", 1.0) if longest >= 1 else ("µs", 1e3)
+        digits = max(1, 4 - len(str(int(longest * factor))))
+        return template.render(
+            r=self,
+            kinds=KINDS,
+            unit=unit,
+            time=lambda ms: f"{ms * factor:.{digits}f}",
+            rewritten=[group for group in self.groups if group.operator],
+            left=[group for group in self.groups if not group.operator],
+            counts=_counts(self.report),
+            most_nodes=_MOST_NODES,
+        )
+
+
+def make_report(
+    source: str | os.PathLike[str],
+    *,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    backend: Backend = "native",
+    exact: bool = False,
+    threads: int = 1,
+    seconds: float = 5.0,
+    track: Track = iter,
+) -> ModelReport:
+    """Rewrites a model, verifies the result, and times and profiles both.
+
+    Args:
+        source: The model's path.
+        inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
+        exact: As for :func:`ort_dynq.rewrite`.
+        threads: ONNX Runtime's.
+        seconds: For timing and profiling together.
+        track: Shows how far it is.
+
+    Raises:
+        DynqError: It is no model, it does not run in stock ONNX Runtime with optimisations off, or an input does not
+            fit; or the operators cannot be registered.
+    """
+    steps = iter(track(_STEPS))
+    next(steps)
+    original = _named(load(source))
+    result = rewrite(original, exact=exact)
+    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
+    here = machine(backend)
+    next(steps)
+    given = dict(inputs or {})
+    verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
+    facts: dict[str, Any] = {
+        "model": os.fspath(source),
+        "bytes": os.path.getsize(source),
+        "machine": here,
+        "versions": doctor.versions(),
+        "settings": settings,
+        "report": result.report,
+        "groups": tuple(grouped(result.report.findings)),
+        "verification": verification,
+    }
+    if verification.failure:
+        return ModelReport(**facts, problem=verification.failure)
+    feeds = make_feeds(verification.inputs, given, seed, zero_rows=False)
+    next(steps)
+    samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
+    facts |= _distributions(samples)
+    how: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
+    replaced = _names(original) - _names(result.model)
+    before: Profile | None = None
+    try:
+        next(steps)
+        if not samples.problem:
+            before = profile(original, feeds, nodes=sum(result.report.before.values()), **how)
+        next(steps)
+        after = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **how)
+    except Failure as error:  # both ran without the profiler
+        raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
+    next(steps, None)
+    return ModelReport(
+        **facts,
+        operators=tuple(_operators(before, after)),
+        before_profile=None if before is None else _side(before, replaced),
+        after_profile=_side(after, set()),
+        problem=samples.problem,
+    )
+
+
+def _named(model: ir.Model) -> ir.Model:
+    """The model, nodes that had no name having that of an output: the profiler calls nodes by their names."""
+    for _, graph in graphs(model):
+        for node in graph:
+            node.name = label(node)
+    return model
+
+
+def _names(model: ir.Model) -> set[str]:
+    return {label(node) for _, graph in graphs(model) for node in graph}
+
+
+def _distributions(samples: Samples) -> dict[str, Any]:
+    both = [each / 1e6 for each in (samples.stock, samples.ours) if each is not None]
+    end = float(max(np.percentile(each, _TAIL) for each in both)) * _MARGIN
+
+    def distribution(nanoseconds: Array) -> Distribution:
+        ms = nanoseconds / 1e6
+        counts, _ = np.histogram(ms, _BINS, (0, end))
+        beyond = int((ms > end).sum())
+        return Distribution(latency(nanoseconds), float(ms.min()), float(ms.max()), tuple(map(int, counts)), beyond)
+
+    after = distribution(samples.ours)
+    if samples.stock is None:
+        return {"end_ms": end, "after": after}
+    before = distribution(samples.stock)
+    ratio = before.latency.median_ms / after.latency.median_ms
+    return {"end_ms": end, "before": before, "after": after, "ratio": ratio}
+
+
+def _operators(before: Profile | None, after: Profile) -> list[OperatorTime]:
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+    for column, side in enumerate((before, after)):
+        for node in side.nodes if side else ():
+            totals[node.op_type][column] += node.ms
+            totals[node.op_type][2 + column] += node.calls
+    operators = [OperatorTime(op_type, op_type in OPERATORS, *numbers) for op_type, numbers in totals.items()]
+    return sorted(operators, key=lambda each: -max(each.before_ms, each.after_ms))
+
+
+def _side(found: Profile, replaced: set[str]) -> Side:
+    kinds = dict.fromkeys(KINDS, 0.0)
+    groups: dict[tuple[object, ...], list[NodeTime]] = defaultdict(list)
+    for node in found.nodes:
+        kind = _kind(node, replaced)
+        kinds[kind] += node.ms
+        groups[pattern_key(node.name), node.op_type, kind].append(node)
+    kinds[BETWEEN] = found.between_ms
+    listed = [
+        NodeGroup(
+            pattern([node.name for node in nodes]),
+            nodes[0].op_type,
+            _kind(nodes[0], replaced),
+            len(nodes),
+            sum(node.ms for node in nodes),
+            sum(node.calls for node in nodes),
+        )
+        for nodes in groups.values()
+    ]
+    return Side(found, kinds, tuple(sorted(listed, key=lambda group: -group.ms)))
+
+
+def _kind(node: NodeTime, replaced: set[str]) -> str:
+    if node.op_type in OPERATORS:
+        return OURS
+    if any(name in node.op_type for name in _PRODUCTS):
+        return PRODUCTS
+    return CHAINS if node.name in replaced else OTHERS
+
+
+def _counts(report: Report) -> list[tuple[str, int, int]]:
+    """Operators whose number changes, then the sum of the others."""
+    counts = {op: (report.before.get(op, 0), report.after.get(op, 0)) for op in {**report.before, **report.after}}
+    changed = sorted((op, *pair) for op, pair in counts.items() if pair[0] != pair[1])
+    same = sum(before for before, after in counts.values() if before == after)
+    return changed + ([("all others", same, same)] if same else [])
+
+
+def _count(number: float) -> str:
+    """How often something happens per run: whole, unless it is in the body of a loop or an If."""
+    return f"{number:.0f}" if abs(number - round(number)) < 0.005 else f"{number:.2f}"
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    """With places where a line may break."""
+    import markupsafe
+
+    return markupsafe.Markup("×<wbr>").join(map(str, sizes)) or "scalar"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return asdict(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,163 @@
+"""Sessions of ONNX Runtime: their options, and what they open for each form that a model can have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime as ort
+
+from .errors import DynqError
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+
+OLDEST_ONNXRUNTIME = (1, 20)
+
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+_FIRST_WITH_DATA_FOLDER = (1, 21)
+
+
+def version() -> tuple[int, int]:
+    """The major and minor version of the installed onnxruntime."""
+    major, minor, *_ = ort.__version__.split(".")
+    return int(major), int(minor)
+
+
+def session_options(*, threads: int = 0, optimize: bool = True) -> ort.SessionOptions:
+    """Options of a quiet session: onnxruntime logs nothing, since every failure is raised.
+
+    Args:
+        threads: The number of threads of one operator; 0 leaves it to onnxruntime.
+        optimize: Whether the default optimization level is on; otherwise all optimizations are off.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSession:
+    """Opens a model on the CPU provider, without onnxruntime's fallback to other providers.
+
+    Args:
+        model: A path, a serialized model, a ModelProto or an onnx_ir Model.
+        options: The options; use them for this session only.
+
+    Raises:
+        DynqError: See :func:`openable`.
+        Exception: onnxruntime refuses the model; the type is onnxruntime's own.
+    """
+    with openable(model, options) as source:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+@contextlib.contextmanager
+def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False) -> Iterator[str | bytes]:
+    """Gives what ``onnxruntime.InferenceSession`` opens for `model`: a path or bytes, valid within the block.
+
+    A path stays a path, so that models of any size can be opened. A model in memory becomes bytes; if it refers to
+    external data, `options` get an entry that names their folder.
+
+    Args:
+        model: A path, a serialized model, a ModelProto or an onnx_ir Model.
+        options: The options of the session that opens it.
+        shared: Whether other sessions may use the options afterwards. The entry is then cleared after the block, since
+            onnxruntime would read the external data of every later model from that folder.
+
+    Raises:
+        DynqError: A ModelProto is too large for one protocol buffer, or the external data are in several folders.
+    """
+    if isinstance(model, str | os.PathLike):
+        yield os.fspath(model)
+        return
+    if isinstance(model, bytes):
+        yield model
+        return
+    import onnx_ir as ir
+
+    if not isinstance(model, ir.Model):
+        yield _serialize(model)
+        return
+    from .storage import is_large, save, to_proto
+
+    if is_large(model):
+        with tempfile.TemporaryDirectory() as temporary:
+            save(model, Path(temporary) / "model.onnx")
+            yield os.path.join(temporary, "model.onnx")
+        return
+    folder = _data_folder(model)
+    if not folder or config_entry(options, _DATA_FOLDER):
+        yield _serialize(to_proto(model))
+    elif version() < _FIRST_WITH_DATA_FOLDER:
+        with _file_of_absolute_paths(model) as path:
+            yield path
+    else:
+        options.add_session_config_entry(_DATA_FOLDER, folder)
+        try:
+            yield _serialize(to_proto(model))
+        finally:
+            if shared:
+                options.add_session_config_entry(_DATA_FOLDER, "")
+
+
+def config_entry(options: ort.SessionOptions, key: str) -> str:
+    """An entry of session options; empty if there is none."""
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:
+        return ""
+
+
+def _serialize(model: onnx.ModelProto) -> bytes:
+    try:
+        serialized: bytes = model.SerializeToString()
+    except Exception as error:  # the type depends on the version of protobuf
+        raise DynqError("the model is larger than 2 GB: its weights have to be external data") from error
+    return serialized
+
+
+def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value, value.const_value
+
+
+def _data_folder(model: ir.Model) -> str:
+    """The folder of the model's external data; empty if it has none."""
+    folders = {os.path.abspath(tensor.base_dir) for _, tensor in _external(model)}
+    if len(folders) > 1:
+        raise DynqError(f"the model's external data are in {len(folders)} folders; save the model, then open its path")
+    return folders.pop() if folders else ""
+
+
+@contextlib.contextmanager
+def _file_of_absolute_paths(model: ir.Model) -> Iterator[str]:
+    """A file of the model for onnxruntime 1.20, which ignores the entry but follows absolute paths."""
+    import onnx_ir as ir
+
+    from .storage import explained
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "model.onnx")
+        with explained(model):
+            model = model.clone()
+            for value, tensor in _external(model):
+                path = os.path.abspath(tensor.path)
+                value.const_value = ir.ExternalTensor(
+                    path, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or ""
+                )
+            ir.save(model, file)
+        yield file

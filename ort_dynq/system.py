@@ -1,0 +1,53 @@
+"""The machine and the installed packages: CPU, cores, versions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+# What the kernels of ort_dynq use (first row) and what ONNX Runtime's integer products use (second row), on x86 and Arm.
+_FEATURES = (
+    *("sse4_1", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve"),
+    *("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"),
+)
+
+
+def cpu_name() -> str:
+    """The name of the CPU, as the operating system reports it."""
+    return next(_cpuinfo("model name", "Model"), platform.processor() or platform.machine())
+
+
+def cpu_features() -> tuple[str, ...]:
+    """The CPU's instruction set extensions that matter to ort_dynq, by the names of /proc/cpuinfo."""
+    present = set(next(_cpuinfo("flags", "Features"), "").split())
+    return tuple(feature for feature in _FEATURES if feature in present)
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def package_version(distribution: str) -> str:
+    """The installed version of a distribution.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:  # onnxruntime-gpu, for example, provides the module onnxruntime
+        return str(importlib.import_module(distribution.replace("-", "_")).__version__)
+
+
+def _cpuinfo(*keys: str) -> Iterator[str]:
+    """The values of these keys in /proc/cpuinfo; nothing on systems without that file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() in keys)
