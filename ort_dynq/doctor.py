@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates, and may show how far it is
 
-_PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "onnxscript", "numpy")
+_PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "numpy")
 
 
 @dataclass(frozen=True)

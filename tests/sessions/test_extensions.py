@@ -57,7 +57,8 @@ def channel_feeds(shape: tuple[int, ...], scales: int) -> dict[str, Array]:
 
 def run_code(code: str, *arguments: str, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
     """A process of its own, in which nothing has been asked for yet."""
-    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    path = f"import sys; sys.path[:0] = {folders}\n"
     command = [sys.executable, "-c", path + code, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode == 0) == succeeds, ran.stderr

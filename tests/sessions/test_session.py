@@ -22,7 +22,7 @@ import ort_dynq.runtime
 import ort_dynq.verification  # must not hide the function ort_dynq.verify
 from ort_dynq import library
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 X = np.linspace(-3, 3, 20, dtype=np.float32).reshape(4, 5)
 
 

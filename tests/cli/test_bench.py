@@ -18,7 +18,7 @@ from ort_dynq import DynqError, bench, cli, kernels
 from ort_dynq.bench import transformers as networks
 from ort_dynq.rewriter import rewrite
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 TOKEN = str(MODELS / "torch_token" / "model.onnx")
 QUICK = bench.Settings(seconds=0.001, warmup=1)
 TIMES = {"median_ms", "p90_ms", "p99_ms", "mean_ms", "calls"}

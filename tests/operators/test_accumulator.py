@@ -218,5 +218,5 @@ def test_wrong_shapes(backend: str, index: int, shape: Shape, text: str) -> None
 
 @pytest.mark.parametrize("order", [-1, 3])
 def test_wrong_order(backend: str, order: int) -> None:
-    with pytest.raises(Exception, match=f"AccumulatorDequantize: order is {order}, expected 0 to 2"):
+    with pytest.raises(Exception, match=f"AccumulatorDequantize: scale_order is {order}, expected 0 to 2"):
         run(backend, order, good())

@@ -13,8 +13,8 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 from helpers import Array, Shape, assert_same, handwritten, make_session, native_only, stock_session
-from test_chains import check, parse, rows
 from test_conformance import operators
+from test_decomposed import check, parse, rows
 
 from ort_dynq import kernels
 from ort_dynq.rewriter import rewrite

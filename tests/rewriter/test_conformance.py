@@ -24,7 +24,7 @@ from ort_dynq.backends.options import Backend
 from ort_dynq.rewriter import Result, rewrite
 from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 
 # What each model must have after the rewrite, in the main graph, subgraphs and its own functions together.
 PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HEADER = Path(__file__).parents[1] / "ops" / "ort_abi.h"
+HEADER = Path(__file__).parents[2] / "ops" / "ort_abi.h"
 TEXT = re.sub(r"\\\n", " ", HEADER.read_text())
 SLOTS = re.findall(r"\bX\((\w+),\s*(\d+),", TEXT)
 ENUMERATORS = [

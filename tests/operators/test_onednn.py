@@ -14,7 +14,7 @@ Case = dict[str, Array]
 def load() -> dict[str, Case]:
     """By name, `OP-QTYPE-axisA-SHAPE-SRC-DST-zps_TYPE`."""
     cases: dict[str, Case] = {}
-    with np.load(Path(__file__).parent / "data" / "onednn-3.12.1.npz") as recorded:
+    with np.load(Path(__file__).parent / "onednn-3.12.1.npz") as recorded:
         for key in recorded.files:
             name, array = key.split("/")
             cases.setdefault(name, {})[array] = recorded[key]

@@ -14,7 +14,7 @@ from ort_dynq import cli, documentation
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter.grouping import inspect
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ort_dynq.__file__).parent
 DOCS = PACKAGE / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "models" / "README.md", *DOCS.glob("*.md")])

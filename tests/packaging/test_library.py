@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-OPS = Path(__file__).parents[1] / "ops"
+OPS = Path(__file__).parents[2] / "ops"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
 

@@ -194,7 +194,9 @@ def test_nothing_outside_a_tensor_is_touched(isa: str, operator: Operator, signa
 def test_guards_guard(at: str, inside: bool) -> None:
     """A step beyond ends the process: seen in one of its own."""
     code = f"import ctypes, test_bounds; a = test_bounds.Arena(); ctypes.string_at(a.begin + {at}, 1); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    code = f"import sys; sys.path[:0] = {folders}; {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if inside:
         assert done.stdout == "alive\n", done.stderr
     else:

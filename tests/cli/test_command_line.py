@@ -18,7 +18,7 @@ import pytest
 import ort_dynq
 from ort_dynq import cli
 
-MODELS = Path(__file__).parent.parent / "models"
+MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
 
 

@@ -27,7 +27,7 @@ from ort_dynq.report import profile as profiling
 from ort_dynq.report.model import ModelReport, make_report
 from ort_dynq.rewriter.grouping import inspect
 
-MODELS = Path(__file__).parent.parent / "models"
+MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
 EVIL = '<img src=x onerror="alert(1)"><script>alert(2)</script>&amp; {{ 7 * 7 }}'
 

@@ -31,7 +31,7 @@ import ort_dynq
 from ort_dynq import DynqError, kernels
 from ort_dynq.kernels import dynamic_dequantize, dynamic_quantize
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def sample(shape: Shape, codes: Any = np.uint8, seed: int = 0) -> tuple[Array, Array, Array]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "tests" / "native" / "kernels_check.cc", ROOT / "ops" / "kernels" / "portable.cc")
 # As ops/CMakeLists.txt has them: with products and sums contracted, results would differ.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")

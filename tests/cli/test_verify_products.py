@@ -20,7 +20,7 @@ from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
 from ort_dynq.verification import Verification
 from ort_dynq.verification.products import FLOOR
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 SIZES = {"layers": 1, "hidden": 24, "heads": 2}
 EXACT_FORMS = ("float", "token_integer", "tensor_u8")  # in which no product of floats becomes an integer product
 

@@ -21,7 +21,7 @@ import pytest
 import ort_dynq
 from ort_dynq import kernels
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = Path(ort_dynq.__file__).parent / "docs" / "examples"
 MODEL = ROOT / "models" / "torchao_8da8w" / "model.onnx"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parents[1])}

@@ -38,7 +38,7 @@ import ort_dynq
 from ort_dynq import cli
 from ort_dynq.rewriter import Result, rewrite
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "hostile"  # models that once failed
 SEEDS = sorted(path for path in ROOT.glob("models/*/model.onnx") if path.stat().st_size < 20_000)
 SECONDS = 20  # for one stage of one model, on a busy machine
