@@ -83,7 +83,7 @@ struct Extent {
   int64_t rows, cols, stride;
 };
 
-// In the blocks below src and dst may be unaligned; the arrays of parameters are aligned.
+// In the blocks below src and dst may be unaligned, the arrays of parameters not.
 // `stream`: the output is larger than the caches; the kernel writes past them if dst is aligned.
 struct QuantizeBlock : Extent {
   const float* src;
@@ -122,7 +122,7 @@ struct BoundedBlock : Extent {
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
 
-// Unlike in the other blocks, scales, zps and the arrays of columns may be unaligned.
+// Here the arrays of columns, too, may be unaligned.
 struct AccumulatorBlock : Extent {
   const int32_t* src;
   float* dst;

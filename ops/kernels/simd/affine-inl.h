@@ -35,24 +35,30 @@ struct AffineProduct {
   V::F operator()(V::F x) const { return V::mul(x, factor); }
 };
 
-template <class Quotient, RoundingOrder kOrder>
-struct AffineQuantizer {
-  Quotient quotient;
-  V::F zp, low, high, nan_code, code_offset;
-  AffineQuantizer(const AffineBlock& block, V::F scale, V::F reciprocal, V::F zp_)
-      : quotient(scale, reciprocal),
-        zp(zp_),
-        low(V::set1(block.low)),
+// The constants of a block in vectors, prepared once.
+struct AffineVectors {
+  V::F low, high, nan_code, code_offset;
+  explicit AffineVectors(const AffineBlock& block)
+      : low(V::set1(block.low)),
         high(V::set1(block.high)),
         nan_code(V::set1(block.nan_code)),
         code_offset(V::set1(block.integer_codes ? block.code_offset : -0.0f)) {}  // adding -0 changes no float
-  V::F clip(V::F x) const { return V::min(high, V::max(low, x)); }
+};
+
+template <class Quotient, RoundingOrder kOrder>
+struct AffineQuantizer {
+  Quotient quotient;
+  V::F zp;
+  AffineVectors constants;
+  AffineQuantizer(const AffineVectors& constants_, V::F scale, V::F reciprocal, V::F zp_)
+      : quotient(scale, reciprocal), zp(zp_), constants(constants_) {}
+  V::F clip(V::F x) const { return V::min(constants.high, V::max(constants.low, x)); }
   V::F operator()(V::F x) const {
     const V::F t = quotient(x);
     const V::F code = kOrder == kRoundThenAdd   ? clip(V::add(V::round_float(t), zp))
                       : kOrder == kAddThenRound ? V::round_float(clip(V::add(t, zp)))
                                                 : clip(V::round_float(t));
-    return V::add(V::replace_nan(code, nan_code), code_offset);
+    return V::add(V::replace_nan(code, constants.nan_code), constants.code_offset);
   }
 };
 
@@ -78,6 +84,7 @@ void affine_with(const AffineBlock& block) {
   constexpr int64_t L = V::kLanes;
   constexpr int64_t size = kTarget == kToFloat ? sizeof(float) : 1;
   alignas(64) float reciprocals[kMaxParameters];
+  const AffineVectors constants(block);
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
   for (int64_t i = 0; i < count; ++i) reciprocals[i] = kInverse ? block.scales[i] : 1.0f / block.scales[i];
   for (int64_t row = 0; row < block.rows; ++row) {
@@ -85,7 +92,7 @@ void affine_with(const AffineBlock& block) {
     void* dst = static_cast<char*>(block.dst) + row * block.stride * size;
     if (kParameters == kPerRow) {
       const V::F scale = V::set1(block.scales[row]);
-      const Quantizer quantizer(block, scale, V::set1(reciprocals[row]), V::set1(block.zps[row]));
+      const Quantizer quantizer(constants, scale, V::set1(reciprocals[row]), V::set1(block.zps[row]));
       int64_t i = 0;
       for (; i + L <= block.cols; i += L)
         affine_vector<Quantizer, kTarget, kOrder, kInverse>(quantizer, scale, src, dst, i, L);
@@ -97,8 +104,8 @@ void affine_with(const AffineBlock& block) {
         const V::F scale = n == L ? V::load(block.scales + i) : V::load_part(block.scales + i, n);
         const V::F reciprocal = n == L ? V::load(reciprocals + i) : V::load_part(reciprocals + i, n);
         const V::F zp = n == L ? V::load(block.zps + i) : V::load_part(block.zps + i, n);
-        affine_vector<Quantizer, kTarget, kOrder, kInverse>(Quantizer(block, scale, reciprocal, zp), scale, src, dst, i,
-                                                            n);
+        affine_vector<Quantizer, kTarget, kOrder, kInverse>(Quantizer(constants, scale, reciprocal, zp), scale, src,
+                                                            dst, i, n);
       }
     }
   }
