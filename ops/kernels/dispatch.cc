@@ -45,7 +45,8 @@ const KernelTable& find(const char* origin, const char* name) {
     if (name == nullptr || *name == '\0' || std::strcmp(name, set.kernels->name) == 0) return *set.kernels;
     names += (names.empty() ? "" : ", ") + std::string(set.kernels->name);
   }
-  throw std::runtime_error(std::string(origin) + " is '" + name + "', expected one that this CPU supports: " + names);
+  throw std::runtime_error(std::string(origin) + " is '" + name +
+                           "', expected one of those that this CPU supports: " + names);
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ struct AccumulatorBlock : Extent {
 // The smallest and the largest element, or 0 and the largest magnitude.
 struct Range {
   float low, high;
-  float finite;  // 0 if all elements are finite, otherwise NaN
+  float not_finite;  // 0 if all elements are finite, otherwise NaN
 };
 
 using QuantizeKernel = void (*)(const QuantizeBlock&);
@@ -145,8 +145,8 @@ using AffineKernel = void (*)(const AffineBlock&);
 using BoundedKernel = void (*)(const BoundedBlock&);
 using AccumulatorKernel = void (*)(const AccumulatorBlock&);
 
-// The range of `count` > 0 elements. It is NaN if the first element is NaN; any other NaN is ignored. ONNX Runtime's
-// ReduceMin and ReduceMax do the same where their result does not depend on the number of threads (README).
+// The range of `count` > 0 elements. It is NaN if the first element is NaN; any other NaN is ignored
+// (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
 using RangeKernel = Range (*)(const float* x, int64_t count);
 
 // Widens low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the

@@ -217,17 +217,17 @@ void bounded(const BoundedBlock& block) {
 
 template <bool kAbsMax>
 Range range(const float* x, int64_t count) {
-  float low = __builtin_inff(), high = kAbsMax ? 0.0f : -__builtin_inff(), finite = 0.0f;
+  float low = __builtin_inff(), high = kAbsMax ? 0.0f : -__builtin_inff(), not_finite = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const float element = load(x + i), v = kAbsMax && element < 0 ? -element : element;
     low = v < low ? v : low;
     high = v > high ? v : high;
-    finite += v * 0.0f;  // 0 while every element is finite
+    not_finite += v * 0.0f;  // 0 while every element is finite
   }
   const float first = load(x);
   const bool is_nan = first != first;
-  if (is_nan) return {first, first, finite};
-  return {kAbsMax ? 0.0f : low, high, finite};
+  if (is_nan) return {first, first, not_finite};
+  return {kAbsMax ? 0.0f : low, high, not_finite};
 }
 
 template <ScaleOrder kOrder>

@@ -196,7 +196,7 @@ class DynamicRangeQuantize : public Node {
     const auto [scale, zero_point] =
         rule_.apply(range, run.constants, arithmetic_.quant_min(), arithmetic_.quant_max());
     const float low = rule_.is_abs_max() ? -range.high : range.low;
-    const bool bounded = range.finite == 0 && arithmetic_.is_bounded(low, range.high, scale, zero_point);
+    const bool bounded = range.not_finite == 0 && arithmetic_.is_bounded(low, range.high, scale, zero_point);
     if (run.scales != nullptr) {
       store(run.scales + row, scale);
       if (!to_codes_)
@@ -236,7 +236,7 @@ class DynamicRangeQuantize : public Node {
     Range range = ranges[0];
     for (int64_t part = 1; part < parts && !std::isnan(range.high); ++part) {
       Range other = ranges[part];
-      range.finite += other.finite;
+      range.not_finite += other.not_finite;
       for (int64_t i = begin(part); i < begin(part + 1) && std::isnan(other.high); ++i)
         if (!std::isnan(load(src + i))) other = run.range(src + i, begin(part + 1) - i);
       if (other.low < range.low) range.low = other.low;

@@ -178,7 +178,7 @@ uint64_t hash_range(dynq::RangeKernel kernel) {
       const dynq::Range range = kernel(src.data(), static_cast<int64_t>(src.size()));
       hash.add_floats(&range.low, 1);
       hash.add_floats(&range.high, 1);
-      hash.add_floats(&range.finite, 1);
+      hash.add_floats(&range.not_finite, 1);
     }
   });
 }

@@ -10,9 +10,9 @@ Range range(const float* x, int64_t count) {
     low[k] = V::set1(kInfinity);
     high[k] = V::set1(kAbsMax ? 0.0f : -kInfinity);
   }
-  V::F finite[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
+  V::F not_finite[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
   const auto take = [&](int k, V::F v) {
-    finite[k] = V::fmadd(v, V::set1(0.0f), finite[k]);  // 0 while every element is finite
+    not_finite[k] = V::fmadd(v, V::set1(0.0f), not_finite[k]);  // 0 while every element is finite
     if (kAbsMax) v = V::abs(v);
     if (!kAbsMax) low[k] = V::min(v, low[k]);
     high[k] = V::max(v, high[k]);
@@ -22,26 +22,26 @@ Range range(const float* x, int64_t count) {
     for (int k = 0; k < 4; ++k) take(k, V::load(x + i + k * L));
   for (; i + L <= count; i += L) take(0, V::load(x + i));
   // Lanes that have seen no element hold values that every element replaces.
-  alignas(64) float lowest[L], highest[L], finites[L];
-  V::store<false>(finites, V::add(V::add(finite[0], finite[1]), V::add(finite[2], finite[3])));
+  alignas(64) float lowest[L], highest[L], not_finites[L];
+  V::store<false>(not_finites, V::add(V::add(not_finite[0], not_finite[1]), V::add(not_finite[2], not_finite[3])));
   V::store<false>(lowest, V::min(V::min(low[0], low[1]), V::min(low[2], low[3])));
   V::store<false>(highest, V::max(V::max(high[0], high[1]), V::max(high[2], high[3])));
-  float smallest = kInfinity, largest = kAbsMax ? 0.0f : -kInfinity, all_finite = 0.0f;
+  float smallest = kInfinity, largest = kAbsMax ? 0.0f : -kInfinity, any_not_finite = 0.0f;
   for (int64_t k = 0; k < L; ++k) {
     if (lowest[k] < smallest) smallest = lowest[k];
     if (highest[k] > largest) largest = highest[k];
-    all_finite += finites[k];
+    any_not_finite += not_finites[k];
   }
   for (; i < count; ++i) {
     const float element = load(x + i), v = kAbsMax && element < 0 ? -element : element;
     if (v < smallest) smallest = v;
     if (v > largest) largest = v;
-    all_finite += v * 0.0f;
+    any_not_finite += v * 0.0f;
   }
   const float first = load(x);
   const bool is_nan = first != first;
-  if (is_nan) return {first, first, all_finite};
-  return {kAbsMax ? 0.0f : smallest, largest, all_finite};
+  if (is_nan) return {first, first, any_not_finite};
+  return {kAbsMax ? 0.0f : smallest, largest, any_not_finite};
 }
 
 template <bool kAbsMax>
