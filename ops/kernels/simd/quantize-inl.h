@@ -126,8 +126,8 @@ void quantize(const QuantizeBlock& block) {
   if (kArithmetic == kOneDnn) {
     quantize_with<OneDnnQuantizer, kKind, kParameters, false>(block);
   } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
-    quantize_with<OnnxQuantizer<Division>, kKind, kParameters, false>(
-        block);  // for one row, dividing is faster than computing reciprocals
+    // For one row, dividing is faster than computing reciprocals.
+    quantize_with<OnnxQuantizer<Division>, kKind, kParameters, false>(block);
   } else if (can_stream(block, 1)) {
     quantize_with<OnnxQuantizer<Markstein>, kKind, kParameters, true>(block);
     V::fence();
