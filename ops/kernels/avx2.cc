@@ -9,7 +9,7 @@ namespace {
 
 struct V {
   static constexpr int64_t kLanes = 8;
-  static constexpr int kRows = 2;  // the rows that kernels of columns process at once: as many as registers allow
+  static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
   using F = __m256;
   using I = __m256i;
 

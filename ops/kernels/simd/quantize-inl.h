@@ -35,8 +35,8 @@ class Quantizers {
   }
   Quantizer of_row(int64_t i) const { return {V::set1(scales_[i]), V::set1(reciprocals_[i]), V::set1(zps_[i])}; }
   Quantizer of_columns(int64_t i) const { return {V::load(scales_ + i), V::load(reciprocals_ + i), V::load(zps_ + i)}; }
-  Quantizer of_last_columns(int64_t i, int64_t n) const {
-    return {V::load_part(scales_ + i, n), V::load_part(reciprocals_ + i, n), V::load_part(zps_ + i, n)};
+  Quantizer of_first_columns(int64_t n) const {
+    return {V::load_part(scales_, n), V::load_part(reciprocals_, n), V::load_part(zps_, n)};
   }
 
  private:
@@ -58,11 +58,12 @@ void quantize_rows_with(const QuantizeBlock& block) {
     const auto two = [&](int64_t i) {
       return V::add16(V::pack16(quantizer(V::load(src + i)), quantizer(V::load(src + i + L))), zp);
     };
-    int64_t i = 0;
-    for (; i + 4 * L <= block.cols; i += 4 * L) V::store4<kKind, kStream>(dst + i, two(i), two(i + 2 * L));
-    for (; i + L <= block.cols; i += L) V::store1<kKind>(dst + i, quantizer(V::load(src + i)), quantizer.zp);
-    if (const int64_t n = block.cols - i)
-      V::store_part<kKind>(dst + i, quantizer(V::load_part(src + i, n)), quantizer.zp, n);
+    if (block.cols >= 4 * L)
+      cover(0, block.cols, 4 * L, [&](int64_t i) { V::store4<kKind, kStream>(dst + i, two(i), two(i + 2 * L)); });
+    else if (block.cols >= L)
+      cover(0, block.cols, L, [&](int64_t i) { V::store1<kKind>(dst + i, quantizer(V::load(src + i)), quantizer.zp); });
+    else
+      V::store_part<kKind>(dst, quantizer(V::load_part(src, block.cols)), quantizer.zp, block.cols);
   }
 }
 
@@ -71,8 +72,7 @@ template <int kRows, CodeKind kKind, bool kStream, class Quantizer>
 void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* src, uint8_t* dst, int64_t cols,
                         int64_t stride) {
   constexpr int64_t L = V::kLanes;
-  int64_t i = 0;
-  for (; i + 4 * L <= cols; i += 4 * L) {
+  const auto four = [&](int64_t i) {
     V::I halves[2][kRows];
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t first = i + half * 2 * L;
@@ -85,17 +85,17 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* sr
     }
     for (int64_t row = 0; row < kRows; ++row)
       V::store4<kKind, kStream>(dst + row * stride + i, halves[0][row], halves[1][row]);
-  }
-  for (; i + L <= cols; i += L) {
+  };
+  const auto one = [&](int64_t i) {
     const Quantizer quantizer = quantizers.of_columns(i);
     for (int64_t row = 0; row < kRows; ++row)
       V::store1<kKind>(dst + row * stride + i, quantizer(V::load(src + row * stride + i)), quantizer.zp);
-  }
-  if (const int64_t n = cols - i) {
-    const Quantizer quantizer = quantizers.of_last_columns(i, n);
-    for (int64_t row = 0; row < kRows; ++row)
-      V::store_part<kKind>(dst + row * stride + i, quantizer(V::load_part(src + row * stride + i, n)), quantizer.zp, n);
-  }
+  };
+  if (cols >= 4 * L) return cover(0, cols, 4 * L, four);
+  if (cols >= L) return cover(0, cols, L, one);
+  const Quantizer quantizer = quantizers.of_first_columns(cols);
+  for (int64_t row = 0; row < kRows; ++row)
+    V::store_part<kKind>(dst + row * stride, quantizer(V::load_part(src + row * stride, cols)), quantizer.zp, cols);
 }
 
 template <class Quantizer, CodeKind kKind, bool kStream>

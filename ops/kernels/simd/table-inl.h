@@ -6,7 +6,7 @@
 // if its argument is NaN or beyond int32.
 // clang-format off: the order of the files matters
 #include "kernels/simd/quotient-inl.h"
-#include "kernels/simd/stream-inl.h"
+#include "kernels/simd/stores-inl.h"
 #include "kernels/simd/quantize-inl.h"
 #include "kernels/simd/dequantize-inl.h"
 #include "kernels/simd/affine-inl.h"
