@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from ort_dynq import kernels, system
+from ort_dynq import kernels
 from ort_dynq.backends.options import BACKENDS
-
-# The CPU features that the kernels of an instruction set need, by the names of /proc/cpuinfo.
-_NEEDS = {"avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}, "avx2": {"avx2", "fma"}, "portable": set()}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,21 +62,16 @@ class _Counts:
         self.selected |= worker["selected"]
 
     def missing(self) -> list[str]:
-        """The instruction sets that this machine has and no test ran on, although tests of others ran."""
+        """The instruction sets of this machine that no test ran on, although tests ran on others.
+
+        test_every_instruction_set_of_this_cpu_is_run compares the list of them with /proc/cpuinfo.
+        """
         if self.selected or not self.ran:
             return []
-        return [name for name in machine_isas() if not self.ran[name]]
+        return [name for name in kernels.supported_isas() if not self.ran[name]]
 
 
 _this_process = _Counts()
-
-
-def machine_isas() -> list[str]:
-    """The instruction sets of this machine that ort_dynq has kernels for, without asking ort_dynq."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ["portable"]
-    features = set(system.cpu_features())
-    return [name for name, needed in _NEEDS.items() if needed <= features]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,7 +119,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    ran = ", ".join(f"{name} ({_this_process.ran[name]} tests)" for name in _NEEDS if _this_process.ran[name])
+    ran = ", ".join(f"{name} ({_this_process.ran[name]} tests)" for name in _this_process.ran)
     terminalreporter.write_line(f"instruction sets that ran: {ran or 'none'}")
     for name in _this_process.missing():
         terminalreporter.write_line(f"FAILED: this machine has {name}, but no test ran on it", red=True)

@@ -72,11 +72,21 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_mutated_models(tmp_path: Path) -> None:
-    """The corpus, then as many more as there is time for; `python tests/hostile_models.py` goes on from there."""
-    fuzzer = hostile_models.Fuzzer(seed=0, failures=tmp_path)
-    fuzzer.run(inputs=1000, seconds=25)
-    print(f"{fuzzer.inputs} models, {fuzzer.crashes_of_onnxruntime} that crash ONNX Runtime by themselves")
-    assert fuzzer.inputs > 30
+    """The corpus and the first mutated models after it."""
+    fuzz(tmp_path, inputs=100)
+
+
+@pytest.mark.exhaustive
+def test_many_mutated_models(tmp_path: Path) -> None:
+    """Two minutes of them. `python tests/robustness/hostile_models.py --seconds 600 --seed 1` runs for longer."""
+    fuzz(tmp_path, seconds=120)
+
+
+def fuzz(folder: Path, inputs: int = 10**9, seconds: float = 500) -> None:
+    fuzzer = hostile_models.Fuzzer(seed=0, failures=folder)
+    fuzzer.run(inputs, seconds)
+    print(f"{fuzzer.inputs} models; {fuzzer.crashes_of_onnxruntime} of them crash stock ONNX Runtime")
+    assert fuzzer.inputs >= min(inputs, 100)
     assert not fuzzer.problems
 
 
