@@ -67,8 +67,7 @@ def _check_version(version: str, path: Path | str) -> None:
     if version != __version__:
         raise DynqError(
             f"ort_dynq {__version__} was imported from {_PACKAGE}, but the library {path} is of version {version}, "
-            f"expected {__version__}; run `pip install .` in the source folder of the version that you want, and import "
-            "ort_dynq outside of other source folders"
+            f"expected {__version__}; run `pip install .` in the source folder, or start Python outside of it"
         )
 
 
