@@ -1,4 +1,4 @@
-"""The wheel that the source distribution gives: complete, small, for every current Linux, usable without a compiler."""
+"""The wheel of the source distribution: complete, small, for all current Linux versions, usable without a compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads what auditwheel says")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="auditwheel reads Linux wheels only")
 
 
 def require(module: str) -> None:
@@ -30,7 +30,7 @@ def run(*command: str | Path, **options: object) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution, which therefore has all that a build wants."""
+    """A wheel built from the source distribution, which therefore has everything that a build needs."""
     require("scikit_build_core")
     require("pip")
     folder = tmp_path_factory.mktemp("wheel")
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files(wheel: Path) -> None:
-    """The package's sources, its documentation and its page as they are here, and the library; nothing else."""
+    """The wheel has the files of ort_dynq/ and the library, and no other."""
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
@@ -54,7 +54,7 @@ def test_files(wheel: Path) -> None:
 
 
 def test_name_and_size(wheel: Path) -> None:
-    """One wheel for every Python."""
+    """One wheel serves every version of Python."""
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     assert wheel.stat().st_size < 500_000
 
