@@ -74,7 +74,9 @@ def _isas_without_tests(config: pytest.Config) -> list[str]:
     test_every_instruction_set_of_this_cpu_is_run compares the list of instruction sets with /proc/cpuinfo.
     """
     selections = ("keyword", "markexpr", "deselect", "lf", "stepwise", "collectonly")
-    is_whole_run = config.args == config.getini("testpaths") and not any(map(config.getoption, selections))
+    is_whole_run = config.args == config.getini("testpaths") and not any(
+        config.getoption(each, None) for each in selections
+    )
     is_worker = hasattr(config, "workerinput")
     if is_worker or not is_whole_run:
         return []
