@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import email
 import importlib.util
 import platform
 import re
@@ -11,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import ort_dynq
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +55,18 @@ def test_files(wheel: Path) -> None:
     kinds = (".py", ".typed", ".html", ".md", ".cc", ".pbtxt")
     sources = [path for path in ROOT.glob("ort_dynq/**/*") if f".{path.name.rpartition('.')[2]}" in kinds]
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+
+
+def test_version(wheel: Path, tmp_path: Path) -> None:
+    """The wheel, the package and the library have one version, which stands in ort_dynq/__init__.py."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+        library = ctypes.CDLL(archive.extract("ort_dynq/libort_dynq.so", tmp_path))
+    library.ort_dynq_version.restype = ctypes.c_char_p
+    assert metadata["Version"] == ort_dynq.__version__ == library.ort_dynq_version().decode()
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= {*urls}
 
 
 def test_name_and_size(wheel: Path) -> None:
