@@ -108,28 +108,51 @@ def test_pytest(clone: Path) -> None:
 # Messages
 
 
-def message(folder: Path, *options: str, code: str = "get_library_path") -> str:
-    return python(folder, *options, "-c", f"import ort_dynq; ort_dynq.{code}()", status=1).splitlines()[-1]
+REGISTER = "import onnxruntime; ort_dynq.register(onnxruntime.SessionOptions())"
+
+
+def message(folder: Path, code: str, *options: str) -> str:
+    return python(folder, *options, "-c", f"import ort_dynq; {code}", status=1).splitlines()[-1]
 
 
 def test_there_is_no_library(clone: Path) -> None:
     """With -S, Python does not look into site-packages."""
-    assert message(clone, "-S") == (
+    assert message(clone, "ort_dynq.get_library_path()", "-S") == (
         f"ort_dynq.errors.DynqError: ort_dynq {ort_dynq.__version__} was imported from {clone / 'ort_dynq'}, which has "
         "no libort_dynq.so, and no installed distribution of ort_dynq has one; run `pip install .` in the source folder"
     )
 
 
-def test_the_installed_library_is_of_another_version(clone: Path, tmp_path: Path) -> None:
+def changed_version(clone: Path, folder: Path) -> tuple[Path, str]:
+    """Copies the clone's package as version 99.0 and returns it, with the library that is installed."""
     if is_editable():
         pytest.skip("the package of an editable installation is imported everywhere")
-    package = tmp_path / "ort_dynq"
+    package = folder / "ort_dynq"
     shutil.copytree(clone / "ort_dynq", package)
     source = (package / "__init__.py").read_text()
-    (package / "__init__.py").write_text(source.replace(ort_dynq.__version__, "99.0"))
-    library = python(clone, "-c", WHERE).splitlines()[1]
-    assert message(tmp_path) == (
+    (package / "__init__.py").write_text(source.replace(f'"{ort_dynq.__version__}"', '"99.0"'))
+    return package, python(clone, "-c", WHERE).splitlines()[1]
+
+
+def other_version(package: Path, library: Path | str) -> str:
+    return (
         f"ort_dynq.errors.DynqError: ort_dynq 99.0 was imported from {package}, but the library {library} is of "
         f"version {ort_dynq.__version__}, expected 99.0; run `pip install .` in the source folder, or start Python "
         "outside of it"
     )
+
+
+def test_the_installed_library_is_of_another_version(clone: Path, tmp_path: Path) -> None:
+    package, library = changed_version(clone, tmp_path)
+    assert message(tmp_path, "ort_dynq.get_library_path()") == other_version(package, library)
+    assert message(tmp_path, REGISTER) == other_version(package, library)
+
+
+def test_the_library_beside_the_package_is_of_another_version(clone: Path, tmp_path: Path) -> None:
+    """An old build in the source folder: the library itself says its version when it is loaded."""
+    if "ort_dynq_version" not in (ROOT / "ops" / "c_api.h").read_text():
+        pytest.skip("the library does not say its version")
+    package, library = changed_version(clone, tmp_path)
+    beside = shutil.copy(library, package)
+    assert python(tmp_path, "-c", WHERE).splitlines()[1] == str(beside)
+    assert message(tmp_path, REGISTER) == other_version(package, beside)
