@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -14,13 +15,14 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_dynq import DynqError, bench, cli, kernels
-from ort_dynq.bench import transformers as networks
+from ort_dynq import DynqError, cli, kernels
+from ort_dynq.bench import chains, models, operators, timing, transformers
+from ort_dynq.bench.onnx_text import parse
 from ort_dynq.rewriter import rewrite
 
 MODELS = Path(__file__).parents[2] / "models"
 TOKEN = str(MODELS / "torch_token" / "model.onnx")
-QUICK = bench.Settings(seconds=0.001, warmup=1)
+QUICK = timing.Settings(seconds=0.001, warmup=1)
 TIMES = {"median_ms", "p90_ms", "p99_ms", "mean_ms", "calls"}
 
 
@@ -69,7 +71,7 @@ def test_operators(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(data["timings"]) == 2 * 5 * 2 * 2
     for each in data["timings"]:
         assert each["ratio"] == pytest.approx(each["stock_ns"] / each["ours_ns"])
-        assert min(each["ours_ns"], each["stock_ns"], each["copy_share"]) > 0
+        assert min(each["ours_ns"], each["stock_ns"], each["copy_ratio"]) > 0
 
 
 def test_the_instruction_set_is_put_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +89,56 @@ def test_operators_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == 10
 
 
+def test_misaligned_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("ops", "--misaligned", "--sizes", "3x20,2x64", "--threads", "1,2")
+    timings = run_json(capsys, *arguments)["timings"]
+    assert [
+        (each["threads"], tuple(each["shape"]), each["operator"], each["granularity"], each["offset"])
+        for each in timings
+    ] == list(
+        itertools.product(
+            (1, 2),
+            ((3, 20), (2, 64)),
+            ("QuantizeLinear", "DequantizeLinear"),
+            ("per tensor", "axis 0", "last axis"),
+            (0, 16, 32),
+        )
+    )
+    for each in timings:
+        assert each["ratio"] == pytest.approx(each["stock_ns"] / each["ours_ns"])
+        assert min(each["ours_ns"], each["stock_ns"]) > 0
+    lines = run(capsys, *arguments).splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("operator "))
+    assert re.split(r" {2,}", lines[head].strip()) == [
+        *("operator", "scales", "tensor", "threads"),
+        *("ours ns", "stock ns", "ratio", "offset"),
+    ]
+    rows = [line.rstrip() for line in lines[head + 1 :]]
+    assert len(rows) == len(timings)
+    for row, each in zip(rows, timings, strict=True):
+        assert re.search(rf"{each['threads']} +[0-9.]+ +[0-9.]+ +[0-9.]+ +{each['offset']}$", row)
+
+
+@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
+@pytest.mark.parametrize("offset", [0, 16, 32])
+def test_a_misaligned_output_is_written_at_its_offset(offset: int, operator: str) -> None:
+    """Both sessions write into the array at this address; they would allocate aligned outputs themselves."""
+    granularity = operators.Granularity("last axis", 1, (1,))
+    case = operators.Case(operator, granularity, (3, 20), 1, offset)
+    for contender in operators.contenders(case, QUICK):
+        output = contender.arrays[-1]
+        assert output.ctypes.data % 64 == offset
+        expected = output.copy()
+        assert expected.any()
+        output.fill(0)
+        contender.run()
+        assert output.tobytes() == expected.tobytes()
+
+
+def test_default_sizes_of_misaligned_operators() -> None:
+    assert operators.MISALIGNED_SIZES == ((256, 1000), (2560, 100), (4096, 60), (256, 1024))
+
+
 def test_every_operator_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise stock ONNX Runtime is timed twice; blocks that are not whole included."""
     rewritten = []
@@ -96,8 +148,8 @@ def test_every_operator_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         rewritten.append([finding.operator for finding in result.report.findings])
         return result
 
-    monkeypatch.setattr(bench, "rewrite", recorded)
-    bench.bench_operators(QUICK, [(3, 130)])
+    monkeypatch.setattr(operators, "rewrite", recorded)
+    operators.bench_operators(QUICK, [(3, 130)])
     assert rewritten == [["DynamicQuantize"]] * 5 + [["DynamicDequantize"]] * 5
 
 
@@ -107,31 +159,32 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         model.graph.node[0].input[2] = ""
         return rewrite(model)
 
-    monkeypatch.setattr(bench, "rewrite", wrong)
-    with pytest.raises(DynqError, match="QuantizeLinear 4x4 per tensor, threads: 1 is not stock ONNX Runtime's"):
-        bench.bench_operators(QUICK, [(4, 4)])
+    monkeypatch.setattr(operators, "rewrite", wrong)
+    with pytest.raises(DynqError, match="QuantizeLinear 4x4 per tensor, threads: 1 differs from stock ONNX Runtime's"):
+        operators.bench_operators(QUICK, [(4, 4)])
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("size", [2, 1000, 2**20 + 2])
 def test_the_copy_copies_everything(size: int, threads: int) -> None:
-    copy = bench._copy(size, threads)
+    copy = operators.copy_contender(size, threads)
     source, target = copy.arrays
     assert source.nbytes + target.nbytes == size
     assert not target.any()
     copy.run()
     assert target.all()
-    assert (copy.times > 1) == (threads > 1 and size >= 2**20)
+    assert (copy.repeats > 1) == (threads > 1 and size >= 2**20)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 7)])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float16])
 def test_data_is_aligned(shape: tuple[int, ...], dtype: type[np.generic]) -> None:
     array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape), dtype)
-    aligned = bench._aligned(array)
-    assert aligned.ctypes.data % 64 == 0 or not array.size
-    assert (aligned.dtype, aligned.shape) == (array.dtype, array.shape)
-    assert np.array_equal(aligned, array)
+    for offset in (0, 16, 32):
+        aligned = timing.aligned(array, offset)
+        assert aligned.ctypes.data % 64 == offset or not array.size
+        assert (aligned.dtype, aligned.shape) == (array.dtype, array.shape)
+        assert np.array_equal(aligned, array)
 
 
 # Turns
@@ -140,8 +193,8 @@ def test_data_is_aligned(shape: tuple[int, ...], dtype: type[np.generic]) -> Non
 @pytest.mark.parametrize("threads", [1, 2])
 def test_contenders_take_turns(threads: int) -> None:
     log: list[str] = []
-    contenders = [bench._Contender(lambda name=name: log.append(name), []) for name in "abc"]
-    samples = bench._interleave(contenders, bench.Settings(seconds=0.002, warmup=3), threads)
+    contenders = [timing.Contender(lambda name=name: log.append(name), []) for name in "abc"]
+    samples = timing.interleave(contenders, timing.Settings(seconds=0.002, warmup=3), threads)
     assert "".join(log).startswith("aaabbbccc")
     turns = re.sub(r"(.)\1*", r"\1", "".join(log[9:]))
     assert re.match("abcbabcbabc", turns)  # forward and backward, so that nobody always comes after the same one
@@ -155,8 +208,8 @@ def test_contenders_take_turns(threads: int) -> None:
 
 def test_the_work_of_a_run_is_divided() -> None:
     event = threading.Event()
-    one, many = (bench._Contender(lambda: event.wait(0.002), [], times) for times in (1, 1000))
-    a, b = bench._interleave([one, many], QUICK, 1)
+    one, many = (timing.Contender(lambda: event.wait(0.002), [], times) for times in (1, 1000))
+    a, b = timing.interleave([one, many], QUICK, 1)
     assert np.median(a) > 100 * np.median(b)
 
 
@@ -180,7 +233,7 @@ def test_a_model_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, TOKEN).splitlines()
     assert lines[3].endswith("assumed batch = 2, tokens = 8: set it with --shape x=2x8x20")
     assert lines[4] == f"A: {TOKEN}, in stock ONNX Runtime"
-    assert lines[5] == "B: A rewritten, with the plugin"
+    assert lines[5] == "B: A, rewritten, with the plugin"
     assert lines[6].startswith("1 dynamic quantization chains and products to rewrite, 1 to leave")
     head = next(i for i, line in enumerate(lines) if line.startswith("model"))
     assert lines[head].split() == ["model", "threads", "median", "ms", "p90", "ms", "p99", "ms", "mean", "ms", "runs"]
@@ -208,7 +261,7 @@ def test_b_is_b(tmp_path: Path) -> None:
     with pytest.raises(
         DynqError, match=r"^B does not run in ONNX Runtime with the plugin at its default level: .*: x$"
     ):
-        bench.bench_model(TOKEN, tmp_path / "b.onnx", QUICK)
+        models.bench_model(TOKEN, tmp_path / "b.onnx", QUICK)
 
 
 def test_a_model_that_stock_onnxruntime_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +278,7 @@ def test_outputs_of_every_type(tmp_path: Path) -> None:
     body = "b = Greater(x, x) t = Cast<to = 8>(x) h = Cast<to = 10>(x) i = Cast<to = 7>(x) q = SequenceConstruct(x)"
     outputs = "bool[2] b, string[2] t, float16[2] h, int64[2] i, seq(float[2]) q"
     onnx.save(helpers.parse("float[2] x", outputs, body), tmp_path / "model.onnx")
-    contender = bench._contender("it", str(tmp_path / "model.onnx"), {"x": np.ones(2, np.float32)}, 1)
+    contender = timing.session_contender("it", str(tmp_path / "model.onnx"), {"x": np.ones(2, np.float32)}, 1)
     contender.run()
     assert [array.dtype for array in contender.arrays] == [np.float32, np.bool_, np.float16, np.int64]
 
@@ -286,12 +339,12 @@ def test_recorded_inputs(tmp_path: Path) -> None:
         for i, name in enumerate(tensors):
             proto = onnx.numpy_helper.from_array(np.full(1, i, np.float32), name)
             (data / f"input_{i}.pb").write_bytes(proto.SerializeToString())
-        assert {name: array.item() for name, array in bench._recorded(tmp_path).items()} == {
+        assert {name: array.item() for name, array in models.recorded_inputs(tmp_path).items()} == {
             f"x{i}": i for i in range(11)
         }
     (data / "input_3.pb").write_bytes(b"no tensor")
     with pytest.raises(DynqError, match=r"input_3\.pb is not a tensor"):
-        bench._recorded(tmp_path)
+        models.recorded_inputs(tmp_path)
 
 
 # Chains
@@ -309,7 +362,7 @@ def test_chains(capsys: pytest.CaptureFixture[str]) -> None:
         for role in ("stock", "ours", "relu"):
             check_latency(each[role])
         assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
-        assert each["of_relu"] == pytest.approx(each["ours"]["median_ms"] / each["relu"]["median_ms"])
+        assert each["relu_ratio"] == pytest.approx(each["ours"]["median_ms"] / each["relu"]["median_ms"])
 
 
 def test_chains_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,10 +370,9 @@ def test_chains_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(line.rstrip().endswith(("DynamicRangeQuantize", "DynamicRangeFakeQuantize")) for line in lines) == 4
 
 
-@pytest.mark.parametrize("chain", bench._CHAINS, ids=lambda chain: chain[0])
-def test_chains_are_exact(chain: tuple[str, str, str, str]) -> None:
-    _, outputs, constants, nodes = chain
-    model = bench._parse("float[512, 4096] x", outputs, nodes, opset=20, constants=constants)
+@pytest.mark.parametrize("chain", chains.CHAINS, ids=str)
+def test_chains_are_exact(chain: chains.Chain) -> None:
+    model = parse("float[512, 4096] x", chain.outputs, chain.nodes, opset=20, constants=chain.constants)
     onnx.checker.check_model(model, full_check=True)
     x = np.random.default_rng(1).standard_normal((512, 4096), np.float32)
     expected = helpers.stock_session(model).run(None, {"x": x})
@@ -338,7 +390,10 @@ def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, *SMALL, "--tokens", "1,3")
     assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2}
     assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
-        (network, form, tokens, 1) for network in ("encoder", "decoder") for form in networks.FORMS for tokens in (1, 3)
+        (network, form, tokens, 1)
+        for network in ("encoder", "decoder")
+        for form in transformers.FORMS
+        for tokens in (1, 3)
     ]
     for each in data["timings"]:
         assert (each["rewritten"] == {}) == (each["name"] == "float")
@@ -350,7 +405,7 @@ def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_networks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*SMALL, "--networks", "decoder", "--forms", "torchao,float", "--tokens", "2", "--threads", "1,2")
     lines = run(capsys, *arguments).splitlines()
-    assert lines[3] == "1 layers, 16 wide, 2 heads; medians; ratio: stock / ours"
+    assert lines[3] == "layers 1, hidden size 16, heads 2; medians; ratio: stock / ours"
     rows = [line.split() for line in lines if line.startswith("decoder ")]
     assert [row[:4] for row in rows] == [
         ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
@@ -372,25 +427,26 @@ def test_networks_that_are_rewritten_exactly(capsys: pytest.CaptureFixture[str])
     [
         (["missing.onnx"], "A (missing.onnx) is not a file"),
         ([TOKEN, "missing.onnx"], "B (missing.onnx) is not a file"),
-        (["."], ". has no folders with a model.onnx in them"),
-        (["ops", "b.onnx"], "B goes with `ort-dynq bench A.onnx B.onnx`, not with ops"),
-        (["chains", "--sizes", "4x4"], "--sizes goes with `ort-dynq bench ops`, not with chains"),
-        ([".", "--shape", "x=4"], "--shape goes with `ort-dynq bench A.onnx`, not with ."),
-        (["ops", "--input", "x=x.npy"], "--input goes with `ort-dynq bench A.onnx`, not with ops"),
-        ([".", "--forms", "token"], "--forms goes with `ort-dynq bench networks`, not with ."),
-        (["ops", "--layers", "2"], "--layers goes with `ort-dynq bench networks`, not with ops"),
+        (["."], ". has no subfolders with a model.onnx"),
+        (["ops", "b.onnx"], "B is for `ort-dynq bench A.onnx`, not for ops"),
+        (["chains", "--sizes", "4x4"], "--sizes is for `ort-dynq bench ops`, not for chains"),
+        (["chains", "--misaligned"], "--misaligned is for `ort-dynq bench ops`, not for chains"),
+        ([".", "--shape", "x=4"], "--shape is for `ort-dynq bench A.onnx`, not for ."),
+        (["ops", "--input", "x=x.npy"], "--input is for `ort-dynq bench A.onnx`, not for ops"),
+        ([".", "--forms", "token"], "--forms is for `ort-dynq bench networks`, not for ."),
+        (["ops", "--layers", "2"], "--layers is for `ort-dynq bench networks`, not for ops"),
         (["networks", "--networks", "rnn"], "there is no network 'rnn', expected one of encoder, decoder"),
         (["networks", "--forms", "token,int3"], "there is no form 'int3', expected one of float, token, "),
         (["networks", "--heads", "5"], "5 heads do not divide the width 768"),
-        (["networks", "--layers", "0"], "argument --layers: 0 is not a number from 1 on"),
+        (["networks", "--layers", "0"], "argument --layers: 0 is not a positive integer"),
         (["networks", "--tokens", "1,"], "argument --tokens: "),
         ([TOKEN, "--shape", "x=4"], "the input x has shape [4], expected [batch, tokens, 20]"),
         ([TOKEN, "--shape", "z=4"], "the model has no input z; it has x"),
         (["ops", "--sizes", "4"], "argument --sizes: 4 is not a size like 256x1024"),
         (["ops", "--sizes", "0x4"], "argument --sizes: 0x4 is not a size"),
-        (["ops", "--threads", "0"], "argument --threads: 0 is not a number of threads from 1 on"),
-        (["ops", "--seconds", "0"], "argument --seconds: 0 is not a number of seconds above 0"),
-        (["ops", "--seconds", "nan"], "argument --seconds: nan is not a number of seconds"),
+        (["ops", "--threads", "0"], "argument --threads: 0 is not a positive number of threads"),
+        (["ops", "--seconds", "0"], "argument --seconds: 0 is not a positive number of seconds"),
+        (["ops", "--seconds", "nan"], "argument --seconds: nan is not a positive number of seconds"),
         (["ops", "--warmup", "-1"], "argument --warmup: "),
         (["ops", "--isa", "avx1024"], "avx1024"),
         (["ops", "--backend", "tpu"], "argument --backend: invalid choice: 'tpu'"),

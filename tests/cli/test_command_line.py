@@ -17,6 +17,7 @@ import pytest
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.operators import OPERATORS
 
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
@@ -98,7 +99,7 @@ def test_onnxruntime_is_silent(folder: Path) -> None:
     failed = run("verify", "fixed.onnx", "fixed.onnx")
     assert failed.returncode == 2
     assert len(failed.stderr.splitlines()) == 1
-    assert "assumed --shape x=2x4; give other shapes so" in failed.stderr
+    assert "assumed --shape x=2x4; set other shapes like this" in failed.stderr
 
 
 def test_external_data(folder: Path) -> None:
@@ -162,7 +163,7 @@ def test_rewrite_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert cli.main(["rewrite", "model.onnx", "-o", same]) == 2
         assert (
             capsys.readouterr().err
-            == f"ort-dynq: error: {Path(same)} is the input itself; give --force to overwrite it\n"
+            == f"ort-dynq: error: {Path(same)} is the input itself; use --force to overwrite it\n"
         )
     assert Path("model.onnx").read_bytes() == before
     assert cli.main(["rewrite", "model.onnx", "-o", "model.onnx", "--force", "--verify"]) == 0
@@ -239,14 +240,14 @@ def test_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast = run_json(capsys, "rewrite", str(ENCODER), "-o", "fast.onnx", "--verify")["verification"]
     assert (fast["passed"], len(fast["products"]), fast["unreachable"]) == (True, 12, 0)
     assert fast["worst_product"] in [product["name"] for product in fast["products"]]
-    assert len(fast["end_to_end"]) == len(fast["nudged"]) == 1
+    assert len(fast["end_to_end"]) == len(fast["perturbed"]) == 1
 
     assert cli.main(["verify", str(ENCODER), "fast.onnx"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("Products of floats that became integer products: 12, each compared") for line in lines)
+    assert any(line.startswith("Float products that became integer products: 12. Each is computed") for line in lines)
     assert any(line.startswith("worst: node_") and "allowed 8" in line for line in lines)
-    assert "All optimisations off, on A's results of these products:" in lines
-    assert any(line.startswith("From end to end, for information: B, and A with its results") for line in lines)
+    assert "All optimizations off, with A's results of these products:" in lines
+    assert any(line.startswith("End to end, for information: B, and A with its results") for line in lines)
     assert lines[-1] == "PASSED"
     assert cli.main(["verify", str(ENCODER), "exact.onnx"]) == 0
     assert "integer products" not in capsys.readouterr().out
@@ -260,7 +261,7 @@ def test_a_wrong_product_is_named(folder: Path, capsys: pytest.CaptureFixture[st
     onnx.save(wrong, "wrong.onnx")
     assert cli.main(["verify", str(ENCODER), "wrong.onnx"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(f"wrong: {product.name}: B's error is ") for line in lines) == 1
+    assert sum(line.startswith(f"incorrect: {product.name}: B's error is ") for line in lines) == 1
     assert lines[-1] == "FAILED"
 
 
@@ -305,12 +306,34 @@ def test_verify_finds_the_first_difference(folder: Path, capsys: pytest.CaptureF
     assert any(f"{[int(i) for i in first]}: A {a[0][first]!s}, B {b[0][first]!s}" in line for line in lines)
 
 
+def test_no_arguments_print_the_help() -> None:
+    helped, expected = run(), run("--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert helped.stdout == expected.stdout
+    assert all(command.name in helped.stdout for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("opset", [None, 13])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_inspect_prints_the_body_of_an_operator(
+    name: str, opset: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["inspect", "--body", name, *([] if opset is None else ["--opset", str(opset)])]
+    data = run_json(capsys, *arguments)
+    assert (data["operator"], data["opset"]) == (name, opset or 21)
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text == data["body"] + "\n"
+    expected = OPERATORS[name].body(opset or 21)
+    assert text.split() == expected.split()
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in cli.COMMANDS:
         with pytest.raises(SystemExit) as stopped:
             cli.main([command.name, "--help"])
         assert stopped.value.code == 0
-        assert f"example: ort-dynq {command.name} " in capsys.readouterr().out
+        assert f"examples:\n  ort-dynq {command.name} " in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--version"])
     assert stopped.value.code == 0
@@ -371,7 +394,6 @@ def test_an_interrupt_at_the_last_moment(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "required: COMMAND (see ort-dynq --help)"),
         ("nonsense", "invalid choice: 'nonsense'"),
         ("rewrite model.onnx", "required: -o/--output (see ort-dynq rewrite --help)"),
         ("rewrite missing.onnx -o fast.onnx", "there is no file missing.onnx"),
@@ -381,10 +403,14 @@ def test_an_interrupt_at_the_last_moment(
         ("rewrite . -o fast.onnx", ". is not an ONNX model"),
         ("rewrite model.onnx -o nowhere/fast.onnx", "there is no folder nowhere to write fast.onnx in"),
         ("rewrite model.onnx -o .", ". is a folder; -o takes the name of a file"),
-        ("rewrite model.onnx -o model.onnx", "model.onnx is the input itself; give --force to overwrite it"),
+        ("rewrite model.onnx -o model.onnx", "model.onnx is the input itself; use --force to overwrite it"),
         ("rewrite model.onnx -o fast.onnx --verify --shape x=5x5", "x has shape [5, 5], expected [batch, 4]"),
         ("inspect missing.onnx", "there is no file missing.onnx"),
         ("inspect text.onnx", "text.onnx is not an ONNX model"),
+        ("inspect", "there is nothing to inspect; give a model, or --body NAME"),
+        ("inspect --body Nothing", "there is no operator Nothing, expected one of DynamicQuantize, "),
+        ("inspect model.onnx --body DynamicQuantize", "give either IN or --body NAME"),
+        ("inspect model.onnx --opset 18", "--opset needs --body NAME"),
         ("verify model.onnx", "required: B"),
         ("verify missing.onnx model.onnx", "A (missing.onnx) is not a file"),
         ("verify model.onnx missing.onnx", "B (missing.onnx) is not a file"),
@@ -400,10 +426,10 @@ def test_an_interrupt_at_the_last_moment(
         ("verify model.onnx model.onnx --input x", "--input x is not of the form NAME=FILE.npy"),
         ("verify model.onnx model.onnx --input x=none.npy", "there is no file none.npy"),
         ("verify model.onnx model.onnx --input x=text.onnx", "text.onnx is not a .npy file"),
-        ("verify model.onnx model.onnx --input x=several.npz", "several.npz holds several arrays"),
+        ("verify model.onnx model.onnx --input x=several.npz", "several.npz contains several arrays"),
         ("verify model.onnx model.onnx --input x=double.npy", "the input x is float64, expected float32"),
         ("verify model.onnx model.onnx --seed -1", "argument --seed"),
-        ("verify model.onnx model.onnx --seed x", "x is not a number from 0 on"),
+        ("verify model.onnx model.onnx --seed x", "x is not a non-negative integer"),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])

@@ -58,8 +58,8 @@ def evil(tmp_path: Path) -> Path:
 
 def test_facts(report: ModelReport) -> None:
     expected = inspect(ENCODER)
-    assert report.report.findings == expected.findings
-    assert (report.report.before, report.report.after) == (expected.before, expected.after)
+    assert report.rewrite_report.findings == expected.findings
+    assert (report.rewrite_report.before, report.rewrite_report.after) == (expected.before, expected.after)
     assert sum(group.count for group in report.groups) == len(expected.findings)
     assert report.verification.passed
     assert len(report.verification.products) == 12
@@ -113,7 +113,7 @@ def test_a_trace() -> None:
         ]
 
     events = [{"ph": "M", "name": "process_name"}, *run(1_000, 5), *run(10_000, 1), *run(20_000, 7), *run(30_000, 1)]
-    found = profiling._added_up(events, 3)
+    found = profiling._summarize(events, 3)
     assert (found.runs, found.run_ms, found.between_ms) == (3, 0.1, pytest.approx(0.02))
     expected = [("a", "Add", 2.0, 0.03), ("if", "If", 1.0, 0.03), ("b", "MatMul", 1.0, 0.02)]
     assert sorted((node.name, node.op_type, node.calls, round(node.ms, 9)) for node in found.nodes) == sorted(expected)
@@ -122,8 +122,8 @@ def test_a_trace() -> None:
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        ("torch_if", "times as fast|not faster|Slower"),
-        ("torchscript_loop", "times as fast|not faster|Slower"),
+        ("torch_if", "x the speed|No speedup|Slower"),
+        ("torchscript_loop", "x the speed|No speedup|Slower"),
         ("torch_lsq_constant", "No dynamic quantization chains were found"),
         ("row_zero_point", "The rewritten model runs; the original does not"),
     ],
@@ -143,7 +143,7 @@ def test_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tm
     result = rewriter.rewrite(ENCODER)
     (node, *_) = (node for node in result.model.graph if node.op_type == "DynamicRangeQuantize")
     node.attributes.add(ir.AttrInt64("axis", 7))
-    monkeypatch.setattr(model_report, "rewrite", lambda *_, **__: result)
+    monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
     assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.1"]) == 1
     page = (tmp_path / "r.html").read_text()
     assert "The rewritten model does not run" in page
@@ -164,7 +164,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert data["output"] == str(page)
     assert data["settings"]["threads"] == [2]
     assert data["verification"]["passed"] is True
-    assert (len(data["report"]["rewritten"]), len(data["report"]["left"])) == (28, 20)
+    assert (len(data["rewrite_report"]["rewritten"]), len(data["rewrite_report"]["left"])) == (28, 20)
     assert data["machine"]["isa"] == ort_dynq.kernels.isa()
     assert {"before", "after", "ratio", "operators", "before_profile", "after_profile", "versions"} <= {*data}
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -175,7 +175,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("nowhere/r.html", "there is no folder"),
         (".", "is a folder; -o takes the name of a file"),
-        ("model.onnx", "is the model itself; -o takes the name of the page"),
+        ("model.onnx", "is the model itself; -o takes the name of the report"),
     ],
 )
 def test_mistakes(
@@ -291,11 +291,11 @@ def test_page_says_what_the_facts_say(report: ModelReport) -> None:
         "node_QuantizeLinear_*",
         "DynamicRangeFakeQuantize",
         "AccumulatorDequantize",
-        "passed",
+        "PASSED",
         report.machine.cpu,
     ):
         assert expected in page.text
-    assert "28 dynamic quantization chains and products rewritten, 8 left as they are." in page.text
+    assert "28 dynamic quantization chains and products rewritten, 8 left unchanged." in page.text
     assert all(version in page.words for version in report.versions.values())
 
 

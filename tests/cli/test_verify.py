@@ -159,7 +159,7 @@ def test_b_that_fails_only_at_the_default_level() -> None:
     result = ort_dynq.verify(path, path)
     assert [output.equal for output in result.outputs] == [True]
     assert result.default_outputs == ()
-    assert result.failure.startswith("B fails at the default optimisation level: ")
+    assert result.failure.startswith("B fails at the default optimization level: ")
     assert not result.passed
     assert ort_dynq.verify(path, ort_dynq.rewrite(path).model).passed
 
@@ -170,7 +170,7 @@ def test_b_that_does_not_load() -> None:
     result = ort_dynq.verify(SCALED, foreign)
     assert not result.passed
     assert result.outputs == ()
-    assert "B fails with optimisations off" in result.failure
+    assert "B fails with optimizations off" in result.failure
     assert "foreign" in result.failure
 
 
@@ -280,6 +280,6 @@ def test_strings() -> None:
 
 def test_a_that_does_not_run_with_the_shapes_assumed() -> None:
     fixed = model("s = Constant<value_ints = [3, 4]>() y = Reshape(x, s)", outputs="float[3, 4] y")
-    with pytest.raises(ort_dynq.DynqError, match=r"assumed --shape x=2x8; give other shapes so"):
+    with pytest.raises(ort_dynq.DynqError, match=r"assumed --shape x=2x8; set other shapes like this"):
         ort_dynq.verify(fixed, fixed)
     assert ort_dynq.verify(fixed, fixed, shapes={"x": (2, 6)}).passed

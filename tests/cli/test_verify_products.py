@@ -98,7 +98,7 @@ def test_networks(network: str, form: str) -> None:
         assert 0 < product.b_error < 3
         assert 0 < product.a_error < product.depth
     assert [output.equal for output in result.outputs] == [True] * (3 if network == "decoder" else 1)
-    assert len(result.end_to_end) == len(result.nudged) == (0 if form in EXACT_FORMS else len(result.outputs))
+    assert len(result.end_to_end) == len(result.perturbed) == (0 if form in EXACT_FORMS else len(result.outputs))
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in MODELS.glob("*/model.onnx")))
@@ -122,7 +122,7 @@ def test_exact_needs_no_such_comparison(form: str) -> None:
     assert not products(exact)
     result = check(model, exact)
     assert result.passed
-    assert result.products == result.end_to_end == result.nudged == ()
+    assert result.products == result.end_to_end == result.perturbed == ()
 
 
 def test_b_is_nearer_to_the_true_value() -> None:
@@ -219,7 +219,7 @@ def test_a_product_that_the_original_does_not_have() -> None:
     next(entry for entry in products(wrong)[0].metadata_props if entry.key == ACTIVATION).value = "code"
     result = check(model, wrong)
     assert not result.passed
-    assert [each.problem for each in result.products] == ["A has no such product of floats"]
+    assert [each.problem for each in result.products] == ["A has no such float product"]
 
 
 def test_a_product_that_the_original_scales() -> None:
@@ -250,8 +250,8 @@ def test_a_result_that_is_an_output() -> None:
     result = check(single())
     assert result.passed
     assert [output.name for output in result.outputs] == ["z"]
-    assert [[output.name for output in each] for each in (result.end_to_end, result.nudged)] == [["y", "z"]] * 2
-    for output in result.nudged:
+    assert [[output.name for output in each] for each in (result.end_to_end, result.perturbed)] == [["y", "z"]] * 2
+    for output in result.perturbed:
         assert output.differing > 0
 
 
@@ -303,7 +303,7 @@ def test_a_product_in_a_branch(taken: bool, capsys: pytest.CaptureFixture[str], 
     assert (
         cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), f"--input=c={tmp_path / 'c.npy'}"]) == 0
     )
-    assert "NOT compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
+    assert "Not compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
 
 
 def test_a_product_in_a_function() -> None:
@@ -319,7 +319,7 @@ def test_a_product_in_a_function() -> None:
     result = check(model)
     assert result.passed
     assert (result.products, result.unreachable) == ((), 1)
-    assert result.nudged == ()
+    assert result.perturbed == ()
     assert [output.equal for output in result.outputs] == [True]
     assert [output.equal for output in result.end_to_end] == [False]
 
