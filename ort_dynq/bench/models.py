@@ -13,10 +13,9 @@ import onnx.numpy_helper
 
 from ..errors import DynqError
 from ..rewriter import Report, rewrite
-from ..verification import inputs as model_inputs
 from ..verification import sessions
+from ..verification.inputs import Array, Input, make_feeds, resolve_inputs
 from .timing import (
-    Array,
     ContenderError,
     Latency,
     Settings,
@@ -66,7 +65,7 @@ class ModelBench:
         rewrite_report: What the rewriter did; None if the second model was given.
     """
 
-    inputs: tuple[model_inputs.Input, ...]
+    inputs: tuple[Input, ...]
     seed: int
     timings: list[ModelTiming]
     rewrite_report: Report | None
@@ -112,8 +111,8 @@ def bench_model(
     check_backend(settings.backend)
     given = dict(inputs or {})
     session = sessions.open_session(a, "A")
-    resolved = model_inputs.resolve_inputs(session.get_inputs(), given, shapes or {})
-    feeds = model_inputs.make_feeds(resolved, given, seed, zero_rows=False)
+    resolved = resolve_inputs(session.get_inputs(), given, shapes or {})
+    feeds = make_feeds(resolved, given, seed, zero_rows=False)
     sessions.run_original(session, [output.name for output in session.get_outputs()], feeds, resolved)
     del session
     ours: Model

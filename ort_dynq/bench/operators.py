@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import DynqError
 from ..rewriter import rewrite
+from ..verification.inputs import Array
 from .onnx_text import parse, tensor_type
-from .timing import Array, Contender, Settings, Track, aligned, check_backend, interleave, session_contender
+from .timing import Contender, Settings, Track, aligned, check_backend, interleave, session_contender
 
 SIZES = ((1, 64), (64, 64), (256, 1024), (4096, 4096))
 MISALIGNED_SIZES = ((256, 1000), (2560, 100), (4096, 60), (256, 1024))

@@ -17,20 +17,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from .. import __version__, kernels, runtime
 from ..backends.register import register
 from ..errors import DynqError
 from ..system import cores, cpu_name
+from ..verification.inputs import Array
 from ..verification.sessions import message
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..runtime import Model
 
-Array = npt.NDArray[Any]
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 """Iterates over its argument, and may show the progress."""
 

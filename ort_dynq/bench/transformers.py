@@ -349,55 +349,75 @@ def _network(
         raise DynqError(f"there is no form {form!r} of a network, expected one of {', '.join(FORMS)}")
     if hidden % heads:
         raise DynqError(f"the hidden size {hidden} is not a multiple of {heads} heads")
-    quantize, multiply = FORMS[form]
-    cached, head = network == "decoder", hidden // heads
-    rng, graph = np.random.default_rng(seed), _Graph(1 if cached else None)
-
-    def linear(x: str, name: str, inputs: int, outputs: int) -> str:
-        real = rng.standard_normal((inputs, outputs), np.float32) / _float(math.sqrt(inputs))
-        real[:, rng.random(outputs) < _OUTLIER_SHARE] *= _OUTLIER_FACTOR
-        bias = rng.standard_normal(outputs, np.float32) / _float(8)
-        product = multiply(graph, quantize(graph, x), _Weights(name, real))
-        return graph("Add", product, graph.initializer(f"{name}.bias", bias))
-
-    def norm(x: str, name: str) -> str:
-        gain = 1 + rng.standard_normal(hidden, np.float32) / _float(8)
-        shift = rng.standard_normal(hidden, np.float32) / _float(8)
-        parameters = graph.initializer(f"{name}.weight", gain), graph.initializer(f"{name}.bias", shift)
-        return graph("LayerNormalization", x, *parameters, axis=-1, epsilon=1e-5, stash_type=1)
-
-    def split(x: str) -> str:
-        return graph("Transpose", graph("Reshape", x, graph.shape(heads, head), allowzero=1), perm=[0, 2, 1, 3])
-
-    def with_past(present: str, layer: int, kind: str) -> str:
-        """Appends the keys or values of this token to the cached ones."""
-        if not cached:
-            return present
-        for values, name, length in ((inputs, "past_key_values", "past"), (outputs, "present", "past + 1")):
-            sizes = ("batch", heads, length, head)
-            values.append(helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes))
-        whole = graph("Concat", inputs[-1].name, present, axis=2)
-        graph.rename(whole, outputs[-1].name)
-        return outputs[-1].name
-
-    shape = ("batch", 1 if cached else "tokens", hidden)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    builder = _Builder(form, hidden, heads, feed_forward or 4 * hidden, seed, cached=network == "decoder")
     x = "x"
     for layer in range(layers):
-        name = f"layers.{layer}"
-        query, key, value = (split(linear(x, f"{name}.{each}", hidden, hidden)) for each in ("query", "key", "value"))
-        key, value = with_past(key, layer, "key"), with_past(value, layer, "value")
+        x = builder.layer(x, layer)
+    graph = builder.graph
+    graph.rename(x, "y")
+    result = helper.make_graph(graph.nodes, network, builder.inputs, builder.outputs, graph.initializers)
+    return helper.make_model(result, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+
+
+class _Builder:
+    """Adds layers to a graph and draws their weights."""
+
+    def __init__(self, form: str, hidden: int, heads: int, feed_forward: int, seed: int, *, cached: bool) -> None:
+        self._quantize, self._multiply = FORMS[form]
+        self._hidden, self._heads, self._feed_forward, self._cached = hidden, heads, feed_forward, cached
+        self._rng = np.random.default_rng(seed)
+        self.graph = _Graph(1 if cached else None)
+        shape = ("batch", 1 if cached else "tokens", hidden)
+        self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+        self.outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+
+    def layer(self, x: str, index: int) -> str:
+        name, hidden, graph = f"layers.{index}", self._hidden, self.graph
+        context = self._attention(x, index)
+        x = self._norm(graph("Add", x, self._linear(context, f"{name}.output", hidden, hidden)), f"{name}.norm1")
+        up = self._linear(x, f"{name}.up", hidden, self._feed_forward)
+        erf = graph("Erf", graph("Div", up, _float(math.sqrt(2))))
+        gelu = graph("Mul", graph("Mul", up, graph("Add", erf, _float(1))), _float(0.5))
+        down = self._linear(gelu, f"{name}.down", self._feed_forward, hidden)
+        return self._norm(graph("Add", x, down), f"{name}.norm2")
+
+    def _attention(self, x: str, layer: int) -> str:
+        """Adds the attention without its output projection."""
+        graph, hidden, head = self.graph, self._hidden, self._hidden // self._heads
+        query, key, value = (
+            self._split_heads(self._linear(x, f"layers.{layer}.{each}", hidden, hidden))
+            for each in ("query", "key", "value")
+        )
+        key, value = self._with_past(key, layer, "key"), self._with_past(value, layer, "value")
         scores = graph("MatMul", query, graph("Transpose", key, perm=[0, 1, 3, 2]))
         attention = graph("Softmax", graph("Div", scores, _float(math.sqrt(head))), axis=-1)
         context = graph("Transpose", graph("MatMul", attention, value), perm=[0, 2, 1, 3])
-        context = graph("Reshape", context, graph.shape(hidden), allowzero=1)
-        x = norm(graph("Add", x, linear(context, f"{name}.output", hidden, hidden)), f"{name}.norm1")
-        width = feed_forward or 4 * hidden
-        up = linear(x, f"{name}.up", hidden, width)
-        erf = graph("Erf", graph("Div", up, _float(math.sqrt(2))))
-        gelu = graph("Mul", graph("Mul", up, graph("Add", erf, _float(1))), _float(0.5))
-        x = norm(graph("Add", x, linear(gelu, f"{name}.down", width, hidden)), f"{name}.norm2")
-    graph.rename(x, "y")
-    result = helper.make_graph(graph.nodes, network, inputs, outputs, graph.initializers)
-    return helper.make_model(result, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+        return graph("Reshape", context, graph.shape(hidden), allowzero=1)
+
+    def _linear(self, x: str, name: str, inputs: int, outputs: int) -> str:
+        real = self._rng.standard_normal((inputs, outputs), np.float32) / _float(math.sqrt(inputs))
+        real[:, self._rng.random(outputs) < _OUTLIER_SHARE] *= _OUTLIER_FACTOR
+        bias = self._rng.standard_normal(outputs, np.float32) / _float(8)
+        product = self._multiply(self.graph, self._quantize(self.graph, x), _Weights(name, real))
+        return self.graph("Add", product, self.graph.initializer(f"{name}.bias", bias))
+
+    def _norm(self, x: str, name: str) -> str:
+        gain = 1 + self._rng.standard_normal(self._hidden, np.float32) / _float(8)
+        shift = self._rng.standard_normal(self._hidden, np.float32) / _float(8)
+        parameters = self.graph.initializer(f"{name}.weight", gain), self.graph.initializer(f"{name}.bias", shift)
+        return self.graph("LayerNormalization", x, *parameters, axis=-1, epsilon=1e-5, stash_type=1)
+
+    def _split_heads(self, x: str) -> str:
+        shape = self.graph.shape(self._heads, self._hidden // self._heads)
+        return self.graph("Transpose", self.graph("Reshape", x, shape, allowzero=1), perm=[0, 2, 1, 3])
+
+    def _with_past(self, present: str, layer: int, kind: str) -> str:
+        """Appends the keys or values of this token to the cached ones."""
+        if not self._cached:
+            return present
+        for values, name, length in ((self.inputs, "past_key_values", "past"), (self.outputs, "present", "past + 1")):
+            sizes = ("batch", self._heads, length, self._hidden // self._heads)
+            values.append(helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes))
+        whole = self.graph("Concat", self.inputs[-1].name, present, axis=2)
+        self.graph.rename(whole, self.outputs[-1].name)
+        return self.outputs[-1].name

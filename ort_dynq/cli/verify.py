@@ -108,7 +108,7 @@ def _end_to_end(verification: Verification) -> Iterator[RenderableType]:
     rows = [
         (b.name, b.elements, *_measured(b), *_measured(a)) for b, a in zip(verification.end_to_end, others, strict=True)
     ]
-    yield table(("output", "elements", "B differing", "B max abs", "A differing", "A max abs"), rows)
+    yield table(("output", "elements", "B differing", "B max abs", "changed A differing", "changed A max abs"), rows)
 
 
 def _measured(each: Comparison | None) -> tuple[object, str]:

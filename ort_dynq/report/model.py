@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from .. import doctor, rewriter
@@ -23,14 +22,12 @@ from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from ..storage import load, replacing
 from ..verification import Verification, verify
-from ..verification.inputs import make_feeds
+from ..verification.inputs import Array, make_feeds
 from ..verification.sessions import SessionError
 from .profile import NodeTime, Profile, profile
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-
-Array = npt.NDArray[Any]
 
 _STEPS = ("rewriting", "verifying", "timing both models", "profiling the original", "profiling the rewritten model")
 _BINS, _TAIL, _MARGIN = 60, 90, 1.2  # the histogram ends at this multiple of this percentile

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from .. import runtime
 from ..backends.register import register
 from ..errors import DynqError
+from ..verification.inputs import Array
 from ..verification.sessions import SessionError, message
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Profile:
 
 def profile(
     model: Model,
-    feeds: Mapping[str, npt.NDArray[np.generic]],
+    feeds: Mapping[str, Array],
     *,
     backend: Backend | None = None,
     threads: int = 1,

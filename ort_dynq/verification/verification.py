@@ -11,8 +11,8 @@ import onnxruntime as ort
 
 from ..backends.register import register
 from ..errors import DynqError
-from .comparison import Array, Comparison, compare, count_nans
-from .inputs import Input, make_feeds, resolve_inputs
+from .comparison import Comparison, compare, count_nans
+from .inputs import Array, Input, make_feeds, resolve_inputs
 from .products import Product, check_products
 from .sessions import SessionError, open_session, run, run_original
 
