@@ -1,4 +1,4 @@
-"""Groups the findings of a rewrite, so that equal layers of a network become one line."""
+"""What a rewrite would do with a model's dynamic quantization chains, and why not; equal layers are one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Report:
-    """Rewrites a copy of a model and returns the findings only.
+    """Tries the rewrite on a copy: each finding is a chain, and what it would become or why it would be left alone.
 
     Args:
         model, exact: As for :func:`ort_dynq.rewrite`.
@@ -32,12 +32,12 @@ def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
 
 @dataclass(frozen=True)
 class Group:
-    """Findings whose names differ only in numbers.
+    """Findings that differ in nothing but numbers in their names: what equal layers of a network have in common.
 
     Attributes:
-        count: The number of findings.
-        graph, node, reason: As in :class:`Finding`, with ``*`` for numbers that differ.
-        op_type, rule, operator: As in :class:`Finding`.
+        count: How many there are.
+        graph, node, reason: As a :class:`Finding`'s, with ``*`` for the numbers that differ.
+        op_type, rule, operator: As a :class:`Finding`'s.
     """
 
     count: int
@@ -50,7 +50,7 @@ class Group:
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Groups findings, in the order of the first member of each group."""
+    """The findings in groups, in the order in which these begin."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for each in findings:
         texts = (pattern_key(each.graph), pattern_key(each.node), pattern_key(each.reason))
@@ -70,12 +70,9 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 
 def pattern(names: Sequence[str]) -> str:
-    """Merges names that differ only in numbers: ``layer.0/add_1`` and ``layer.1/add_1`` become ``layer.*/add_1``.
+    """What names that differ only in numbers look like: ``layer.0/add_1``, ``layer.1/add_1`` are ``layer.*/add_1``.
 
-    A number at the end, after an underscore, may be missing, since exporters number names from the second one.
-
-    Raises:
-        ValueError: The names differ in more than numbers.
+    A number at the end, after an underscore, may be missing: exporters number the second of a name on.
     """
     if len({pattern_key(name) for name in names}) > 1:
         raise ValueError(f"{names} differ in more than numbers")
@@ -87,12 +84,12 @@ def pattern(names: Sequence[str]) -> str:
 
 
 def pattern_key(name: str) -> tuple[str, ...]:
-    """Returns the parts of a name that all names of one pattern share."""
+    """What names of one pattern share."""
     return tuple(_pieces(name)[:-1:2])
 
 
 def _pieces(name: str) -> list[str]:
-    """Splits a name into alternating text and numbers; the last number has its underscore, or is empty."""
+    """Text and numbers in turns, the last one being the number at the end with its underscore, or nothing."""
     found = re.fullmatch(r"(.*?)(_[0-9]+)?", name, re.DOTALL)
     assert found is not None
     stem = re.split(r"([0-9]+)", found[1])
