@@ -72,7 +72,7 @@ def check_target(source: Path, target: Path, *, force: bool) -> None:
     if target.is_dir():
         raise DynqError(f"{target} is a folder; -o takes the name of a file")
     if target.exists() and not target.is_file():
-        raise DynqError(f"{target} is not a regular file and would be replaced by one; choose another name")
+        raise DynqError(f"{target} is not a file; choose another name")
     if target.exists() and source.exists() and target.samefile(source) and not force:
         raise DynqError(f"{target} is the input itself; use --force to overwrite it")
 

@@ -52,7 +52,9 @@ def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.split()[:2] == ["onnxruntime", ort.__version__] for line in lines)
 
 
-def test_incorrect_kernel_fails_the_self_test(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incorrect_kernel_fails_the_self_test(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One bit of one result differs, on one instruction set."""
     right = kernels.run
 
