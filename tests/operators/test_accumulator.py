@@ -218,5 +218,7 @@ def test_wrong_shapes(backend: str, index: int, shape: Shape, text: str) -> None
 
 @pytest.mark.parametrize("order", [-1, 3])
 def test_wrong_order(backend: str, order: int) -> None:
-    with pytest.raises(Exception, match=f"AccumulatorDequantize: scale_order is {order}, expected 0 to 2"):
+    expected = "0 (scales first), 1 (row first) or 2 (column first)"
+    text = re.escape(f"AccumulatorDequantize: scale_order is {order}, expected {expected}")
+    with pytest.raises(Exception, match=text):
         run(backend, order, good())

@@ -1,4 +1,4 @@
-#include "operators/granularity.h"
+#include "core/granularity.h"
 
 namespace dynq {
 
@@ -20,7 +20,7 @@ Granularity::Granularity(const char* op, const Attributes& attributes)
 
 void Granularity::fail(const std::string& what) const { throw Error(std::string(op_) + ": " + what); }
 
-// As ONNX's QuantizeLinear tells them apart, for scales whose shape is known at run time only.
+// kAuto: the granularity follows from the shape of the scales, as for ONNX's QuantizeLinear.
 Granularity::Kind Granularity::kind_of(const Shape& scales) const {
   if (kind_ != kAuto) return kind_;
   if (block_size_ > 0) return kPerGroup;
@@ -77,11 +77,11 @@ Groups Granularity::groups(const Shape& src, const Shape& scales, const Tensor& 
         groups.counts.dims[i] = have;
       }
       if (groups.size > 0 && (src.dims[groups.axis] % groups.size == 0 || groups.counts.dims[groups.axis] == 1))
-        groups.size = 0;  // all are of one length after all
+        groups.size = 0;  // all groups have the same length
       break;
     }
   }
-  // One element serves all scales; so do rank 0 and rank 1 for each other.
+  // A zero point of one element serves all scales and may have rank 0 or 1.
   if (zps && zps.shape.elements() != 1 && !(zps.shape == scales))
     fail("zps has shape " + zps.shape.text() + ", expected that of scales, " + scales.text() + ", or one element");
   return groups;

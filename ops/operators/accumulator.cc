@@ -1,32 +1,28 @@
-// AccumulatorDequantize: what an integer matrix product has summed up becomes floats, in one pass.
+// AccumulatorDequantize: the int32 result of an integer matrix product becomes float32, in one pass.
 //
 //   dst = float(src - zero_point * column_sum) * (scale * column_scale) + bias
 //
-// src holds the products of codes as they are, zero points not taken off; src - zero_point * column_sum is what they
-// would have been. Rows have a scale and a zero point each, or several share one; columns have theirs, sums of the
-// weights and a bias.
+// src is the product of codes without their zero points; src - zero_point * column_sum is the product with the zero
+// point of the left operand subtracted. scale and zero_point belong to rows, column_scale, column_sum (the sums of the
+// weights) and bias to columns.
 #include <algorithm>
 
+#include "core/attributes.h"
+#include "core/parallel.h"
 #include "kernels/kernels.h"
-#include "operators/operators.h"
 
 namespace dynq {
 namespace {
 
-constexpr char kName[] = "AccumulatorDequantize";
-constexpr int64_t kFewRows = 8;           // the columns' parameters are not read often enough to stay cached
-constexpr int64_t kTaskElements = 32768;  // as in layout.cc
-constexpr int64_t kTaskRows = 1024;       // their scales are on a task's stack
+constexpr int64_t kFewRows = 8;      // with so few rows the columns' parameters are not reused enough to stay cached
+constexpr int64_t kTaskRows = 1024;  // rows of a task, at most: it has their scales and zero points on the stack
 
 class AccumulatorDequantize : public Node {
  public:
-  explicit AccumulatorDequantize(const Attributes& attributes) {
-    const int64_t order = attributes.integer("scale_order", kScalesFirst);
-    if (order < 0 || order >= kScaleOrders)
-      throw Error(std::string(kName) + ": scale_order is " + std::to_string(order) + ", expected 0 to " +
-                  std::to_string(kScaleOrders - 1));
-    order_ = static_cast<ScaleOrder>(order);
-  }
+  static constexpr const char* kName = "AccumulatorDequantize";
+
+  explicit AccumulatorDequantize(const Attributes& attributes)
+      : order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2);
@@ -52,12 +48,9 @@ class AccumulatorDequantize : public Node {
     run.task_cols = std::min(run.cols, kTaskElements);
     run.task_rows = std::min({run.rows, kTaskRows, kTaskElements / run.task_cols});
     run.col_tasks = (run.cols + run.task_cols - 1) / run.task_cols;
-    if (run.rows <= kFewRows) run.fetch_columns();
-    const int64_t tasks = run.col_tasks * ((run.rows + run.task_rows - 1) / run.task_rows);
-    if (tasks == 1)
-      Run::task(&run, 0);
-    else
-      context.parallel_for(static_cast<size_t>(tasks), &Run::task, &run);
+    if (run.rows <= kFewRows) run.prefetch_columns();
+    const int64_t row_tasks = (run.rows + run.task_rows - 1) / run.task_rows;
+    run_tasks(context, run.col_tasks * row_tasks, [&run](int64_t index) { run.task(index); });
   }
 
  private:
@@ -80,9 +73,9 @@ class AccumulatorDequantize : public Node {
                                       : static_cast<const uint8_t*>(zero_point.data)[i];
     }
 
-    // Since the columns' parameters were last used a whole matrix has passed through the caches. Asked for all at once,
-    // they are there sooner than if the loop waits for each.
-    void fetch_columns() const {
+    // Since these were last used, a whole matrix product has passed through the caches. Prefetching all of them at once
+    // is faster than waiting for each in the kernel's loop.
+    void prefetch_columns() const {
       constexpr int64_t kLine = 64 / sizeof(float);
       for (int64_t i = 0; i < cols; i += kLine) {
         __builtin_prefetch(column_sums + i);
@@ -91,24 +84,28 @@ class AccumulatorDequantize : public Node {
       }
     }
 
-    static void task(void* data, size_t index) {
-      const Run& run = *static_cast<const Run*>(data);
-      const int64_t row = static_cast<int64_t>(index) / run.col_tasks * run.task_rows;
-      const int64_t col = static_cast<int64_t>(index) % run.col_tasks * run.task_cols;
-      float scales[kTaskRows];
-      int32_t zps[kTaskRows];
-      const int64_t rows = std::min(run.task_rows, run.rows - row);
-      for (int64_t i = 0; i < rows; ++i) {
-        scales[i] = load(run.scales + (row + i) / run.rows_per_scale);
-        zps[i] = run.zero_point_of(row + i);
+    void task(int64_t index) const {
+      const int64_t row = index / col_tasks * task_rows, col = index % col_tasks * task_cols;
+      float row_scales[kTaskRows];
+      int32_t row_zps[kTaskRows];
+      const int64_t count = std::min(task_rows, rows - row);
+      for (int64_t i = 0; i < count; ++i) {
+        row_scales[i] = load(scales + (row + i) / rows_per_scale);
+        row_zps[i] = zero_point_of(row + i);
       }
-      const int64_t first = row * run.cols + col;
-      run.kernel({run.src + first, run.dst + first, rows, std::min(run.task_cols, run.cols - col), run.cols, scales,
-                  zps, run.column_scales + col, run.column_sums + col, run.bias + col});
+      const int64_t first = row * cols + col;
+      kernel({{count, std::min(task_cols, cols - col), cols},
+              src + first,
+              dst + first,
+              row_scales,
+              row_zps,
+              column_scales + col,
+              column_sums + col,
+              bias + col});
     }
   };
 
-  // How many rows in turn share a scale: it has src's leading dimensions, and 1 from some dimension on.
+  // The number of adjacent rows that share a scale. The shape of scale is src's leading dimensions, then ones.
   static int64_t rows_per_scale(const Shape& src, const Shape& scale) {
     const bool is_one = scale.elements() == 1;
     bool fits = is_one ? scale.rank <= src.rank : scale.rank == src.rank && scale.dims[src.rank - 1] == 1;
@@ -139,14 +136,12 @@ class AccumulatorDequantize : public Node {
 }  // namespace
 
 Operator accumulator_dequantize() {
-  return {kName,
+  return {AccumulatorDequantize::kName,
           6,
           {{{kInt32, kFloat, kUint8, kFloat, kInt32, kFloat}, {kFloat}},
            {{kInt32, kFloat, kInt8, kFloat, kInt32, kFloat}, {kFloat}}},
-          [](const Attributes& attributes) -> std::unique_ptr<Node> {
-            return std::make_unique<AccumulatorDequantize>(attributes);
-          },
-          [](const Attributes&, const std::vector<Type>&) { return kFloat; }};
+          make_node<AccumulatorDequantize>,
+          always_float};
 }
 
 }  // namespace dynq

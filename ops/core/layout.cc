@@ -1,26 +1,28 @@
-// A tensor is an alternation of dimensions along which the scale varies and dimensions along which it is shared.
-// Per tensor is one shared dimension, per channel shared x varying x shared, groups along an axis varying x shared.
-// Neighbours of a kind merge; the innermost one or two make the block, any others are looped over:
+// A tensor alternates between dimensions along which the scale varies and dimensions along which it is shared. Per
+// tensor is one shared dimension, per channel is shared x varying x shared, groups along an axis are varying x shared.
+// Neighboring dimensions of the same kind are merged. The innermost one or two make the block; the others are loops:
 //
 //   ... varying m x shared n   ->  m rows of n columns, a scale for each row
 //   ... shared m x varying n   ->  m rows of n columns, a scale for each column
 //
-// Rows too short for vectors become columns: of n = 3 elements that share a scale, each scale is repeated 3 times; of
-// rows of 3 columns, many together make one row whose scales recur with period 3.
-#include "operators/layout.h"
+// Rows too short for vectors become columns. If n = 3 elements share a scale, each scale is repeated 3 times. If rows
+// have 3 columns, many of them are joined to one row, whose scales recur with period 3.
+#include "core/layout.h"
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+
+#include "core/parallel.h"
 
 namespace dynq {
 namespace {
 
-constexpr int64_t kShortRow = 32;           // elements that share a scale, below which scales are repeated instead
-constexpr int64_t kNarrowColumns = 128;     // columns, below which rows are joined
-constexpr int64_t kJoinedColumns = 512;     // about so many together
-constexpr int64_t kTaskElements = 32768;    // a few microseconds of work, against 0.5 for handing out a task
-constexpr int64_t kTaskRows = 64;           // of columns: enough to repay preparing their parameters
-constexpr int64_t kStreamBytes = 16 << 20;  // outputs larger than this are not worth keeping in the caches
+constexpr int64_t kShortRow = 32;           // if fewer elements share a scale, scales are repeated
+constexpr int64_t kNarrowColumns = 128;     // rows with fewer columns are joined
+constexpr int64_t kJoinedColumns = 512;     // to at most this many columns
+constexpr int64_t kTaskRows = 64;           // rows of columns per task, at least: preparing their parameters takes time
+constexpr int64_t kStreamBytes = 16 << 20;  // larger outputs do not fit the caches
 
 struct Dimension {
   int64_t extent;
@@ -34,8 +36,8 @@ struct Loop {
 struct Layout {
   int64_t rows = 1, cols = 1;
   bool per_column = false;
-  int64_t period = 1;  // per_column: scales recur after so many columns,
-  int64_t repeat = 1;  // and each serves so many in turn
+  int64_t period = 1;  // per_column: columns after which the scales recur
+  int64_t repeat = 1;  // per_column: adjacent columns that share a scale
   int64_t tail = 0;    // per_column: elements of one more, shorter row
   size_t loops = 0;
   Loop loop[2 * kMaxRank];
@@ -88,25 +90,51 @@ Layout make_layout(const Shape& src, const Shape& counts) {
   return layout;
 }
 
-// The scales and zero points of a run of rows or columns, as kernels want them: adjacent, zero points as int32.
+int64_t dst_size_of(const QuantizeWork&) { return 1; }
+int64_t dst_size_of(const DequantizeWork&) { return sizeof(float); }
+int64_t dst_size_of(const AffineWork& work) { return static_cast<int64_t>(work.dst_size); }
+
+// The affine kernels take float zero points, the others int32.
+template <class Work>
+using ZeroPointOf = std::conditional_t<std::is_same_v<Work, AffineWork>, float, int32_t>;
+
+// A zero point of type T as the kernels of this work take it.
+template <class T>
+int32_t convert(const QuantizeWork&, T zp) {
+  return zp;
+}
+template <class T>
+int32_t convert(const DequantizeWork&, T zp) {
+  return zp;
+}
+template <class T>
+float convert(const AffineWork& work, T zp) {
+  return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
+}
+
+// The scales and zero points of some rows or columns as kernels take them: adjacent, aligned, converted.
+template <class Work>
 class ParameterTile {
  public:
-  explicit ParameterTile(const GroupedWork& work) : work_(work) {
+  using ZeroPoint = ZeroPointOf<Work>;
+
+  explicit ParameterTile(const Work& work) : work_(work) {
     varying_zps_ = work.zps && work.zps.shape.elements() != 1;
     if (work.zps && !varying_zps_) read_zps(0, 1, &shared_zp_);
   }
 
-  // `count` parameters, the first being number `first` of a period of columns whose scales begin at `base`.
+  // Reads `count` parameters from number `first` on. They recur after `period` columns, each is repeated `repeat`
+  // times, and the scales of a period begin at number `base`.
   void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
     if (repeat == 1 && first + count <= period) {
-      std::memcpy(scales_, work_.scales + base + first,
-                  static_cast<size_t>(count) * sizeof(float));  // kernels load them once a row: better aligned
+      std::memcpy(scales_, work_.scales + base + first, static_cast<size_t>(count) * sizeof(float));
       if (!varying_zps_)
         std::fill_n(zps_, count, shared_zp_);
       else
         read_zps(base + first, count, zps_);
     } else if (first == 0) {
-      // Each one once; spread out from the last on, which overwrites none that is still wanted; then over and over.
+      // Reads each one once, repeats each one, beginning with the last, which overwrites none that is still needed, and
+      // then copies the period.
       const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
       std::copy_n(work_.scales + base, own, scales_);
       if (varying_zps_)
@@ -135,79 +163,72 @@ class ParameterTile {
         }
       }
     }
-    narrow_ = true;
-    if (work_.zps.type == kInt32 && work_.affine == nullptr)
-      for (int64_t i = 0; i < count; ++i)
-        narrow_ &= zps_[i].integer >= -kNarrowZeroPoint && zps_[i].integer <= kNarrowZeroPoint;
+    if constexpr (std::is_same_v<ZeroPoint, int32_t>) {
+      narrow_ = true;
+      if (work_.zps.type == kInt32)
+        for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
+    }
   }
 
-  void describe(Block& block) const {
-    block.scales = scales_;
-    block.zps = &zps_[0].integer;
-    block.float_zps = &zps_[0].real;
-  }
-  bool narrow() const { return narrow_; }
+  const float* scales() const { return scales_; }
+  const ZeroPoint* zps() const { return zps_; }
+  bool narrow() const { return narrow_; }  // all zero points of type int32 are narrow
 
  private:
-  union ZeroPoint {
-    int32_t integer;
-    float real;  // for the affine kernels
-  };
-
   // Reads `count` zero points from number `index` on.
   void read_zps(int64_t index, int64_t count, ZeroPoint* zps) const {
     switch (work_.zps.type) {
       case kUint8:
-        return convert<uint8_t>(index, count, zps);
+        return read<uint8_t>(index, count, zps);
       case kInt8:
-        return convert<int8_t>(index, count, zps);
+        return read<int8_t>(index, count, zps);
       case kInt32:
-        return convert<int32_t>(index, count, zps);
-      default:
+        return read<int32_t>(index, count, zps);
+      default:  // float32, only for the affine kernels
         std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
     }
   }
 
   template <class T>
-  void convert(int64_t index, int64_t count, ZeroPoint* zps) const {
+  void read(int64_t index, int64_t count, ZeroPoint* zps) const {
     const T* from = static_cast<const T*>(work_.zps.data) + index;
-    if (work_.affine != nullptr)
-      for (int64_t i = 0; i < count; ++i) zps[i].real = static_cast<float>(load(from + i)) - work_.affine->zero;
-    else
-      for (int64_t i = 0; i < count; ++i) zps[i].integer = load(from + i);
+    for (int64_t i = 0; i < count; ++i) zps[i] = convert(work_, load(from + i));
   }
 
-  const GroupedWork& work_;
+  const Work& work_;
   bool varying_zps_;
   bool narrow_ = true;
-  ZeroPoint shared_zp_{};  // zero, as an integer and as a float
+  ZeroPoint shared_zp_{};
   alignas(64) float scales_[kMaxParameters];
   alignas(64) ZeroPoint zps_[kMaxParameters];
 };
 
-void run_kernel(const GroupedWork& work, const ParameterTile& tile, Parameters parameters, int64_t src, int64_t rows,
-                int64_t cols, int64_t stride, bool stream) {
-  Block block;
-  block.src = static_cast<const char*>(work.src) + src * static_cast<int64_t>(work.src_size);
-  block.dst = static_cast<char*>(work.dst) + src * static_cast<int64_t>(work.dst_size);
-  block.rows = rows;
-  block.cols = cols;
-  block.stride = stride;
-  tile.describe(block);
-  if (work.affine != nullptr) {
-    block.low = work.affine->low;
-    block.high = work.affine->high;
-    block.nan = work.affine->nan;
-    block.zero = work.affine->zero;
-  }
-  block.stream = stream;
-  (tile.narrow() ? work.kernels : work.portable)[parameters](block);
+// Runs a kernel on the block that begins at element `first` of the tensor.
+void run_block(const QuantizeWork& work, const ParameterTile<QuantizeWork>& tile, Parameters parameters, int64_t first,
+               const Extent& extent, bool stream) {
+  (tile.narrow() ? work.kernels : work.portable)[parameters](
+      {extent, work.src + first, static_cast<uint8_t*>(work.dst) + first, tile.scales(), tile.zps(), stream});
+}
+
+void run_block(const DequantizeWork& work, const ParameterTile<DequantizeWork>& tile, Parameters parameters,
+               int64_t first, const Extent& extent, bool stream) {
+  (tile.narrow() ? work.kernels : work.portable)[parameters](
+      {extent, static_cast<const uint8_t*>(work.src) + first, work.dst + first, tile.scales(), tile.zps(), stream});
+}
+
+void run_block(const AffineWork& work, const ParameterTile<AffineWork>& tile, Parameters parameters, int64_t first,
+               const Extent& extent, bool) {
+  const AffineConstants& constants = work.constants;
+  work.kernels[parameters]({extent, work.src + first, static_cast<char*>(work.dst) + first * dst_size_of(work),
+                            tile.scales(), tile.zps(), constants.low, constants.high, constants.nan_code,
+                            constants.integer_codes, constants.code_offset});
 }
 
 // One layout over one stretch of memory, cut into tasks.
+template <class Work>
 class Tasks {
  public:
-  Tasks(const Layout& layout, const GroupedWork& work, int64_t src_offset, int64_t scale_offset, bool stream)
+  Tasks(const Layout& layout, const Work& work, int64_t src_offset, int64_t scale_offset, bool stream)
       : layout_(layout), work_(work), src_offset_(src_offset), scale_offset_(scale_offset), stream_(stream) {
     cols_ = std::min(layout.cols, layout.per_column ? kMaxParameters : kTaskElements);
     rows_ = std::min(layout.rows, std::max(kTaskElements / cols_, layout.per_column ? kTaskRows : 1));
@@ -219,26 +240,18 @@ class Tasks {
   }
 
   void run(Context& context) {
-    // Loops over small leaves are handed out several leaves at a time.
+    // A task runs several leaves if they are small.
     const int64_t leaf_elements = (layout_.rows * layout_.cols + layout_.tail) / leaf_tasks_;
-    batch_ = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, leaf_elements));
-    const int64_t batches = (count_ + batch_ - 1) / batch_;
-    if (batches == 1)
-      run_batch(0);
-    else
-      context.parallel_for(static_cast<size_t>(batches), &Tasks::task, this);
+    const int64_t batch = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, leaf_elements));
+    run_tasks(context, (count_ + batch - 1) / batch, [&](int64_t task) {
+      ParameterTile<Work> tile(work_);
+      const int64_t last = std::min(count_, (task + 1) * batch);
+      for (int64_t index = task * batch; index < last; ++index) run_leaf(tile, index);
+    });
   }
 
  private:
-  static void task(void* self, size_t batch) { static_cast<Tasks*>(self)->run_batch(static_cast<int64_t>(batch)); }
-
-  void run_batch(int64_t batch) const {
-    ParameterTile tile(work_);
-    const int64_t last = std::min(count_, (batch + 1) * batch_);
-    for (int64_t index = batch * batch_; index < last; ++index) run_leaf(tile, index);
-  }
-
-  void run_leaf(ParameterTile& tile, int64_t index) const {
+  void run_leaf(ParameterTile<Work>& tile, int64_t index) const {
     const int64_t part = index % leaf_tasks_;
     int64_t src = src_offset_, scale = scale_offset_;
     int64_t outer = index / leaf_tasks_;
@@ -261,52 +274,49 @@ class Tasks {
       run_rows(tile, src + col, scale + row, rows, cols);
   }
 
-  void run_rows(ParameterTile& tile, int64_t src, int64_t scale, int64_t rows, int64_t cols) const {
+  void run_rows(ParameterTile<Work>& tile, int64_t src, int64_t scale, int64_t rows, int64_t cols) const {
     for (int64_t done = 0; done < rows; done += kMaxParameters) {
       const int64_t some = std::min(rows - done, kMaxParameters);
       tile.fill(scale + done, 0, some, some, 1);
-      run_block(tile, kPerRow, src + done * layout_.cols, some, cols);
+      run_block(work_, tile, kPerRow, src + done * layout_.cols, {some, cols, layout_.cols}, stream_);
     }
   }
 
-  void run_columns(ParameterTile& tile, int64_t src, int64_t scale, int64_t rows, int64_t col, int64_t cols) const {
+  void run_columns(ParameterTile<Work>& tile, int64_t src, int64_t scale, int64_t rows, int64_t col,
+                   int64_t cols) const {
     for (int64_t done = 0; done < cols; done += kMaxParameters) {
       const int64_t some = std::min(cols - done, kMaxParameters);
       tile.fill(scale, col + done, some, layout_.period, layout_.repeat);
-      run_block(tile, kPerColumn, src + col + done, rows, some);
+      run_block(work_, tile, kPerColumn, src + col + done, {rows, some, layout_.cols}, stream_);
     }
   }
 
-  void run_block(const ParameterTile& tile, Parameters parameters, int64_t src, int64_t rows, int64_t cols) const {
-    run_kernel(work_, tile, parameters, src, rows, cols, layout_.cols, stream_);
-  }
-
   const Layout& layout_;
-  const GroupedWork& work_;
+  const Work& work_;
   int64_t src_offset_, scale_offset_;
   bool stream_;
-  int64_t cols_, rows_, col_tasks_, row_tasks_, leaf_tasks_, count_, batch_ = 1;
+  int64_t cols_, rows_, col_tasks_, row_tasks_, leaf_tasks_, count_;
 };
 
-}  // namespace
-
-void run_grouped(const Shape& src, const Groups& groups, const GroupedWork& work, Context& context) {
+template <class Work>
+void run(const Shape& src, const Groups& groups, const Work& work, Context& context) {
   const int64_t elements = src.elements();
   if (elements == 0) return;
-  if (elements <= kTaskElements && groups.counts.elements() == 1) {  // laying it out would take as long as the work
-    ParameterTile tile(work);
+  if (elements <= kTaskElements && groups.counts.elements() == 1) {  // making a layout would take as long as the work
+    ParameterTile<Work> tile(work);
     tile.fill(0, 0, 1, 1, 1);
-    run_kernel(work, tile, kPerRow, 0, 1, elements, elements, false);
+    run_block(work, tile, kPerRow, 0, {1, elements, elements}, false);
     return;
   }
-  const bool stream = elements * static_cast<int64_t>(work.dst_size) > kStreamBytes;
+  const bool stream = elements * dst_size_of(work) > kStreamBytes;
   if (groups.size == 0) {
     const Layout layout = make_layout(src, groups.counts);
-    Tasks(layout, work, 0, 0, stream).run(context);
+    Tasks<Work>(layout, work, 0, 0, stream).run(context);
     return;
   }
 
-  // The last group along the axis is shorter: the groups before it and it make a tensor each, for every outer index.
+  // The last group along the axis is shorter. For every outer index, it is one tensor, and the groups before it are
+  // another.
   int64_t outer = 1, inner = 1;
   for (size_t i = 0; i < groups.axis; ++i) outer *= src.dims[i];
   for (size_t i = groups.axis + 1; i < src.rank; ++i) inner *= src.dims[i];
@@ -324,9 +334,23 @@ void run_grouped(const Shape& src, const Groups& groups, const GroupedWork& work
   const Layout others = scales > 1 ? layout_of(whole, scales - 1) : last;
   for (int64_t i = 0; i < outer; ++i) {
     const int64_t start = i * length * inner, scale = i * scales * inner;
-    if (scales > 1) Tasks(others, work, start, scale, stream).run(context);
-    Tasks(last, work, start + whole * inner, scale + (scales - 1) * inner, stream).run(context);
+    if (scales > 1) Tasks<Work>(others, work, start, scale, stream).run(context);
+    Tasks<Work>(last, work, start + whole * inner, scale + (scales - 1) * inner, stream).run(context);
   }
+}
+
+}  // namespace
+
+void run_grouped(const Shape& src, const Groups& groups, const QuantizeWork& work, Context& context) {
+  run(src, groups, work, context);
+}
+
+void run_grouped(const Shape& src, const Groups& groups, const DequantizeWork& work, Context& context) {
+  run(src, groups, work, context);
+}
+
+void run_grouped(const Shape& src, const Groups& groups, const AffineWork& work, Context& context) {
+  run(src, groups, work, context);
 }
 
 }  // namespace dynq

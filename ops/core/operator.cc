@@ -1,4 +1,4 @@
-#include "operators/operator.h"
+#include "core/operator.h"
 
 namespace dynq {
 
@@ -13,7 +13,7 @@ const char* name_of(Type type) {
     case kInt32:
       return "int32";
     default:
-      return "another type";
+      return "an unsupported type";
   }
 }
 

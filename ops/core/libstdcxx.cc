@@ -1,5 +1,6 @@
-// What libstdc++ has since GCC 11 only, and every std::vector compiled by it wants: with a copy of its own the library
-// runs on every Linux of the last decade, whichever compiler built it. (Those for manylinux link such a copy, too.)
+// std::__throw_bad_array_new_length: libstdc++ has it only since GCC 11, and GCC 11 and newer call it in every
+// std::vector. With this definition the library runs with the libstdc++ of GCC 8, whichever compiler built it.
+// (Compilers for manylinux link a copy of it, too.)
 #include <new>
 
 #ifdef __GLIBCXX__
