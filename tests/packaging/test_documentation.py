@@ -140,7 +140,7 @@ def test_commands(command: str) -> None:
             continue  # a command is named, not shown
         if "--print-completion" in arguments:
             continue
-        assert cli._parser().parse_args(arguments).run
+        assert cli.parser().parse_args(arguments).run
 
 
 def test_changelog_has_the_version() -> None:

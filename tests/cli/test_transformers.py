@@ -1,4 +1,4 @@
-"""The networks that `ort-dynq bench networks` times: valid, runnable, what they say they are, the same every time."""
+"""The transformer networks of `ort-dynq bench networks`: validity, results, structure, determinism."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from helpers import Array, stock_session
 from onnx import numpy_helper
 
 from ort_dynq import DynqError
-from ort_dynq.bench import transformers as networks
+from ort_dynq.bench import transformers
 
 LAYERS, HIDDEN, HEADS = 2, 48, 4
 SIZES = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}
 
-forms = pytest.mark.parametrize("form", networks.FORMS)
-each_network = pytest.mark.parametrize("network", networks.NETWORKS)
+forms = pytest.mark.parametrize("form", transformers.FORMS)
+each_network = pytest.mark.parametrize("network", transformers.NETWORKS)
 
 
 def build(network: str, form: str, **sizes: int) -> onnx.ModelProto:
-    return networks.NETWORKS[network](form, **{**SIZES, **sizes})
+    return transformers.NETWORKS[network](form, **{**SIZES, **sizes})
 
 
 def initializers(model: onnx.ModelProto) -> dict[str, Array]:
@@ -30,25 +30,25 @@ def initializers(model: onnx.ModelProto) -> dict[str, Array]:
 
 @forms
 @each_network
-def test_is_valid(network: str, form: str) -> None:
+def test_network_is_valid(network: str, form: str) -> None:
     model = build(network, form)
     onnx.checker.check_model(model, full_check=True)
     assert (model.ir_version, model.opset_import[0].version) == (10, 20)
     assert model.graph.name == network
     used = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
     made = [name for node in model.graph.node for name in node.output] + list(initializers(model))
-    assert used - {""} == {*made, *(value.name for value in model.graph.input)}  # nothing is left over
+    assert used - {""} == {*made, *(value.name for value in model.graph.input)}  # every value is used
 
 
 @forms
 @each_network
-@pytest.mark.parametrize("optimised", [False, True])
-def test_runs_and_is_near_the_float_network(network: str, form: str, optimised: bool) -> None:
-    """Codes of 8 bits, of activations and weights, are off by at most a 254th of the range: some percent in the end."""
+@pytest.mark.parametrize("optimize", [False, True])
+def test_quantized_network_is_close_to_the_float_network(network: str, form: str, optimize: bool) -> None:
+    """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
     model, exact = build(network, form), build(network, "float")
-    session, reference = stock_session(model, optimised=optimised), stock_session(exact)
+    session, reference = stock_session(model, optimised=optimize), stock_session(exact)
     for tokens in (1, 7, 128):
-        feeds = networks.feeds(model, tokens, batch=2, seed=tokens)
+        feeds = transformers.feeds(model, tokens, batch=2, seed=tokens)
         outputs = session.run(None, feeds)
         head = HIDDEN // HEADS
         cache = [(2, HEADS, tokens + 1, head)] * (2 * LAYERS) if network == "decoder" else []
@@ -61,8 +61,8 @@ def test_runs_and_is_near_the_float_network(network: str, form: str, optimised: 
 
 @forms
 @each_network
-def test_linear_layers(network: str, form: str) -> None:
-    """Six products a layer beside the attention's two; query, key and value share the quantization of their input."""
+def test_operators_of_linear_layers(network: str, form: str) -> None:
+    """A layer has six products and two of the attention. Query, key and value share a quantized input."""
     operators = Counter(node.op_type for node in build(network, form).graph.node)
     integer = form == "token_integer"
     assert (operators["MatMul"], operators["MatMulInteger"]) == ((2 * LAYERS, 6 * LAYERS) if integer else (16, 0))
@@ -85,9 +85,9 @@ def test_folded_weights_are_the_codes_times_the_scales() -> None:
         assert (np.abs(folded[name] - real[name]) <= scales * 0.5001).all()
 
 
-def test_steps_of_the_decoder_are_the_encoder() -> None:
-    """In one layer without quantization: the last token hears all the others, in both."""
-    encoder, decoder = (stock_session(build(network, "float", layers=1)) for network in networks.NETWORKS)
+def test_decoder_steps_equal_the_encoder() -> None:
+    """One layer without quantization: in both networks, the last token attends to all tokens."""
+    encoder, decoder = (stock_session(build(network, "float", layers=1)) for network in transformers.NETWORKS)
     x = np.random.default_rng(0).standard_normal((2, 5, HIDDEN), np.float32)
     key = value = np.zeros((2, HEADS, 0, HIDDEN // HEADS), np.float32)
     for token in np.split(x, 5, axis=1):
@@ -97,14 +97,14 @@ def test_steps_of_the_decoder_are_the_encoder() -> None:
 
 
 @each_network
-def test_a_seed_is_a_network(network: str) -> None:
+def test_the_seed_determines_the_weights(network: str) -> None:
     first, again, other = (build(network, "torchao", seed=seed).SerializeToString() for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_feeds() -> None:
-    feeds = networks.feeds(build("decoder", "float"), 3, batch=2, seed=1)
-    again = networks.feeds(build("decoder", "torchao"), 3, batch=2, seed=1)
+def test_shapes_and_seed_of_feeds() -> None:
+    feeds = transformers.feeds(build("decoder", "float"), 3, batch=2, seed=1)
+    again = transformers.feeds(build("decoder", "torchao"), 3, batch=2, seed=1)
     assert {name: array.shape for name, array in feeds.items()} == {
         "x": (2, 1, HIDDEN),
         **{
@@ -117,8 +117,8 @@ def test_feeds() -> None:
 
 
 @each_network
-def test_mistakes(network: str) -> None:
+def test_wrong_arguments(network: str) -> None:
     with pytest.raises(DynqError, match="there is no form 'int3' of a network, expected one of float, token, "):
         build(network, "int3")
-    with pytest.raises(DynqError, match="5 heads do not divide the width 48"):
+    with pytest.raises(DynqError, match="the hidden size 48 is not a multiple of 5 heads"):
         build(network, "token", heads=5)
