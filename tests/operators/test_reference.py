@@ -336,7 +336,7 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
 def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, Array]) -> None:
     signature = OPERATORS[operator].signatures[-1].inputs
     src = np.ones((2, 4), np.int8 if operator.endswith("Dequantize") else np.float32)
-    second = np.ones(9 if operator.startswith("Range") else 1, np.float32)
+    second = np.ones(9 if "Range" in operator else 1, np.float32)
     third = [] if operator == "DynamicRangeFakeQuantize" else [np.zeros(1, np.int8)]
     if operator == "AccumulatorDequantize":
         src = src.astype(np.int32)
