@@ -90,7 +90,8 @@ def _broadcast(src: Array, scale: Array, zero_point: Array) -> Array:
 FAMILY = Family(
     "Affine",
     "`scale` and `zero_point` are inputs and broadcast as in NumPy. Every step is float32, in the order that the "
-    "attributes select, as exporters write it with Div, Round, Add, Clip and Cast.",
+    "attributes select, as exporters write it with Div, Round, Add, Clip and Cast. The formulas are those of the "
+    "default values; [Encodings](#encodings) has the others.",
     (
         Operator(
             "AffineQuantize",
@@ -115,12 +116,12 @@ FAMILY = Family(
         ),
         Operator(
             "AffineFakeQuantize",
-            "Quantizes float32 and dequantizes the codes, in one pass.",
+            "Quantizes float32 and dequantizes the codes, in one pass. `rounding_order` 2 uses no zero point in either "
+            "step.",
             "t = src / scale                                           scaling = 0\n"
             "code = clip(round(t) + zero_point, quant_min, quant_max)  rounding_order = 0\n"
-            "dst = (code - zero_point) * scale                         scaling = 0 or 1; code * scale if "
-            "rounding_order = 2\n"
-            "dst = (code - zero_point) / scale                         scaling = 2; code / scale if rounding_order = 2",
+            "dst = (code - zero_point) * scale                         scaling = 0 or 1\n"
+            "dst = (code - zero_point) / scale                         scaling = 2",
             (
                 _SRC,
                 _SCALE,

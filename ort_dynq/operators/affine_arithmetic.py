@@ -22,7 +22,7 @@ def _attributes(code_type: CodeType, code_types: tuple[CodeType, ...], nan_code:
     return (
         Attribute("scaling", Scaling.DIVIDE, "How `src` is scaled.", Scaling),
         Attribute("rounding_order", RoundingOrder.ROUND_THEN_ADD, "Where the zero point is added.", RoundingOrder),
-        Attribute("code_type", code_type, "The type that codes are cast to.", CodeType, code_types),
+        Attribute("code_type", code_type, "The type that codes are cast to. The cast truncates.", CodeType, code_types),
         Attribute("quant_min", -128, "The lowest code: the lower bound of the Clip."),
         Attribute("quant_max", 127, "The highest code: the upper bound of the Clip."),
         flag("clip", 1, "1: codes are clipped. 0: they are not, which requires `code_type` 1."),

@@ -49,7 +49,9 @@ _RANGE = (
 )
 _SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
 _SRC = Input("src", ("float32",), "Any shape.")
-_CONSTANTS = Input("constants", ("float32",), f"{len(RangeConstants._fields)} elements: see *The input constants*.")
+_CONSTANTS = Input(
+    "constants", ("float32",), f"{len(RangeConstants._fields)} elements: [the input constants](#the-input-constants)."
+)
 _SCALE = Input("scale", ("float32",), "The shape of `src`, with 1 for the dimensions from `axis` on.")
 
 
@@ -270,11 +272,11 @@ The range of each row gives its scale and zero point, with which the row is quan
 `axis` on hold together. Every step is float32.
 
 ```
-range      = see range_kind
+range      = see range_kind, which also defines low
 range      = clip(range, lowest_range, highest_range)
 scale      = range / divisor * factor           (1 / range) / divisor * factor if inverse_scale = 1
 scale      = clip(scale, lowest_scale, highest_scale); scale_of_zero if the result is 0
-zero_point = see zero_point_rule, with clip(x) = clip(x, quant_min, quant_max); then a cast to zero_point_type
+zero_point = see zero_point_rule; then a cast to zero_point_type
 ```
 
 The codes follow from `src`, `scale` and `zero_point` as in [AffineQuantize](#affinequantize). If the first element of a

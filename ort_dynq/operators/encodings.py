@@ -113,15 +113,7 @@ class RangeConstants(NamedTuple):
 
     The default of each field leaves the value that it applies to unchanged. They are a tensor and not attributes, since
     onnxruntime-extensions passes float attributes as text with six digits. ops/operators/dynamic_range.cc has a struct
-    with the same fields.
-
-    Attributes:
-        lowest_minimum, highest_maximum: The minimum and the maximum are clipped to these (RangeKind.MIN_MAX_WITH_ZERO)
-            or divided by these (RangeKind.LARGER_SIDE).
-        lowest_range, highest_range: The range is clipped to these.
-        divisor, factor: The range is divided, then multiplied by these to give the scale.
-        lowest_scale, highest_scale: The scale is clipped to these.
-        scale_of_zero: Replaces a scale of 0.
+    with the same fields. RANGE_CONSTANT_MEANINGS has the meaning of each field.
     """
 
     lowest_minimum: float = -math.inf
@@ -133,3 +125,16 @@ class RangeConstants(NamedTuple):
     lowest_scale: float = -math.inf
     highest_scale: float = math.inf
     scale_of_zero: float = 0.0
+
+
+RANGE_CONSTANT_MEANINGS = {
+    "lowest_minimum": "The minimum is clipped to this (`range_kind` 2) or divided by this (`range_kind` 3)",
+    "highest_maximum": "The maximum is clipped to this (`range_kind` 2) or divided by this (`range_kind` 3)",
+    "lowest_range": "The lower bound of the range: an epsilon",
+    "highest_range": "The upper bound of the range",
+    "divisor": "The range is divided by this",
+    "factor": "The quotient is multiplied by this, which gives the scale",
+    "lowest_scale": "The lower bound of the scale: an epsilon",
+    "highest_scale": "The upper bound of the scale",
+    "scale_of_zero": "Replaces a scale of 0",
+}

@@ -22,7 +22,10 @@ def select(name: str, condition: str, then: str, otherwise: str) -> str:
     def branch(which: str, value: str) -> str:
         return f"{which}_{name} () => (float[] {name}_{which}) {{ {name}_{which} = Identity({value}) }}"
 
-    return f"{name} = If({condition}) <then_branch = {branch('then', then)}, else_branch = {branch('else', otherwise)}>"
+    return f"""{name} = If({condition}) <
+        then_branch = {branch("then", then)},
+        else_branch = {branch("else", otherwise)}
+    >"""
 
 
 def reshape(opset: int) -> str:

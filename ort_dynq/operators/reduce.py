@@ -93,13 +93,15 @@ def _reduce(opset: int, op_type: str, src: str, name: str) -> str:
         attribute, inputs = (", axes = " + axes, src) if opset < 18 else ("", f"{src}, axes_{which}_{name}")
         constant = "" if opset < 18 else f"axes_{which}_{name} = Constant<value_ints = {axes}>()"
         return (
-            f"{which}_{name} () => (float[] {name}_{which}) "
-            f"{{ {constant} {name}_{which} = {op_type}<keepdims = 1{attribute}>({inputs}) }}"
+            f"{which}_{name} () => (float[] {name}_{which}) {{\n"
+            f"{constant}\n{name}_{which} = {op_type}<keepdims = 1{attribute}>({inputs})\n}}"
         )
 
     return f"""
-        {name}_view = If(reduces_others)
-            <then_branch = {branch("others", "[0, 2]")}, else_branch = {branch("run", "[1]")}>
+        {name}_view = If(reduces_others) <
+            then_branch = {branch("others", "[0, 2]")},
+            else_branch = {branch("run", "[1]")}
+        >
         {name} = {reshape(opset)}({name}_view, dst_shape)"""
 
 

@@ -34,7 +34,8 @@ from helpers import (
     with_one_nan,
 )
 
-from ort_dynq import kernels
+from ort_dynq import DynqError, kernels
+from ort_dynq.documentation import body_text
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter.functions import make_function
 
@@ -555,6 +556,19 @@ def test_zero_points_that_are_no_integers() -> None:
     """A float zero point is added as it is, whatever it is."""
     for case in zero_point_cases(np.random.default_rng(0), [0.5, -0.25, 1.5, 1e-40, -1e-45]):
         check("AffineFakeQuantize", OPSETS[-1], case)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_printed_body_is_the_function(operator: str, opset: int) -> None:
+    """It parses, and gives the nodes that the rewriter writes."""
+    printed = ir.from_proto(onnx.parser.parse_function(body_text(operator, opset)))
+    assert ir.to_proto(printed) == ir.to_proto(make_function(operator, opset))
+
+
+def test_printed_body_of_an_unknown_operator() -> None:
+    with pytest.raises(DynqError, match="there is no operator 'Quantize', expected one of DynamicQuantize, "):
+        body_text("Quantize")
 
 
 @pytest.mark.parametrize("opset", OPSETS)
