@@ -294,7 +294,7 @@ def accumulator_inputs(
 
 
 def tie_dense(rng: np.random.Generator, scales: Array, zps: Array, dtype: Any) -> Array:
-    """(k + 0.5) * scale and its neighbours by one and two units in the last place, for codes k and a few beyond.
+    """(k + 0.5) * scale and its neighbors by one and two units in the last place, for codes k and a few beyond.
 
     One element in 16 is special. The parameters have the shape of the result.
     """

@@ -53,7 +53,7 @@ LEFT = sorted(CASES.keys() - REWRITTEN - EXPANDED - FUSED)
 
 def test_the_suite_has_these_cases() -> None:
     assert CASES.keys() >= REWRITTEN.keys() | EXPANDED | FUSED
-    assert len(LEFT) >= 15, LEFT  # onnx 1.17 has so many
+    assert len(LEFT) >= 15, LEFT  # the number in onnx 1.17
 
 
 def elements(model: onnx.ModelProto) -> set[int]:

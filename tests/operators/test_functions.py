@@ -249,7 +249,7 @@ def affine_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
                     src = tie_dense(rng, step, each_zp - offset, np.uint8 if code_type == 2 else np.int8)
                     yield Case(attributes, [src, scale, zp])
         if not to_codes:
-            yield from zero_point_cases(rng, [0, -0.0])  # by themselves: others take them off the fast path
+            yield from zero_point_cases(rng, [0, -0.0])  # alone: others would take them off the fast path
             yield from zero_point_cases(rng, [0, -0.0, math.nan, math.inf, -math.inf, 70000, 8388609, -3e38])
 
     return cases
@@ -290,7 +290,7 @@ def range_attributes(to_codes: bool) -> list[Attributes]:
     found: list[Attributes] = []
     for kind, inverse, form, early, zp_type in itertools.product(range(4), range(2), range(5), range(2), (1, 2, 3)):
         if (kind in (0, 3) and form != 0) or (kind != 0 and inverse != 0):
-            continue  # there is no minimum; refused
+            continue  # invalid: there is no minimum
         recipe: Attributes = {"range_kind": kind, "inverse_scale": inverse, "zero_point_rule": form}
         recipe |= {"zero_point_before_epsilon": early, "zero_point_type": zp_type}
         found += [recipe | arithmetics[turns[len(found) + i]] for i in range(3)]
@@ -433,8 +433,8 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
     def cases(opset: int) -> Iterator[Case]:
         rng = np.random.default_rng(opset)
         for i, attributes in enumerate(share(range_attributes(to_codes), opset)):
-            # Which zero of a row is its minimum, that with the sign or that without, is for ONNX Runtime's vectors to
-            # say; it shows in these zero points, -0 being one of them, unless a Cast follows.
+            # If the minimum of a row is a zero, its sign depends on ONNX Runtime's vector code. The sign reaches these
+            # zero points, one of which is -0, unless they are cast.
             one_zero = attributes["zero_point_rule"] in (3, 4) and attributes["zero_point_type"] == 1
             axes = sorted({axis for _, axis in RANGES})
             for axis in {axes[i % len(axes)], -1}:
@@ -493,7 +493,7 @@ def reduction_cases(opset: int) -> Iterator[Case]:
                 few = rng.random(shape) < 0.2
                 before, behind = math.prod(shape[:axis]), math.prod(shape[axis + count :])
                 in_order = before == 1 if kept == 0 else behind == 1
-                if in_order and len(shape) > 1:  # column by column, where ONNX Runtime looks at one row after the other
+                if in_order and len(shape) > 1:  # column by column; ONNX Runtime reduces one row after the other
                     data = np.where(few, rng.choice(SPECIALS, shape), data)
                     data = data if rng.random() < 0.5 else np.abs(data)
                 else:
