@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, functions, graphs, label
-from ..rewriter import EXACT
-from ..rewriter.rules.decomposed import only_use
-from ..rewriter.rules.integer_matmul import ACTIVATION
+from ..rewriter.facts.values import only_use
+from ..rewriter.metadata import ACTIVATION, EXACT
 from ..storage import load
 from .inputs import Array
 from .sessions import SessionError, open_session, run

@@ -16,7 +16,7 @@ import ort_dynq
 from ort_dynq import cli
 from ort_dynq.bench import transformers
 from ort_dynq.rewriter import EXACT
-from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
+from ort_dynq.rewriter.metadata import ACTIVATION
 from ort_dynq.verification import Verification
 from ort_dynq.verification.products import FLOOR
 

@@ -23,7 +23,7 @@ from helpers import (
     spread,
     tie_dense,
 )
-from test_conformance import data_sets, rewritten
+from rewriting import data_sets, rewritten
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS, reference
