@@ -1,4 +1,4 @@
-"""Walks over a model's graphs: the main graph, the subgraphs of control flow and the bodies of functions."""
+"""Walks over a model's graphs: the main graph, the bodies of functions and the subgraphs of control flow."""
 
 from __future__ import annotations
 
@@ -12,28 +12,43 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def functions(model: ir.Model) -> list[ir.Function]:
-    """The model's own functions; those of ort_dynq's operators, which are not its own, left out."""
+    """Returns the model-local functions, without those of ort_dynq's operators."""
     return [function for function in model.functions.values() if function.domain != DOMAIN]
 
 
-def graphs(model: ir.Model) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
-    """Every graph of the model with its path: the main graph, subgraphs of control flow, functions' bodies."""
-
-    def within(path: str, graph: ir.Graph | ir.Function) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
-        yield path, graph
-        for node in graph:
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from within(f"{path}/{label(node)}.{attribute.name}", attribute.as_graph())
-                elif attribute.type == ir.AttributeType.GRAPHS:
-                    for i, graph_ in enumerate(attribute.as_graphs()):
-                        yield from within(f"{path}/{label(node)}.{attribute.name}[{i}]", graph_)
-
-    yield from within("main", model.graph)
+def bodies(model: ir.Model) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+    """Yields the main graph and each of :func:`functions`, with its path: ``main`` or ``function <name>``."""
+    yield "main", model.graph
     for function in functions(model):
-        yield from within(f"function {function.name}", function)
+        yield f"function {function.name}", function
+
+
+def graphs(model: ir.Model) -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+    """Yields every graph of the model with its path: each of :func:`bodies`, followed by its subgraphs."""
+    for path, body in bodies(model):
+        yield from with_subgraphs(body, path)
+
+
+def with_subgraphs(graph: ir.Graph | ir.Function, path: str = "") -> Iterator[tuple[str, ir.Graph | ir.Function]]:
+    """Yields a graph and all subgraphs inside it, at any depth, each with its path below `path`."""
+    yield path, graph
+    for node in graph:
+        for name, subgraph in subgraphs(node):
+            yield from with_subgraphs(subgraph, f"{path}/{label(node)}.{name}")
+
+
+def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """Yields the subgraphs that are attributes of a node: ``then_branch``, or ``name[i]`` for a list of graphs."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.name, attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for i, graph in enumerate(attribute.as_graphs()):
+                yield f"{attribute.name}[{i}]", graph
 
 
 def label(node: ir.Node) -> str:
-    """A node's name, or its first output's where it has none."""
+    """Returns the name of a node, the name of its first named output, or its operator type."""
     return node.name or next((output.name for output in node.outputs if output.name), None) or node.op_type

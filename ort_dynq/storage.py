@@ -1,4 +1,4 @@
-"""Reading and writing models: any source in, one atomic step out."""
+"""Reads and writes models. A file is written in one step: it is complete, or it is not there."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ import onnx
 import onnx_ir as ir
 
 from .errors import DynqError
+from .graphs import subgraphs, with_subgraphs
 
 if TYPE_CHECKING:
     from .runtime import Model
 
-# Protocol buffers end at 2 GiB; weights beyond this go to a file beside the model.
+# A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
 _LARGEST_PROTO = 1 << 30
 
 
 def load(model: Model) -> ir.Model:
-    """The model as one of our own, which may be changed. Weights stay where they are.
+    """Loads a model that the caller may change. External data stay in their files.
+
+    Args:
+        model: A path, a serialized model, a ModelProto or an onnx_ir Model, which is copied.
+
+    Returns:
+        The model, its nodes in topological order.
 
     Raises:
-        DynqError: The file is missing or is not an ONNX model.
+        DynqError: The file is missing or is not an ONNX model, or its external data are outside its folder.
     """
     if isinstance(model, bytes):
         model = _parse(model)
@@ -40,7 +47,7 @@ def load(model: Model) -> ir.Model:
         return loaded
     try:
         if not isinstance(model, onnx.ModelProto) and os.path.exists(model) and not os.path.isfile(model):
-            raise DynqError(f"{os.fspath(model)} is not an ONNX model: it is not a file")  # a FIFO may wait forever
+            raise DynqError(f"{os.fspath(model)} is not an ONNX model: it is not a file")  # a FIFO would block
         loaded = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else ir.load(model)
     except DynqError:
         raise
@@ -60,13 +67,13 @@ def load(model: Model) -> ir.Model:
 
 @contextlib.contextmanager
 def explained(model: Model) -> Iterator[None]:
-    """What breaks within the block is said to be the model's fault, and which, where onnx's checker finds one.
+    """Turns any exception in the block into a DynqError that says what is wrong with the model.
 
-    Rules take models to be valid. That of a whole model is checked here alone, since it takes its time, and since ONNX
-    Runtime runs many a model that the checker refuses.
+    The rules assume a valid model. onnx's checker runs only after a failure: it takes long, and ONNX Runtime runs some
+    models that it rejects.
 
     Raises:
-        DynqError: Anything went wrong.
+        DynqError: The block raised an exception.
     """
     try:
         yield
@@ -81,10 +88,10 @@ def explained(model: Model) -> Iterator[None]:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The model as a ModelProto.
+    """Converts a model to a ModelProto.
 
     Raises:
-        DynqError: It holds what cannot be written: tensors of another size than their shape, say.
+        DynqError: The model cannot be serialized; for example, the size of a tensor contradicts its shape.
     """
     with _writable():
         return ir.to_proto(model)
@@ -99,19 +106,19 @@ def _writable() -> Iterator[None]:
 
 
 def save(model: ir.Model, path: Path) -> None:
-    """Writes the model and the external data that it needs; each file is there whole or not at all.
+    """Writes a model and its external data. Each file is written in one step: it is complete, or it is not there.
 
     Raises:
         DynqError: A file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():
-            raise DynqError(f"{path} is not a file, and would be replaced by one; choose another name")
+            raise DynqError(f"{path} exists and is not a file; choose another name")
         sources = {os.path.realpath(tensor.path) for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)}
         with replacing(path) as temporary:
             if is_large(model):
                 data = path.with_name(f"{path.name}.data")
-                while os.path.realpath(data) in sources:  # the original's must stay
+                while os.path.realpath(data) in sources:  # keep the data of the original model
                     data = data.with_name(f"{data.stem}_.data")
                 ir.save(model, temporary, format="protobuf", external_data=data.name)
                 os.replace(temporary.parent / data.name, data)
@@ -129,17 +136,17 @@ def save(model: ir.Model, path: Path) -> None:
 
 
 def is_large(model: ir.Model) -> bool:
-    """Whether what it has in memory is too much for one protocol buffer."""
+    """Returns whether the tensors in memory are too large for one protocol buffer."""
     with _writable():
         in_memory = [tensor for tensor in tensors(model) if not isinstance(tensor, ir.ExternalTensor)]
         if sum(tensor.nbytes for tensor in in_memory) <= _LARGEST_PROTO:
             return False
-        return sum(tensor.numpy().nbytes for tensor in in_memory) > _LARGEST_PROTO  # it may have less than it says
+        return sum(tensor.numpy().nbytes for tensor in in_memory) > _LARGEST_PROTO  # it may be smaller than it declares
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file in a folder of its own beside `path`, which becomes `path` if the block succeeds."""
+    """Yields a temporary path in a new folder beside `path`. The file is moved to `path` if the block succeeds."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder) / path.name
         yield temporary
@@ -158,11 +165,13 @@ def _copy_beside(tensor: ir.ExternalTensor, folder: Path) -> None:
 
 
 def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Every tensor of the model: initializers, and attributes of nodes, those in functions too."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield value.const_value
+    """Yields every tensor of the model: initializers and attributes, also those in functions and subgraphs."""
+    for body in _bodies(model):
+        for _, graph in with_subgraphs(body):
+            if isinstance(graph, ir.Graph):
+                for value in graph.initializers.values():
+                    if value.const_value is not None:
+                        yield value.const_value
     for body in _bodies(model):
         for node in ir.traversal.RecursiveGraphIterator(body):
             for attribute in node.attributes.values():
@@ -173,11 +182,11 @@ def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def _sort(model: ir.Model) -> None:
-    """Puts nodes into the order that ONNX demands and that rules count on, where they are not.
+    """Sorts the nodes topologically where they are not sorted. ONNX demands this order and the rules rely on it.
 
     Raises:
-        ValueError: There is none: what a node computes is computed from itself, or a function calls itself. Inference
-            of shapes crashes on such functions in onnx 1.17.
+        ValueError: The graph has a cycle, or a function calls itself. onnx 1.17's shape inference crashes on such
+            functions.
     """
 
     def is_sorted(graph: ir.Graph | ir.Function) -> bool:
@@ -185,7 +194,7 @@ def _sort(model: ir.Model) -> None:
             producers = (value.producer() for value in node.inputs if value is not None)
             if any(producer is not None and producer not in seen for producer in producers):
                 return False
-            if not all(map(is_sorted, _subgraphs(node))):
+            if not all(is_sorted(subgraph) for _, subgraph in subgraphs(node)):
                 return False
             seen.add(node)
         return True
@@ -206,29 +215,22 @@ def _sort(model: ir.Model) -> None:
 
 
 def _bodies(model: ir.Model) -> list[ir.Graph | ir.Function]:
+    """Returns the main graph and all functions, those of ort_dynq's operators included."""
     return [model.graph, *model.functions.values()]
 
 
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            yield from attribute.as_graphs()
-
-
 def _check_external_data(model: ir.Model, folder: str | None) -> None:
-    """Refuses external data outside of the model's folder, be it by way of a symbolic link, and no files.
+    """Rejects external data that are not files inside the model's folder, symbolic links resolved.
 
-    A model that somebody else made must not get at other files. What a program has put together itself, an ir.Model
-    without a folder, may lie anywhere, as in onnx_ir.
+    A model from an untrusted source must not read other files. An ir.Model that a program has built itself has no
+    folder; its data may be anywhere, as in onnx_ir.
     """
     checked: dict[tuple[str, str], int | None] = {}
     for tensor in tensors(model):
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         if folder is not None:
-            tensor.base_dir = folder or os.curdir  # onnx_ir leaves out functions, and checks nothing without a folder
+            tensor.base_dir = folder or os.curdir  # onnx_ir skips functions, and checks nothing without a folder
         elif not tensor.base_dir:
             continue
         place = os.fspath(tensor.base_dir), os.fspath(tensor.location)
@@ -240,13 +242,13 @@ def _check_external_data(model: ir.Model, folder: str | None) -> None:
 
 
 def _size_of_external_data(folder: str, location: str) -> int | None:
-    """The file's size; None if there is none: as long as nobody asks for its weights, a model may be without them."""
+    """Returns the file's size in bytes; None if there is no file: a model may lack weights that nothing reads."""
     try:
         path, real_folder = os.path.realpath(os.path.join(folder, location)), os.path.realpath(folder)
         if not location or os.path.commonpath((path, real_folder)) != real_folder:
             raise DynqError(
                 f"the external data {location} lie outside of the model's folder {real_folder}; "
-                "copy the file into it, and name it so in the model"
+                "copy the file into that folder and refer to the copy in the model"
             )
         if not os.path.exists(path):
             return None
@@ -272,5 +274,5 @@ def _name(model: Model) -> str:
 
 def _first_line(error: BaseException) -> str:
     while isinstance(error, ir.serde.SerdeError) and error.__cause__ is not None:
-        error = error.__cause__  # its own text is where it happened, not what
+        error = error.__cause__  # its own text says where it happened, not what
     return (str(error).strip() or type(error).__name__).splitlines()[0][:400]

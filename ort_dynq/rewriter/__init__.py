@@ -1,53 +1,50 @@
-"""The graph rewriter: a model enters, its dynamic quantization chains become calls of ort_dynq's operators.
+"""The graph rewriter: turns the dynamic quantization chains of a model into calls of ort_dynq's operators.
 
-Every call is a call of a model-local function of the operator's name, whose body is the subgraph that it stands for:
-the rewritten model runs without the plugin, and fast with it (functions.py).
+Each operator is also a model-local function whose body is the subgraph that it stands for. So the rewritten model runs
+without the plugin, and fast with it (functions.py).
+
+facts/ reads the model, rules/ decides what to change, builders/ has what several rules build, and edit.py changes the
+model. The loop in this file applies the rules, checks opsets and writes the report.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, graphs, label
+from ..graphs import STANDARD_DOMAINS, bodies, graphs, label, with_subgraphs
 from ..storage import explained, load, save, to_proto
-from .edit import replace
 from .facts.inference import Facts
 from .functions import add_functions
-from .report import Finding, Report
-from .rules import RULES, reductions
-from .rules.float_weights import FloatWeights
-from .rules.integer_matmul import OLDEST_OPSET, IntegerProducts
+from .metadata import EXACT
+from .report import Finding, Left, Report
+from .rule import Context, Rule
+from .rules import PHASES
 
 if TYPE_CHECKING:
     from ..runtime import Model
 
-_OLDEST_OPSET = 10  # the first with QuantizeLinear; a model that imports none at all has 0
-
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
-
-EXACT = "ort_dynq.exact"
-"""A key of a rewritten model's metadata, where something was converted: "1", all results are the original's bit for
-bit, or "0"."""
 
 
 @dataclass
 class Result:
-    """A rewritten model and the report of what was done."""
+    """A rewritten model and the report of its rewrite."""
 
     model: ir.Model
     report: Report
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model, in one step: the file is there whole or not at all.
+        """Writes the model in one step: the file is complete, or it is not there.
 
-        External data that the model refers to is copied beside it, unless it is there already.
+        External data that the model refers to are copied beside it, unless they are there already.
 
         Raises:
             DynqError: The file cannot be written.
@@ -55,10 +52,10 @@ class Result:
         save(self.model, Path(path))
 
     def to_proto(self) -> onnx.ModelProto:
-        """The model as a ModelProto.
+        """Returns the model as a ModelProto.
 
         Raises:
-            DynqError: It holds what cannot be written.
+            DynqError: The model cannot be serialized.
         """
         return to_proto(self.model)
 
@@ -66,14 +63,14 @@ class Result:
 def rewrite(model: Model, *, exact: bool = False) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
-    The model given is not changed. The rewritten one keeps the names of its inputs and outputs, its metadata and its
-    doc strings, and refers to the same external data. It computes the same results bit for bit, but for products of
-    quantized activations and quantized weights: those become integer products, as ONNX Runtime's own fusions do, whose
-    sums are exact where sums of floats are rounded.
+    The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
+    doc strings, and refers to the same external data. Its results are the same bit for bit, with one exception: float
+    products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions.
+    Their sums are exact, where sums of floats are rounded.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
-        exact: Whether products stay products of floats, so that every result is the same bit for bit.
+        exact: Whether float products stay float products, so that every result is the same bit for bit.
 
     Returns:
         The rewritten model and the report.
@@ -85,21 +82,13 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     report = Report(before=_op_counts(rewritten))
     initializers = _used_initializers(rewritten)
     with explained(model), Facts(rewritten) as facts:
-        function: ir.Function | None = None  # its subgraphs come after it, and all functions after the main graph
-        for path, graph in graphs(rewritten):
-            function = graph if isinstance(graph, ir.Function) else function
-            for node in list(graph):
-                if node.graph is not None:  # not yet part of a chain that was replaced
-                    _apply(node, graph, function, path, facts, report)
-        products, weights = IntegerProducts(facts, exact), FloatWeights(facts, exact)
-        for path, graph in graphs(rewritten):
-            if _version_of(graph, facts) == facts.opset >= OLDEST_OPSET:
-                report.findings += products.convert(graph, path)
-        for path, graph in graphs(rewritten):
-            report.findings += weights.convert(graph, path)
-        for path, graph in graphs(rewritten):
-            if _version_of(graph, facts) == facts.opset:
-                report.findings += reductions.convert(graph, path, facts)
+        context = Context(facts, exact)
+        for phase in PHASES:
+            for path, body in bodies(rewritten):
+                function = body if isinstance(body, ir.Function) else None
+                for path_, graph in with_subgraphs(body, path):
+                    context = replace(context, path=path_, function=function)
+                    report.findings += _apply_rules(phase, graph, context)
         _remove_initializers(rewritten, initializers)
         add_functions(rewritten, facts.opset)
     if report.rewritten:
@@ -109,41 +98,60 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     return Result(rewritten, report)
 
 
-def _apply(
-    node: ir.Node,
-    graph: ir.Graph | ir.Function,
-    function: ir.Function | None,
-    path: str,
-    facts: Facts,
-    report: Report,
-) -> None:
-    for rule in RULES:
-        outcome = rule.match(node, facts)
-        if outcome is None:
+def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
+    """Applies the first rule that concerns a node, to each node of a graph in turn."""
+    findings = []
+    for node in list(graph):
+        if node.graph is None:  # a rule has removed it
             continue
-        if facts.opset < _OLDEST_OPSET:
-            outcome = f"the model is of opset {facts.opset}, expected {_OLDEST_OPSET} or newer"
-        elif function is not None and (version := _version_of(function, facts)) != facts.opset:
-            outcome = f"its function is of opset {version}, the model of opset {facts.opset}"
-        if isinstance(outcome, str):
-            report.findings.append(Finding(label(node), node.op_type, path, rule.name, None, outcome))
-            return
-        report.findings.append(Finding(label(node), node.op_type, path, rule.name, outcome.operator))
-        replace(node, graph, outcome, rule.name, facts)
-        return
+        for rule in rules:
+            finding = _apply(rule, node, context)
+            if finding is not None:
+                findings.append(finding)
+                break
+    return findings
 
 
-def _version_of(graph: ir.Graph | ir.Function, facts: Facts) -> int:
-    """The version of the standard operators that a function imports."""
-    return graph.opset_imports.get("", facts.opset) if isinstance(graph, ir.Function) else facts.opset
+def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
+    """Applies one rule to one node; returns what it did, or None if the rule does not concern the node."""
+    problem = _opset_problem(rule, context)
+    if problem and not rule.reports_opset:
+        return None
+    found = Finding(label(node), node.op_type, context.path, rule.name, None)
+    try:
+        edit = rule.apply(node, context)
+    except Left as left:
+        return replace(found, reason=problem or str(left))
+    if edit is None:
+        return None
+    if problem:
+        return replace(found, reason=problem)
+    edit.apply(rule.name)
+    return replace(found, operator=edit.operator)
+
+
+def _opset_problem(rule: Rule, context: Context) -> str:
+    """Returns why a rule cannot convert nodes in this place, or an empty text."""
+    opset = context.facts.opset
+    if opset < rule.oldest_opset:
+        return f"the model is of opset {opset}, expected {rule.oldest_opset} or newer"
+    if context.opset != opset:  # one function for each operator serves the whole model
+        return f"its function is of opset {context.opset}, the model of opset {opset}"
+    return ""
 
 
 def _used_initializers(model: ir.Model) -> list[ir.Value]:
-    return [value for graph in model.graphs() for value in graph.initializers.values() if value.uses()]
+    return [
+        value
+        for _, graph in graphs(model)
+        if isinstance(graph, ir.Graph)
+        for value in graph.initializers.values()
+        if value.uses()
+    ]
 
 
 def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
-    """Takes away what nothing uses any more: weights that have become integers."""
+    """Removes those initializers that are no longer used: weights that have become integers."""
     for value in candidates:
         graph = value.graph
         if isinstance(graph, ir.Graph) and not (value.uses() or value.is_graph_input() or value.is_graph_output()):

@@ -1,4 +1,9 @@
-"""What a rule puts in the place of a chain."""
+"""An edit: what a rule changes in the model, recorded by the rule and applied by the loop.
+
+A rule reads the model and records new nodes, new initializers and the values that they replace. The graphs do not
+change before :meth:`Edit.apply`, which also names, types and stamps what is new. A new node counts as a use of its
+inputs from its creation on, so a rule makes all its checks before it creates nodes.
+"""
 
 from __future__ import annotations
 
@@ -11,143 +16,217 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..operators import DOMAIN, OPERATORS
+from . import metadata
 from .facts.inference import Facts
 
 
-@dataclass
-class Spare:
-    """An old value that a new one can stand for, where the model uses it outside the chain.
-
-    Attributes:
-        old: The value.
-        new: The new one; its last `squeezed` dimensions, of 1, are taken away, and it is cast to old's type.
-    """
-
-    old: ir.Value
-    new: ir.Value
-    squeezed: int = 0
-
-
-@dataclass
-class Replacement:
-    """New nodes, and the values that take the place of old ones.
-
-    Attributes:
-        operator: The operator of ort_dynq that the chain became.
-        nodes: The new nodes, in order.
-        values: Old values and the new ones in their place, all of the nodes' outputs.
-        before: The node before which the new nodes go: their inputs are there, and no user of the new values.
-        spares: What else the new nodes compute.
-    """
-
-    operator: str
-    nodes: list[ir.Node]
-    values: dict[ir.Value, ir.Value]
-    before: ir.Node
-    spares: list[Spare] = field(default_factory=list)
-
-
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
-    """A Constant node: functions' bodies have no initializers."""
+    """Returns a Constant node. It serves in function bodies as well, which have no initializers."""
     return ir.node("Constant", [], {"value": ir.tensor(elements)})
 
 
-def stored(elements: npt.NDArray[Any], node: ir.Node, rule: str, facts: Facts) -> ir.Value:
-    """Weights, for `node` to use: an initializer of its graph, or a Constant where there are no initializers."""
-    tensor = ir.tensor(np.asarray(elements, order="C"))
-    assert node.graph is not None
-    # A function's nodes lie in a graph as well, but what that graph has of initializers is not written.
-    if not isinstance(node.graph, ir.Graph) or any(each.graph is node.graph for each in facts.model.functions.values()):
-        added = ir.node("Constant", [], {"value": tensor})
-        describe(added, node, rule, facts)
-        node.graph.insert_before(node, added)
-        return added.outputs[0]
-    value = ir.Value(
-        name=facts.new_name(), type=ir.TensorType(tensor.dtype), shape=ir.Shape(elements.shape), const_value=tensor
-    )
-    node.graph.register_initializer(value)
-    return value
-
-
 def call(operator: str, inputs: list[ir.Value], **attributes: str | int) -> ir.Node:
-    """A call of one of ort_dynq's operators, all of its attributes written out."""
+    """Returns a call of one of ort_dynq's operators with all of its attributes; the defaults fill in the rest."""
     spec = OPERATORS[operator]
     given = {attribute.name: attributes.get(attribute.name, attribute.default) for attribute in spec.attributes}
     return ir.node(operator, inputs, given, domain=DOMAIN, num_outputs=len(spec.outputs))
 
 
-def replace(node: ir.Node, graph: ir.Graph | ir.Function, replacement: Replacement, rule: str, facts: Facts) -> None:
-    """Puts a replacement into the graph for the chain that `rule` found at `node`."""
-    main = replacement.nodes[-1]
-    main.name, main.doc_string = node.name, node.doc_string
-    for added in replacement.nodes:
-        describe(added, node, rule, facts)
-    graph.insert_before(replacement.before, replacement.nodes)
-    for old, new in replacement.values.items():
-        take_over(old, new, facts)
-    remove_unused([old.producer() for old in replacement.values])
-    last = main
-    for spare in replacement.spares:
-        if not (spare.old.uses() or spare.old.is_graph_output()) or (producer := spare.old.producer()) is None:
-            continue
-        new = spare.new
-        facts.note(new, _dtype_of(spare, main), None if spare.squeezed else spare.old.shape)
-        extras = _fitting(spare, main)
-        if not extras and new.is_graph_output() and spare.old.is_graph_output():  # one output has one name
-            extras = [ir.node("Identity", [new])]
-        for extra in extras:
-            describe(extra, node, rule, facts)
-            graph.insert_after(last, [extra])
-            last, new = extra, extra.outputs[0]
-        if new.is_graph_output() and not spare.old.is_graph_output():
-            ir.convenience.replace_all_uses_with([spare.old], [new])
+@dataclass
+class ExtraOutput:
+    """A new value that replaces an old one where the model uses the old one outside the chain.
+
+    Attributes:
+        old: The old value.
+        new: The new value. Its last `squeezed` dimensions, of length 1, are removed, and it is cast to old's type.
+        dtype: The element type of `new`.
+        squeezed: The number of dimensions to remove.
+    """
+
+    old: ir.Value
+    new: ir.Value
+    dtype: ir.DataType
+    squeezed: int = 0
+
+
+@dataclass
+class _Insertion:
+    nodes: Sequence[ir.Node]
+    anchor: ir.Node
+    is_after: bool
+    origin: ir.Node
+
+
+@dataclass
+class Edit:
+    """The changes that one rule makes at one node.
+
+    Attributes:
+        operator: What the node becomes, for the report: the name of an operator.
+        node: The node that the rule was applied to. New nodes inherit its metadata.
+        facts: What is known of the model.
+        metadata: More metadata for the main node.
+    """
+
+    operator: str
+    node: ir.Node
+    facts: Facts
+    metadata: dict[str, str] = field(default_factory=dict)
+    _main: ir.Node | None = None
+    _insertions: list[_Insertion] = field(default_factory=list)
+    _initializers: list[tuple[ir.Value, ir.Graph]] = field(default_factory=list)
+    _inputs: list[tuple[ir.Node, int, ir.Value]] = field(default_factory=list)
+    _values: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    _extra_outputs: list[ExtraOutput] = field(default_factory=list)
+
+    def insert(self, *nodes: ir.Node, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
+        """Records new nodes, in order, in front of an old one.
+
+        Args:
+            nodes: The new nodes.
+            before: The old node; it may be in another graph than :attr:`node`.
+            origin: The node whose metadata they inherit, if it is not :attr:`node`.
+
+        Returns:
+            The first output of the last new node.
+        """
+        self._insertions.append(_Insertion(nodes, before, False, origin or self.node))
+        return nodes[-1].outputs[0]
+
+    def insert_after(self, *nodes: ir.Node, after: ir.Node) -> ir.Value:
+        """Records new nodes behind an old one, whose metadata they inherit; returns the last one's first output."""
+        self._insertions.append(_Insertion(nodes, after, True, after))
+        return nodes[-1].outputs[0]
+
+    def insert_main(self, main: ir.Node, *, before: ir.Node) -> ir.Value:
+        """Records the new node that gets the name and the doc string of :attr:`node`; returns its first output."""
+        self._main = main
+        return self.insert(main, before=before)
+
+    def add_constant(self, elements: npt.ArrayLike, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
+        """Records a Constant node; returns its output."""
+        return self.insert(constant(np.asarray(elements)), before=before, origin=origin)
+
+    def add_initializer(self, elements: npt.NDArray[Any], *, near: ir.Node) -> ir.Value:
+        """Records an initializer of the graph of `near`, or a Constant in front of `near` in a function's body.
+
+        Returns:
+            The value that holds the elements.
+        """
+        tensor = ir.tensor(np.asarray(elements, order="C"))
+        graph = near.graph
+        if not isinstance(graph, ir.Graph) or self.facts.is_function_body(graph):
+            return self.insert(ir.node("Constant", [], {"value": tensor}), before=near)
+        value = ir.Value(type=ir.TensorType(tensor.dtype), shape=ir.Shape(elements.shape), const_value=tensor)
+        self._initializers.append((value, graph))
+        return value
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Records that `new` replaces `old` at all of its uses and takes over its name."""
+        self._values[old] = new
+
+    def replace_input(self, node: ir.Node, index: int, new: ir.Value) -> None:
+        """Records that an old node reads `new` as its input `index`."""
+        self._inputs.append((node, index, new))
+
+    def add_extra_outputs(self, extra_outputs: Sequence[ExtraOutput]) -> None:
+        """Records values that replace old ones where these are still used when the rest of the edit is done."""
+        self._extra_outputs += extra_outputs
+
+    def apply(self, rule: str) -> None:
+        """Changes the model.
+
+        Args:
+            rule: The name of the rule, for the metadata of new nodes.
+        """
+        for value, graph in self._initializers:
+            value.name = self.facts.new_name()
+            graph.register_initializer(value)
+        for insertion in self._insertions:
+            for added in insertion.nodes:
+                _stamp(added, insertion.origin, rule, self.facts)
+            graph_ = insertion.anchor.graph
+            assert graph_ is not None
+            (graph_.insert_after if insertion.is_after else graph_.insert_before)(insertion.anchor, insertion.nodes)
+        if self._main is not None:
+            self._main.name, self._main.doc_string = self.node.name, self.node.doc_string
+            self._main.metadata_props.update(self.metadata)
+        unused: list[ir.Node | None] = []
+        for node, index, new in self._inputs:
+            old = node.inputs[index]
+            unused.append(None if old is None else old.producer())
+            node.replace_input_with(index, new)
+        for old, new in self._values.items():
+            _replace_value(old, new, self.facts)
+        unused += [old.producer() for old in self._values]
+        _remove_unused(unused)
+        for old in self._values:
+            if (producer := old.producer()) is not None and producer.graph is not None:
+                old.name = self.facts.new_name()  # another output of its node is still used
+        last = self._main
+        for extra in self._extra_outputs:
+            assert last is not None
+            last = self._apply_extra_output(extra, last, rule)
+
+    def _apply_extra_output(self, extra: ExtraOutput, last: ir.Node, rule: str) -> ir.Node:
+        """Inserts the nodes that an extra output needs behind `last`; returns the last node inserted."""
+        old, new = extra.old, extra.new
+        if not (old.uses() or old.is_graph_output()) or (producer := old.producer()) is None:
+            return last
+        self.facts.note(new, extra.dtype, None if extra.squeezed else old.shape)
+        nodes = _conversion(extra)
+        if not nodes and new.is_graph_output() and old.is_graph_output():  # a graph output has one name
+            nodes = [ir.node("Identity", [new])]
+        for node in nodes:
+            _stamp(node, self.node, rule, self.facts)
+            assert last.graph is not None
+            last.graph.insert_after(last, [node])
+            last, new = node, node.outputs[0]
+        if new.is_graph_output() and not old.is_graph_output():
+            ir.convenience.replace_all_uses_with([old], [new])
         else:
-            take_over(spare.old, new, facts)
-        remove_unused([producer])
+            _replace_value(old, new, self.facts)
+        _remove_unused([producer])
+        return last
 
 
-def _fitting(spare: Spare, main: ir.Node) -> list[ir.Node]:
-    """The nodes that give a spare value the shape and type of the old one."""
+def _conversion(extra: ExtraOutput) -> list[ir.Node]:
+    """Returns the nodes that give the new value the shape and the type of the old one."""
     nodes: list[ir.Node] = []
-    value = spare.new
-    if spare.squeezed:
-        axes = constant(np.arange(-spare.squeezed, 0))
+    value = extra.new
+    if extra.squeezed:
+        axes = constant(np.arange(-extra.squeezed, 0))
         nodes += [axes, ir.node("Squeeze", [value, axes.outputs[0]])]
         value = nodes[-1].outputs[0]
-    if spare.old.dtype is not None and spare.old.dtype != _dtype_of(spare, main):
-        nodes.append(ir.node("Cast", [value], {"to": int(spare.old.dtype)}))
+    if extra.old.dtype is not None and extra.old.dtype != extra.dtype:
+        nodes.append(ir.node("Cast", [value], {"to": int(extra.old.dtype)}))
     return nodes
 
 
-def _dtype_of(spare: Spare, main: ir.Node) -> ir.DataType:
-    is_float = spare.new is main.outputs[1] or main.op_type == "DynamicRangeFakeQuantize"
-    return ir.DataType.FLOAT if is_float else ir.DataType(main.attributes.get_int("code_type", 0))
+def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts) -> None:
+    """Gives a new node its metadata and its outputs their names.
 
-
-def describe(added: ir.Node, node: ir.Node, rule: str, facts: Facts) -> None:
-    """Says in a new node's metadata which rule put it there, and keeps what the old node's said.
-
-    Its outputs get names that no other graph of the model has, since a subgraph's names must not be those of the graph
-    around it.
+    The names are new in the whole model: a subgraph must not redefine a name of the graphs around it.
     """
     for output in added.outputs:
         output.name = facts.new_name()
     if added.op_type == "Constant" and not added.domain:
         tensor = added.attributes["value"].as_tensor()
         facts.note(added.outputs[0], tensor.dtype, ir.Shape(tensor.shape.numpy()))
-    added.metadata_props.update(node.metadata_props)
-    added.metadata_props["ort_dynq.rule"] = rule
+    added.metadata_props.update(origin.metadata_props)
+    added.metadata_props[metadata.RULE] = rule
 
 
-def take_over(old: ir.Value, new: ir.Value, facts: Facts) -> None:
+def _replace_value(old: ir.Value, new: ir.Value, facts: Facts) -> None:
+    """Lets `new` take over the name, the documentation, the type and the uses of `old`."""
     facts.adopt(new, old)
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)
     ir.convenience.replace_all_uses_with([old], [new], replace_graph_outputs=True)
 
 
-def remove_unused(nodes: Sequence[ir.Node | None]) -> None:
-    """Takes away nodes that nothing uses any more, and what only they used."""
+def _remove_unused(nodes: Sequence[ir.Node | None]) -> None:
+    """Removes those nodes that nothing uses, and the nodes that only they used."""
     todo = list(nodes)
     while todo:
         node = todo.pop()

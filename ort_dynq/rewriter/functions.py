@@ -1,4 +1,4 @@
-"""The model-local functions that make a rewritten model run without the plugin."""
+"""The model-local functions with which a rewritten model runs without the plugin."""
 
 from __future__ import annotations
 
@@ -6,25 +6,37 @@ import onnx.parser
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import graphs
+from ..graphs import bodies, with_subgraphs
 from ..operators import DOMAIN, OPERATORS, VERSION
 
-# Functions with attributes came with this version of the model format.
+# The first version of the model format in which functions have attributes.
 _OLDEST_IR_VERSION = 8
 
 
 def add_functions(model: ir.Model, opset: int) -> None:
-    """Adds the functions, of opset `opset`, that the model's calls of ort_dynq's operators stand for.
+    """Adds the functions of ort_dynq's operators that the model calls, and the imports of their domain.
+
+    A model-local function imports the domain if its body or a subgraph inside it calls one of the operators: subgraphs
+    have no imports of their own.
+
+    Args:
+        model: The rewritten model.
+        opset: The version of the standard operators in the functions' bodies.
 
     Raises:
-        DynqError: The model has another function of such a name.
+        DynqError: The model has a function of the same name with another body.
     """
     called: dict[str, None] = {}
-    for _, graph in graphs(model):
-        operators = dict.fromkeys(node.op_type for node in graph if node.domain == DOMAIN and node.op_type in OPERATORS)
+    for _, body in bodies(model):
+        operators = {
+            node.op_type: None
+            for _, graph in with_subgraphs(body)
+            for node in graph
+            if node.domain == DOMAIN and node.op_type in OPERATORS
+        }
         called |= operators
-        if operators and isinstance(graph, ir.Function):
-            graph.opset_imports.setdefault(DOMAIN, VERSION)
+        if operators and isinstance(body, ir.Function):
+            body.opset_imports.setdefault(DOMAIN, VERSION)
     for operator in called:
         _add_function(model, operator, opset)
 
@@ -44,7 +56,7 @@ def _add_function(model: ir.Model, operator: str, opset: int) -> None:
 
 
 def make_function(operator: str, opset: int) -> ir.Function:
-    """The function of one operator, its body in standard operators of opset `opset`."""
+    """Returns the function of one operator; its body has standard operators of version `opset`."""
     spec = OPERATORS[operator]
     attributes = ", ".join(attribute.name for attribute in spec.attributes)
     text = (

@@ -1,4 +1,4 @@
-"""What a rewrite would do with a model's dynamic quantization chains, and why not; equal layers are one line."""
+"""Inspects a model without changing it, and groups the findings of equal layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Report:
-    """Tries the rewrite on a copy: each finding is a chain, and what it would become or why it would be left alone.
+    """Rewrites a copy of a model and returns the report alone.
 
     Args:
         model, exact: As for :func:`ort_dynq.rewrite`.
@@ -32,12 +32,12 @@ def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact
 
 @dataclass(frozen=True)
 class Group:
-    """Findings that differ in nothing but numbers in their names: what equal layers of a network have in common.
+    """Findings whose texts differ in numbers only, as those of equal layers do.
 
     Attributes:
-        count: How many there are.
-        graph, node, reason: As a :class:`Finding`'s, with ``*`` for the numbers that differ.
-        op_type, rule, operator: As a :class:`Finding`'s.
+        count: The number of findings.
+        graph, node, reason: As in :class:`Finding`, with ``*`` in place of the numbers that differ.
+        op_type, rule, operator: As in :class:`Finding`.
     """
 
     count: int
@@ -50,7 +50,7 @@ class Group:
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """The findings in groups, in the order in which these begin."""
+    """Returns the groups, in the order of their first findings."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for each in findings:
         texts = (pattern_key(each.graph), pattern_key(each.node), pattern_key(each.reason))
@@ -70,9 +70,12 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 
 def pattern(names: Sequence[str]) -> str:
-    """What names that differ only in numbers look like: ``layer.0/add_1``, ``layer.1/add_1`` are ``layer.*/add_1``.
+    """Returns the pattern of names that differ in numbers only, with ``*`` for these: ``layer.*/add_1``.
 
-    A number at the end, after an underscore, may be missing: exporters number the second of a name on.
+    Some names may lack a number at the end behind an underscore: exporters number equal names from the second one on.
+
+    Raises:
+        ValueError: The names differ in more than numbers.
     """
     if len({pattern_key(name) for name in names}) > 1:
         raise ValueError(f"{names} differ in more than numbers")
@@ -84,12 +87,12 @@ def pattern(names: Sequence[str]) -> str:
 
 
 def pattern_key(name: str) -> tuple[str, ...]:
-    """What names of one pattern share."""
+    """Returns the texts between the numbers: names of one pattern have the same ones."""
     return tuple(_pieces(name)[:-1:2])
 
 
 def _pieces(name: str) -> list[str]:
-    """Text and numbers in turns, the last one being the number at the end with its underscore, or nothing."""
+    """Splits a name into texts and numbers in turns. The last piece is the final ``_number``, or empty."""
     found = re.fullmatch(r"(.*?)(_[0-9]+)?", name, re.DOTALL)
     assert found is not None
     stem = re.split(r"([0-9]+)", found[1])

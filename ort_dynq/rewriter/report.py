@@ -1,4 +1,4 @@
-"""What a rewrite did, and what it left and why."""
+"""The report of a rewrite: what was converted, and what was left and why."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+class Left(Exception):
+    """Raised by a rule that concerns a node but leaves it as it is; the text is the reason that the report gives."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One dynamic quantization chain: converted by a rule, or left alone for a reason.
+    """One node that a rule converted, or left for a reason.
 
     Attributes:
-        node: Name of the node that the rule looked at; its first output's name if it has none.
-        op_type: That node's operator.
-        graph: Where it is: ``main``, a subgraph's path, or ``function <name>``.
-        rule: The rule that looked.
-        operator: What it became; None if it was left alone.
-        reason: Why it was left alone; empty if it was converted.
+        node: The name of the node, or of its first output if it has none.
+        op_type: The operator of the node.
+        graph: The path of its graph: ``main``, the path of a subgraph, or ``function <name>``.
+        rule: The name of the rule.
+        operator: The operator that it became; None if it was left.
+        reason: Why it was left; empty if it was converted.
     """
 
     node: str
@@ -31,7 +35,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings of one rewrite, and the model's operator counts before and after."""
+    """The findings of one rewrite, and the number of nodes of each operator before and after it."""
 
     findings: list[Finding] = field(default_factory=list)
     before: Mapping[str, int] = field(default_factory=Counter)
@@ -39,16 +43,16 @@ class Report:
 
     @property
     def rewritten(self) -> list[Finding]:
-        """The chains that were converted."""
+        """The findings that were converted."""
         return [finding for finding in self.findings if finding.operator is not None]
 
     @property
     def left(self) -> list[Finding]:
-        """The chains that were left alone, each with its reason."""
+        """The findings that were left, each with its reason."""
         return [finding for finding in self.findings if finding.operator is None]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Returns the report as plain data for JSON."""
         return {
             "rewritten": [asdict(finding) for finding in self.rewritten],
             "left": [asdict(finding) for finding in self.left],

@@ -6,9 +6,7 @@ float64, and all the rest bit for bit: see ort_dynq.verify.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
-from onnx import numpy_helper
+from helpers import assert_same, make_session, stock_session
+from rewriting import FOLDERS, MODELS, data_sets, has_products, load, nodes_of, operators, rewritten
 
 from ort_dynq import kernels, verify
 from ort_dynq.backends.options import Backend
-from ort_dynq.rewriter import Result, rewrite
-from ort_dynq.rewriter.rules.integer_matmul import ACTIVATION
-
-MODELS = Path(__file__).parents[2] / "models"
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.metadata import ACTIVATION
 
 # What each model must have after the rewrite, in the main graph, subgraphs and its own functions together.
 PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
@@ -109,7 +105,6 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torchscript_token_smoothquant": WHOLE,
 }
 
-FOLDERS = sorted(path.parent.name for path in MODELS.glob("*/model.onnx"))
 models = pytest.mark.parametrize("name", FOLDERS)
 
 
@@ -118,60 +113,6 @@ def test_models_are_there() -> None:
     assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 2_000_000
     gone = EXPECTED.keys() - set(FOLDERS)
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
-
-
-def load(name: str) -> onnx.ModelProto:
-    """The model, with metadata and doc strings that a rewrite must keep."""
-    model = onnx.load(MODELS / name / "model.onnx")
-    model.doc_string, model.graph.doc_string = "of the model", "of the graph"
-    model.metadata_props.add(key="ort_dynq test", value="kept")
-    for value in (*model.graph.input, *model.graph.output):
-        value.doc_string = f"of {value.name}"
-    return model
-
-
-@functools.cache
-def rewritten(name: str, exact: bool = False) -> tuple[Result, bytes]:
-    result = rewrite(load(name), exact=exact)
-    return result, result.to_proto().SerializeToString()
-
-
-def has_products(name: str) -> bool:
-    """Whether products of floats have become integer products."""
-    model = onnx.ModelProto.FromString(rewritten(name)[1])
-    bodies = (model.graph, *model.functions)
-    return any(entry.key == ACTIVATION for body in bodies for node in graphs(body) for entry in node.metadata_props)
-
-
-def data_sets(name: str) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-    """Each data set's inputs and outputs by name."""
-    folders = sorted((MODELS / name).glob("test_data_set_*"))
-    assert folders
-    for folder in folders:
-        yield tensors(folder, "input"), tensors(folder, "output")
-
-
-def tensors(folder: Path, kind: str) -> dict[str, Array]:
-    files = sorted(folder.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem.rpartition("_")[2]))
-    assert [file.name for file in files] == [f"{kind}_{i}.pb" for i in range(len(files))]
-    protos = [onnx.TensorProto.FromString(file.read_bytes()) for file in files]
-    return {proto.name: numpy_helper.to_array(proto) for proto in protos}
-
-
-def graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from graphs(subgraph)
-
-
-def operators(model: onnx.ModelProto) -> dict[str, int]:
-    """How many of our operators the model calls, the bodies of our own functions left out."""
-    bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
-    return dict(
-        Counter(f"ort_dynq.{node.op_type}" for body in bodies for node in graphs(body) if node.domain == "ort_dynq")
-    )
 
 
 def check(session: Any, name: str) -> None:
@@ -246,7 +187,7 @@ def test_exact_operators(name: str) -> None:
     """Nothing but the products of floats is left as it is."""
     result, content = rewritten(name, exact=True)
     model = onnx.ModelProto.FromString(content)
-    assert not any(entry.key == ACTIVATION for node in graphs(model.graph) for entry in node.metadata_props)
+    assert not any(entry.key == ACTIVATION for node in nodes_of(model.graph) for entry in node.metadata_props)
     if not has_products(name):
         weights = {"ort_dynq.DynamicDequantize": 1} if name == "row_square" else {}  # which are not folded
         assert operators(model) == EXPECTED[name] | weights

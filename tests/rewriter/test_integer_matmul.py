@@ -17,7 +17,7 @@ import onnx.parser
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from onnx import TensorProto, helper, numpy_helper
-from test_decomposed import check, found, nodes_of, one_nan, rows
+from rewriting import check, found, nodes_of, one_nan, rows
 
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.facts.grid import grid_of

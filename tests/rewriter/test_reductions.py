@@ -13,8 +13,7 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 from helpers import Array, Shape, assert_same, handwritten, make_session, native_only, stock_session
-from test_conformance import operators
-from test_decomposed import check, parse, rows
+from rewriting import check, operators, parse, rows
 
 from ort_dynq import kernels
 from ort_dynq.rewriter import rewrite
@@ -174,7 +173,7 @@ def model(body: str, axes: str = "0", x: str = "float[N, 40] x", opset: int = 18
 
 
 def ranges(report: Any) -> list[Any]:
-    return [finding.operator or finding.reason for finding in report.findings if finding.rule == RULE]
+    return [finding.operator or finding.reason for finding in report.findings if finding.rule == RULE.name]
 
 
 def columns(shape: Shape) -> Array:

@@ -1,1 +1,1 @@
-"""What the rules ask of a model."""
+"""What the rules need to know of a model. Nothing in this package changes the model."""

@@ -1,7 +1,8 @@
-"""Constant weights that are an 8-bit grid in each output channel, whatever nodes they are written with.
+"""Float weights as an 8-bit grid: one scale for each output channel, times integer codes.
 
-Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of those is float32(code *
-scale) for integers code and one float32 scale, which can be found again, and is checked bit by bit.
+Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights is
+float32(code * scale) for integer codes and one float32 scale. The scale is recovered, and every weight is compared bit
+for bit.
 """
 
 from __future__ import annotations
@@ -12,16 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 
-from .values import array
-
-_PROBED_COLUMNS = 16  # weights that are no grid are told by these
+_PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
 _PROBED_ROWS = 64
-# The code of the largest magnitude in a column: most often 127; 1 in ternary weights; the rest as they come.
-_BLOCK = 1 << 22  # elements that are looked at together: what is computed of them takes many times their room
+_BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
+# Candidates for the code of the largest magnitude in a column: 127 is the most frequent, 1 occurs in ternary weights.
 _LARGEST_CODES = (1, 127, 128, *range(2, 127), *range(129, 256))
 
 
@@ -31,7 +27,7 @@ class Grid:
 
     Attributes:
         codes: int8, [K, N].
-        zero_point: int8, [N]; None where all are zero.
+        zero_point: int8, [N]; None if all are zero.
         scale: float32, [N].
     """
 
@@ -41,18 +37,18 @@ class Grid:
 
     @property
     def numbers(self) -> npt.NDArray[np.int32]:
-        """The codes with their zero points taken off, [K, N]."""
+        """The codes minus their zero points, [K, N]."""
         codes = self.codes.astype(np.int32)
         return codes if self.zero_point is None else codes - self.zero_point
 
     @property
     def sums(self) -> npt.NDArray[np.int64]:
-        """Of each column's numbers."""
+        """The sum of each column of :attr:`numbers`, [N]."""
         return np.concatenate([block.numbers.sum(0) for block in self._blocks()])
 
     @property
     def largest_sum(self) -> int:
-        """Of the magnitudes of a column's numbers."""
+        """The largest sum of absolute values over the columns of :attr:`numbers`."""
         return max(int(np.abs(block.numbers).sum(0).max()) for block in self._blocks())
 
     def _blocks(self) -> Iterator[Grid]:
@@ -62,7 +58,7 @@ class Grid:
 
 
 def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
-    """The grid that float32 weights of shape [K, N] are, column by column; None if one of the columns is none."""
+    """Returns the grid of float32 weights of shape [K, N]; None if any column is not a grid."""
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     if _grid_of(weights[:, :_PROBED_COLUMNS]) is None:
@@ -82,7 +78,7 @@ def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
 
 
 def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
-    """Its columns, a few at a time."""
+    """Yields slices of columns of at most _BLOCK elements, or of one column."""
     rows, columns = matrix.shape
     step = max(1, _BLOCK // rows)
     return (slice(i, i + step) for i in range(0, columns, step))
@@ -102,19 +98,19 @@ def _grid_of(weights: npt.NDArray[np.float32]) -> Grid | None:
 
 
 def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
-    """One scale for each column."""
+    """Returns one scale for each column; None if a column has none."""
     largest = np.abs(weights).max(0)
     scales = np.ones_like(largest)
     todo = np.flatnonzero(largest)
     probe = weights[:: max(1, len(weights) // _PROBED_ROWS)]
     for code in map(np.float32, _LARGEST_CODES):
-        # Of all floats, only the quotient and its neighbours can give the column's largest magnitude.
-        for neighbour in (None, np.float32(0), np.float32(np.inf)):
+        # Only the quotient and its two neighbors, times the code, can round to the largest magnitude.
+        for neighbor in (None, np.float32(0), np.float32(np.inf)):
             if not todo.size:
                 return np.asarray(scales)
             scale = largest[todo] / code
-            if neighbour is not None:
-                scale = np.nextafter(scale, neighbour)
+            if neighbor is not None:
+                scale = np.nextafter(scale, neighbor)
             with np.errstate(over="ignore"):
                 fits = (scale > 0) & (code * scale == largest[todo])
             fits &= _is_grid(probe[:, todo], scale)
@@ -128,47 +124,3 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
 def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray((np.rint(weights / scale) * scale == weights).all(0))
-
-
-def evaluate(value: ir.Value | None, opset: int) -> npt.NDArray[Any] | None:
-    """What a constant comes to, as ONNX Runtime computes it without optimisations; None if it cannot.
-
-    Args:
-        value: A constant (Facts.is_constant).
-        opset: The version of the standard operators that it is computed with.
-    """
-    if value is None:
-        return None
-    if value.is_initializer() and value.const_value is not None:
-        return value.const_value.numpy()
-    if (elements := array(value)) is not None:
-        return elements
-    nodes: dict[ir.Node, None] = {}
-    initializers: dict[str, ir.TensorProtocol] = {}
-    todo = [value]
-    while todo:
-        at = todo.pop()
-        producer = at.producer()
-        if producer is not None:
-            nodes.pop(producer, None)  # what computes it comes before all that have asked for it
-            nodes[producer] = None
-            todo += [source for source in producer.inputs if source is not None]
-        elif at.const_value is not None and at.name is not None:
-            initializers[at.name] = at.const_value
-        else:
-            return None  # a function's parameter
-    graph = onnx.GraphProto(name="constant", node=[ir.to_proto(node) for node in reversed(nodes)])
-    for name, tensor in initializers.items():
-        graph.initializer.append(onnx.numpy_helper.from_array(tensor.numpy(), name))
-    assert value.name is not None
-    graph.output.append(onnx.ValueInfoProto(name=value.name))
-    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[onnx.helper.make_opsetid("", opset)])
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        result: npt.NDArray[Any] = session.run(None, {})[0]
-    except Exception:  # types beyond ONNX Runtime's, sizes beyond a protobuf: then it is not known
-        return None
-    return result

@@ -1,4 +1,4 @@
-"""What the rules need to know of a model: types and shapes, and which values are computed at run time."""
+"""Types and shapes of a model's values, and which values are constant."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from ...graphs import STANDARD_DOMAINS, functions, graphs
+from ...graphs import STANDARD_DOMAINS, functions, graphs, with_subgraphs
 from ...operators import DOMAIN
 
-# Standard operators whose result is not a function of their inputs.
+# Standard operators whose result does not depend on their inputs alone.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
 
 
 class Facts:
-    """Types and shapes are put on the values themselves while it is open, and taken back when it closes.
+    """Inferred types and shapes, set on the values of a model while this context manager is open.
 
-    A model is saved with the value_info that it came with: what inference finds is ours, not the user's.
+    On exit every value gets back the type and shape that the model declares, so that a rewrite does not add value_info.
     """
 
     def __init__(self, model: ir.Model) -> None:
+        """Prepares inference.
+
+        Args:
+            model: The model. It may be edited while the context manager is open.
+        """
         self.model = model
         self._calls: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
         self._constants: set[ir.Value] = set()
         self._names: set[str | None] = set()
+        self._function_bodies = {id(function.graph) for function in model.functions.values()}
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
 
     def __enter__(self) -> Facts:
@@ -46,12 +52,12 @@ class Facts:
 
     @property
     def opset(self) -> int:
-        """The version of the standard operators that the model imports."""
+        """The version of the standard operators that the model imports; 0 if it imports none."""
         imports = self.model.graph.opset_imports
         return next((imports[domain] for domain in STANDARD_DOMAINS if domain in imports), 0)
 
     def new_name(self) -> str:
-        """A name for a value, which no graph of the model has."""
+        """Returns a name that no value in any graph of the model has."""
         i = len(self._names)
         while (name := f"ort_dynq_{i}") in self._names:
             i += 1
@@ -59,13 +65,13 @@ class Facts:
         return name
 
     def note(self, new: ir.Value, dtype: ir.DataType, shape: ir.Shape | None) -> None:
-        """What is known of a new value, unless it has taken the place of an old one."""
+        """Sets the type and shape of a new value, unless it has replaced an old one."""
         if new not in self._saved:
             self._saved[new] = (None, None)
             new.dtype, new.shape = dtype, shape
 
     def adopt(self, new: ir.Value, old: ir.Value) -> None:
-        """`new` has taken the place of `old`: what was found of the one holds for the other, and no longer."""
+        """Gives `new`, which replaces `old`, the type and shape of `old`, both the inferred and the declared ones."""
         new.type, new.shape = old.type, old.shape
         self._saved[new] = self._saved.get(old, (None, None))
 
@@ -73,10 +79,14 @@ class Facts:
         for value, (type_, shape) in self._saved.items():
             value.type, value.shape = type_, shape
 
-    def is_constant(self, value: ir.Value | None) -> bool:
-        """Whether constant folding would fix the value; an absent one (None) counts as constant.
+    def is_function_body(self, graph: ir.Graph) -> bool:
+        """Returns whether a graph is the body of a model-local function, which cannot have initializers."""
+        return id(graph) in self._function_bodies
 
-        An initializer that is also a graph input can be overridden at run time and is not constant. A function's
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Returns whether constant folding would compute a value before run time; True for an absent one (None).
+
+        An initializer that is also a graph input is not constant: it can be overridden at run time. A function's
         parameter is constant if every call passes a constant.
         """
         return value is None or value in self._constants
@@ -86,7 +96,7 @@ class Facts:
             if isinstance(graph, ir.Graph):
                 self._constants.update(v for v in graph.initializers.values() if not v.is_graph_input())
         size = -1
-        while size != len(self._constants):  # again only where a function calls one that stands before it
+        while size != len(self._constants):  # more than once if a function calls one that is listed before it
             size = len(self._constants)
             for _, graph in graphs(self.model):
                 if isinstance(graph, ir.Function) and (calls := self._calls[graph.identifier()]):
@@ -98,24 +108,25 @@ class Facts:
                         self._constants.update(node.outputs)
 
     def _infer(self) -> None:
-        """Shapes and types of the graphs, then of the functions' bodies as they are called.
+        """Infers types and shapes, first in the main graph, then in the functions, as they are called.
 
-        What the model says of the values between its inputs and its outputs is taken where inference does not find
-        otherwise: ONNX Runtime does not believe it either.
+        Declared types and shapes of intermediate values are used only where inference finds nothing that contradicts
+        them. ONNX Runtime does not trust them either.
         """
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-        was_disabled, logger.disabled = logger.disabled, True  # what cannot be inferred is unknown, no more
+        was_disabled, logger.disabled = logger.disabled, True  # failures leave types and shapes unknown, that is all
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
-        infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=not _has_long_vector(self.model))
+        data_prop = not _has_long_vector(self.model)
+        infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
         try:
-            said = {value: (value.type, value.shape) for value in self._saved if _is_hearsay(value)}
-            for value in said:
+            declared = {value: (value.type, value.shape) for value in self._saved if _is_declared_only(value)}
+            for value in declared:
                 value.type = value.shape = None
-            if said:
+            if declared:
                 infer(self.model)
-            for value, (type_, shape) in said.items():
+            for value, (type_, shape) in declared.items():
                 if _contradicts(value, type_, shape):
-                    self._saved[value] = (None, None)  # of a custom operator's output it would be believed
+                    self._saved[value] = (None, None)  # inference would trust it behind a custom operator
                 else:
                     value.type, value.shape = type_, shape
             infer(self.model)
@@ -128,13 +139,17 @@ class Facts:
                 for name in order:
                     values.add(values.pop(name))
         todo = functions(self.model)
-        for _ in range(len(todo)):  # a function may call another
+        for _ in range(len(todo)):  # a function may call another one
             for function in todo:
-                _infer_function(function, self._calls[function.identifier()])
+                _infer_function(function, self._calls[function.identifier()], data_prop)
 
 
 def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
-    """Puts on outputs, in a model that was rewritten before, what their functions' bodies hide; whether on any new."""
+    """Sets the shapes of the outputs of ort_dynq's operators, in a model that was rewritten before.
+
+    Returns:
+        Whether any shape is new; `found` collects the values.
+    """
     before = len(found)
     for _, graph in graphs(model):
         for node in graph:
@@ -149,27 +164,25 @@ def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
 
 
 def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -> list[int | ir.SymbolicDim]:
-    """That of src, or of rows: what the operators' attributes say (operators.py)."""
+    """Returns the shape of an output: that of src, or one element for each row (ort_dynq/operators)."""
     rank, axis = len(src), node.attributes.get_int("axis", -1)
     begin = axis + rank if axis < 0 else axis
     if node.op_type in ("ReduceAbsMax", "ReduceMinMax"):
-        run, kept = (
-            range(begin, begin + node.attributes.get_int("count", 1)),
-            node.attributes.get_int("reduce_others", 0),
-        )
-        lengths = [dim if (i in run) == (kept == 1) else None for i, dim in enumerate(src)]
+        run = range(begin, begin + node.attributes.get_int("count", 1))
+        reduces_others = node.attributes.get_int("reduce_others", 0) == 1
+        lengths = [dim if (i in run) == reduces_others else None for i, dim in enumerate(src)]
         ones = node.attributes.get_int("keepdims", 1) == 1
         return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
     return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
 
 
-def _is_hearsay(value: ir.Value) -> bool:
-    """Whether the type and shape of a value are said by the model and follow from others'."""
+def _is_declared_only(value: ir.Value) -> bool:
+    """Returns whether the model declares the shape of a value that follows from other values."""
     return value.producer() is not None and value.shape is not None and not value.is_graph_output()
 
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
-    """Whether what is known of `value` cannot be if it has this type and shape."""
+    """Returns whether the inferred type or shape of `value` differs from a declared one."""
     if value.type is not None and type_ is not None and value.type != type_:
         return True
     if value.shape is None or shape is None:
@@ -181,14 +194,14 @@ def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape
 
 
 def _has_long_vector(model: ir.Model) -> bool:
-    """Whether a vector is so long that onnx must not keep its elements as symbolic dimensions, as data_prop does."""
+    """Returns whether a vector is too long for data_prop, which keeps its elements as symbolic dimensions."""
     return any(
         value.shape is not None
         and len(value.shape) == 1
         and value.shape.is_static()
         and value.shape.numpy()[0] > 1 << 16
-        for graph in model.graphs()
-        for value in (*graph.inputs, *graph.initializers.values())
+        for _, graph in graphs(model)
+        for value in (*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ()))
     )
 
 
@@ -210,8 +223,8 @@ def _values(graph: ir.Graph | ir.Function) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def _infer_function(function: ir.Function, calls: list[ir.Node]) -> None:
-    """Puts types and shapes on a function's values where all of its calls agree."""
+def _infer_function(function: ir.Function, calls: list[ir.Node], data_prop: bool) -> None:
+    """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree."""
     for i, parameter in enumerate(function.inputs):
         arguments = [_argument(call, i) for call in calls]
         types = {None if argument is None else argument.type for argument in arguments}
@@ -224,15 +237,27 @@ def _infer_function(function: ir.Function, calls: list[ir.Node]) -> None:
     if len(typed) != len(function.inputs):
         return
     proto = ir.serde.serialize_function(function)
-    graph = onnx.GraphProto(name=function.name, node=proto.node)
-    graph.input.extend(ir.serde.serialize_value(value) for value in typed)
-    body = onnx.ModelProto(ir_version=10, graph=graph, opset_import=proto.opset_import)
+    body = onnx.GraphProto(name=function.name, node=proto.node)
+    _clear_declared(body)
+    body.input.extend(ir.serde.serialize_value(value) for value in typed)
+    model = onnx.ModelProto(ir_version=10, graph=body, opset_import=proto.opset_import)
     try:
-        inferred = onnx.shape_inference.infer_shapes(body, check_type=False, strict_mode=False, data_prop=True)
-    except Exception:  # attribute references and foreign operators may defeat it: then nothing is known
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
+    except Exception:  # references to attributes and foreign operators may defeat it; then nothing is known
         return
-    known = {info.name: info for info in inferred.graph.value_info}
-    for node in function:
-        for value in node.outputs:
-            if value.name in known:
-                ir.serde.deserialize_value_info_proto(known[value.name], value)
+    found = ir.serde.deserialize_model(inferred).graph
+    for (_, ours), (_, theirs) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
+        known = {value.name: value for value in _values(theirs)}
+        for value in _values(ours):
+            if (same := known.get(value.name)) is not None:
+                value.type = value.type if same.type is None else same.type
+                value.shape = value.shape if same.shape is None else same.shape
+
+
+def _clear_declared(graph: onnx.GraphProto) -> None:
+    """Removes the declared types and shapes of intermediate values, at any depth."""
+    del graph.value_info[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                _clear_declared(subgraph)

@@ -1,31 +1,26 @@
-"""What ONNX Runtime's CPU provider fuses itself, and gets right.
+"""The QuantizeLinear and DequantizeLinear nodes that ONNX Runtime's CPU provider fuses correctly.
 
-At its default level ONNX Runtime replaces DequantizeLinear -> operator [-> QuantizeLinear] by one integer kernel. Many
-of these fusions do not ask for constant scales, so they fire for run-time ones too. A node that takes part in one that
-is correct must stay. Where the fusion is wrong (mostly it takes any scale for a per-tensor one: the session fails or
-returns wrong numbers) the node must be converted, which mends the model.
+At its default optimization level ONNX Runtime replaces DequantizeLinear -> operator [-> QuantizeLinear] by one integer
+kernel. Many of these fusions do not require constant scales, so they apply to run-time scales too. A node in a correct
+fusion must stay. Where the fusion is wrong, the node must be converted, which repairs the model; most wrong fusions
+take every scale for a per-tensor one, so that the session fails or returns wrong numbers.
 
-Read from ONNX Runtime's sources and tried on 1.31.1, x86-64. Paths below are relative to onnxruntime/core/optimizer/.
+Read from ONNX Runtime's sources and tested with 1.31.1 on x86-64. Paths below are relative to
+onnxruntime/core/optimizer/.
 
 - Fused and correct, but not listed, since the kernels are slower than the nodes that they replace (one thread): Gemm of
   s8 codes (QGemm 8.2 ms, unfused 3.0), Where (3.6, 0.4), AveragePool (3.8, 0.4), Softmax (1.3, 0.3).
-- Fused, but not listed, since it rounds float weights to 8 bits: Gemm and Conv with constant float weights, between a
-  DequantizeLinear and a QuantizeLinear (qdq_transformer/weight_bias_quantization.cc).
-- Never fused, since they want constant scales: Reshape, Transpose, MaxPool, Resize, Split, ArgMax and the like
+- Fused, but not listed, since the fusion rounds float weights to 8 bits: Gemm and Conv with constant float weights,
+  between a DequantizeLinear and a QuantizeLinear (qdq_transformer/weight_bias_quantization.cc).
+- Never fused, since they require constant scales: Reshape, Transpose, MaxPool, Resize, Split, ArgMax and similar ones
   (qdq_selectors.cc, DropQDQNodeGroupSelector, DropDQNodeGroupSelector), MatMulNBits (DQMatMulNodeGroupSelector), and a
   Conv with a bias.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
-
-# Below so many elements a custom operator gains nothing over one node whose kernel is vectorised: a call costs 0.1 us
-# more, an element 0.04 ns less.
-FEWEST_ELEMENTS = 2048
-_ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 _UINT8 = ir.DataType.UINT8
 _U8 = frozenset({_UINT8})
@@ -36,17 +31,17 @@ _8BIT = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 class _Group:
     """One pattern: a DequantizeLinear at every input, the operator, a QuantizeLinear at its one output."""
 
-    kernel: str  # what the group becomes ...
-    float_kernel: str = ""  # ... and without the QuantizeLinear; empty: it is required
-    codes: frozenset[ir.DataType] = _8BIT  # of input 0; the output's are the same
+    kernel: str  # the fused kernel
+    float_kernel: str = ""  # the kernel without a QuantizeLinear; empty if that is required
+    codes: frozenset[ir.DataType] = _8BIT  # the types of input 0; the output has the same type
     any_weights: bool = False  # input 1 may have the other 8-bit type
-    channel_axis: int | None = None  # the axis along which input 1 may have scales of its own
-    rank_0: bool = False  # the kernel's schema refuses scales of shape [1]
-    zero_points: bool = False  # every DequantizeLinear needs one
+    channel_axis: int | None = None  # the axis along which input 1 may have one scale for each index
+    rank_0: bool = False  # the kernel's schema rejects scales of shape [1]
+    zero_points: bool = False  # every DequantizeLinear needs a zero point
 
 
-# In qdq_transformer/selectors_actions/, qdq_selector_action_transformer.cc says which operators are fused and the
-# selectors named here (qdq_selectors.cc) on which conditions; what the kernels get right, their schemas and checks say.
+# qdq_transformer/selectors_actions/qdq_selector_action_transformer.cc lists the operators that are fused. The selectors
+# named here (qdq_selectors.cc) have the conditions. The schemas and checks of the kernels tell which are correct.
 _GROUPS = {
     "MatMul": _Group("QLinearMatMul", "MatMulIntegerToFloat", _U8, True, channel_axis=1),  # MatMulNodeGroupSelector
     "Gemm": _Group("QGemm", "QGemm", _U8, True, channel_axis=1, zero_points=True),  # GemmNodeGroupSelector
@@ -60,48 +55,32 @@ _GROUPS = {
 }
 
 
-# Every operator that is fused behind a DequantizeLinear, the kernels that are wrong or slow included.
+# Every operator that is fused behind a DequantizeLinear, including those whose kernels are wrong or slow.
 _FUSED = frozenset({*_GROUPS, "Where", "AveragePool", "Softmax"})
 
 
 def fused_by_onnxruntime(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> str | None:
-    """Why `node` (a QuantizeLinear or DequantizeLinear with run-time parameters) must stay, or None."""
+    """Returns the reason why a node must stay, or None.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear with run-time parameters.
+        is_constant: Facts.is_constant().
+    """
     matcher = _Matcher(is_constant)
     pair = matcher.unsigned_pair(node)
     others = [other for other in pair or () if other is not node]
     return next((reason for n in [node, *others] if (reason := matcher.reason(n))), None)
 
 
-def too_small(node: ir.Node) -> str | None:
-    """Why `node` (a QuantizeLinear or DequantizeLinear) gains nothing as one operator of ort_dynq, or None.
+def is_next_to_fused(node: ir.Node) -> bool:
+    """Returns whether ONNX Runtime may fuse an operator next to `node`, correctly or not.
 
-    Next to an operator that ONNX Runtime fuses, rightly or wrongly, and before an integer product, which wants other
-    codes, size does not count. Nor does it where no dimension
-    is fixed; where one is, as a layer's width, the others are taken for short.
+    For a QuantizeLinear that is an operator before it, with a DequantizeLinear as an input; for a DequantizeLinear, an
+    operator behind it.
     """
-    x, scale = node.inputs[:2]
-    if x is None or scale is None or x.shape is None or scale.shape is None:
-        return None
-    known = [dim for dim in x.shape if isinstance(dim, int)]
-    unknown = len(x.shape) - len(known)
-    if unknown > 0 and not known:
-        return None
-    quantizes, elements = node.op_type == "QuantizeLinear", math.prod(known) * _ASSUMED**unknown
-    rank, axis = len(x.shape), node.attributes.get_int("axis", 1)
-    if node.attributes.get_int("block_size", 0) > 0:
-        is_quick = (axis in (-1, rank - 1)) == quantizes
-    else:
-        is_quick = len(scale.shape) == 0 or tuple(scale.shape) == (1,) or (not quantizes and axis in (0, -rank))
-    if elements >= FEWEST_ELEMENTS or not is_quick:
-        return None
-    if quantizes and any(_dequantizer(v) for n in _producers(node) for v in n.inputs if v is not None):
-        return None
-    if quantizes and any(n.op_type == "MatMulInteger" for n in _users(node.outputs[0])) and _code_type(node) != _UINT8:
-        return None
-    if not quantizes and any(n.op_type in _FUSED for n in _consumers(node)):
-        return None
-    assumed = f", taking {_ASSUMED} for what is not fixed" if unknown else ""
-    return f"a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
+    if node.op_type == "QuantizeLinear":
+        return any(_dequantizer(value) for each in _producers(node) for value in each.inputs if value is not None)
+    return any(each.op_type in _FUSED for each in _consumers(node))
 
 
 class _Matcher:
@@ -109,12 +88,12 @@ class _Matcher:
         self._is_constant = is_constant
 
     def reason(self, node: ir.Node) -> str | None:
-        """Why the group that `node` itself belongs to is fused correctly, or None."""
+        """Returns which correct fusion `node` belongs to, as the reason why it stays, or None."""
         targets = _consumers(node) if node.op_type == "DequantizeLinear" else _producers(node)
         return next((reason for target in targets if (reason := self._group(target, node))), None)
 
     def _group(self, op: ir.Node, member: ir.Node) -> str | None:
-        """What becomes of `op` and the nodes around it, if they are fused correctly and `member` is one of them."""
+        """Returns the correct fusion of `op` and the nodes around it, if `member` is one of them, or None."""
         group = _GROUPS.get(op.op_type) if op.domain == "" else None
         if group is None or len(op.outputs) != 1:
             return None
@@ -133,7 +112,7 @@ class _Matcher:
             if not self._bias_is_right(op, inputs, q):
                 return None
             if inputs.pop().producer() is member:
-                member = _dequantizer(inputs[0]) or member  # the bias' DQ shares the others' fate
+                member = _dequantizer(inputs[0]) or member  # the bias' DQ is fused if the others are
         dqs = [_dequantizer(v) for v in inputs]
         if (op.op_type == "Conv" and len(dqs) != 2) or not self._types_are_right(group, dqs, q):
             return None
@@ -156,7 +135,7 @@ class _Matcher:
         return f"ONNX Runtime fuses {chain} into {group.kernel if q else group.float_kernel}"
 
     def _quantizer(self, value: ir.Value) -> tuple[bool, ir.Node | None]:
-        """Whether `value`, an operator's output, allows a fusion, and its QuantizeLinear if there is one.
+        """Returns whether an operator's output allows a fusion, and its QuantizeLinear if there is one.
 
         NodeGroupSelector (GetQDQSelection, CheckQDQNodes): a Q must be the only consumer, and a single Relu or Clip
         with a single consumer prevents the fusion. ReluQuantFusion (qdq_transformer/relu_quantizelinear.cc) runs
@@ -166,7 +145,7 @@ class _Matcher:
         if len(users) == 1 and users[0].op_type in ("Relu", "Clip") and (after := _sole_user(users[0])):
             if users[0].op_type == "Clip" or after.op_type != "QuantizeLinear":
                 return False, None
-            if self._constant_zero_point(after) != (-128 if _code_type(after) == ir.DataType.INT8 else 0):
+            if self._constant_zero_point(after) != (-128 if code_type(after) == ir.DataType.INT8 else 0):
                 return False, None
             users = [after]
         q = next((n for n in users if n.op_type == "QuantizeLinear"), None)
@@ -180,14 +159,14 @@ class _Matcher:
             return False
         if q is None:
             return True
-        # To a Q without a zero point SetOptionalZeroPoint (qdq_actions.cc) gives one of u8: the session fails for s8.
+        # SetOptionalZeroPoint (qdq_actions.cc) adds a u8 zero point to a Q that has none: the session fails for s8.
         return self._fused_type(q) == types[0] and (_zero_point(q) is not None or types[0] == ir.DataType.UINT8)
 
     def _bias_is_right(self, op: ir.Node, inputs: list[ir.Value], q: ir.Node | None) -> bool:
-        """Whether QGemm takes the bias: it ignores the bias' own scale, which must be the product of the others.
+        """Returns whether QGemm takes the bias. It ignores the bias' scale, which must be the product of the others.
 
-        Either the model says so, or WeightBiasQuantization (qdq_transformer/weight_bias_quantization.cc) writes it: for
-        a constant vector, in front of a Q.
+        Either the model computes that product, or WeightBiasQuantization
+        (qdq_transformer/weight_bias_quantization.cc) does, for a constant vector in front of a Q.
         """
         if any(op.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
             return False
@@ -198,16 +177,17 @@ class _Matcher:
         product = dq.inputs[1].producer() if dq.inputs[1] is not None else None
         if a is None or b is None or product is None or product.op_type != "Mul" or _zero_point(dq) is not None:
             return False
-        return _code_type(dq) == ir.DataType.INT32 and set(product.inputs) == {a.inputs[1], b.inputs[1]}
+        return code_type(dq) == ir.DataType.INT32 and set(product.inputs) == {a.inputs[1], b.inputs[1]}
 
     def unsigned_pair(self, node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-        """The s8 Q -> DQ pair of `node` that ONNX Runtime turns into u8, so that neither may be converted alone.
+        """Returns the s8 Q -> DQ pair of `node` that ONNX Runtime changes to u8: neither may be converted alone.
 
-        qdq_transformer/qdq_s8_to_u8.cc, on x86: one constant zero point, one consumer each (a DQ with more of them is
-        duplicated before, qdq_transformer/ensure_unique_dq_for_node_unit.cc). The scale may be a run-time one.
+        qdq_transformer/qdq_s8_to_u8.cc, on x86: one constant zero point, and one consumer each. (A DQ with more
+        consumers is duplicated before, qdq_transformer/ensure_unique_dq_for_node_unit.cc.) The scale may be a run-time
+        one.
         """
         q = node if node.op_type == "QuantizeLinear" else node.inputs[0].producer() if node.inputs[0] else None
-        if q is None or q.op_type != "QuantizeLinear" or _code_type(q) != ir.DataType.INT8:
+        if q is None or q.op_type != "QuantizeLinear" or code_type(q) != ir.DataType.INT8:
             return None
         dq = _sole_user(q)
         if dq is None or dq.op_type != "DequantizeLinear":
@@ -218,7 +198,7 @@ class _Matcher:
         return (q, dq) if zero_point is not None and zero_point == self._constant_zero_point(dq) else None
 
     def _fused_type(self, node: ir.Node) -> ir.DataType | None:
-        return ir.DataType.UINT8 if self.unsigned_pair(node) else _code_type(node)
+        return ir.DataType.UINT8 if self.unsigned_pair(node) else code_type(node)
 
     def _constant_zero_point(self, node: ir.Node) -> int | None:
         value = _zero_point(node)
@@ -227,7 +207,7 @@ class _Matcher:
 
 
 def _added_bias(op: ir.Node) -> ir.Value | None:
-    """What is added to a MatMul that becomes a Gemm (matmul_add_fusion.cc)."""
+    """Returns the bias that is added to a MatMul, if the two become a Gemm (matmul_add_fusion.cc)."""
     add = _sole_user(op) if op.op_type == "MatMul" else None
     if add is None or add.op_type != "Add" or add.domain != "":
         return None
@@ -244,7 +224,7 @@ def _added_bias(op: ir.Node) -> ir.Value | None:
 
 
 def _scale_is_right(node: ir.Node, axis: int | None, rank_0: bool) -> bool:
-    """Whether the scale is known to be per tensor or, for a matrix or filter, along `axis`."""
+    """Returns whether the scale is known to be per tensor or, for a matrix or filter, along `axis`."""
     x, scale, zero_point = node.inputs[0], node.inputs[1], _zero_point(node)
     if scale is None or scale.shape is None or scale.dtype not in (None, ir.DataType.FLOAT):
         return False
@@ -256,8 +236,8 @@ def _scale_is_right(node: ir.Node, axis: int | None, rank_0: bool) -> bool:
     return node.attributes.get_int("axis", 1) % rank == axis
 
 
-def _code_type(node: ir.Node) -> ir.DataType | None:
-    """The type of the codes of a Q or DQ node, or None if it is not known."""
+def code_type(node: ir.Node) -> ir.DataType | None:
+    """Returns the type of the codes of a Q or DQ node; None if it is not known."""
     zero_point, quantizes = _zero_point(node), node.op_type == "QuantizeLinear"
     codes = node.outputs[0] if quantizes else node.inputs[0]
     if codes is not None and codes.dtype is not None:
@@ -280,15 +260,15 @@ def _users(value: ir.Value) -> list[ir.Node]:
 
 
 def _sole_user(node: ir.Node) -> ir.Node | None:
-    """The one consumer of a node's output that nothing else looks at."""
+    """Returns the only consumer of a node's output; None if there are others or the output is a graph output."""
     users = _users(node.outputs[0])
     return users[0] if len(users) == 1 and not node.outputs[0].is_graph_output() else None
 
 
 def _consumers(dq: ir.Node) -> list[ir.Node]:
-    """The operators that a DQ feeds, in its own graph, also through one Transpose of which it is the only use.
+    """Returns the operators that use a DQ's output in its graph, directly or through a Transpose with one consumer.
 
-    MakeQDQNodeUnit (transpose_optimization/onnx_transpose_optimization.cc) puts a Q -> DQ behind that Transpose.
+    MakeQDQNodeUnit (transpose_optimization/onnx_transpose_optimization.cc) inserts a Q -> DQ behind that Transpose.
     """
     users = [n for n in _users(dq.outputs[0]) if n.graph is dq.graph]
     behind = [_sole_user(n) for n in users if n.op_type == "Transpose"]
@@ -296,7 +276,7 @@ def _consumers(dq: ir.Node) -> list[ir.Node]:
 
 
 def _producers(q: ir.Node) -> list[ir.Node]:
-    """The operators whose output a Q may be: its producer, and what is in front of a Relu or of an added bias."""
+    """Returns the operators that a Q may be fused with: its producer, and those before a Relu or an added bias."""
     first = q.inputs[0].producer() if q.inputs[0] is not None else None
     found = [] if first is None else [first]
     for op_types in (("Relu",), ("Add",)):
@@ -305,7 +285,7 @@ def _producers(q: ir.Node) -> list[ir.Node]:
 
 
 def _dequantizer(value: ir.Value) -> ir.Node | None:
-    """The DQ that gives `value`, also through a Transpose (see `_consumers`)."""
+    """Returns the DQ that computes `value`, directly or through a Transpose (see `_consumers`)."""
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and _sole_user(node) and node.inputs[0] is not None:
         node = node.inputs[0].producer()

@@ -1,14 +1,23 @@
-"""What is known of shapes without running the model: which broadcast to which, and which line up with the rows of x.
+"""What is known of shapes before run time: which shapes broadcast, and which values have one number for each row.
 
-What inference says of a shape is taken first. Where it says nothing, as of models without names for their dimensions,
-a value may still be known to be as x by the nodes that compute it from x.
+Inferred shapes are used first. Where inference finds nothing, as in models whose dimensions have no names, the nodes
+that compute a value from x may still show that its shape matches that of x.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from .values import array, does_not_grow, integer, is_unknown, op, same, scalar, shape_of
+from .values import (
+    constant_array,
+    constant_scalar,
+    does_not_grow,
+    integer,
+    is_unknown,
+    producer_of,
+    shape_of,
+    skip_identity,
+)
 
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
@@ -18,14 +27,14 @@ _MOST_NODES = 64
 
 
 def same_shape(a: ir.Value, b: ir.Value) -> bool:
-    """Whether two values surely have one shape."""
+    """Returns whether two values are known to have the same shape."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(map(_is_equal, a.shape, b.shape))
 
 
 def broadcasts(small: ir.Value, large: ir.Value) -> bool:
-    """Whether `small` surely broadcasts to `large` without making it larger."""
+    """Returns whether `small` is known to broadcast to the shape of `large`."""
     if small.shape is not None and large.shape is not None:
         pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
         if len(small.shape) <= len(large.shape) and all(mine == 1 or _is_equal(mine, its) for mine, its in pairs):
@@ -34,13 +43,13 @@ def broadcasts(small: ir.Value, large: ir.Value) -> bool:
 
 
 def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
-    """Whether the numbers of x's rows, reshaped or not, broadcast to x so that each meets its own row.
+    """Returns whether the numbers of the rows of x, reshaped or not, broadcast to x so that each meets its own row.
 
     Args:
         value: One number for each row, in the order of the rows.
-        x: What the rows are of.
-        axis: The first of a row's dimensions, negative; 0 if all of x is one row.
-        keepdims: Whether the reductions over the rows left dimensions of 1 behind.
+        x: The tensor of the rows.
+        axis: The first dimension of a row, negative; 0 if all of x is one row.
+        keepdims: Whether the reductions over the rows kept dimensions of length 1.
     """
     if axis == 0:
         return broadcasts(value, x)
@@ -58,12 +67,12 @@ def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
         return False
     if any(dim != 1 for dim in value.shape[axis:]):
         return False
-    # A reshaping keeps the number of elements: where all dimensions but one are equal, that one is.
+    # A reshaping keeps the number of elements: if all dimensions but one are equal, that one is equal too.
     return sum(not _is_equal(mine, its) for mine, its in zip(value.shape[:axis], x.shape[:axis], strict=True)) <= 1
 
 
 def is_shape_of_rows(value: ir.Value, x: ir.Value) -> bool:
-    """Whether `value` surely has x's leading dimensions, and 1 from some dimension on; or one element."""
+    """Returns whether `value` is known to have the leading dimensions of x, then 1; or one element."""
     if value.shape is None:
         return False
     if all(dim == 1 for dim in value.shape):
@@ -75,63 +84,71 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value) -> bool:
 
 
 def _is_shape_vector_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
-    """Whether `value` is x's shape with ones from `axis` on, put together dimension by dimension."""
-    concat = None if value is None else op(same(value), "Concat")
+    """Returns whether `value` is a Concat of the dimensions of x, with ones from `axis` on."""
+    concat = None if value is None else producer_of(skip_identity(value), "Concat")
     if concat is None or x.shape is None or len(concat.inputs) != len(x.shape):
         return False
     lead, ones = concat.inputs[:axis], concat.inputs[axis:]
-    return all(_is_dimension(part, x, i) for i, part in enumerate(lead)) and all(scalar(part) == 1 for part in ones)
+    return all(_is_dimension(part, x, i) for i, part in enumerate(lead)) and all(
+        constant_scalar(part) == 1 for part in ones
+    )
 
 
 def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
-    """Whether `value` is the length of x's dimension i, in a vector of one element."""
+    """Returns whether `value` is the length of dimension i of x, as a vector of one element."""
     if value is None:
         return False
-    if (shape := op(same(value), "Shape")) is not None and shape.inputs[0] is not None:
+    if (shape := producer_of(skip_identity(value), "Shape")) is not None and shape.inputs[0] is not None:
         ends = integer(shape, "start", 0), integer(shape, "end", -1)
-        return ends == (i, i + 1) and same(shape.inputs[0]) is same(x)
-    unsqueeze = op(same(value), "Unsqueeze")
-    gather = None if unsqueeze is None or unsqueeze.inputs[0] is None else op(same(unsqueeze.inputs[0]), "Gather")
-    return gather is not None and shape_of(gather.inputs[0]) is same(x) and scalar(gather.inputs[1]) == i
+        return ends == (i, i + 1) and skip_identity(shape.inputs[0]) is skip_identity(x)
+    unsqueeze = producer_of(skip_identity(value), "Unsqueeze")
+    gather = (
+        None
+        if unsqueeze is None or unsqueeze.inputs[0] is None
+        else producer_of(skip_identity(unsqueeze.inputs[0]), "Gather")
+    )
+    return (
+        gather is not None and shape_of(gather.inputs[0]) is skip_identity(x) and constant_scalar(gather.inputs[1]) == i
+    )
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
-    """`value` without the reshapings that put its dimensions of 1 in place."""
-    value = same(value)
-    while (node := op(value, *_RESHAPES)) is not None and node.inputs[0] is not None:
-        value = same(node.inputs[0])
+    """Returns `value` as it was before any Reshape, Squeeze and Unsqueeze."""
+    value = skip_identity(value)
+    while (node := producer_of(value, *_RESHAPES)) is not None and node.inputs[0] is not None:
+        value = skip_identity(node.inputs[0])
     return value
 
 
 def axes_of(node: ir.Node) -> list[int] | None:
-    """The axes of a node that has them as an attribute or, since opset 13 or 18, as an input; None if not constant."""
+    """Returns the axes of a node, an attribute or (from opset 13 or 18 on) an input; None if not constant."""
     if "axes" in node.attributes:
         return None if node.attributes["axes"].is_ref() else list(node.attributes["axes"].as_ints())
     given = node.inputs[1] if len(node.inputs) > 1 else None
     if given is None:
         return []
-    elements = array(given)
+    elements = constant_array(given)
     return None if elements is None else [int(axis) for axis in elements.reshape(-1)]
 
 
 def _reshapings(value: ir.Value) -> list[ir.Node]:
-    """The nodes between `value` and the numbers as they were computed, Casts looked through."""
+    """Returns the Reshape, Squeeze and Unsqueeze nodes before `value`, the last one first; skips Identity and Cast."""
     nodes = []
-    while (node := op(value, *_RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
+    while (node := producer_of(value, *_RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
         nodes += [node] if node.op_type in _RESHAPES else []
         value = node.inputs[0]
     return nodes
 
 
 def is_elementwise_of(value: ir.Value, source: ir.Value) -> bool:
-    """Whether `source` is among what `value` is computed from, without a reduction in between."""
-    return any(leaf is same(source) for leaf in _leaves(value, source, ()))
+    """Returns whether `value` is computed from `source` by elementwise operators."""
+    return any(leaf is skip_identity(source) for leaf in _leaves(value, source, ()))
 
 
 def _is_computed_from(value: ir.Value, x: ir.Value) -> bool:
-    """Whether `value` is computed from x by steps that leave each dimension as it is or make it 1."""
+    """Returns whether `value` is computed from x by steps that keep each dimension or make it 1."""
     leaves = _leaves(value, x, _REDUCTIONS)
-    return same(x) in leaves and all(leaf is same(x) or does_not_grow(leaf, x) for leaf in leaves)
+    return skip_identity(x) in leaves and all(leaf is skip_identity(x) or does_not_grow(leaf, x) for leaf in leaves)
 
 
 def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
@@ -139,27 +156,27 @@ def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
 
 
 def _leaves(value: ir.Value, x: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value]:
-    """Where the ways back from `value` end, if they lead through elementwise operators and these reductions alone."""
-    leaves, todo, seen = [], [same(value)], 0
+    """Returns the values where walks back from `value` through elementwise operators and `reductions` end."""
+    leaves, todo, seen = [], [skip_identity(value)], 0
     while todo:
         at, seen = todo.pop(), seen + 1
-        sources = None if at is same(x) or seen > _MOST_NODES else _sources(at, reductions)
+        sources = None if at is skip_identity(x) or seen > _MOST_NODES else _sources(at, reductions)
         if sources is None:
             leaves.append(at)
         else:
-            todo += [same(source) for source in sources if source is not None]
+            todo += [skip_identity(source) for source in sources if source is not None]
     return leaves
 
 
 def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | None] | None:
-    """What `value` has its shape from; None if it is from somewhere else."""
-    if (node := op(value, *_UNARY)) is not None:
+    """Returns the values that determine the shape of `value`; None if its operator is not elementwise."""
+    if (node := producer_of(value, *_UNARY)) is not None:
         return [node.inputs[0]]
-    if (node := op(value, *_BINARY)) is not None:
+    if (node := producer_of(value, *_BINARY)) is not None:
         return list(node.inputs)
-    if (node := op(value, *reductions)) is not None and integer(node, "keepdims", 1) == 1:
+    if (node := producer_of(value, *reductions)) is not None and integer(node, "keepdims", 1) == 1:
         return [node.inputs[0]]
-    if (node := op(value, "Expand", "ConstantOfShape")) is not None:
+    if (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
         like = shape_of(node.inputs[-1])
         return None if like is None else [like, *node.inputs[:-1]]
     return None

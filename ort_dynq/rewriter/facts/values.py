@@ -1,8 +1,8 @@
-"""Values that are fixed before run time, and views of values that differ by nothing but form."""
+"""Constant values, the nodes that compute values, and the uses of values."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,18 +10,39 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 
-# Constants of more elements are weights, whose values no rule asks for.
-_MOST_ELEMENTS = 4096
+CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
+_MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
 
-def op(value: ir.Value | None, *types: str) -> ir.Node | None:
-    """The node that computes `value`, if it is a standard operator of one of these types."""
+def producer_of(value: ir.Value | None, *types: str) -> ir.Node | None:
+    """Returns the node that computes `value` if it is a standard operator of one of these types, or None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.domain in STANDARD_DOMAINS and node.op_type in types else None
 
 
+class Use(NamedTuple):
+    """A node and the index of the input at which it uses a value."""
+
+    node: ir.Node
+    idx: int
+
+
+def only_use(value: ir.Value) -> Use | None:
+    """Returns the only use of a node's output, behind any Identity, by a standard operator of the same graph."""
+    while True:
+        uses, producer = value.uses(), value.producer()
+        if len(uses) != 1 or value.is_graph_output() or producer is None:
+            return None
+        use = Use(*next(iter(uses)))
+        if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
+            return None
+        if use.node.op_type != "Identity":
+            return use
+        value = use.node.outputs[0]
+
+
 def integer(node: ir.Node, name: str, default: int) -> int | None:
-    """An integer attribute; None if it is a function's parameter, which each call gives."""
+    """Returns an integer attribute or its default; None if it refers to an attribute of the enclosing function."""
     attribute = node.attributes.get(name)
     if attribute is None:
         return default
@@ -29,22 +50,22 @@ def integer(node: ir.Node, name: str, default: int) -> int | None:
 
 
 def is_given_by_caller(value: ir.Value | None) -> bool:
-    """Whether a number is an attribute that each call of the function gives, or its negative."""
-    if (node := op(value, "Neg", "Cast", "Identity")) is not None:
+    """Returns whether a value is an attribute of the enclosing function, or the negative of one."""
+    if (node := producer_of(value, "Neg", "Cast", "Identity")) is not None:
         return is_given_by_caller(node.inputs[0])
-    node = op(value, "Constant")
+    node = producer_of(value, "Constant")
     return node is not None and any(attribute.is_ref() for attribute in node.attributes.values())
 
 
 def cast_to(node: ir.Node) -> ir.DataType:
-    """The type that a Cast gives, UNDEFINED if a function's parameter says it."""
+    """Returns the output type of a Cast; UNDEFINED if it refers to an attribute of the enclosing function."""
     return ir.DataType(integer(node, "to", 0) or 0)
 
 
-def same(value: ir.Value) -> ir.Value:
-    """What `value` is a copy of: Identity, and Cast from float32 to float32, are looked through."""
+def skip_identity(value: ir.Value) -> ir.Value:
+    """Returns the value that `value` is a copy of, behind any Identity and Cast from float32 to float32."""
     while True:
-        node = op(value, "Identity", "Cast")
+        node = producer_of(value, "Identity", "Cast")
         source = None if node is None else node.inputs[0]
         if node is None or source is None:
             return value
@@ -53,19 +74,29 @@ def same(value: ir.Value) -> ir.Value:
         value = source
 
 
-def array(value: ir.Value | None) -> npt.NDArray[Any] | None:
-    """A constant's elements: an initializer that is no graph input, a Constant, and Casts and reshapings of them."""
+def uncast(value: ir.Value | None) -> ir.Value | None:
+    """Returns the uint8 or int8 integers that `value` is a float32 Cast of, or None."""
+    if value is None or (cast := producer_of(skip_identity(value), "Cast")) is None or cast.inputs[0] is None:
+        return None
+    return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
+
+
+def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """Returns the elements of a constant; None if they are not known without running a model.
+
+    A constant is an initializer that is not a graph input, a Constant, or a Cast or a reshaping of one.
+    """
     if value is None:
         return None
     if value.is_initializer():
         tensor = None if value.is_graph_input() else value.const_value
         return None if tensor is None or tensor.size > _MOST_ELEMENTS else tensor.numpy()
-    node = op(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+    node = producer_of(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
     if node is None:
         return None
     if node.op_type == "Constant":
         return _constant(node)
-    source = array(node.inputs[0])
+    source = constant_array(node.inputs[0])
     if source is None or node.op_type == "Identity":
         return source
     if node.op_type == "Cast":
@@ -81,7 +112,7 @@ def array(value: ir.Value | None) -> npt.NDArray[Any] | None:
 
 
 def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
-    """A Constant's elements; None for text, for what is referred to, and for weights."""
+    """Returns the elements of a Constant; None for text, references to attributes, and large constants."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for attribute in node.attributes.values():
         if attribute.is_ref():
@@ -94,23 +125,23 @@ def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
     return None
 
 
-def scalar(value: ir.Value | None) -> float | None:
-    """The one number that a constant holds, in however many elements; zeros spread out at run time included.
+def constant_scalar(value: ir.Value | None) -> float | None:
+    """Returns the number that all elements of a constant equal; None if there is no such number.
 
-    Expand(c, shape) and ConstantOfShape(shape) count as the number that they are filled with.
+    Expand(c, shape) and ConstantOfShape(shape) have a number even if the shape is computed at run time.
     """
     if value is None:
         return None
-    value = same(value)
-    if (node := op(value, "Expand")) is not None:
-        return scalar(node.inputs[0])
-    if (node := op(value, "ConstantOfShape")) is not None:
+    value = skip_identity(value)
+    if (node := producer_of(value, "Expand")) is not None:
+        return constant_scalar(node.inputs[0])
+    if (node := producer_of(value, "ConstantOfShape")) is not None:
         fill = node.attributes.get("value")
         return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
-    if (node := op(value, "Cast", "Round", "Clip")) is not None and array(value) is None:
-        source = scalar(node.inputs[0])
+    if (node := producer_of(value, "Cast", "Round", "Clip")) is not None and constant_array(value) is None:
+        source = constant_scalar(node.inputs[0])
         return 0.0 if is_zero(source) and _keeps_zero(node) else None
-    elements = array(value)
+    elements = constant_array(value)
     if elements is None or elements.size == 0 or not is_number(elements.dtype):
         return None
     first = elements.reshape(-1)[0]
@@ -118,43 +149,43 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Not text, nor a complex number; the small types of ml_dtypes are of kind V."""
+    """Returns whether a type is one of real numbers or Booleans; the small types of ml_dtypes are of kind V."""
     return dtype.kind in "biufV"
 
 
 def is_zero(number: float | None) -> bool:
-    """Whether it is 0.0, and not -0.0: what is added to -0.0 differs."""
+    """Returns whether a number is 0.0 and not -0.0: adding them to -0.0 gives different zeros."""
     return number == 0 and not np.signbit(number)
 
 
 def is_unknown(dim: int | ir.SymbolicDim) -> bool:
-    """Whether nothing is known of a dimension, not even a name."""
+    """Returns whether a dimension has neither a length nor a name."""
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
 def _keeps_zero(node: ir.Node) -> bool:
     if node.op_type != "Clip":
         return True
-    low, high = (scalar(bound) if bound is not None else 0.0 for bound in [*node.inputs[1:], None, None][:2])
+    low, high = (constant_scalar(bound) if bound is not None else 0.0 for bound in [*node.inputs[1:], None, None][:2])
     return low is not None and high is not None and low <= 0 <= high
 
 
 def shape_of(value: ir.Value | None) -> ir.Value | None:
-    """What `value` is the whole shape of."""
-    shape = None if value is None else op(same(value), "Shape")
+    """Returns the value that `value` is the whole shape of, or None."""
+    shape = None if value is None else producer_of(skip_identity(value), "Shape")
     if shape is None or shape.inputs[0] is None or "end" in shape.attributes or integer(shape, "start", 0) != 0:
         return None
-    return same(shape.inputs[0])
+    return skip_identity(shape.inputs[0])
 
 
 def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
-    """Whether an elementwise operation of `other` with the constant `value` surely keeps `other`'s shape."""
+    """Returns whether an elementwise operation of `other` with a constant is known to keep the shape of `other`."""
     if value is None or (value.shape is not None and len(value.shape) == 0):
         return True
-    if other is not None and (node := op(same(value), "Expand", "ConstantOfShape")) is not None:
+    if other is not None and (node := producer_of(skip_identity(value), "Expand", "ConstantOfShape")) is not None:
         like = shape_of(node.inputs[-1])
         is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
-        if is_small and like is not None and like is same(other):
+        if is_small and like is not None and like is skip_identity(other):
             return True
     if value.shape is None or other is None or other.shape is None:
         return False

@@ -1,28 +1,18 @@
-"""The list of rules: from a node that quantizes with run-time parameters to the operator that replaces it."""
+"""The list of rules. Every other module of this package is one rule, or the two rules of one notation.
+
+A new rule is one new file and one entry in PHASES. Rules do not import each other; what several rules build is in
+builders/, and what they need to know of a model in facts/.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from . import decomposed, float_matmul, float_weights, integer_matmul, qdq, reductions
 
-import onnx_ir as ir
-
-from ..edit import Replacement
-from ..facts.inference import Facts
-from . import decomposed, qdq
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule looks at every node and returns its replacement, the reason why it leaves it, or None: not its matter."""
-
-    name: str
-    match: Callable[[ir.Node, Facts], Replacement | str | None]
-
-
-RULES = (
-    Rule("QuantizeLinear", qdq.quantize),
-    Rule("DequantizeLinear", qdq.dequantize),
-    Rule("decomposed quantization", decomposed.quantize),
-    Rule("decomposed dequantization", decomposed.dequantize),
+PHASES = (
+    (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE),
+    (integer_matmul.RULE, float_matmul.RULE),
+    (float_weights.RULE,),
+    (reductions.RULE,),
 )
+"""Each phase goes over the whole model before the next one begins: first single chains, then products of what the
+chains quantize, then the weights of products that stay float, then ranges that are left."""

@@ -1,13 +1,16 @@
-"""Constant weights behind a DequantizeLinear, at products whose other factor a rule has turned into floats.
+"""The rule for constant 8-bit weights of float products.
 
-ONNX Runtime does not fold a DequantizeLinear: it runs at every inference. Worse, of a float factor and a constant 8-bit
-one behind a DequantizeLinear, transposed or not, it makes MatMulNBits and quantizes the float factor again, to 8 bits
-of its own choice (1.31: outputs move by 1 to 3% of their standard deviation). Where both factors came from a
-DequantizeLinear it does not; nor must it after one of them has become ours.
+DequantizeLinear of constants, [Transpose], MatMul | Gemm | Conv     -> the folded weights, MatMul | Gemm | Conv
+DequantizeLinear of constants                                        -> DynamicDequantize
 
-They are folded, which exact=True does not allow: ONNX Runtime adds up products with constant weights, which it packs
-beforehand, in another order in some shapes. Then, and where folded ones would take too much room, they become
-DynamicDequantize's.
+The rule applies if the other factor of the product came from a DequantizeLinear that another rule has replaced. ONNX
+Runtime does not fold a DequantizeLinear; it runs at every inference. If one factor is constant behind a
+DequantizeLinear, transposed or not, and the other one is float, ONNX Runtime even makes MatMulNBits of the product,
+which quantizes the float factor again (1.31: outputs move by 1 to 3% of their standard deviation). It does not do so if
+both factors come from a DequantizeLinear, as in the original model.
+
+Weights are not folded if results must be exact: ONNX Runtime packs constant weights and adds up some products in
+another order. Weights that are too large to fold, and those of an exact rewrite, become DynamicDequantize.
 """
 
 from __future__ import annotations
@@ -16,74 +19,78 @@ import math
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, label
-from ..edit import Replacement, remove_unused, replace, stored
-from ..facts.grid import evaluate
+from ...graphs import STANDARD_DOMAINS
+from ..builders.activations import dequantizer_of
+from ..builders.dynamic import replace_dequantize_linear
+from ..edit import Edit
+from ..facts.folding import evaluate
 from ..facts.inference import Facts
-from ..facts.values import op
-from ..report import Finding
-from .integer_matmul import source_of
-from .qdq import dequantize_any
+from ..facts.values import Use, producer_of
+from ..metadata import DEQUANTIZES
+from ..rule import Context, Rule
 
-RULE = "weights of a float product"
-_RULES_OF_DEQUANTIZED = ("QuantizeLinear", "DequantizeLinear")
-_MOST_BYTES = 1 << 30  # of a model's folded weights, which take four times the room
+_MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the room of their codes
 
 
-class FloatWeights:
-    """The conversions of such weights in one model."""
+class _Folded:
+    """How many bytes of weights have been folded in one model."""
 
-    def __init__(self, facts: Facts, exact: bool) -> None:
-        self._facts = facts
-        self._exact = exact
-        self._folded: dict[ir.Value, ir.Value] = {}
-        self._bytes = 0
+    def __init__(self, facts: Facts) -> None:
+        self.bytes = 0
 
-    def convert(self, graph: ir.Graph | ir.Function, path: str) -> list[Finding]:
-        """Converts the weights of one graph's products; returns what was done."""
-        findings = []
-        for product in list(graph):
-            if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm", "Conv"):
-                continue
-            for i in (0, 1):
-                factor, weights = product.inputs[i], product.inputs[1 - i]
-                source = None if factor is None else source_of(factor)
-                if weights is None or source is None:
-                    continue
-                dq = _dequantizer(weights)
-                is_ours = source.metadata_props.get("ort_dynq.rule") in _RULES_OF_DEQUANTIZED
-                if dq is None or not is_ours or not all(map(self._facts.is_constant, dq.inputs)):
-                    continue
-                operator = self._fold(product, 1 - i, weights) or self._dequantize(dq)
-                if operator is not None:
-                    findings.append(Finding(label(dq), dq.op_type, path, RULE, operator))
-                    remove_unused([weights.producer()])
-        return findings
 
-    def _fold(self, product: ir.Node, position: int, weights: ir.Value) -> str | None:
-        if self._exact:
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    if producer_of(node.outputs[0], "DequantizeLinear") is not node:
+        return None
+    if not all(map(context.facts.is_constant, node.inputs)):
+        return None
+    products = {value: uses for value in _forms(node) if (uses := _products(value))}
+    if not products:
+        return None
+    if not context.exact and (edit := _fold(node, products, context)) is not None:
+        return edit
+    return replace_dequantize_linear(node, context)
+
+
+RULE = Rule("weights of a float product", 10, _apply)
+
+
+def _forms(dq: ir.Node) -> list[ir.Value]:
+    """Returns the output of a DequantizeLinear and its transposes."""
+    output = dq.outputs[0]
+    transposes = [use.node for use in output.uses() if producer_of(use.node.outputs[0], "Transpose") is use.node]
+    return [output, *(node.outputs[0] for node in transposes)]
+
+
+def _products(weights: ir.Value) -> list[Use]:
+    """Returns the uses of weights by products whose other factor came from a DequantizeLinear."""
+    found = []
+    for use in map(Use._make, weights.uses()):
+        if use.node.domain not in STANDARD_DOMAINS or use.node.op_type not in ("MatMul", "Gemm", "Conv") or use.idx > 1:
+            continue
+        factor = use.node.inputs[1 - use.idx]
+        source = None if factor is None else dequantizer_of(factor)
+        if source is not None and source.metadata_props.get(DEQUANTIZES) == "1":
+            found.append(use)
+    return found
+
+
+def _fold(dq: ir.Node, products: dict[ir.Value, list[Use]], context: Context) -> Edit | None:
+    """Returns the edit that folds the weights of products; None if they are too large or not known."""
+    folded = context.shared(_Folded)
+    size = 0
+    for weights in products:
+        shape = weights.shape
+        size += math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else _MOST_BYTES
+    if folded.bytes + size > _MOST_BYTES:
+        return None
+    edit = context.edit("Constant", dq)
+    for weights, uses in products.items():
+        elements, producer = evaluate(weights, context.facts.opset), weights.producer()
+        if elements is None or producer is None:
             return None
-        if weights not in self._folded:
-            shape = weights.shape
-            size = math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else _MOST_BYTES
-            if self._bytes + size > _MOST_BYTES:
-                return None
-            elements = evaluate(weights, self._facts.opset)
-            if elements is None:
-                return None
-            self._bytes += elements.nbytes
-            self._folded[weights] = stored(elements, product, RULE, self._facts)
-        product.replace_input_with(position, self._folded[weights])
-        return "Constant"
-
-    def _dequantize(self, dq: ir.Node) -> str | None:
-        outcome = dequantize_any(dq)
-        if not isinstance(outcome, Replacement) or dq.graph is None:
-            return None
-        replace(dq, dq.graph, outcome, RULE, self._facts)
-        return outcome.operator
-
-
-def _dequantizer(weights: ir.Value) -> ir.Node | None:
-    transpose = op(weights, "Transpose")
-    return op(weights if transpose is None else transpose.inputs[0], "DequantizeLinear")
+        value = edit.add_initializer(elements, near=producer)
+        for use in uses:
+            edit.replace_input(use.node, use.idx, value)
+    folded.bytes += size
+    return edit

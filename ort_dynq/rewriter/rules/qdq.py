@@ -1,89 +1,111 @@
-"""QuantizeLinear(x, s[, z])     -> DynamicQuantize(x, s, z)
-DequantizeLinear(x, s[, z])   -> DynamicDequantize(x, s, z)
-QuantizeLinear, DequantizeLinear of its codes alone -> DynamicFakeQuantize(x, s, z)
-DynamicQuantizeLinear, DequantizeLinear of its codes alone -> DynamicQuantizeDequantizeLinear(x)
+"""The rules for QuantizeLinear and DequantizeLinear whose scale or zero point is computed at run time.
 
-where s or z is computed at run time; opsets 10 to 25, per tensor, per axis and in blocks. Where s and z follow from x's
-own range (ranges.py):
+QuantizeLinear(x, s[, z])                                       -> DynamicQuantize(x, s, z)
+DequantizeLinear(x, s[, z])                                     -> DynamicDequantize(x, s, z)
+QuantizeLinear, DequantizeLinear                                -> DynamicFakeQuantize(x, s, z)
+DynamicQuantizeLinear(x), DequantizeLinear                      -> DynamicQuantizeDequantizeLinear(x)
+range, scale, zero point, QuantizeLinear                        -> DynamicRangeQuantize
+range, scale, zero point, QuantizeLinear, DequantizeLinear      -> DynamicRangeFakeQuantize
 
-range, scale, zero point, QuantizeLinear                      -> DynamicRangeQuantize
-range, scale, zero point, QuantizeLinear, DequantizeLinear    -> DynamicRangeFakeQuantize
+Opsets 10 to 25, per tensor, per axis and in blocks. A DequantizeLinear becomes part of the operator if it is the only
+use of the codes. The last two apply if the scale and the zero point are computed from the range of x, from opset 13 on
+(facts/range_chain.py).
 """
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ..edit import Replacement, call, constant
+from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
+from ..builders.dynamic import (
+    check_parameters,
+    inputs_of,
+    qtype_of,
+    replace_by_operator,
+    replace_dequantize_linear,
+    unsupported,
+)
+from ..builders.range_operator import replace_range_chain
+from ..edit import Edit, call
+from ..facts.cost import too_small
 from ..facts.inference import Facts
-from ..facts.ort_fusions import fused_by_onnxruntime, too_small
-from ..facts.values import is_zero, op, scalar
-from .decomposed import whole
-from .range_chain import Recipe, Unrecognised, recipe_of
+from ..facts.ort_fusions import fused_by_onnxruntime
+from ..facts.range_chain import Recipe, recipe_of
+from ..facts.values import constant_scalar, is_zero, producer_of
+from ..metadata import DEQUANTIZES
+from ..report import Left
+from ..rule import Context, Rule
 
-_CODES = (ir.DataType.UINT8, ir.DataType.INT8)
 _OLDEST_OPSET_OF_RANGES = 13
 _REFERENCES = "an attribute is given by the function's caller"
 
 
-def quantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
-    """The rule for QuantizeLinear."""
+def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
+    facts = context.facts
     if not _is_dynamic(node, "QuantizeLinear", facts):
         return None
     if _has_references(node):
-        return _REFERENCES
-    x, _, zero_point = _inputs(node)
+        raise Left(_REFERENCES)
+    x, _, zero_point = inputs_of(node)
     if x.dtype != ir.DataType.FLOAT:
-        return _unsupported("x", x.dtype, "float32")
+        raise unsupported("x", x.dtype, "float32")
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
-        return "precision asks for a division in another type than float32"
-    asked = ir.DataType(node.attributes.get_int("output_dtype", 0))
-    codes = asked or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
-    reason = _unsupported_parameters(node, codes) or fused_by_onnxruntime(node, facts.is_constant)
-    if reason is not None:
-        return reason
-    whole_chain = _whole(node, facts, codes)
-    if whole_chain is not None:
-        return whole_chain
+        raise Left("precision asks for a division in another type than float32")
+    output_dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
+    codes = output_dtype or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
+    check_parameters(node, codes)
+    if (reason := fused_by_onnxruntime(node, facts.is_constant)) is not None:
+        raise Left(reason)
     dq = _only_dequantizer(node, facts)
+    edit = _replace_range_chain(node, context, codes, dq)
+    if edit is None and dq is not None:
+        edit = replace_by_operator(node, context, "DynamicFakeQuantize", codes, dq.outputs[0])
+    if edit is None:
+        if (reason := too_small(node)) is not None:
+            raise Left(reason)
+        return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0])
     if dq is not None:
-        return _one_operator(node, "DynamicFakeQuantize", codes, dq.outputs[0])
-    return too_small(node) or _one_operator(node, "DynamicQuantize", codes, node.outputs[0])
+        edit.metadata[DEQUANTIZES] = "1"
+    return edit
 
 
-def dequantize(node: ir.Node, facts: Facts) -> Replacement | str | None:
-    """The rule for DequantizeLinear."""
-    if not _is_dynamic(node, "DequantizeLinear", facts):
+def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
+    if not _is_dynamic(node, "DequantizeLinear", context.facts):
         return None
     if _has_references(node):
-        return _REFERENCES
-    return fused_by_onnxruntime(node, facts.is_constant) or _linear(node) or too_small(node) or dequantize_any(node)
+        raise Left(_REFERENCES)
+    if (reason := fused_by_onnxruntime(node, context.facts.is_constant)) is not None:
+        raise Left(reason)
+    edit = _replace_dynamic_quantize_linear(node, context)
+    if edit is None:
+        if (reason := too_small(node)) is not None:
+            raise Left(reason)
+        edit = replace_dequantize_linear(node, context)
+    edit.metadata[DEQUANTIZES] = "1"
+    return edit
 
 
-def _linear(node: ir.Node) -> Replacement | None:
-    """DynamicQuantizeLinear and its DequantizeLinear, if that is the only use of codes, scale and zero point."""
-    quantizer = op(node.inputs[0], "DynamicQuantizeLinear")
+QUANTIZE = Rule("QuantizeLinear", 10, _apply_quantize, reports_opset=True)
+DEQUANTIZE = Rule("DequantizeLinear", 10, _apply_dequantize, reports_opset=True)
+
+
+def _replace_dynamic_quantize_linear(node: ir.Node, context: Context) -> Edit | None:
+    """Returns the edit of a DynamicQuantizeLinear and its DequantizeLinear `node`, if nothing else uses its outputs."""
+    quantizer = producer_of(node.inputs[0], "DynamicQuantizeLinear")
     if quantizer is None or quantizer.graph is not node.graph or quantizer.inputs[0] is None:
         return None
     if list(node.inputs) != list(quantizer.outputs) or node.attributes.get_int("output_dtype", 1) != 1:
         return None
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in quantizer.outputs):
         return None
-    new = call("DynamicQuantizeDequantizeLinear", [quantizer.inputs[0]])
-    return Replacement("DynamicQuantizeDequantizeLinear", [new], {node.outputs[0]: new.outputs[0]}, node)
-
-
-def dequantize_any(node: ir.Node) -> Replacement | str:
-    """DynamicDequantize in the place of a DequantizeLinear, whoever computes its parameters."""
-    if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
-        return "output_dtype is not float32"
-    codes = _inputs(node)[0].dtype
-    return _unsupported_parameters(node, codes) or _one_operator(node, "DynamicDequantize", codes, node.outputs[0])
+    edit = context.edit("DynamicQuantizeDequantizeLinear", node)
+    edit.replace(node.outputs[0], edit.insert_main(call(edit.operator, [quantizer.inputs[0]]), before=node))
+    return edit
 
 
 def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
+    """Returns whether a node is an `op_type` with run-time parameters."""
     if (
         node.domain not in STANDARD_DOMAINS
         or node.op_type != op_type
@@ -98,89 +120,58 @@ def _has_references(node: ir.Node) -> bool:
     return any(attribute.is_ref() for attribute in node.attributes.values())
 
 
-def _inputs(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    x, scale = node.inputs[:2]
-    assert x is not None
-    assert scale is not None
-    return x, scale, node.inputs[2] if len(node.inputs) > 2 else None
-
-
-def _unsupported(what: str, dtype: ir.DataType | None, expected: str) -> str:
-    return f"the type of {what} is {'not known' if dtype is None else dtype.name.lower()}, expected {expected}"
-
-
-def _unsupported_parameters(node: ir.Node, codes: ir.DataType | None) -> str | None:
-    _, scale, zero_point = _inputs(node)
-    if codes not in _CODES:
-        return _unsupported("the codes", codes, "uint8 or int8")
-    if scale.dtype != ir.DataType.FLOAT:
-        return _unsupported("the scale", scale.dtype, "float32")
-    if zero_point is not None and zero_point.dtype != codes:
-        return _unsupported("the zero point", zero_point.dtype, f"that of the codes, {codes.name.lower()}")
-    return None
-
-
-def _one_operator(node: ir.Node, operator: str, codes: ir.DataType | None, last: ir.Value) -> Replacement:
-    assert codes is not None
-    x, scale, zero_point = _inputs(node)
-    nodes = []
-    if zero_point is None:
-        nodes.append(constant(np.zeros((), codes.numpy())))
-        zero_point = nodes[0].outputs[0]
-    nodes.append(
-        call(
-            operator,
-            [x, scale, zero_point],
-            qtype=_qtype(node, scale),
-            axis=node.attributes.get_int("axis", 1),
-            block_size=node.attributes.get_int("block_size", 0),
-        )
-    )
-    return Replacement(operator, nodes, {last: nodes[-1].outputs[0]}, node)
-
-
-def _whole(node: ir.Node, facts: Facts, codes: ir.DataType | None) -> Replacement | None:
-    """The chain from x's range on, and back to floats where that is the codes' only use."""
-    x, scale, zero_point = _inputs(node)
-    low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
-    zero = None if is_zero(scalar(zero_point)) else zero_point
-    if codes is None or facts.opset < _OLDEST_OPSET_OF_RANGES:
+def _replace_range_chain(node: ir.Node, context: Context, codes: ir.DataType | None, dq: ir.Node | None) -> Edit | None:
+    """Returns the edit of the chain from the range of x to `node` or to its DequantizeLinear `dq`, or None."""
+    if codes is None or context.facts.opset < _OLDEST_OPSET_OF_RANGES:
         return None
+    x, scale, zero_point = inputs_of(node)
+    low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
+    zero = None if is_zero(constant_scalar(zero_point)) else zero_point
     attributes = {
-        "scaling": 0,
-        "rounding_order": 0,
+        "scaling": int(Scaling.DIVIDE),
+        "rounding_order": int(RoundingOrder.ROUND_THEN_ADD),
         "code_type": int(codes),
         "output_dtype": int(codes),
         "quant_min": low,
         "quant_max": high,
         "clip": 1,
-        "nan_code": 1,
+        "nan_code": int(NanCode.QUANT_MIN),
     }
-    dq = _only_dequantizer(node, facts)
-    last = node.outputs[0] if dq is None else dq.outputs[0]
     try:
         recipe = recipe_of(x, scale, zero, low, high)
-        if recipe.inverse or not _is_granularity_of(node, recipe, x, scale) or recipe.zero_point_type not in (1, codes):
+        if recipe.inverse_scale or not _is_granularity_of(node, recipe, x, scale):
             return None
-        return whole(node, x, scale, zero, last, recipe, attributes, is_fake=dq is not None)
-    except Unrecognised:
+        if recipe.zero_point_type not in (CodeType.FLOAT32, codes):
+            return None
+        return replace_range_chain(
+            node,
+            context,
+            recipe,
+            attributes,
+            x=x,
+            scale=scale,
+            zero_point=zero,
+            last=node.outputs[0] if dq is None else dq.outputs[0],
+            is_fake=dq is not None,
+        )
+    except Left:  # scale and zero point are computed in another way
         return None
 
 
 def _is_granularity_of(node: ir.Node, recipe: Recipe, x: ir.Value, scale: ir.Value) -> bool:
-    """Whether the elements that share a scale are those that it is the range of."""
+    """Returns whether the elements that share a scale are those that its range is computed from."""
     if x.shape is None or scale.shape is None or _attribute(node, "block_size") > 0:
         return False
-    rank, qtype = len(x.shape), _qtype(node, scale)
+    rank, qtype = len(x.shape), qtype_of(node, scale)
     if qtype == "per_tensor":
         return recipe.axis == 0
-    axis = node.attributes.get_int("axis", 1)
-    # One element for each index along the first dimension, which may turn out to be one.
-    return qtype != "per_group" and len(scale.shape) == 1 and axis in (0, -rank) and recipe.axis == 1 - rank
+    # One scale for each index of the first dimension. Its length may be 1 at run time.
+    is_first = _attribute(node, "axis") in (0, -rank)
+    return qtype != "per_group" and len(scale.shape) == 1 and is_first and recipe.axis == 1 - rank
 
 
 def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
-    """The DequantizeLinear that undoes `node`, if it is the codes' only use and ONNX Runtime does not fuse it."""
+    """Returns the DequantizeLinear that is the inverse of `node`, the only use of its codes and not fused, or None."""
     codes = node.outputs[0]
     uses = list(codes.uses())
     if len(uses) != 1 or codes.is_graph_output():
@@ -199,17 +190,4 @@ def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
 
 
 def _attribute(node: ir.Node, name: str) -> int:
-    default = 1 if name == "axis" else 0
-    return node.attributes.get_int(name, default)
-
-
-def _qtype(node: ir.Node, scale: ir.Value) -> str:
-    """The granularity as far as shapes tell; ``auto`` leaves it to the shapes at run time, as ONNX does."""
-    if node.attributes.get_int("block_size", 0) > 0:
-        return "per_group"
-    shape = scale.shape
-    if shape is None or len(shape) > 1:
-        return "auto"
-    if len(shape) == 0 or shape[0] == 1:
-        return "per_tensor"
-    return "per_channel" if isinstance(shape[0], int) else "auto"
+    return node.attributes.get_int(name, 1 if name == "axis" else 0)

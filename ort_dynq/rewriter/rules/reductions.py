@@ -1,8 +1,11 @@
-"""ReduceMax(Abs(x))               -> ReduceAbsMax(x)
-ReduceMin(x) and ReduceMax(x)   -> ReduceMinMax(x); one of them alone over the first dimensions, too
+"""The rule for ranges that no other rule has made part of a whole chain.
 
-where a quantization's parameters follow from them, and no other rule has made the range part of a whole chain: ranges
-over the first dimensions, or over all but one, and chains that are left as they are behind the range.
+ReduceMax(Abs(x))                                           -> ReduceAbsMax(x)
+ReduceMin(x), ReduceMax(x)                                  -> ReduceMinMax(x)
+ReduceMin(x) | ReduceMax(x), over the first dimensions      -> ReduceMinMax(x)
+
+The rule applies if the parameters of a quantization are computed from the range: over the first dimensions, over all
+dimensions but one, or in front of a chain that is left.
 """
 
 from __future__ import annotations
@@ -12,19 +15,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, label
+from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..edit import Replacement, call, replace
-from ..facts.inference import Facts
-from ..facts.ort_fusions import FEWEST_ELEMENTS
+from ..edit import Edit, call
+from ..facts.cost import FEWEST_ELEMENTS
 from ..facts.shapes import axes_of
-from ..facts.values import integer, op, same
-from ..report import Finding
+from ..facts.values import integer, producer_of, skip_identity
+from ..report import Left
+from ..rule import Context, Rule
 
-RULE = "range"
-_OLDEST_OPSET = 13
 _MOST_NODES = 64
-# What leads from a range to a scale and a zero point, and the quotient whose rounding is the quantization itself.
+# The operators between a range and a scale, a zero point, or the quotient that is rounded.
 _STEPS = frozenset(
     {"Abs", "Add", "Cast", "Clip", "Div", "Equal", "Expand", "Floor", "Identity", "Max", "Min", "Mul", "Neg"}
     | {"Reciprocal", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where"}
@@ -34,69 +35,62 @@ _ENDS = frozenset({"Round", "QuantizeLinear", "DequantizeLinear"})
 
 @dataclass(frozen=True)
 class _Reduction:
-    """What a ReduceMin or a ReduceMax is of, and over which dimensions, as ReduceAbsMax's attributes have it."""
+    """The operand of a ReduceMin or ReduceMax, and the attributes of ReduceAbsMax."""
 
     x: ir.Value
     axis: int
     count: int
-    kept: int
+    reduce_others: int
     keepdims: int
 
     @property
     def attributes(self) -> dict[str, int]:
-        return {"axis": self.axis, "count": self.count, "reduce_others": self.kept, "keepdims": self.keepdims}
+        return {name: getattr(self, name) for name in ("axis", "count", "reduce_others", "keepdims")}
 
 
-def convert(graph: ir.Graph | ir.Function, path: str, facts: Facts) -> list[Finding]:
-    """Converts such ranges in one graph; returns what was done and what was left."""
-    findings: list[Finding] = []
-    if facts.opset < _OLDEST_OPSET:
-        return findings
-    for node in list(graph):
-        if node.graph is None or op(node.outputs[0], "ReduceMin", "ReduceMax") is not node:
-            continue
-        outcome = _match(node)
-        if isinstance(outcome, str):
-            findings.append(Finding(label(node), node.op_type, path, RULE, None, outcome))
-        elif outcome is not None:
-            findings.append(Finding(label(node), node.op_type, path, RULE, outcome.operator))
-            replace(node, graph, outcome, RULE, facts)
-    return findings
-
-
-def _match(node: ir.Node) -> Replacement | str | None:
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    if producer_of(node.outputs[0], "ReduceMin", "ReduceMax") is not node:
+        return None
     reduction = _reduction(node)
     if reduction is None or reduction.x.dtype != ir.DataType.FLOAT:
         return None
-    abs_ = op(reduction.x, "Abs")
+    abs_ = producer_of(reduction.x, "Abs")
     if node.op_type == "ReduceMax" and abs_ is not None and abs_.inputs[0] is not None and abs_.graph is node.graph:
         if not _quantizes(node.outputs[0]):
             return None
         if len(reduction.x.uses()) != 1 or reduction.x.is_graph_output():
-            return "the magnitudes are used elsewhere, too"
-        new = call("ReduceAbsMax", [same(abs_.inputs[0])], **reduction.attributes)
-        return Replacement("ReduceAbsMax", [new], {node.outputs[0]: new.outputs[0]}, node)
+            raise Left("the magnitudes are used elsewhere, too")
+        edit = context.edit("ReduceAbsMax", node)
+        new = call(edit.operator, [skip_identity(abs_.inputs[0])], **reduction.attributes)
+        edit.replace(node.outputs[0], edit.insert_main(new, before=node))
+        return edit
     other = _other_end(node, reduction)
     if other is None and not _is_slow_alone(reduction):
         return None
     ends = [node] if other is None else [node, other]
     if not all(_quantizes(end.outputs[0]) for end in ends):
         return None
-    new = call("ReduceMinMax", [reduction.x], **reduction.attributes)
-    values = {end.outputs[0]: new.outputs[int(end.op_type == "ReduceMax")] for end in ends}
-    return Replacement("ReduceMinMax", [new], values, node)
+    edit = context.edit("ReduceMinMax", node)
+    new = call(edit.operator, [reduction.x], **reduction.attributes)
+    edit.insert_main(new, before=node)
+    for end in ends:
+        edit.replace(end.outputs[0], new.outputs[int(end.op_type == "ReduceMax")])
+    return edit
+
+
+RULE = Rule("range", 13, _apply)
 
 
 def _is_slow_alone(reduction: _Reduction) -> bool:
-    """Whether one end takes longer than both in one pass, as it does over the first dimensions."""
+    """Returns whether one end alone takes longer than both in one pass, as it does over the first dimensions."""
     shape = reduction.x.shape
-    if reduction.kept or reduction.axis not in (0, -len(shape or ())) or reduction.count == len(shape or ()):
+    if reduction.reduce_others or reduction.axis not in (0, -len(shape or ())) or reduction.count == len(shape or ()):
         return False
     return shape is None or not shape.is_static() or math.prod(shape.numpy()) >= FEWEST_ELEMENTS
 
 
 def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
-    """The ReduceMin that belongs to a ReduceMax, or the other way round. `node` is the first of the two."""
+    """Returns the ReduceMin that belongs to a ReduceMax, or the reverse; `node` is the first of the two."""
     op_type = "ReduceMin" if node.op_type == "ReduceMax" else "ReduceMax"
     for use in reduction.x.uses():
         other = use.node
@@ -106,7 +100,7 @@ def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
 
 
 def _reduction(node: ir.Node) -> _Reduction | None:
-    """None where the dimensions are not known, or are neither a run nor all but a run."""
+    """Returns the reduction; None if its dimensions are not known, or neither they nor the others are a run."""
     x, axes, keepdims = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
     if x is None or axes is None or keepdims is None or node.domain not in STANDARD_DOMAINS:
         return None
@@ -123,12 +117,12 @@ def _reduction(node: ir.Node) -> _Reduction | None:
 
 
 def _is_run(axes: list[int]) -> bool:
-    """Whether sorted axes are neighbours, which of negative and of other ones together is not known."""
+    """Returns whether sorted axes are consecutive. Of negative and other axes together that is not known."""
     return axes == list(range(axes[0], axes[0] + len(axes))) and (axes[0] < 0) == (axes[-1] < 0)
 
 
 def _quantizes(value: ir.Value) -> bool:
-    """Whether what follows from `value` is a parameter of a quantization."""
+    """Returns whether a parameter of a quantization is computed from `value`."""
     todo, seen = [value], {value}
     while todo and len(seen) <= _MOST_NODES:
         for use in todo.pop().uses():

@@ -1,0 +1,1 @@
+"""Parts of edits that several rules build."""

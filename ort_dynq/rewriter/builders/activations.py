@@ -1,0 +1,256 @@
+"""Quantizes the activation of a product, so that its codes can be multiplied in place of its floats.
+
+DynamicRangeFakeQuantize | AffineFakeQuantize | DynamicFakeQuantize     -> the same operator without dequantization
+AffineDequantize | DynamicDequantize | Cast of codes                    -> the codes that it dequantizes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from ...operators import DOMAIN
+from ...operators.encodings import CodeType, NanCode, RangeConstants, Scaling, ZeroPointRule
+from ..edit import Edit, call
+from ..facts.inference import Facts
+from ..facts.shapes import is_shape_of_rows
+from ..facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, skip_identity
+from ..report import Left
+from ..rule import Context
+from .unsigned_codes import UnsignedCodes
+
+_DEQUANTIZERS = (
+    "DynamicRangeFakeQuantize",
+    "AffineFakeQuantize",
+    "DynamicFakeQuantize",
+    "AffineDequantize",
+    "DynamicDequantize",
+)
+_NO_SCALE_OF_ROWS = "the scale is not known to be one for each row of the activation"
+_OTHER_ZERO_POINT = "the zero point is of another type than the codes"
+
+
+def dequantizer_of(value: ir.Value) -> ir.Node | None:
+    """Returns the node that dequantizes `value`, before any Identity and one Reshape, or None.
+
+    It is an operator of ort_dynq whose output is float, or a Cast of the codes of one.
+    """
+    value = skip_identity(value)
+    if (reshape := producer_of(value, "Reshape")) is not None and reshape.inputs[0] is not None:
+        value = skip_identity(reshape.inputs[0])
+    node = value.producer()
+    if node is None or value is not node.outputs[0]:
+        return None
+    if node.domain == DOMAIN:
+        return node if node.op_type in _DEQUANTIZERS else None
+    if producer_of(value, "Cast") is None or cast_to(node) != ir.DataType.FLOAT:
+        return None
+    codes = node.inputs[0]
+    if codes is None or codes.dtype not in CODE_TYPES or (quantizer := codes.producer()) is None:
+        return None
+    return node if quantizer.domain == DOMAIN else None
+
+
+class Activation(NamedTuple):
+    """A quantized activation.
+
+    Attributes:
+        codes: uint8, [..., M, K].
+        scale: One for each row or for all; None if the codes are not scaled.
+        zero_point: uint8, one for each row or for all.
+    """
+
+    codes: ir.Value
+    scale: ir.Value | None
+    zero_point: ir.Value
+
+
+class Activations:
+    """The quantized activations of one model; products that multiply the same activation share its codes."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any activation."""
+        self._facts = facts
+        self._activations: dict[ir.Node, Activation] = {}
+
+    def of(self, value: ir.Value, source: ir.Node, depth: int, context: Context, edit: Edit) -> Activation:
+        """Returns the codes of an activation.
+
+        Args:
+            value: The float activation, [..., depth].
+            source: Its dequantizer; see :func:`dequantizer_of`.
+            depth: The length of a row.
+            context: The context of the product.
+            edit: The edit that inserts the nodes, if there are no codes yet.
+
+        Raises:
+            Left: The codes cannot be multiplied as uint8, or their scales are not those of rows.
+        """
+        reshape = producer_of(skip_identity(value), "Reshape")
+        if reshape is None:
+            return self._of_source(source, context, edit)
+        # Rows stay rows if the last dimension stays.
+        before = reshape.inputs[0]
+        lengths = [each.shape[-1] if each is not None and each.shape else None for each in (before, value)]
+        if value.shape is None or len(value.shape) != 2 or lengths != [depth, depth]:
+            raise Left("the activation is reshaped otherwise than from rows to rows")
+        activation = self._of_source(source, context, edit)
+        rows = edit.add_constant(np.array([-1, 1]), before=reshape, origin=source)
+
+        def reshaped(each: ir.Value, shape: ir.Value | None) -> ir.Value:
+            node = ir.node("Reshape", [each, shape], dict(reshape.attributes))
+            return edit.insert(node, before=reshape, origin=source)
+
+        def of_rows(each: ir.Value) -> ir.Value:
+            is_scalar = each.shape is not None and len(each.shape) == 0
+            return each if is_scalar else reshaped(each, rows)
+
+        codes = reshaped(activation.codes, reshape.inputs[1])
+        scale = None if activation.scale is None else of_rows(activation.scale)
+        return Activation(codes, scale, of_rows(activation.zero_point))
+
+    def _of_source(self, source: ir.Node, context: Context, edit: Edit) -> Activation:
+        if source not in self._activations:
+            make = {
+                "DynamicRangeFakeQuantize": self._of_range,
+                "AffineFakeQuantize": self._of_affine,
+                "DynamicFakeQuantize": self._of_dynamic,
+                "Cast": self._of_codes,
+            }.get(source.op_type, self._of_dequantize)
+            self._activations[source] = make(source, context.shared(UnsignedCodes), edit)
+        return self._activations[source]
+
+    def _of_range(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
+        attributes = _attributes(source)
+        code_type = _code_type(attributes)
+        zero_point_type = attributes["zero_point_type"]
+        if attributes["zero_point_rule"] == ZeroPointRule.FLOOR_NEGATED and zero_point_type != code_type:
+            raise Left("the zero point is not clipped to the codes' range")
+        if zero_point_type not in (CodeType.FLOAT32, code_type):
+            raise Left(_OTHER_ZERO_POINT)
+        src, constants = _inputs(source, 2)
+        elements = constant_array(constants)
+        if attributes["nan_code"] == NanCode.NAN and elements is not None:
+            given = RangeConstants(*map(float, elements))
+            if given.scale_of_zero == 0:  # the floats of a row of zeros are NaN; codes cannot be NaN, but the scale can
+                given = given._replace(scale_of_zero=float("nan"))
+                constants = edit.add_constant(np.array(given, np.float32), before=source, origin=source)
+        like = edit.add_constant(np.zeros((), np.uint8), before=source, origin=source)
+        new = call("DynamicRangeQuantize", [src, constants, like], **_as_codes(attributes, code_type))
+        edit.insert(new, before=source, origin=source)
+        codes, scale, zero_point = new.outputs
+        self._facts.note(scale, ir.DataType.FLOAT, source.outputs[1].shape)
+        self._facts.note(zero_point, ir.DataType.UINT8, source.outputs[2].shape)
+        if attributes["inverse_scale"]:
+            scale = edit.insert(ir.node("Reciprocal", [scale]), before=source, origin=source)
+        return Activation(codes, scale, zero_point)
+
+    def _of_affine(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
+        attributes = _attributes(source)
+        code_type = _code_type(attributes)
+        src, scale, zero_point = _inputs(source, 3)
+        if not is_shape_of_rows(scale, src):
+            raise Left(_NO_SCALE_OF_ROWS)
+        number = constant_scalar(zero_point)
+        if number is not None and number.is_integer():
+            low = -128 if code_type == CodeType.INT8 else 0
+            if not low <= number <= low + 255:
+                raise Left("the zero point is not one of the codes")
+            zero_point = edit.add_constant(np.uint8(number - low), before=source, origin=source)
+        elif zero_point.dtype == ir.DataType(code_type):
+            zero_point = unsigned.of(zero_point, edit)
+        else:
+            raise Left(_OTHER_ZERO_POINT)
+        new = call("AffineQuantize", [src, scale, zero_point], **_as_codes(attributes, code_type))
+        codes = edit.insert(new, before=source, origin=source)
+        if attributes["scaling"] == Scaling.MULTIPLY:
+            inverse = edit.insert(ir.node("Reciprocal", [scale]), before=source, origin=source)
+            self._facts.note(inverse, ir.DataType.FLOAT, scale.shape)
+            scale = inverse
+        return Activation(codes, scale, zero_point)
+
+    def _of_dynamic(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
+        src, scales, zps = _inputs(source, 3)
+        scale, zero_point = self._of_rows(source, src, scales, zps, unsigned, edit)
+        new = call("DynamicQuantize", [src, scales, unsigned.of(zps, edit)], **_attributes(source))
+        return Activation(edit.insert(new, before=source, origin=source), scale, zero_point)
+
+    def _of_dequantize(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
+        codes, scales, zps = _inputs(source, 3)
+        if source.op_type == "DynamicDequantize":
+            scale, zero_point = self._of_rows(source, codes, scales, zps, unsigned, edit)
+        elif is_shape_of_rows(scales, codes):
+            scale, zero_point = scales, unsigned.of(zps, edit)
+        else:
+            raise Left(_NO_SCALE_OF_ROWS)
+        return Activation(unsigned.of(codes, edit), scale, zero_point)
+
+    def _of_codes(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
+        (codes,) = _inputs(source, 1)
+        zero = np.uint8(128 if codes.dtype == ir.DataType.INT8 else 0)
+        return Activation(unsigned.of(codes, edit), None, edit.add_constant(zero, before=source, origin=source))
+
+    def _of_rows(
+        self, source: ir.Node, src: ir.Value, scales: ir.Value, zps: ir.Value, unsigned: UnsignedCodes, edit: Edit
+    ) -> tuple[ir.Value, ir.Value]:
+        """Returns scale and zero point (uint8) of the rows, from the inputs of a Dynamic... operator."""
+        attributes = _attributes(source)
+        qtype, axis = attributes["qtype"], attributes["axis"]
+        if qtype == "per_tensor" or (qtype == "per_group" and is_shape_of_rows(scales, src)):
+            return scales, unsigned.of(zps, edit)
+        if qtype != "per_channel" or src.shape is None or len(src.shape) != 2 or axis not in (0, -2):
+            raise Left(_NO_SCALE_OF_ROWS)
+        axes = edit.add_constant(np.array([1]), before=source, origin=source)
+        zero_point, columns = unsigned.of(zps, edit), []
+        for value in (scales, zero_point):
+            if value is zero_point and _has_one_element(value):
+                columns.append(value)
+            else:
+                columns.append(edit.insert(ir.node("Unsqueeze", [value, axes]), before=source, origin=source))
+        return columns[0], columns[1]
+
+
+def _inputs(node: ir.Node, count: int) -> list[ir.Value]:
+    """Returns the first inputs of a node, which has them all."""
+    found = [value for value in node.inputs[:count] if value is not None]
+    assert len(found) == count
+    return found
+
+
+def _attributes(node: ir.Node) -> dict[str, Any]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def _as_codes(attributes: Mapping[str, Any], code_type: CodeType) -> dict[str, Any]:
+    """Returns the attributes of a fake quantization as those of the quantization to uint8 codes."""
+    return {
+        **attributes,
+        "code_type": int(code_type),
+        "output_dtype": int(CodeType.UINT8),
+        "nan_code": int(NanCode.ZERO),
+    }
+
+
+def _code_type(attributes: Mapping[str, Any]) -> CodeType:
+    """Returns the 8-bit type of a chain's codes, or the one that holds codes that stay floats.
+
+    Raises:
+        Left: The codes need more than 8 bits.
+    """
+    low, high = attributes["quant_min"], attributes["quant_max"]
+    if attributes["code_type"] != CodeType.FLOAT32:
+        return CodeType(attributes["code_type"])
+    if not attributes["clip"] or low < -128 or high > (127 if low < 0 else 255):
+        raise Left("the codes do not fit 8 bits")
+    return CodeType.INT8 if low < 0 else CodeType.UINT8
+
+
+def _has_one_element(value: ir.Value) -> bool:
+    """Returns whether a value is known to have one element."""
+    elements = constant_array(value)
+    if elements is not None:
+        return elements.size == 1
+    return value.shape is not None and all(dim == 1 for dim in value.shape)

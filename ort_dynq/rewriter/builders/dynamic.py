@@ -1,0 +1,92 @@
+"""Builds the edits that insert DynamicQuantize, DynamicDequantize or DynamicFakeQuantize."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..edit import Edit, call, constant
+from ..facts.values import CODE_TYPES
+from ..report import Left
+from ..rule import Context
+
+
+def replace_dequantize_linear(node: ir.Node, context: Context) -> Edit:
+    """Returns the edit that makes a DynamicDequantize of a DequantizeLinear, with constant parameters or not.
+
+    Raises:
+        Left: The types are not supported.
+    """
+    if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
+        raise Left("output_dtype is not float32")
+    codes = inputs_of(node)[0].dtype
+    check_parameters(node, codes)
+    return replace_by_operator(node, context, "DynamicDequantize", codes, node.outputs[0])
+
+
+def replace_by_operator(
+    node: ir.Node, context: Context, operator: str, codes: ir.DataType | None, last: ir.Value
+) -> Edit:
+    """Returns the edit that puts one operator in place of everything between the first input of a node and `last`.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear; its inputs and granularity become those of the operator.
+        context: The context of the node.
+        operator: The operator of ort_dynq.
+        codes: The type of the codes.
+        last: The result of the chain.
+    """
+    assert codes is not None
+    x, scale, zero_point = inputs_of(node)
+    edit = context.edit(operator, node)
+    if zero_point is None:
+        zero_point = edit.insert(constant(np.zeros((), codes.numpy())), before=node)
+    main = call(
+        operator,
+        [x, scale, zero_point],
+        qtype=qtype_of(node, scale),
+        axis=node.attributes.get_int("axis", 1),
+        block_size=node.attributes.get_int("block_size", 0),
+    )
+    edit.replace(last, edit.insert_main(main, before=node))
+    return edit
+
+
+def inputs_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+    """Returns x, scale and zero point of a QuantizeLinear or DequantizeLinear."""
+    x, scale = node.inputs[:2]
+    assert x is not None
+    assert scale is not None
+    return x, scale, node.inputs[2] if len(node.inputs) > 2 else None
+
+
+def check_parameters(node: ir.Node, codes: ir.DataType | None) -> None:
+    """Checks the types of the codes, the scale and the zero point.
+
+    Raises:
+        Left: A type is not known or not supported.
+    """
+    _, scale, zero_point = inputs_of(node)
+    if codes not in CODE_TYPES:
+        raise unsupported("the codes", codes, "uint8 or int8")
+    if scale.dtype != ir.DataType.FLOAT:
+        raise unsupported("the scale", scale.dtype, "float32")
+    if zero_point is not None and zero_point.dtype != codes:
+        raise unsupported("the zero point", zero_point.dtype, f"that of the codes, {codes.name.lower()}")
+
+
+def unsupported(what: str, dtype: ir.DataType | None, expected: str) -> Left:
+    """Returns the exception for a value of another type than the expected one."""
+    return Left(f"the type of {what} is {'not known' if dtype is None else dtype.name.lower()}, expected {expected}")
+
+
+def qtype_of(node: ir.Node, scale: ir.Value) -> str:
+    """Returns the granularity if shapes tell it; otherwise ``auto``, which decides at run time as ONNX does."""
+    if node.attributes.get_int("block_size", 0) > 0:
+        return "per_group"
+    shape = scale.shape
+    if shape is None or len(shape) > 1:
+        return "auto"
+    if len(shape) == 0 or shape[0] == 1:
+        return "per_tensor"
+    return "per_channel" if isinstance(shape[0], int) else "auto"

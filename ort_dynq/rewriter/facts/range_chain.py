@@ -1,0 +1,406 @@
+"""Recognizes how a scale and a zero point are computed from the range of x.
+
+The result has the attributes and constants of DynamicRangeQuantize. The forms that are recognized, s being the scale:
+
+RANGE        over the last dimensions: max|x| | max(|min|, |max|) | max - min | max(max / qmax, min / qmin)
+SCALE        range / c | range * k | (1 / range) * c; range and scale bounded by Clip or Max; Where(s == 0, e, s)
+ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip(round(-min/s)) | floor((0 - min)/s)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf as _INFINITY
+
+import numpy as np
+import onnx_ir as ir
+
+from ...operators.encodings import CodeType, RangeConstants, RangeKind, ZeroPointRule
+from ..report import Left
+from .shapes import axes_of, same_shape, unreshaped
+from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
+
+_LARGEST = float(np.finfo(np.float32).max)
+_UNKNOWN_RANGE = "the scale does not follow from a range of x"
+_UNEQUAL_BOUNDS = "the minimum and the maximum are not bounded by 0 alike"
+
+
+@dataclass
+class Recipe:
+    """How a scale and a zero point are computed from x.
+
+    Attributes:
+        axis, range_kind, inverse_scale, zero_point_rule, zero_point_before_epsilon, zero_point_type: The attributes of
+            DynamicRangeQuantize.
+        constants: The input of DynamicRangeQuantize.
+        keepdims: Whether the reductions keep dimensions of length 1.
+        is_int32: Whether the zero point is cast to int32 and not to 8 bits.
+        start: The value from which the scale and the zero point are both computed.
+    """
+
+    axis: int = 0
+    range_kind: RangeKind = RangeKind.ABS_MAX
+    inverse_scale: int = 0
+    zero_point_rule: ZeroPointRule = ZeroPointRule.NONE
+    zero_point_before_epsilon: int = 0
+    zero_point_type: CodeType = CodeType.FLOAT32
+    constants: RangeConstants = field(default_factory=RangeConstants)
+    keepdims: bool = True
+    is_int32: bool = False
+    start: ir.Value | None = None
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """The attributes by name."""
+        names = ("axis", "range_kind", "inverse_scale", "zero_point_rule", "zero_point_before_epsilon")
+        return {name: int(getattr(self, name)) for name in (*names, "zero_point_type")}
+
+    def set(self, **constants: float) -> None:
+        """Sets fields of the constants."""
+        self.constants = self.constants._replace(**constants)
+
+
+@dataclass
+class _Bounded:
+    """A value that is clipped, and its bounds."""
+
+    value: ir.Value
+    least: float
+    most: float
+
+
+def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_min: int, quant_max: int) -> Recipe:
+    """Returns the recipe by which `scale` and `zero_point` are computed from `x`.
+
+    Args:
+        x: The tensor that is quantized.
+        scale: The scale, or an inverse one.
+        zero_point: The zero point; None if there is none.
+        quant_min, quant_max: The range of the codes, to which the zero point is clipped.
+
+    Raises:
+        Left: They are computed in another way, or from something else.
+    """
+    recipe = Recipe()
+    final = unreshaped(scale)
+    value = final
+    if (where := producer_of(value, "Where")) is not None:
+        value, scale_of_zero = _where_zero(where)
+        recipe.set(scale_of_zero=scale_of_zero)
+    bounded = _bounds(value)
+    recipe.set(lowest_scale=bounded.least, highest_scale=bounded.most)
+    before = recipe.start = bounded.value
+    value = before
+    if (node := producer_of(value, "Mul")) is not None and (found := _operand(node, commutative=True)) is not None:
+        value, factor = found
+        recipe.set(factor=factor)
+    if (node := producer_of(value, "Div")) is not None and (found := _operand(node, commutative=False)) is not None:
+        value, divisor = found
+        recipe.set(divisor=divisor)
+    if recipe.constants.divisor <= 0 or recipe.constants.factor <= 0:
+        raise Left("the range is multiplied or divided by a number that is not positive")
+    if (node := producer_of(value, "Reciprocal")) is not None:
+        recipe.inverse_scale, value = 1, _input(node)
+    low = _range(x, value, recipe)
+    if recipe.inverse_scale and recipe.range_kind != RangeKind.ABS_MAX:
+        raise Left("the scale is an inverse one, and its range has two ends")
+    if zero_point is not None:
+        _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
+    return recipe
+
+
+def _input(node: ir.Node, i: int = 0) -> ir.Value:
+    value = node.inputs[i] if i < len(node.inputs) else None
+    if value is None:
+        raise Left(f"{node.op_type} has no input {i}")
+    return skip_identity(value)
+
+
+def _operand(node: ir.Node, *, commutative: bool) -> tuple[ir.Value, float] | None:
+    """Returns the variable operand of a binary node and its constant one, or None."""
+    for i in (1, 0) if commutative else (1,):
+        number = constant_scalar(node.inputs[i])
+        if number is not None and does_not_grow(node.inputs[i], node.inputs[1 - i]):
+            return _input(node, 1 - i), number
+    return None
+
+
+def _bounds(value: ir.Value) -> _Bounded:
+    """Returns what a Clip or a Max with constants bounds. The default bound of a Clip is the largest finite float."""
+    if (node := producer_of(value, "Clip")) is not None:
+        low = node.inputs[1] if len(node.inputs) > 1 else None
+        high = node.inputs[2] if len(node.inputs) > 2 else None
+        least, most = (
+            (-_LARGEST if low is None else constant_scalar(low)),
+            (_LARGEST if high is None else constant_scalar(high)),
+        )
+        if least is None or most is None:
+            raise Left("a Clip's bounds are computed at run time")
+        return _Bounded(_input(node), least, most)
+    if (
+        (node := producer_of(value, "Max")) is not None
+        and len(node.inputs) == 2
+        and (found := _operand(node, commutative=True))
+    ):
+        return _Bounded(found[0], found[1], _INFINITY)
+    return _Bounded(value, -_INFINITY, _INFINITY)
+
+
+def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
+    """Returns s and e of Where(Equal(s, 0), e, s)."""
+    condition = where.inputs[0]
+    equal = None if condition is None else producer_of(skip_identity(condition), "Equal")
+    value, replacement = _input(where, 2), constant_scalar(where.inputs[1])
+    if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
+        raise Left("the condition of a Where is not whether the scale is 0")
+    found = _operand(equal, commutative=True)
+    if found is None or found[1] != 0 or found[0] is not value:
+        raise Left("the condition of a Where is not whether the scale is 0")
+    return value, replacement
+
+
+def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
+    """Recognizes the range, sets it in the recipe, and returns the minimum, if it has one."""
+    bounded = _bounds(value)
+    value = bounded.value
+    recipe.set(lowest_range=bounded.least, highest_range=bounded.most)
+    if (node := producer_of(value, "ReduceMax")) is not None:
+        inner = producer_of(_input(node), "Abs")
+        if inner is None or _input(inner) is not skip_identity(x):
+            raise Left("the scale follows from the maximum of another value than |x|")
+        recipe.axis, recipe.keepdims = _rows(node, x)
+        return None
+    if (node := producer_of(value, "Max")) is not None and len(node.inputs) == 2:
+        _two_sided(x, node, recipe)
+        return None
+    if (node := producer_of(value, "Sub")) is None:
+        raise Left(_UNKNOWN_RANGE)
+    low, high = _input(node, 1), _input(node, 0)
+    low_end, high_end = _end(low, "ReduceMin"), _end(high, "ReduceMax")
+    _same_rows(x, low_end.value, high_end.value, recipe)
+    if is_zero(low_end.most) and is_zero(high_end.least):
+        recipe.range_kind = RangeKind.MIN_MAX_WITH_ZERO
+        recipe.set(lowest_minimum=low_end.least, highest_maximum=high_end.most)
+    elif (low_end.least, low_end.most, high_end.least, high_end.most) == (-_INFINITY, _INFINITY) * 2:
+        recipe.range_kind = RangeKind.MIN_MAX
+    else:
+        raise Left(_UNEQUAL_BOUNDS)
+    return low
+
+
+def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
+    """Recognizes max(|min|, |max|), which equals max|x|, and max(max / qmax, min / qmin)."""
+    sides = [_input(node, 0), _input(node, 1)]
+    divisions = [producer_of(side, "Div") for side in sides]
+    if all(divisions):
+        ends: dict[str, tuple[ir.Value, float]] = {}
+        for division in divisions:
+            assert division is not None
+            found = _operand(division, commutative=False)
+            reduce = None if found is None else producer_of(found[0], "ReduceMin", "ReduceMax")
+            if found is None or reduce is None:
+                raise Left(_UNKNOWN_RANGE)
+            ends[reduce.op_type] = found
+        if len(ends) != 2 or ends["ReduceMin"][1] >= 0 or ends["ReduceMax"][1] <= 0:
+            raise Left(_UNKNOWN_RANGE)
+        if (recipe.constants.lowest_range, recipe.constants.highest_range) != (-_INFINITY, _INFINITY):
+            raise Left("the range is bounded twice")
+        recipe.range_kind = RangeKind.LARGER_SIDE
+        _same_rows(x, ends["ReduceMin"][0], ends["ReduceMax"][0], recipe)
+        recipe.set(lowest_minimum=ends["ReduceMin"][1], highest_maximum=ends["ReduceMax"][1])
+        return
+    low = high = None
+    for side in sides:
+        positive = producer_of(side, "Abs", "Neg")
+        end = _input(positive) if positive is not None else side
+        if _reduces(end, "ReduceMin") and positive is not None:
+            low = _end(end, "ReduceMin")
+        elif _reduces(end, "ReduceMax") and (positive is None or positive.op_type == "Abs"):
+            high = _end(end, "ReduceMax")
+    if low is None or high is None:
+        raise Left(_UNKNOWN_RANGE)
+    _same_rows(x, low.value, high.value, recipe)
+    if low.most not in (0, _INFINITY) or high.least not in (0, -_INFINITY) or recipe.constants.highest_range < _LARGEST:
+        raise Left(_UNEQUAL_BOUNDS)
+    if low.least > -_LARGEST or high.most < _LARGEST:
+        raise Left("the minimum and the maximum are bounded away from 0")
+    # A bound at the largest float makes an infinite end finite, and so the larger of the two ends.
+    if _LARGEST in (-low.least, high.most):
+        if low.least != -high.most:
+            raise Left(_UNEQUAL_BOUNDS)
+        recipe.set(highest_range=_LARGEST)
+
+
+def _reduces(value: ir.Value, op_type: str) -> bool:
+    return producer_of(_bounds_or_zero(value).value, op_type) is not None
+
+
+def _bounds_or_zero(value: ir.Value) -> _Bounded:
+    """Returns what _bounds() returns, also for a Min with a constant."""
+    if (
+        (node := producer_of(value, "Min")) is not None
+        and len(node.inputs) == 2
+        and (found := _operand(node, commutative=True))
+    ):
+        return _Bounded(found[0], -_INFINITY, found[1])
+    return _bounds(value)
+
+
+def _end(value: ir.Value, op_type: str) -> _Bounded:
+    """Returns one end of the range: a reduction and its bounds."""
+    bounded = _bounds_or_zero(value)
+    if producer_of(bounded.value, op_type) is None:
+        raise Left(_UNKNOWN_RANGE)
+    return bounded
+
+
+def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> None:
+    """Checks that minimum and maximum are those of the same rows of x, and sets these in the recipe."""
+    nodes = [producer_of(low, "ReduceMin"), producer_of(high, "ReduceMax")]
+    for node in nodes:
+        if node is None or _input(node) is not skip_identity(x):
+            raise Left("minimum and maximum are not those of x")
+    rows = {_rows(node, x) for node in nodes if node is not None}
+    if len(rows) != 1:
+        raise Left("minimum and maximum are taken over different dimensions")
+    recipe.axis, recipe.keepdims = rows.pop()
+
+
+def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
+    """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; and keepdims."""
+    keepdims = integer(reduce, "keepdims", 1)
+    if keepdims is None:
+        raise Left("keepdims of the range is given by the function's caller")
+    return _axis(reduce, x), keepdims == 1
+
+
+def _axis(reduce: ir.Node, x: ir.Value) -> int:
+    rank = None if x.shape is None else len(x.shape)
+    axes = axes_of(reduce)
+    if axes is None:
+        raise Left("the dimensions of the range are computed at run time")
+    if not axes:
+        if integer(reduce, "noop_with_empty_axes", 0) != 0:
+            raise Left("the range is over no dimension")
+        return 0
+    if rank is None and any(axis >= 0 for axis in axes):
+        raise Left("the rank of x is not known")
+    last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
+    if last != list(range(-len(last), 0)):
+        raise Left("the range is not over the last dimensions")
+    return 0 if rank is not None and len(last) == rank else -len(last)
+
+
+def _uncast(zero_point: ir.Value, recipe: Recipe) -> ir.Value:
+    """Returns the zero point before its casts to integers, and sets their type in the recipe."""
+    value = unreshaped(zero_point)
+    while (cast := producer_of(value, "Cast")) is not None:
+        to = cast_to(cast)
+        if recipe.zero_point_type == CodeType.FLOAT32 and to in (ir.DataType.UINT8, ir.DataType.INT8):
+            recipe.zero_point_type = CodeType(to)
+        elif to not in (ir.DataType.FLOAT, ir.DataType.INT32):
+            raise Left("the zero point is cast to another type than uint8 or int8")
+        recipe.is_int32 |= to == ir.DataType.INT32
+        value = unreshaped(_input(cast))
+    recipe.is_int32 &= recipe.zero_point_type == CodeType.FLOAT32
+    return value
+
+
+def _zero_point(
+    recipe: Recipe,
+    zero_point: ir.Value,
+    low: ir.Value | None,
+    scale: ir.Value,
+    before: ir.Value,
+    quant_min: int,
+    quant_max: int,
+) -> None:
+    """Recognizes the rule of the zero point and sets it in the recipe.
+
+    Args:
+        recipe: The recipe; its constants are complete.
+        zero_point: The zero point.
+        low: The minimum of the range.
+        scale: The scale.
+        before: The scale before its epsilon.
+        quant_min, quant_max: The range of the codes.
+    """
+    value = _uncast(zero_point, recipe)
+    if low is None:
+        raise Left("the zero point does not follow from the range of x")
+
+    def clipped(v: ir.Value) -> ir.Value | None:
+        """Returns what one or more Clips to the range of the codes clip, or None."""
+        found = None
+        while (node := producer_of(v, "Clip")) is not None:
+            bounds = _bounds(v)
+            if (bounds.least, bounds.most) != (quant_min, quant_max):
+                raise Left("the zero point is clipped to another range than the codes")
+            found = v = skip_identity(_input(node))
+        return found
+
+    def is_quotient(v: ir.Value, numerator: ir.Value) -> bool:
+        """Returns whether `v` is `numerator` divided by the scale, before or after its epsilon."""
+        node = producer_of(v, "Div")
+        if node is None or _input(node) is not numerator:
+            return False
+        divisor = _input(node, 1)
+        if unreshaped(divisor) is not divisor and same_shape(node.outputs[0], numerator):
+            divisor = unreshaped(divisor)
+        if divisor is scale:
+            return True
+        recipe.zero_point_before_epsilon = 1
+        return divisor is before
+
+    def subtracted(v: ir.Value) -> ir.Value | None:
+        """Returns what is subtracted from quant_min, or None."""
+        node = producer_of(v, "Sub")
+        if (
+            node is None
+            or constant_scalar(node.inputs[0]) != quant_min
+            or not does_not_grow(node.inputs[0], node.inputs[1])
+        ):
+            return None
+        return _input(node, 1) if quant_min != 0 or is_zero(constant_scalar(node.inputs[0])) else None
+
+    if (node := producer_of(value, "Floor")) is not None:
+        quotient = producer_of(_input(node), "Div")
+        below = None if quotient is None else producer_of(_input(quotient), "Sub")
+        from_zero = below is not None and constant_scalar(below.inputs[0]) == 0 and _input(below, 1) is low
+        from_zero = from_zero and below is not None and does_not_grow(below.inputs[0], low)
+        if (
+            quotient is not None
+            and from_zero
+            and is_quotient(_input(node), _input(quotient))
+            and recipe.zero_point_type != CodeType.FLOAT32
+        ):
+            recipe.zero_point_rule = ZeroPointRule.FLOOR_NEGATED
+            return
+    elif (node := producer_of(value, "Round")) is not None:
+        inner = clipped(_input(node))
+        offset = None if inner is None else subtracted(inner)
+        if offset is not None and is_quotient(offset, low):
+            recipe.zero_point_rule = ZeroPointRule.ROUND_CLIPPED
+            if not recipe.is_int32:
+                return
+    elif (inner := clipped(value)) is not None:
+        if (rounded := producer_of(inner, "Round")) is not None:
+            quotient = producer_of(_input(rounded), "Div")
+            negated = None if quotient is None else producer_of(_input(quotient), "Neg")
+            is_minimum = negated is not None and _input(negated) is low
+            if quotient is not None and is_minimum and is_quotient(_input(rounded), _input(quotient)):
+                if recipe.zero_point_type == CodeType.FLOAT32:
+                    raise Left("the zero point stays a float, which may be -0")
+                recipe.zero_point_rule = ZeroPointRule.ROUND_NEGATED
+                return
+        elif (offset := subtracted(inner)) is not None:
+            rounded = producer_of(offset, "Round")
+            if rounded is not None and is_quotient(_input(rounded), low):
+                recipe.zero_point_rule = ZeroPointRule.SUBTRACT_ROUNDED
+                # The cast to int32 turns a NaN into a number. That is harmless only if the NaN comes from the scale.
+                is_bounded = recipe.constants.lowest_scale > 0 and recipe.constants.highest_scale < _INFINITY
+                if not recipe.is_int32 or (is_bounded and not recipe.zero_point_before_epsilon):
+                    return
+    if recipe.is_int32:
+        raise Left("the zero point is cast to int32, expected uint8 or int8")
+    raise Left("the zero point follows from the range of x in an unknown way")

@@ -1,0 +1,14 @@
+"""The metadata keys that a rewrite writes into a model and its nodes."""
+
+EXACT = "ort_dynq.exact"
+"""On the model, if something was converted: "1" if all results equal those of the original bit for bit, else "0"."""
+
+RULE = "ort_dynq.rule"
+"""On every node that a rewrite adds: the name of the rule that added it."""
+
+ACTIVATION = "ort_dynq.activation"
+"""On an AccumulatorDequantize that replaces a float product: the name, in the original model, of the float activation
+that was multiplied. Verification reads it."""
+
+DEQUANTIZES = "ort_dynq.dequantizes"
+"""On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""

@@ -1,0 +1,107 @@
+"""The rule for float products of an activation that is quantized at run time and constant weights.
+
+fake quantization | dequantization, MatMul | Gemm, [Mul by the rows' scale], [Add bias]
+    -> quantization, MatMulInteger, AccumulatorDequantize
+
+The weights must be an 8-bit grid in every output channel (facts/grid.py). The integer sum is exact where a sum of
+floats is rounded, so the last bits differ: the rule does not apply if results must be exact. Conv is always left.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators.encodings import ScaleOrder
+from ..builders.activations import Activations, dequantizer_of
+from ..builders.product_tail import Tail, column_vector, is_bias, is_row_scale
+from ..edit import Edit
+from ..facts.cost import is_tiny_product_of_rows
+from ..facts.folding import evaluate
+from ..facts.grid import Grid, grid_of
+from ..facts.inference import Facts
+from ..facts.values import integer, only_use
+from ..metadata import ACTIVATION
+from ..report import Left
+from ..rule import Context, Rule
+
+_LARGEST_CODE = 255
+_LARGEST_SUM = (1 << 31) - 1
+
+
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm", "Conv"):
+        return None
+    a, b, bias = [*node.inputs, None, None, None][:3]
+    source = None if a is None else dequantizer_of(a)
+    if a is None or b is None or source is None:
+        return None
+    if node.op_type == "Conv":
+        raise Left("ONNX Runtime's ConvInteger is 3 to 20 times slower than its Conv of floats")
+    if context.exact:
+        raise Left("exact: an integer product changes the last bits")
+    facts = context.facts
+    grid = _grid(node, b, facts)
+    columns = grid.scale.size
+    if bias is not None and not is_bias(bias, columns, facts):
+        raise Left("the bias is not one number for each output channel")
+    if is_tiny_product_of_rows(source, columns):
+        raise Left("the product is so small that the rows' scales cost more than it saves")
+    edit = context.edit("AccumulatorDequantize", node)
+    activation = context.shared(Activations).of(a, source, len(grid.codes), context, edit)
+    # The column scales come first: the product of two scales may be too small for float32.
+    tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
+    if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
+        _take_scales(tail, a, columns, facts)
+    if bias is None:
+        tail.take_bias(columns, facts)
+    inputs = [activation.codes, edit.add_initializer(grid.codes, near=node)]
+    if grid.zero_point is not None:
+        none = edit.add_constant(np.uint8(0), before=node)
+        inputs += [none, edit.add_initializer(grid.zero_point, near=node)]
+    sums = edit.insert(ir.node("MatMulInteger", inputs), before=tail.node)
+    tail.replace(sums, activation.zero_point, grid.sums.astype(np.int32), context, edit)
+    if a.name is not None:
+        edit.metadata[ACTIVATION] = a.name
+    return edit
+
+
+RULE = Rule("float matrix product", 13, _apply)
+
+
+def _grid(node: ir.Node, b: ir.Value, facts: Facts) -> Grid:
+    """Returns the grid of the weights, [K, N].
+
+    Raises:
+        Left: They are not constant, not a grid, or their sums may overflow.
+    """
+    if not facts.is_constant(b):
+        raise Left("the weights are computed at run time")
+    weights = evaluate(b, facts.opset)
+    if node.op_type == "Gemm":
+        alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+        if integer(node, "transA", 0) != 0 or alpha != 1 or beta != 1:
+            raise Left("Gemm transposes or scales what it multiplies")
+        if weights is not None and integer(node, "transB", 0) != 0:
+            weights = weights.T
+    grid = None if weights is None else grid_of(weights)
+    if grid is None:
+        raise Left("the weights are not an 8-bit grid in each output channel")
+    if grid.largest_sum * _LARGEST_CODE > _LARGEST_SUM:
+        raise Left(f"sums of {len(grid.codes)} products may overflow int32")
+    return grid
+
+
+def _take_scales(tail: Tail, a: ir.Value, columns: int, facts: Facts) -> None:
+    """Moves the end of the tail behind the Muls by the scales of the columns and of the rows of `a`."""
+    while (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
+        factor = use.node.inputs[1 - use.idx]
+        column = column_vector(factor, columns, np.float32, facts)
+        if column is not None and tail.column is not None:
+            tail.column = np.asarray(tail.column * column)
+        elif tail.row is None and is_row_scale(factor, a):
+            tail.row = factor
+        else:
+            break
+        tail.last = use.node.outputs[0]

@@ -1,0 +1,188 @@
+"""What the tests of the rewriter share: models, data, and the comparison of a rewritten model with the original."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.shape_inference
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import helper, numpy_helper
+
+import ort_dynq
+from ort_dynq.rewriter import Report, Result, rewrite
+from ort_dynq.rewriter.metadata import ACTIVATION
+from ort_dynq.rewriter.rules import reductions
+
+F = np.float32
+_RANGE = reductions.RULE.name
+
+# The models of models/
+
+MODELS = Path(__file__).parents[1] / "models"
+FOLDERS = sorted(path.parent.name for path in MODELS.glob("*/model.onnx"))
+
+
+def load(name: str) -> onnx.ModelProto:
+    """The model, with metadata and doc strings that a rewrite must keep."""
+    model = onnx.load(MODELS / name / "model.onnx")
+    model.doc_string, model.graph.doc_string = "of the model", "of the graph"
+    model.metadata_props.add(key="ort_dynq test", value="kept")
+    for value in (*model.graph.input, *model.graph.output):
+        value.doc_string = f"of {value.name}"
+    return model
+
+
+@functools.cache
+def rewritten(name: str, exact: bool = False) -> tuple[Result, bytes]:
+    result = rewrite(load(name), exact=exact)
+    return result, result.to_proto().SerializeToString()
+
+
+def has_products(name: str) -> bool:
+    """Whether products of floats have become integer products."""
+    model = onnx.ModelProto.FromString(rewritten(name)[1])
+    bodies = (model.graph, *model.functions)
+    return any(entry.key == ACTIVATION for body in bodies for node in nodes_of(body) for entry in node.metadata_props)
+
+
+def data_sets(name: str) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+    """Each data set's inputs and outputs by name."""
+    folders = sorted((MODELS / name).glob("test_data_set_*"))
+    assert folders
+    for folder in folders:
+        yield tensors(folder, "input"), tensors(folder, "output")
+
+
+def tensors(folder: Path, kind: str) -> dict[str, Array]:
+    files = sorted(folder.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem.rpartition("_")[2]))
+    assert [file.name for file in files] == [f"{kind}_{i}.pb" for i in range(len(files))]
+    protos = [onnx.TensorProto.FromString(file.read_bytes()) for file in files]
+    return {proto.name: numpy_helper.to_array(proto) for proto in protos}
+
+
+def operators(model: onnx.ModelProto) -> dict[str, int]:
+    """How many of our operators the model calls, the bodies of our own functions left out."""
+    bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
+    return dict(
+        Counter(f"ort_dynq.{node.op_type}" for body in bodies for node in nodes_of(body) if node.domain == "ort_dynq")
+    )
+
+
+# Models of one chain
+
+
+def parse(body: str, *, opset: int = 18, inputs: str = "float[N, K] x", outputs: str = "float[] y") -> onnx.ModelProto:
+    """A model in which `one` is the axes [-1] and c127, c255, zero and the like are scalar constants."""
+    constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5, "one_255th": 1 / 255}
+    text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
+    head = f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => ({outputs})'
+    model = onnx.parser.parse_model(f"{head} <int64[1] one = {{-1}}{text}> {{ {body} }}")
+    used = {name for node in nodes_of(model.graph) for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return model
+
+
+def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yields the nodes of a graph and of the subgraphs inside it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from nodes_of(subgraph)
+
+
+def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:
+    """Rows whose range gives a power of two for a scale, most elements ties; of one sign, zeros, infinite, denormal."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros(shape, F)
+    length = shape[-1]
+    for i, row in enumerate(x.reshape(-1, length)):
+        step = F(2.0) ** rng.integers(-6, 6)
+        row[:] = (rng.integers(-130, 130, length) + rng.choice([0.5, 0.5, 0.0], length)) * step
+        row[rng.integers(length)] = rng.choice([127, 127.5, -127, 255, -128]) * step
+        match i % 9:
+            case 1:
+                row[:] = np.abs(row)
+            case 2:
+                row[:] = -np.abs(row)
+            case 3:
+                row[:] = np.nextafter(row, row * rng.choice(np.array([0, 2], F), length))
+            case 4:
+                row[:] = 0
+            case 5:
+                row[rng.integers(length)] = rng.choice([np.inf, -np.inf])
+            case 6:
+                row[:] = rng.integers(-300, 300, length) * 1e-45
+            case 7:
+                row[:] = np.where(rng.random(length) < 0.4, rng.choice([0.0, -0.0], length), row)
+            case 8 if nan:
+                row[rng.integers(length)] = np.nan
+    return x
+
+
+def found(report: Report) -> list[str]:
+    """What chains became; ranges of their own, which are left of those that did not become whole, not included."""
+    return sorted(
+        finding.operator for finding in report.rewritten if finding.operator and finding.rule != reductions.RULE.name
+    )
+
+
+def check(
+    model: onnx.ModelProto, *data: dict[str, Array], stock_data: tuple[dict[str, Array], ...] = (), exact: bool = True
+) -> Report:
+    """Rewrites a model and compares it with the original on all data; on `stock_data` without the plugin."""
+    before = model.SerializeToString()
+    result = rewrite(model, exact=exact)
+    assert model.SerializeToString() == before
+    if not result.report.rewritten:
+        assert operators(result.to_proto()) == {}
+        return result.report
+    converted = result.to_proto()
+    names = [[output.name for output in m.graph.output] for m in (model, converted)]
+    assert names[0] == names[1]
+    original, stock, native = stock_session(model), stock_session(converted), make_session(converted, "native")
+    for inputs in (*data, *stock_data):
+        expected = original.run(None, inputs)
+        assert is_valid(converted, expected) or not is_valid(model, expected)
+        for session in (stock, native) if any(inputs is given for given in data) else (stock,):
+            for actual, wanted in zip(session.run(None, inputs), expected, strict=True):
+                assert_same(one_nan(actual), one_nan(wanted))
+    return result.report
+
+
+def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
+    """Where a rewrite that is not exact makes integer products, they are right, and all else is bit for bit."""
+    converted = rewrite(model).to_proto()
+    if any(ACTIVATION in (entry.key for entry in node.metadata_props) for node in nodes_of(converted.graph)):
+        result = ort_dynq.verify(model, converted, inputs=inputs)
+        assert result.passed, result
+
+
+def one_nan(values: Any) -> Array:
+    """The same with one NaN for all: what inf / inf gives has a sign on x86 that the kernels do not keep."""
+    array = np.asarray(values)
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
+
+
+def is_valid(model: onnx.ModelProto, results: list[Any]) -> bool:
+    """What the checker says; it wants outputs to have shapes, if only of a rank."""
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(model)
+    for output, result in zip(shaped.graph.output, results, strict=True):
+        if not output.type.tensor_type.HasField("shape"):
+            dims = [None] * np.asarray(result).ndim
+            output.CopyFrom(helper.make_tensor_value_info(output.name, output.type.tensor_type.elem_type, dims))
+    try:
+        onnx.checker.check_model(shaped, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return False
+    return True
