@@ -1,7 +1,7 @@
-"""What the scripts beside this file share: seeded inputs, and writing a model with its test data.
+"""Functions that the scripts in this folder share: seeded inputs, and writing a model with its test data.
 
-A model is written the way the ONNX backend suite lays them out: `<name>/model.onnx` and
-`<name>/test_data_set_0/{input,output}_<i>.pb`. Outputs are those of ONNX Runtime with its optimiser off.
+A model is written in the layout of the ONNX backend suite: `<name>/model.onnx` and
+`<name>/test_data_set_0/{input,output}_<i>.pb`. Outputs are those of ONNX Runtime with optimizations off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_OPSET = 21
 
 
 class Example(NamedTuple):
-    """A model and one array for each of its inputs, in order."""
+    """A model and its inputs: one array for each input, in order."""
 
     model: onnx.ModelProto
     inputs: Sequence[Array]
@@ -43,14 +43,29 @@ def activations(
     tensor: bool = False,
     zero_row: bool = False,
 ) -> Array:
-    """Float32 data that shows rounding errors.
+    """Returns float32 data that reveals rounding errors.
 
-    A row is a slice of the last axis or, with `channel`, everything at one index of that axis, or, with `tensor`, all
-    of it. Before they are scaled by a factor of their own, rows span exactly [low, high], contain a zero, and half of
-    their elements are multiples of 1/16, every other one a tie for a scale of 1/8, as the defaults give for symmetric
-    ranges (15.875 / 127) and high=16 for asymmetric ones (31.875 / 255). The other elements are normal. Of several
-    rows, the first has the factor 1, the third is positive, the fourth negative, and with `zero_row` the second is all
-    zeros.
+    Each row is generated as follows:
+
+    1. About half of the elements are multiples of 1/16. Every second multiple is a tie if the scale is 1/8. The scale
+       is 1/8 with the defaults for symmetric ranges (15.875 / 127), and with high=16 for asymmetric ranges
+       (31.875 / 255).
+    2. The other elements are normally distributed and clipped to [low, high].
+    3. Three elements are `low`, `high` and 0.
+    4. The row is multiplied by its own factor from [1, 1.25].
+
+    If there are several rows, the factor of the first is 1. If there are more than three and `low` is negative, the
+    third is positive and the fourth negative.
+
+    Args:
+        shape: The shape of the result.
+        seed: The seed of the random generator.
+        low: The smallest element of a row before step 4.
+        high: The largest element of a row before step 4.
+        channel: If given, a row consists of all elements with one index along this axis. Otherwise it is a slice of the
+            last axis.
+        tensor: Whether the whole tensor is one row.
+        zero_row: Whether the second row is all zeros.
     """
     rng = np.random.default_rng(seed)
     count = 1 if tensor else shape[channel] if channel is not None else math.prod(shape[:-1])
@@ -75,12 +90,12 @@ def activations(
 
 
 def grid_weights(rng: np.random.Generator, *shape: int) -> Array:
-    """Float32 weights with few significant bits."""
+    """Returns float32 weights with few significant bits."""
     return (rng.integers(-60, 61, shape) / 64).astype(np.float32)
 
 
 def parse(text: str, opset: int, domains: Sequence[str] = (), /, **constants: npt.ArrayLike) -> onnx.ModelProto:
-    """The model of a graph in ONNX's text form. `constants` become its initializers."""
+    """Parses a graph in ONNX's text syntax. `constants` become initializers of the model."""
     imports = ", ".join(f'"{domain}" : {version}' for domain, version in (("", opset), *((d, 1) for d in domains)))
     model = onnx.parser.parse_model(f"<ir_version: {MAX_IR_VERSION}, opset_import: [{imports}]>\n{text}")
     model.graph.initializer.extend(
@@ -90,7 +105,7 @@ def parse(text: str, opset: int, domains: Sequence[str] = (), /, **constants: np
 
 
 def strip(model: onnx.ModelProto) -> None:
-    """Removes the source locations that exporters write, from the graph, its subgraphs and the functions."""
+    """Removes the source locations that exporters write, in the graph, its subgraphs and the functions."""
 
     def strip_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
         for node in nodes:
@@ -117,12 +132,11 @@ def strip(model: onnx.ModelProto) -> None:
         strip_nodes(function.node)
 
 
-def run(model: onnx.ModelProto, inputs: Sequence[Array], *, optimise: bool = False) -> list[Array]:
-    """Runs `model` on ONNX Runtime's CPU provider, optimised at its default level or not at all."""
+def run(model: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
+    """Runs `model` on ONNX Runtime's CPU provider with optimizations off."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     outputs: list[Array] = session.run(None, dict(zip(names, inputs, strict=True)))
@@ -130,7 +144,7 @@ def run(model: onnx.ModelProto, inputs: Sequence[Array], *, optimise: bool = Fal
 
 
 def write(name: str, example: Example) -> None:
-    """Checks `example` and writes it, with its outputs, below the folder `name`."""
+    """Checks `example` and writes it with its outputs to the folder `name`."""
     model = example.model
     strip(model)
     model.ir_version = min(model.ir_version, MAX_IR_VERSION)
@@ -154,7 +168,7 @@ def write(name: str, example: Example) -> None:
 
 
 def main(models: Mapping[str, Callable[[], Example]]) -> None:
-    """Writes the models named on the command line, or all."""
+    """Writes the models that the command line names, or all models."""
     parser = argparse.ArgumentParser(description="Write models and their test data.")
     parser.add_argument("names", nargs="*", help=f"which models (default: all): {', '.join(models)}")
     names: list[str] = parser.parse_args().names

@@ -1,4 +1,4 @@
-"""Small versions of the networks that `ort-dynq bench networks` times."""
+"""Writes small versions of the networks that `ort-dynq bench networks` measures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HIDDEN, HEADS, FEED_FORWARD = 32, 4, 64
 
 
 def encoder(form: str) -> Example:
-    """One layer on two times seven tokens."""
+    """One layer, a batch of 2, 7 tokens each."""
     model = networks.encoder(form, layers=1, hidden=HIDDEN, heads=HEADS, feed_forward=FEED_FORWARD)
     return Example(model, [activations(2, 7, HIDDEN, zero_row=True)])
 
 
 def decoder(form: str) -> Example:
-    """One layer on the token after five others, twice."""
+    """One layer, a batch of 2, one token each after 5 past tokens."""
     model = networks.decoder_step(form, layers=1, hidden=HIDDEN, heads=HEADS, feed_forward=FEED_FORWARD)
     past = [activations(2, HEADS, 5, HIDDEN // HEADS, seed=seed) for seed in (1, 2)]
     return Example(model, [activations(2, 1, HIDDEN), *past])

@@ -1,4 +1,4 @@
-"""Graphs written by hand: replicas of what other producers write, and forms that people write themselves."""
+"""Writes graphs that are built by hand: replicas of other tools' output, and forms that users write themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def int8_weights(rng: np.random.Generator, *shape: int) -> Array:
 def tf2onnx(axis: int, *, signed: bool = True, opset: int = 13) -> Example:
     """Replicates create_qdq_nodes of tf2onnx 1.17.0: QuantizeAndDequantizeV2 with range_given=False.
 
-    See tf2onnx/rewriter/quantization_ops_rewriter.py. An axis of -1 means per tensor there.
+    Source: tf2onnx/rewriter/quantization_ops_rewriter.py. As there, an axis of -1 means per tensor.
     """
     low, high = (-16.0, 15.875) if signed else (0.0, 31.875)
     channel = axis if axis != -1 else None
@@ -67,7 +67,7 @@ def tf2onnx(axis: int, *, signed: bool = True, opset: int = 13) -> Example:
 
 
 def expanded_dynamic_quantize() -> Example:
-    """The body that ONNX defines for DynamicQuantizeLinear, inlined by onnx."""
+    """The function body of DynamicQuantizeLinear in the ONNX specification, inlined by onnx."""
     model = parse(
         """expanded (float[rows, 11] x) => (uint8[rows, 11] codes, float scale, uint8 zero_point, float[rows, 11] y) {
             codes, scale, zero_point = DynamicQuantizeLinear(x)
@@ -80,7 +80,7 @@ def expanded_dynamic_quantize() -> Example:
 
 
 def dynamic_quantize_dequantize() -> Example:
-    """DynamicQuantizeLinear, DequantizeLinear, MatMul with int8 weights: TFLite through tf2onnx, Brevitas."""
+    """DynamicQuantizeLinear, DequantizeLinear, MatMul with int8 weights, as tf2onnx (TFLite) and Brevitas write."""
     rng = np.random.default_rng(1)
     model = parse(
         """dynamic (float[rows, 20] x) => (float[rows, 13] y) {
@@ -98,7 +98,7 @@ def dynamic_quantize_dequantize() -> Example:
 
 
 def dynamic_quantize_relu() -> Example:
-    """DynamicQuantizeLinear, DequantizeLinear, and no integer operator behind it."""
+    """DynamicQuantizeLinear and DequantizeLinear without an integer operator after them."""
     model = parse(
         """dynamic (float[rows, 20] x) => (float[rows, 20] y) {
             codes, scale, zero_point = DynamicQuantizeLinear(x)
@@ -111,7 +111,7 @@ def dynamic_quantize_relu() -> Example:
 
 
 def blocked(block: int) -> Example:
-    """QuantizeLinear with block_size: one scale for `block` neighbours of the last axis, whose length is 20."""
+    """QuantizeLinear with block_size: `block` adjacent elements of the last axis, of length 20, share a scale."""
     groups = 20 // block
     model = parse(
         f"""blocked (float[batch, 7, 20] x) => (int8[batch, 7, 20] codes, float[batch, 7, 20] y) {{
@@ -137,9 +137,9 @@ def blocked(block: int) -> Example:
 
 
 def row_square() -> Example:
-    """Codes of one scale for each row, without a zero point, in a MatMul with as many rows as columns.
+    """A MatMul with one scale per row, no zero point, and equal numbers of rows and columns.
 
-    ONNX Runtime's default level takes the row scales for column scales.
+    ONNX Runtime's default level uses the row scales as column scales.
     """
     rng = np.random.default_rng(2)
     model = parse(
@@ -161,7 +161,7 @@ def row_square() -> Example:
 
 
 def row_zero_point() -> Example:
-    """The same with a zero point for each row, and fewer columns than rows: the default level fails to run it."""
+    """As `row_square`, with one zero point per row and fewer columns than rows: the default level fails to run it."""
     rng = np.random.default_rng(2)
     model = parse(
         """row (float[7, 20] x) => (float[7, 5] y) {
@@ -243,7 +243,7 @@ def functions() -> Example:
 
 
 def function_in_branch() -> Example:
-    """A Q/DQ chain in a model-local function, called inside an If, reading values of the outer graph."""
+    """QuantizeLinear and DequantizeLinear in a function that is called inside an If, on a value of the outer graph."""
     model = parse(
         """branch (bool flag, float[rows, 11] x) => (float[rows, 11] y) {
             shifted = Add(x, one)
@@ -286,7 +286,7 @@ def token_constants() -> dict[str, Array]:
 
 
 def integer_matmul(*, unsigned: bool) -> Example:
-    """MatMulInteger per token. `unsigned` shifts the codes by 128 and corrects the product for it."""
+    """MatMulInteger per token. With `unsigned`, codes are 128 larger and the product is corrected for it."""
     rng = np.random.default_rng(4)
     weights = int8_weights(rng, 20, 13)
     constants = token_constants() | {
@@ -315,7 +315,7 @@ def integer_matmul(*, unsigned: bool) -> Example:
 
 
 def reshaped_gemm() -> Example:
-    """Fake quantization on flattened tokens around a Gemm, as graph slimmers write it."""
+    """Fake quantization of flattened tokens, Gemm and Reshape, as graph slimmers write it."""
     rng = np.random.default_rng(5)
     model = parse(
         f"""reshaped (float[2, 7, 20] tokens) => (float[2, 7, 13] y) {{
@@ -333,7 +333,7 @@ def reshaped_gemm() -> Example:
 
 
 def half_glue() -> Example:
-    """float16 with a Cast to float32 and back around each operator that lacks a float16 kernel."""
+    """float16, with a Cast to float32 and back around each operator that has no float16 kernel."""
     model = parse(
         """half (float16[batch, 7, 20] x) => (float16[batch, 7, 20] y) {
             x32 = Cast<to = 1>(x)  m32 = Abs(x32)  m = Cast<to = 10>(m32)
@@ -353,7 +353,7 @@ def half_glue() -> Example:
 
 
 def float_bias() -> Example:
-    """A cache of uint8 codes with a float16 scale and minimum for each token and head."""
+    """A cache of uint8 codes, with a float16 scale and a float16 minimum per token and head."""
     model = parse(
         """cache (float[1, 3, new, 10] x, uint8[1, 3, past, 10] past_codes,
                   float16[1, 3, past, 1] past_scale, float16[1, 3, past, 1] past_low)

@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime's own quantizer writes, with activations quantized at run time."""
+"""Writes models of ONNX Runtime's own quantizer, with activations that are quantized at run time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def convolutions(opset: int) -> onnx.ModelProto:
 
 
 def dynamic(model: onnx.ModelProto, x: Any, **options: Any) -> Example:
-    """What onnxruntime.quantization.quantize_dynamic makes of `model`."""
+    """Quantizes `model` with onnxruntime.quantization.quantize_dynamic."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         quantize_dynamic(model, path, **options)
@@ -59,10 +59,10 @@ def dynamic(model: onnx.ModelProto, x: Any, **options: Any) -> Example:
 
 
 def quantizer(opset: int, activation: QuantType, int8_range: float | None = None) -> Example:
-    """What ONNXQuantizer makes of `mlp`, for activation types that quantize_dynamic does not offer.
+    """Quantizes `mlp` with ONNXQuantizer, which supports activation types that quantize_dynamic does not.
 
-    `int8_range` replaces the divisor of int8 scales. It should be 127.5, but version 1.31.1 computes 127 - (-128) in
-    int8 and writes -0.5.
+    `int8_range` replaces the divisor of int8 scales. Correct is 127.5, but version 1.31.1 computes 127 - (-128) in int8
+    and writes -0.5.
     """
     model = ONNXQuantizer(
         mlp(opset),

@@ -1,4 +1,4 @@
-"""Models that torch.onnx.export writes, from its two exporters (dynamo and TorchScript)."""
+"""Writes models with the two exporters of torch.onnx.export: dynamo and TorchScript."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def export(
     names: tuple[str, ...] = ("x",),
     dynamic: dict[str, dict[int, str]] | None = None,
 ) -> Example:
-    """Exports what `build` returns, in eval mode, with seeded weights. `dynamic` names the axes that may vary."""
+    """Exports the module that `build` returns, in eval mode, with seeded weights. `dynamic` names dynamic axes."""
     torch.manual_seed(0)
     module = build().eval()
     arguments = tuple(torch.from_numpy(array) for array in inputs)
@@ -77,14 +77,14 @@ def fake_quantize_s8(x: Tensor) -> Tensor:
 
 
 def fake_quantize_channel(x: Tensor, axis: int) -> Tensor:
-    """Symmetric, one scale for each index of `axis`, to int8."""
+    """Symmetric, per channel along `axis`, to int8."""
     others = [other for other in range(x.dim()) if other != axis]
     scale = x.abs().amax(dim=others).clamp(min=1e-8) / 127
     return torch.fake_quantize_per_channel_affine(x, scale, torch.zeros_like(scale, dtype=torch.int32), axis, -128, 127)
 
 
 def fake_quantize_channel_u8(x: Tensor, axis: int) -> Tensor:
-    """Asymmetric, one scale and zero point for each index of `axis`, to uint8."""
+    """Asymmetric, per channel along `axis`, to uint8."""
     others = [other for other in range(x.dim()) if other != axis]
     low = x.amin(dim=others).clamp(max=0.0)
     high = x.amax(dim=others).clamp(min=0.0)
@@ -94,7 +94,7 @@ def fake_quantize_channel_u8(x: Tensor, axis: int) -> Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose input goes through `quantize`."""
+    """A linear layer that applies `quantize` to its input."""
 
     def __init__(self, quantize: Callable[[Tensor], Tensor], inputs: int, outputs: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class QuantizedLinear(nn.Module):
 
 
 class Activation(nn.Module):
-    """`quantize`, then Relu."""
+    """`quantize`, followed by Relu."""
 
     def __init__(self, quantize: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Activation(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, one scale for each output, dequantized in the graph."""
+    """A linear layer with int8 weights, one scale per output channel; the graph dequantizes them."""
 
     weight: Tensor
     scale: Tensor
@@ -142,7 +142,7 @@ class Int8Linear(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A transformer encoder layer, norm first. `quantize` goes before linear layers, `inner` inside the attention."""
+    """A pre-norm transformer encoder layer. `quantize` precedes linear layers, `inner` is inside the attention."""
 
     def __init__(
         self, width: int, heads: int, quantize: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]
@@ -180,7 +180,7 @@ def encoder(quantize: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tens
 
 
 class ConvNet(nn.Module):
-    """Two convolutions and a classifier; weights are quantized per output channel at run time, as in training."""
+    """Two convolutions and a classifier. As in training, weights are quantized per output channel at run time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class ConvNet(nn.Module):
 
 
 class Branches(nn.Module):
-    """Quantizes inside one branch of a condition only."""
+    """Quantizes only inside one branch of a condition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,13 +233,13 @@ class Unrolled(nn.Module):
 
 
 def per_token(x: Tensor) -> Tensor:
-    """SmoothQuant's per-token absolute maximum, fake quantization."""
+    """Fake quantization per token by the absolute maximum, as in SmoothQuant."""
     scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-5) / 127
     return (x / scale).round().clamp(-128, 127) * scale
 
 
 def per_token_no_clip(x: Tensor) -> Tensor:
-    """SmoothQuant's own code: in place, max()[0], without clamping the codes."""
+    """SmoothQuant's own code: in place, with max()[0], codes not clamped."""
     scales = x.abs().max(dim=-1, keepdim=True)[0]
     q_max = 2**7 - 1
     scales = scales.clamp(min=1e-5).div(q_max)
@@ -247,20 +247,20 @@ def per_token_no_clip(x: Tensor) -> Tensor:
 
 
 def per_token_int8(x: Tensor) -> Tensor:
-    """The same as `per_token` through int8."""
+    """As `per_token`, with codes cast to int8 and back."""
     scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-5) / 127
     codes = (x / scale).round().clamp(-128, 127).to(torch.int8)
     return codes.to(x.dtype) * scale
 
 
 def bitnet(x: Tensor) -> Tensor:
-    """BitNet b1.58's activation quantization: an inverse scale."""
+    """The activation quantization of BitNet b1.58, which uses an inverse scale."""
     scale = 127.0 / x.abs().max(dim=-1, keepdim=True).values.clamp_(min=1e-5)
     return (x * scale).round().clamp_(-128, 127) / scale
 
 
 def asymmetric_per_token(x: Tensor) -> Tensor:
-    """Asymmetric per token, with a hand-written zero point, through uint8."""
+    """Asymmetric per token, with a hand-written zero point and codes cast to uint8 and back."""
     low = x.amin(dim=-1, keepdim=True).clamp(max=0.0)
     high = x.amax(dim=-1, keepdim=True).clamp(min=0.0)
     scale = ((high - low) / 255).clamp(min=1e-8)
@@ -270,7 +270,7 @@ def asymmetric_per_token(x: Tensor) -> Tensor:
 
 
 def group_wise(x: Tensor, group: int) -> Tensor:
-    """Symmetric, one scale for `group` neighbours."""
+    """Symmetric; `group` adjacent elements share a scale."""
     groups = x.reshape(*x.shape[:-1], -1, group)
     scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-6) / 127.0
     codes = torch.clamp(torch.round(groups / scale), -128, 127).to(torch.int8)
@@ -291,7 +291,7 @@ class BitLinear(nn.Module):
 
 
 class BitLinearInference(nn.Module):
-    """BitNet's inference form: integer activations and ternary weights; one division by both scales at the end."""
+    """BitNet's inference form: integer activations, ternary weights, and one division by both scales at the end."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -308,7 +308,7 @@ class BitLinearInference(nn.Module):
 
 
 class Deferred(nn.Module):
-    """The integer codes go through the matrix product; both scales come after it."""
+    """Multiplies integer codes and applies both scales after the product."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -326,7 +326,7 @@ class Deferred(nn.Module):
 
 
 class KeyValueCache(nn.Module):
-    """Appends quantized keys to a cache of int8 codes and scales, one for each token and head, and reads it."""
+    """Appends quantized keys to a cache of int8 codes, with one scale per token and head, and reads the cache."""
 
     def __init__(self, scale_dtype: torch.dtype) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class KeyValueCache(nn.Module):
 
 
 class LearnedStep(nn.Module):
-    """LSQ: the step is a parameter, so nothing is dynamic here."""
+    """LSQ: the step is a parameter, so the quantization is static."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ class LearnedStep(nn.Module):
 
 
 class HalfLinear(nn.Module):
-    """A float16 model that finds its scale in float32."""
+    """A float16 model that computes its scale in float32."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "torchscript_token_smoothquant": partial(export, linear(per_token_no_clip), TOKENS, dynamo=False, opset=14),
     "torch_token_int8": partial(export, linear(per_token_int8), TOKENS, opset=21),
     "torchscript_token_int8": partial(export, linear(per_token_int8), TOKENS, dynamo=False, opset=17),
-    # Without ties, which would follow the last bit of the norm's mean.
+    # No ties: their codes would depend on the last bit of the norm's mean.
     "torch_bitnet": partial(
         export, partial(BitLinear, 20, 13), np.random.default_rng(5).normal(size=(2, 7, 20)).astype(np.float32)
     ),

@@ -1,4 +1,4 @@
-"""Models with torchao's and compressed-tensors' own quantizers, exported with torch's dynamo exporter."""
+"""Writes models with the quantizers of torchao and compressed-tensors, exported with torch's dynamo exporter."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def torchao_qat_8da4w() -> nn.Module:
 
 
 class CompressedTensorsLinear(nn.Module):
-    """A linear layer behind compressed-tensors' dynamic quantization per token."""
+    """A linear layer with compressed-tensors' dynamic quantization per token at its input."""
 
     def __init__(self, symmetric: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[[], Example]] = {
         export, partial(CompressedTensorsLinear, symmetric=True), TOKENS, dynamic=TWO_AXES
     ),
     "compressed_tensors_symmetric_static": partial(export, partial(CompressedTensorsLinear, symmetric=True), TOKENS),
-    # An all-zero token makes a zero point of NaN here, so there is none.
+    # No row of zeros: its zero point would be NaN.
     "compressed_tensors_asymmetric": partial(
         export,
         partial(CompressedTensorsLinear, symmetric=False),

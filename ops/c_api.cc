@@ -2,12 +2,13 @@
 
 #include <cstring>
 
+#include "core/operator.h"
 #include "kernels/kernels.h"
-#include "operators/operator.h"
 
 namespace dynq {
 namespace {
 
+// Runs the function and stores the message of its exception: no exception may cross the C boundary.
 template <class Function>
 int guarded(char* error, size_t error_size, Function&& function) {
   std::string message;
@@ -98,11 +99,10 @@ const Operator& find(const char* name) {
     if (std::strcmp(op.name, name) == 0) return op;
     names += (names.empty() ? "" : ", ") + std::string(op.name);
   }
-  throw Error("there is no operator '" + std::string(name) + "', expected one of " + names);
+  throw Error("unknown operator '" + std::string(name) + "', expected one of " + names);
 }
 
-// The output types of the signature that these inputs have. An operator is asked once their number is known to be
-// right.
+// The output types of the signature that has these input types. Throws Error if there is none.
 std::vector<Type> output_types(const Operator& op, const Attributes& attributes, const std::vector<Type>& types) {
   if (types.size() < op.required_inputs || types.size() > op.signatures[0].inputs.size())
     throw Error(std::string(op.name) + ": " + std::to_string(types.size()) + " inputs, expected " +
@@ -138,6 +138,8 @@ ORT_DYNQ_EXPORT int ort_dynq_run(const char* name, const ort_dynq_attribute* att
     node->compute(context);
   });
 }
+
+ORT_DYNQ_EXPORT const char* ort_dynq_version(void) { return ORT_DYNQ_VERSION; }
 
 ORT_DYNQ_EXPORT const char* ort_dynq_operator(size_t index) {
   return index < dynq::operators().size() ? dynq::operators()[index].name : nullptr;

@@ -1,8 +1,8 @@
-// The slice of ONNX Runtime's C ABI that this library calls.
+// The part of ONNX Runtime's C ABI that this library uses.
 //
-// ONNX Runtime's wheels ship no headers, so the functions are reached by their slot in the OrtApi table. Slots never
-// move once a version has shipped ("The ordering of these fields MUST not change", onnxruntime_c_api.h);
-// tests/test_abi.py checks every number below against the real header where there is one.
+// ONNX Runtime's wheels contain no headers, so functions are called by their slot in the OrtApi table. Slots do not
+// change after a release ("The ordering of these fields MUST not change", onnxruntime_c_api.h).
+// tests/packaging/test_abi.py compares every number below with the real header if ORT_INCLUDE_DIR names one.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,9 @@ struct OrtApiBase {
   const char* (*GetVersionString)();
 };
 
-// Everything used here exists since API version 17 (ONNX Runtime 1.17), but for the one function that spares an
-// allocation an input: that came with 24 and is called where the runtime has it.
+// Everything used here exists since API version 17 (ONNX Runtime 1.17), except for
+// GetTensorElementTypeAndShapeDataReference, which saves an allocation per input. It exists since 24 and is called only
+// then.
 constexpr uint32_t kOrtApiVersion = 17;
 
 enum OrtErrorCode { ORT_OK = 0, ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
@@ -39,7 +40,7 @@ enum OrtOpAttrType { ORT_OP_ATTR_INT = 1, ORT_OP_ATTR_STRING = 5 };
 enum OrtMemType { OrtMemTypeDefault = 0 };
 enum OrtCustomOpInputOutputCharacteristic { INPUT_OUTPUT_REQUIRED = 0, INPUT_OUTPUT_OPTIONAL = 1 };
 
-// ONNX's own numbers (TensorProto.DataType) for the types that the operators know; callers may give any other.
+// ONNX's numbers (TensorProto.DataType) for the types that the operators support. Callers may pass any other.
 enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED = 0,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
@@ -48,7 +49,7 @@ enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 = 6,
 };
 
-// Members are in the order of the header; which of them the runtime reads depends on `version`.
+// Members are in the order of the header. `version` determines which of them the runtime reads.
 struct OrtCustomOp {
   uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
@@ -84,7 +85,7 @@ static_assert(sizeof(OrtCustomOp) == 26 * sizeof(void*), "OrtCustomOp has 26 wor
 static_assert(offsetof(OrtCustomOp, CreateKernelV2) == 17 * sizeof(void*), "CreateKernelV2 is word 17");
 static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "ReleaseAliasMap is word 25");
 
-// X(name, slot, result, parameters): one line for each function of OrtApi that is called.
+// X(name, slot, result, parameters) for each function of OrtApi that is called.
 #define ORT_DYNQ_API_FUNCTIONS(X)                                                                                   \
   X(CreateStatus, 0, OrtStatus*, (OrtErrorCode code, const char* message))                                          \
   X(GetErrorMessage, 2, const char*, (const OrtStatus*))                                                            \

@@ -1,26 +1,26 @@
-// RegisterCustomOps: the operators as ONNX Runtime sees them.
+// RegisterCustomOps: adapts the operators to ONNX Runtime.
 //
-// Each signature of an operator is one OrtCustomOp; ONNX Runtime makes one schema of all that share a name and finds
-// the kernel by the types of inputs and outputs. Nothing here outlives the process's use of it: the domain and its
-// operators are static, since every session that registered the library keeps pointers to them.
+// Each signature of an operator is one OrtCustomOp. ONNX Runtime merges those of one name into one schema and selects
+// the kernel by the types of inputs and outputs. The domain and its operators are static, since every session that
+// registers the library keeps pointers to them.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
 
+#include "core/operator.h"
 #include "kernels/kernels.h"
-#include "operators/operator.h"
 
 namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
-// Minor versions of ONNX Runtime 1.x, which are API versions, too.
-constexpr int kOldestRuntime = 20;  // as in session.py; up to 1.18 types of outputs are inferred wrongly
+// Minor versions of ONNX Runtime 1.x, which equal its API versions.
+constexpr int kOldestRuntime = 20;  // as in runtime.py; 1.18 and older infer wrong output types
 constexpr int kFirstWithShapeReference = 24;
 
-// Statuses that ONNX Runtime hands back belong to us: the text is taken out of them and they are released.
+// Throws the message of a status as an Error, and releases the status.
 void check(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return;
   const std::string message = ort::GetErrorMessage(api, status);
@@ -28,13 +28,14 @@ void check(const OrtApi* api, OrtStatus* status) {
   throw Error(message);
 }
 
+// Whether there is no error. Releases the status.
 bool succeeded(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return true;
   ort::ReleaseStatus(api, status);
   return false;
 }
 
-// No exception crosses the C boundary.
+// Runs the function and returns its exception as a status: no exception may cross the C boundary.
 template <class Function>
 OrtStatus* guarded(const OrtApi* api, Function&& function) {
   try {
@@ -69,7 +70,8 @@ class NodeAttributes : public Attributes {
   }
 
  private:
-  // ONNX Runtime reports an absent attribute as it does one of another type, which must not pass for absent.
+  // ONNX Runtime returns the same error code for an absent attribute and for one of another type. Only the message
+  // tells them apart.
   bool present(const char* name, OrtStatus* status) const {
     if (status == nullptr) return true;
     const std::string message = ort::GetErrorMessage(api_, status);
@@ -98,7 +100,7 @@ class InferenceAttributes : public Attributes {
                : absent;
   }
 
-  std::string text(const char*, const char* absent) const override { return absent; }  // no type depends on one
+  std::string text(const char*, const char* absent) const override { return absent; }  // no output type needs one
 
  private:
   const OrtApi* api_;
@@ -188,7 +190,7 @@ struct CustomOp : OrtCustomOp {
       : OrtCustomOp{}, api(api_), has_shape_reference(has_shape_reference_), op(op_), signature(signature_) {
     version = kOrtApiVersion;
     GetName = [](const OrtCustomOp* self) { return of(self).op.name; };
-    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
+    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // CPU
     GetInputTypeCount = [](const OrtCustomOp* self) { return of(self).signature.inputs.size(); };
     GetInputType = [](const OrtCustomOp* self, size_t index) { return of(self).signature.inputs[index]; };
     GetOutputTypeCount = [](const OrtCustomOp* self) { return of(self).signature.outputs.size(); };
@@ -222,7 +224,7 @@ struct CustomOp : OrtCustomOp {
     });
   }
 
-  // Whether a shape has dimensions, and each of them a length or a name.
+  // Whether the rank is at least 1 and every dimension has a length or a name.
   static bool is_describable(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) {
     size_t rank = 0;
     check(api, ort::GetDimensionsCount(api, info, &rank));
@@ -250,12 +252,12 @@ struct CustomOp : OrtCustomOp {
       }
       if (src == nullptr) return;
       const Type type = of(self).op.output_type(InferenceAttributes(api, context), types);
-      const Type unasked = of(self).op.output_type(NoAttributes(), types);
-      // The input's own description, its symbolic dimensions included, with another type for as long as it takes.
-      // ONNX Runtime tells unknown rank and rank 0 apart by nothing, so of both no shape is claimed, unless the type
-      // is not the one that it has found: a type cannot be set without a shape. Nor is one with an unknown dimension
-      // that has no name, which it would take for a dimension of -1.
-      const bool has_shape = is_describable(api, src) || type != unasked;
+      const Type inferred = of(self).op.output_type(NoAttributes(), types);
+      // The output gets the input's shape object, which includes symbolic dimensions, with its type changed for the
+      // call. ONNX Runtime represents unknown rank and rank 0 alike, so no shape is set for either; nor for a dimension
+      // that has neither length nor name, which ONNX Runtime would take for a length of -1. But a type cannot be set
+      // without a shape: if the type differs from the one that ONNX Runtime inferred, the shape is set in any case.
+      const bool has_shape = is_describable(api, src) || type != inferred;
       check(api, ort::SetTensorElementType(api, src, type));
       OrtStatus* status = nullptr;
       if (has_shape)
@@ -273,7 +275,7 @@ struct CustomOp : OrtCustomOp {
   const Signature& signature;
 };
 
-// The domain, made on first use. Several sessions may register at once.
+// The domain, created on first use. Several threads may register at the same time.
 OrtCustomOpDomain* domain(const OrtApi* api, bool has_shape_reference) {
   static std::mutex mutex;
   static OrtCustomOpDomain* made = nullptr;
@@ -299,14 +301,14 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
   const char* runtime = base->GetVersionString();
   const char* dot = std::strchr(runtime, '.');
   const int64_t version = dot == nullptr ? 0 : std::strtol(dot + 1, nullptr, 10);
-  // GetApi() itself prints a complaint when asked for more than it has.
+  // GetApi() prints an error for a version that the runtime does not have.
   const OrtApi* api = base->GetApi(version < dynq::kOldestRuntime ? 1 : kOrtApiVersion);
-  if (api == nullptr) return nullptr;  // there is no runtime without it, and nothing to make a status with
+  if (api == nullptr) return nullptr;  // without the API no status can be created
   return dynq::guarded(api, [&] {
     if (version < dynq::kOldestRuntime)
       throw std::runtime_error("ort_dynq needs ONNX Runtime 1." + std::to_string(dynq::kOldestRuntime) +
                                " or newer, this is " + runtime);
-    dynq::active_kernels();  // a mistaken ORT_DYNQ_ISA shows here, not in the first run
+    dynq::active_kernels();  // an invalid ORT_DYNQ_ISA is reported here, not in the first run
     const bool has_shape_reference = version >= dynq::kFirstWithShapeReference;
     dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api, has_shape_reference)));
   });

@@ -1,4 +1,4 @@
-"""Looks at an installation: versions, CPU, whether both backends load, and whether the kernels are right here."""
+"""Checks an installation: versions, CPU, whether both backends load, and whether the kernels compute correctly."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.generic]
 
 _T = TypeVar("_T")
-Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates, and may show how far it is
+Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates over the checks, and may show the progress
 
 _PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "numpy")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried.
+    """The result of one check.
 
     Attributes:
-        name: What.
-        well: Whether it is as it should be.
-        detail: What was found.
-        advice: What to do if it is not well.
+        name: What was checked.
+        well: Whether the check passed.
+        detail: What was found, or the error.
+        advice: What to do if the check failed.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found.
+    """The result of all checks.
 
     Attributes:
-        versions: Of Python, ort_dynq and what it needs; empty where something is not installed.
-        cpu: The CPU's name.
-        features: Those of the CPU's instruction sets that matter here.
-        isa: The instruction set in use; empty if there is none, as a check says.
-        isas: Those available, best first.
-        checks: What was tried.
+        versions: See :func:`versions`.
+        cpu: See :func:`ort_dynq.system.cpu_name`.
+        features: See :func:`ort_dynq.system.cpu_features`.
+        isa: The instruction set in use; empty if it cannot be determined, in which case a check failed.
+        isas: The available instruction sets, best first.
+        checks: The checks, in order.
     """
 
     versions: dict[str, str]
@@ -64,21 +64,21 @@ class Examination:
 
     @property
     def wrong(self) -> Check | None:
-        """The first check that is not well."""
+        """The first check that failed; None if all passed."""
         return next((check for check in self.checks if not check.well), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """The result as plain data, for JSON."""
         return {"well": self.wrong is None, **asdict(self)}
 
 
 def examine(*, track: Track = iter) -> Examination:
-    """Tries everything, each thing on its own: what is wrong with one is told, and the others are still tried.
+    """Runs every check independently and reports all failures.
 
     Args:
-        track: Shows how far it is.
+        track: Iterates over the checks, and may show the progress.
     """
-    reinstall = "install it again: `pip install --force-reinstall --no-deps .` in its sources"
+    reinstall = "reinstall it: `pip install --force-reinstall --no-deps .` in the source folder"
     tests: list[_Test] = [
         _Test("onnxruntime", _onnxruntime, "pip install -U onnxruntime"),
         _Test("native library", _library, reinstall),
@@ -86,10 +86,10 @@ def examine(*, track: Track = iter) -> Examination:
         _Test("backend native", functools.partial(_session, "native"), reinstall),
         _Test("backend extensions", functools.partial(_session, "extensions"), "pip install -U onnxruntime-extensions"),
     ]
-    nothing: tuple[str, ...] = ()
-    isas = _or_else(nothing, _isas)
+    none: tuple[str, ...] = ()
+    isas = _or_else(none, _isas)
     for isa in isas:
-        advice = f"do without it, ORT_DYNQ_ISA={isas[-1]}, and report it"
+        advice = f"set ORT_DYNQ_ISA={isas[-1]} to avoid it, and report it"
         tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice))
     checks = tuple(test.run() for test in track(tests))
     return Examination(versions(), cpu_name(), cpu_features(), _or_else("", _isa), isas, checks)
@@ -97,10 +97,10 @@ def examine(*, track: Track = iter) -> Examination:
 
 @dataclass(frozen=True)
 class _Test:
-    """`what` returns what it found, or raises what is wrong."""
+    """A check to run: `function` returns what it found, or raises an error."""
 
     name: str
-    what: Callable[[], str]
+    function: Callable[[], str]
     advice: str
 
     def __str__(self) -> str:
@@ -108,21 +108,21 @@ class _Test:
 
     def run(self) -> Check:
         try:
-            return Check(self.name, True, self.what())
-        except Exception as error:  # whatever it is, it is what is wrong
+            return Check(self.name, True, self.function())
+        except Exception as error:  # any error is a failed check
             return Check(self.name, False, " ".join(str(error).split()) or type(error).__name__, self.advice)
 
 
-def _or_else(absent: _T, what: Callable[[], _T]) -> _T:
-    """Its result, or that in its place: that it fails, a check says."""
+def _or_else(default: _T, function: Callable[[], _T]) -> _T:
+    """The function's result, or `default` if it fails. A check reports the failure."""
     try:
-        return what()
+        return function()
     except Exception:
-        return absent
+        return default
 
 
 def versions() -> dict[str, str]:
-    """Of Python, ort_dynq and what it needs; empty where something is not installed."""
+    """The versions of Python, ort_dynq and the packages that it uses; empty for one that is not installed."""
     return {
         "Python": platform.python_version(),
         "ort_dynq": __version__,
@@ -150,7 +150,7 @@ def _library() -> str:
         names.add(name.decode())
     if names != {*OPERATORS}:
         different = ", ".join(sorted(names ^ {*OPERATORS}))
-        raise RuntimeError(f"{path} is of another version than the package: they differ in {different}")
+        raise RuntimeError(f"{path} is of another version than the package: they differ in the operators {different}")
     return path
 
 
@@ -167,11 +167,11 @@ def _isas() -> tuple[str, ...]:
 
 
 def _session(backend: Backend) -> str:
-    """One node in a session, its result compared."""
+    """Runs a model of one node in a session, and compares the result with the NumPy reference."""
     import numpy as np
     import onnx.parser
-    import onnxruntime as ort
 
+    from . import runtime
     from .backends.prepare import ready_for_extensions
     from .backends.register import register
     from .operators import reference
@@ -182,10 +182,8 @@ def _session(backend: Backend) -> str:
             y = ort_dynq.DynamicQuantize(x, s, z)
         }"""
     )
-    options = register(ort.SessionOptions(), backend)
-    options.log_severity_level = 4  # what goes wrong is raised
-    content = ready_for_extensions(model).to_proto() if backend == "extensions" else model
-    session = ort.InferenceSession(content.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    options = register(runtime.session_options(), backend)
+    session = runtime.open_session(ready_for_extensions(model).model if backend == "extensions" else model, options)
     x, scale, zero_point = np.linspace(-3, 3, 50, dtype=np.float32), np.array(0.02, np.float32), np.array(128, np.uint8)
     (codes,) = session.run(None, {"x": x, "s": scale, "z": zero_point})
     if codes.tobytes() != reference.run("DynamicQuantize", [x, scale, zero_point])[0].tobytes():
@@ -193,20 +191,22 @@ def _session(backend: Backend) -> str:
     return "loads, registers, runs"
 
 
-_LENGTHS = (1, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1023)  # around the numbers of lanes
+_LENGTHS = (1, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1023)  # around the numbers of vector lanes
 _ROWS = 5
-_SYMMETRIC = (-float("inf"), float("inf"), -float("inf"), float("inf"), 127, 1, 1e-5, float("inf"), 0)
 
 
 def self_test(isa: str) -> str:
-    """Runs some operators on an instruction set and compares every bit with NumPy.
+    """Runs operators on one instruction set and compares every bit of the results with the NumPy reference.
+
+    Args:
+        isa: The name of the instruction set.
 
     Returns:
-        How much was compared.
+        A sentence with the number of results.
 
     Raises:
-        RuntimeError: Something differs.
-        DynqError: The CPU does not have it.
+        RuntimeError: A result differs.
+        DynqError: The CPU or the build does not have the instruction set.
     """
     import numpy as np
 
@@ -222,27 +222,31 @@ def self_test(isa: str) -> str:
                 expected = reference.run(operator, inputs, **attributes)
                 for a, b in zip(found, expected, strict=True):
                     if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
-                        raise RuntimeError(f"{operator} on {_ROWS}x{length} elements is not what NumPy makes of them")
+                        raise RuntimeError(f"{operator} on {_ROWS}x{length} elements differs from the NumPy reference")
                     compared += a.size
-    return f"{compared} results equal NumPy's, bit for bit"
+    return f"{compared} results equal the NumPy reference bit for bit"
 
 
 def _cases(length: int, rng: np.random.Generator) -> Iterable[tuple[str, list[Array | None], dict[str, str | int]]]:
+    """Operators with inputs and attributes; the inputs have `length` columns."""
     import numpy as np
 
+    from .operators.encodings import RangeConstants
+
     shape = (_ROWS, length)
-    x = rng.integers(-300, 300, shape).astype(np.float32) / 2  # half of the quotients by 1 are ties
+    x = rng.integers(-300, 300, shape).astype(np.float32) / 2  # half of the quotients by a scale of 1 are ties
     x[1:] += rng.standard_normal((_ROWS - 1, length), np.float32)
     scales = rng.uniform(0.5, 2, length).astype(np.float32)
     scales[::2] = 1
     zps = rng.integers(0, 256, length, np.uint8)
     codes = rng.integers(-128, 128, shape, np.int8)
-    last: dict[str, str | int] = {"qtype": "per_channel", "axis": 1}
-    yield "DynamicQuantize", [x, scales, zps], last
+    per_column: dict[str, str | int] = {"qtype": "per_channel", "axis": 1}
+    yield "DynamicQuantize", [x, scales, zps], per_column
     yield "DynamicQuantize", [x, scales[:1], zps[:1]], {"arithmetic": "onednn"}
-    yield "DynamicDequantize", [codes, scales, zps.view(np.int8)], last
-    yield "DynamicFakeQuantize", [x, scales, zps], last
-    yield "DynamicRangeFakeQuantize", [x, np.array(_SYMMETRIC, np.float32)], {}
+    yield "DynamicDequantize", [codes, scales, zps.view(np.int8)], per_column
+    yield "DynamicFakeQuantize", [x, scales, zps], per_column
+    constants = RangeConstants(divisor=127, lowest_scale=1e-5)
+    yield "DynamicRangeFakeQuantize", [x, np.array(constants, np.float32)], {}
     sums = rng.integers(-(2**24), 2**24, shape, np.int32)
     rows, column_sum = np.abs(x[:, :1]) + 1, rng.integers(-9999, 9999, length, np.int32)
     yield "AccumulatorDequantize", [sums, rows, np.zeros((_ROWS, 1), np.int8), scales, column_sum, x[0]], {}

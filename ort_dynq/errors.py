@@ -1,5 +1,5 @@
-"""The one exception that users are meant to catch."""
+"""The exception that this package raises for mistakes of the caller."""
 
 
 class DynqError(Exception):
-    """A mistake that the caller can mend: its text says what was wrong, what was expected and what to do."""
+    """A mistake that the caller can correct. The message says what was wrong, what was expected and what to do."""

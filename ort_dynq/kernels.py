@@ -1,4 +1,4 @@
-"""The operators on NumPy arrays, without a session: NumPy in, NumPy out, the same kernels."""
+"""The operators of the native library on NumPy arrays, without a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import DynqError
 
 Array = npt.NDArray[Any]
 
-# ONNX's numbers for the types that the operators know.
+# The element types of the operators, by ONNX's numbers (TensorProto.DataType).
 _DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.float32),
     2: np.dtype(np.uint8),
@@ -32,14 +32,14 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) 
 
     Args:
         operator: Its name.
-        inputs: Its inputs; None for an optional one that is absent.
+        inputs: Its inputs; None for an optional input that is absent.
         attributes: Its attributes; those left out have their defaults.
 
     Returns:
         Its outputs.
 
     Raises:
-        DynqError: An input or attribute is not what the operator takes.
+        DynqError: The operator is unknown, or a type, shape or attribute is not valid.
     """
     native = library.load()
     arrays = [array if array is None else np.asarray(array, order="C") for array in inputs]
@@ -83,19 +83,20 @@ def dynamic_quantize(
 
     Args:
         src: float32, any shape.
-        scales: float32; one element, ``src.shape[axis]`` elements, or src's rank, as `qtype` asks.
-        zps: uint8, int8 or int32, shaped as scales or one element; None means zero.
+        scales: float32. ``per_tensor``: one element. ``per_channel``: ``src.shape[axis]`` elements. ``per_group``: the
+            rank of src.
+        zps: uint8, int8 or int32, the shape of scales or one element; None means zero.
         qtype: ``per_tensor``, ``per_channel``, ``per_group`` or ``auto``.
-        axis: The dimension of ``per_channel``, or of the blocks.
-        block_size: Elements along `axis` that share a scale; 0: as the shapes of src and scales tell.
-        output_dtype: 2 for uint8, 3 for int8; 0: that of zps if it is one of them, else uint8.
+        axis: The dimension for ``per_channel`` and `block_size`.
+        block_size: The number of elements along `axis` that share a scale; 0: the shapes of src and scales give it.
+        output_dtype: 2 for uint8, 3 for int8; 0: the type of zps if that is uint8 or int8, otherwise uint8.
         arithmetic: ``onnx`` or ``onednn``.
 
     Returns:
-        uint8 or int8 codes, src's shape.
+        uint8 or int8 codes, the shape of src.
 
     Raises:
-        DynqError: A shape, type or attribute does not fit.
+        DynqError: A type, shape or attribute is not valid.
     """
     return run(
         "DynamicQuantize",
@@ -124,16 +125,16 @@ def dynamic_dequantize(
         scales, zps, qtype, axis, block_size: As for :func:`dynamic_quantize`.
 
     Returns:
-        float32, src's shape.
+        float32, the shape of src.
 
     Raises:
-        DynqError: A shape, type or attribute does not fit.
+        DynqError: A type, shape or attribute is not valid.
     """
     return run("DynamicDequantize", [src, scales, zps], qtype=qtype, axis=axis, block_size=block_size)[0]
 
 
 def supported_isas() -> list[str]:
-    """The instruction sets that this CPU and this build have, best first; the last is ``portable``."""
+    """The instruction sets that this CPU and this build support, best first; the last is ``portable``."""
     native = library.load()
     names: list[str] = []
     while (name := native.ort_dynq_supported_isa(len(names))) is not None:
@@ -145,7 +146,7 @@ def isa() -> str:
     """The instruction set in use.
 
     Raises:
-        DynqError: The environment variable ``ORT_DYNQ_ISA`` names none that there is.
+        DynqError: The environment variable ``ORT_DYNQ_ISA`` names an unknown or unsupported instruction set.
     """
     message = ctypes.create_string_buffer(_MESSAGE_SIZE)
     name = library.load().ort_dynq_isa(message, _MESSAGE_SIZE)
@@ -156,10 +157,10 @@ def isa() -> str:
 
 @contextlib.contextmanager
 def use_isa(name: str) -> Iterator[None]:
-    """Within the block the whole process, its sessions included, runs the kernels of that instruction set.
+    """Selects an instruction set within the block, for the whole process and all of its sessions.
 
     Raises:
-        DynqError: This CPU or this build does not have it.
+        DynqError: This CPU or this build does not support it.
     """
     before = isa()
     _select_isa(name)
@@ -185,7 +186,10 @@ def _tensor(array: Array | None) -> library.Tensor:
 
 
 def _address(array: Array) -> int:
-    """Of a contiguous array: array.ctypes.data, in a third of its time where the array is writable and not empty."""
+    """The address of a contiguous array.
+
+    If the array is writable and not empty, this takes a third of the time of array.ctypes.data.
+    """
     if array.flags.writeable and array.size:
         buffer: Any = array
         return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
@@ -194,7 +198,7 @@ def _address(array: Array) -> int:
 
 @functools.lru_cache
 def _attributes(given: tuple[tuple[str, str | int], ...]) -> ctypes.Array[library.Attribute]:
-    """Kept, since a node asks for the same ones in every run."""
+    """The attributes for the C interface. They are cached, since a node passes the same ones in every run."""
     return (library.Attribute * len(given))(
         *(
             library.Attribute(name.encode(), value.encode(), 0)

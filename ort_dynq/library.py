@@ -6,11 +6,12 @@ import ctypes
 import functools
 import importlib.metadata
 import sys
-from importlib import resources
 from pathlib import Path
 
+from . import __version__
 from .errors import DynqError
 
+_PACKAGE = Path(__file__).parent
 _NAMES = {"darwin": "libort_dynq.dylib", "win32": "ort_dynq.dll"}
 
 
@@ -37,49 +38,54 @@ Allocate = ctypes.CFUNCTYPE(
 
 
 def get_library_path() -> str:
-    """The path of the native custom-op library, for ``SessionOptions.register_custom_ops_library`` in any language.
+    """Returns the path of the native custom-op library, for ``SessionOptions.register_custom_ops_library``.
 
-    The library is beside the package. Where the package was imported from its source folder, which has no library, it
-    is that of the installed distribution.
+    The library is beside the package. A package that was imported from its source folder, for example in the root of a
+    clone or after ``pip install -e .``, has no library beside it: the library of the installed distribution is used.
+    The library is not loaded.
 
     Raises:
-        DynqError: No library was found, or the installed distribution is of another version than the package.
+        DynqError: There is no library, or the only one belongs to an installed distribution of another version.
     """
     name = _NAMES.get(sys.platform, "libort_dynq.so")
-    package = Path(str(resources.files(__package__)))
-    beside = package / name
+    beside = _PACKAGE / name
     if beside.is_file():
         return str(beside)
-    installed = _installed_library(name)
-    if installed is None:
-        raise DynqError(
-            f"ort_dynq was imported from {package}, which has no {name}, and no installed distribution has one; "
-            "run `pip install .` in the source folder"
-        )
-    return str(installed)
-
-
-def _installed_library(name: str) -> Path | None:
     for distribution in importlib.metadata.distributions(name="ort_dynq"):
         for file in distribution.files or ():
             path = Path(str(distribution.locate_file(file)))
             if file.name == name and path.is_file():
-                return path
-    return None
+                _check_version(distribution.version, path)
+                return str(path)
+    raise DynqError(
+        f"ort_dynq {__version__} was imported from {_PACKAGE}, which has no {name}, and no installed distribution of "
+        "ort_dynq has one; run `pip install .` in the source folder"
+    )
+
+
+def _check_version(version: str, path: Path | str) -> None:
+    if version != __version__:
+        raise DynqError(
+            f"ort_dynq {__version__} was imported from {_PACKAGE}, but the library {path} is of version {version}, "
+            f"expected {__version__}; run `pip install .` in the source folder, or start Python outside of it"
+        )
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library with its C interface (ops/c_api.h) declared.
+    """Returns the library with its C interface (ops/c_api.h) declared.
 
     Raises:
-        DynqError: The library is missing or cannot be loaded.
+        DynqError: The library is missing, cannot be loaded, or is of another version than the package.
     """
     path = get_library_path()
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
         raise DynqError(f"{path} cannot be loaded: {error}") from error
+    if hasattr(library, "ort_dynq_version"):
+        library.ort_dynq_version.restype = ctypes.c_char_p
+        _check_version(library.ort_dynq_version().decode(), path)
     library.ort_dynq_run.argtypes = (
         ctypes.c_char_p,
         ctypes.POINTER(Attribute),

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: their options, and what they open for each form that a model can have."""
+"""Sessions of ONNX Runtime: session options, and opening a model in any form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def version() -> tuple[int, int]:
 
 
 def session_options(*, threads: int = 0, optimize: bool = True) -> ort.SessionOptions:
-    """Options of a quiet session: onnxruntime logs nothing, since every failure is raised.
+    """Session options with which onnxruntime logs nothing: every failure is an exception.
 
     Args:
         threads: The number of threads of one operator; 0 leaves it to onnxruntime.
@@ -122,7 +122,7 @@ def _serialize(model: onnx.ModelProto) -> bytes:
     try:
         serialized: bytes = model.SerializeToString()
     except Exception as error:  # the type depends on the version of protobuf
-        raise DynqError("the model is larger than 2 GB: its weights have to be external data") from error
+        raise DynqError("the model is larger than 2 GB; save its weights as external data") from error
     return serialized
 
 

@@ -1,4 +1,4 @@
-"""An InferenceSession that rewrites a model before it opens it."""
+"""An InferenceSession that rewrites the model, then opens it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
-    """``onnxruntime.InferenceSession`` that rewrites the model and registers the operators before it opens it."""
+    """``onnxruntime.InferenceSession`` that registers the operators and rewrites the model before it opens it."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             **kwargs: Keyword arguments of ``onnxruntime.InferenceSession``.
 
         Raises:
-            DynqError: The model is missing or is not an ONNX model, or the operators cannot be registered. Every other
-                error is raised by onnxruntime, as for its own session.
+            DynqError: The model is missing or is not an ONNX model, or the operators cannot be registered. All other
+                errors are those of ``onnxruntime.InferenceSession``.
         """
         from .rewriter import rewrite
 

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-# What the kernels of ort_dynq use (first row) and what ONNX Runtime's integer products use (second row), on x86 and Arm.
+# Used by the kernels of ort_dynq (first row) and by ONNX Runtime's integer products (second row), on x86 and Arm.
 _FEATURES = (
     *("sse4_1", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve"),
     *("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"),

@@ -1,8 +1,9 @@
-"""Every instruction set that this machine has, and every backend, is a parameter of the tests that run operators."""
+"""Fixtures that run a test on every instruction set and backend; the option --exhaustive; the summary of a run."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +12,14 @@ import pytest
 from ort_dynq import kernels
 from ort_dynq.backends.options import BACKENDS
 
-_ran: dict[str, int] = {}
+_ran: Counter[str] = Counter()  # the number of tests that ran on each instruction set
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs that tests start must find the installed package, not the sources, which have no library in them."""
+def _other_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests run in an empty folder, so that no result depends on the folder in which pytest was started."""
     before = Path.cwd()
-    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    os.chdir(tmp_path_factory.mktemp("other_folder"))
     yield
     os.chdir(before)
 
@@ -33,9 +34,53 @@ def backend(request: pytest.FixtureRequest) -> str:
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The instruction set in use during the test."""
     name = str(request.param)
+    request.node.user_properties.append(("isa", name))  # pytest-xdist sends it with the test's report
     with kernels.use_isa(name):
         yield name
-    _ran[name] = _ran.get(name, 0) + 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the tests that are marked as exhaustive, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "exhaustive: takes long; runs with --exhaustive only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--exhaustive"):
+        for item in items:
+            if item.get_closest_marker("exhaustive"):
+                item.add_marker(pytest.mark.skip(reason="exhaustive: `pytest --exhaustive` runs it"))
+
+
+# The summary. With pytest-xdist, the process that writes it runs no tests, but receives all reports.
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and not report.skipped:
+        _ran.update(str(value) for name, value in report.user_properties if name == "isa")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _isas_without_tests(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _isas_without_tests(config: pytest.Config) -> list[str]:
+    """The instruction sets of this machine that no test of a whole run ran on.
+
+    test_every_instruction_set_of_this_cpu_is_run compares the list of instruction sets with /proc/cpuinfo.
+    """
+    selections = ("keyword", "markexpr", "deselect", "lf", "stepwise", "collectonly")
+    is_whole_run = config.args == config.getini("testpaths") and not any(
+        config.getoption(each, None) for each in selections
+    )
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not is_whole_run:
+        return []
+    return [name for name in kernels.supported_isas() if not _ran[name]]
 
 
 def pytest_report_header() -> str:
@@ -43,5 +88,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    ran = ", ".join(f"{name} ({count} tests)" for name, count in _ran.items())
+    ran = ", ".join(f"{name} ({_ran[name]} tests)" for name in kernels.supported_isas() if _ran[name])
     terminalreporter.write_line(f"instruction sets that ran: {ran or 'none'}")
+    for name in _isas_without_tests(terminalreporter.config):
+        terminalreporter.write_line(f"FAILED: this machine has {name}, but no test ran on it", red=True)
+    left_out = sum("exhaustive" in report.keywords for report in terminalreporter.stats.get("skipped", []))
+    if left_out and not terminalreporter.config.getoption("--exhaustive"):
+        terminalreporter.write_line(
+            f"{left_out} exhaustive tests were left out; `pytest --exhaustive -m exhaustive` runs them"
+        )

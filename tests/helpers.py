@@ -1,4 +1,4 @@
-"""What the tests share: sessions, what the operators are compared with, and data in which a wrong rounding shows."""
+"""Shared by the tests: sessions, the results that operators are compared with, and data that detects wrong rounding."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import ort_dynq
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-# Around every lane count, and what follows it.
+# Around every number of vector lanes.
 LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)
 INNER = (1, 2, 3, 5, 31, 32, 33)
 
 _TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 
 
-# For tests of many shapes and values, which run the kernels in full once: both backends call the same ones. It takes
-# the place of the fixture `backend`.
+# Replaces the fixture `backend` in tests of many shapes and values: both backends call the same kernels, so one run is
+# enough.
 native_only = pytest.mark.parametrize("backend", ["native"])
 
 
@@ -34,7 +34,7 @@ native_only = pytest.mark.parametrize("backend", ["native"])
 
 
 def options(threads: int, optimised: bool) -> ort.SessionOptions:
-    """Quiet; threads that do not spin, since the pools of two sessions would take the cores from each other."""
+    """Options without logs, whose threads do not spin: spinning threads would block those of other sessions."""
     result = ort.SessionOptions()
     result.log_severity_level = 4
     result.intra_op_num_threads = threads
@@ -47,8 +47,7 @@ def options(threads: int, optimised: bool) -> ort.SessionOptions:
 def make_session(
     model: bytes | onnx.ModelProto, backend: str, *, optimised: bool = False, threads: int = 1
 ) -> ort.InferenceSession:
-    """A session with ort_dynq's operators: the one place where the tests register them. What the rewriter wrote must
-    load as it is."""
+    """A session with ort_dynq's operators. Models from the rewriter must load without preparation."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
     return ort.InferenceSession(
         content, ort_dynq.register(options(threads, optimised), backend), providers=["CPUExecutionProvider"]
@@ -56,18 +55,18 @@ def make_session(
 
 
 def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:
-    """The model as its author has to give it to :func:`make_session`: the extensions want everything written out."""
+    """A hand-written model for :func:`make_session`: prepared if the backend requires it."""
     return ort_dynq.ready_for_extensions(model).to_proto() if backend == "extensions" else model
 
 
 def stock_session(model: bytes | onnx.ModelProto, *, optimised: bool = False, threads: int = 1) -> ort.InferenceSession:
-    """A session of ONNX Runtime as it comes."""
+    """A session of ONNX Runtime without ort_dynq."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
     return ort.InferenceSession(content, options(threads, optimised), providers=["CPUExecutionProvider"])
 
 
 def parse(inputs: str, outputs: str, body: str, *, opset: int = 21) -> onnx.ModelProto:
-    """A model in ONNX's text form, one node to a line."""
+    """A model from the text of its inputs, outputs and nodes, one node to a line."""
     head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : 1]>'
     return onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {body} }}")
 
@@ -81,7 +80,7 @@ def _attributes(given: dict[str, str | int]) -> str:
 def _node_session(
     backend: str, op: str, inputs: tuple[str, ...], rank: int, output: str, attributes: str, threads: int
 ) -> Any:
-    """One node; src has symbolic dimensions, the other inputs are of unknown rank."""
+    """A session of one node; src has symbolic dimensions, the other inputs have unknown rank."""
     names = ("src", "scales", "zps")[: len(inputs)]
     dims = f"[{', '.join(f'd{i}' for i in range(rank))}]" if rank else ""
     shapes = (dims, *("[]" for _ in inputs[1:]))
@@ -108,7 +107,7 @@ def _run_node(
 def quantize(
     backend: str, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
 ) -> Array:
-    """The node DynamicQuantize in a session."""
+    """DynamicQuantize in a session."""
     arrays = [src, scales] if zps is None else [src, scales, zps]
     return _run_node(
         backend,
@@ -123,7 +122,7 @@ def quantize(
 def dequantize(
     backend: str, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
 ) -> Array:
-    """The node DynamicDequantize in a session."""
+    """DynamicDequantize in a session."""
     arrays = [src, scales] if zps is None else [src, scales, zps]
     return _run_node(backend, "ort_dynq.DynamicDequantize", arrays, np.float32, given, threads)
 
@@ -135,11 +134,11 @@ def code_type(zps: Array | None, output_dtype: int = 0) -> type[np.uint8] | type
     return {2: np.uint8, 3: np.int8}[output_dtype]
 
 
-# What the operators are compared with: ONNX Runtime's own, or NumPy where there is none
+# Expected results: ONNX Runtime's own operators, or NumPy for cases that they do not support
 
 
 def spread(parameters: Array, shape: Shape, axis: int = 0, block: int = 0) -> Array:
-    """The parameter of every element: one for all, one for each index along `axis`, or one for each group."""
+    """The parameter of every element, from one for all, for each index along `axis`, or for each group."""
     if parameters.size == 1:
         return np.broadcast_to(parameters.reshape(()), shape)
     if parameters.ndim == 1 and len(shape) > 0 and parameters.size == shape[axis]:
@@ -153,7 +152,7 @@ def spread(parameters: Array, shape: Shape, axis: int = 0, block: int = 0) -> Ar
 
 
 def numpy_quantize(src: Array, scales: Array, zps: Array, dtype: Any) -> Array:
-    """saturate(round(src / scales) + zps), parameters spread. The sum is exact in double unless far beyond any code."""
+    """saturate(round(src / scales) + zps); parameters have src's shape. The sum is exact unless it saturates."""
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     with np.errstate(all="ignore"):
         rounded = np.rint(src / scales).astype(np.float64)
@@ -161,7 +160,7 @@ def numpy_quantize(src: Array, scales: Array, zps: Array, dtype: Any) -> Array:
 
 
 def numpy_dequantize(src: Array, scales: Array, zps: Array) -> Array:
-    """(src - zps) * scales, parameters spread."""
+    """(src - zps) * scales; parameters have src's shape."""
     with np.errstate(all="ignore"):
         return np.asarray((src.astype(np.int64) - zps).astype(np.float32) * scales)
 
@@ -169,7 +168,7 @@ def numpy_dequantize(src: Array, scales: Array, zps: Array) -> Array:
 def expected_quantize(
     src: Array, scales: Array, zps: Array | None, dtype: Any, *, axis: int = 0, block: int = 0, groups: bool = False
 ) -> Array:
-    """QuantizeLinear's answer; NumPy's where ONNX Runtime has none, or has one that wraps (blocks, not last axis)."""
+    """The result of QuantizeLinear; of NumPy if ONNX Runtime does not support it or wraps (blocks on inner axes)."""
     whole = spread(scales, src.shape, axis, block), spread(_or_zero(zps, dtype), src.shape, axis, block)
     if groups or _stock_lacks(src, scales, zps, dtype, block):
         return numpy_quantize(src, *whole, dtype)
@@ -184,7 +183,7 @@ def expected_quantize(
 def expected_dequantize(
     src: Array, scales: Array, zps: Array | None, *, axis: int = 0, block: int = 0, groups: bool = False
 ) -> Array:
-    """DequantizeLinear's answer; NumPy's where ONNX Runtime has none."""
+    """The result of DequantizeLinear; of NumPy if ONNX Runtime does not support it."""
     if groups or _stock_lacks(src, scales, zps, src.dtype, block):
         zps = _or_zero(zps, src.dtype)
         return numpy_dequantize(src, *(spread(p, src.shape, axis, block) for p in (scales, zps)))
@@ -192,7 +191,7 @@ def expected_dequantize(
 
 
 def _stock_lacks(src: Array, scales: Array, zps: Array | None, codes: Any, block: int) -> bool:
-    """Zero points of another type; blocks of one element of rank 1. Blocks of nothing crash ONNX Runtime 1.31.1."""
+    """Zero points of another type than the codes; one block of rank 1. Empty blocks crash ONNX Runtime 1.31.1."""
     return (zps is not None and zps.dtype != codes) or (block > 0 and (src.size == 0 or scales.shape == (1,)))
 
 
@@ -208,7 +207,7 @@ def _run_stock(op: str, src: Array, scales: Array, zps: Array, output: Any, axis
 
 
 def assert_same(actual: Array, expected: Array, src: Array | None = None) -> None:
-    """The same type, shape and bits; NaN is NaN by its bits, and 0.0 is not -0.0."""
+    """Requires the same type, shape and bits: of NaN as well, and 0.0 is not -0.0."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     bits = f"u{actual.itemsize}" if actual.dtype.kind == "f" else actual.dtype
@@ -223,7 +222,7 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
 
 
 def with_one_nan(array: Array) -> Array:
-    """All NaN made one: its sign and payload are for each processor to say."""
+    """Replaces every NaN by one: its sign and payload depend on the processor."""
     return np.where(np.isnan(array), np.float32(np.nan), array) if array.dtype == np.float32 else array
 
 
@@ -232,7 +231,7 @@ def with_one_nan(array: Array) -> Array:
 _ENDS_OF_FLOAT = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1.1754944e-38, 3.4028235e38]
 _BEYOND_CODES = [-3.4028235e38, 1e30, -1e30, 2147483648.0, -2147483904.0, 8388608.0, -8388609.0, 4194304.0, -4194304.5]
 SPECIALS = np.array([*_ENDS_OF_FLOAT, *_BEYOND_CODES], np.float32)
-# Plain ones; the ends of what is computed without the divider; the mantissa that is hardest for a reciprocal.
+# Ordinary scales; the limits of division by reciprocal; the mantissa that is hardest for a reciprocal.
 SCALES = np.array([1.0, 0.1, 2.0**-7, 0.0037, 1.9999999, 2.0**-60, 2.0**-61, 2.0**60, 2.0**61, -0.1, -1.0], np.float32)
 SPECIAL_SCALES = np.array([1e-40, 1e-45, 1.1754944e-38, 3e38, 0.0, -0.0, np.inf, -np.inf, np.nan, -1e-40], np.float32)
 
@@ -243,9 +242,9 @@ S32_ZPS = np.array([*_ENDS, *_STEPS, 0, -1, 1, 128, -128, 300], np.int32)
 
 
 def random_scales(rng: np.random.Generator, shape: Shape, special: float = 0.2) -> Array:
-    """Powers of two, which make exact ties, others, and every other time a share of special ones.
+    """Powers of two, which make exact ties, other scales, and in half of the tensors some special scales.
 
-    One special scale may take all of its neighbours off the fast path, so there must be tensors without any.
+    One special scale can take all of its neighbors off the fast path, so some tensors must have none.
     """
     special *= rng.random() < 0.5
     powers = 2.0 ** rng.integers(-8, 5, shape)
@@ -256,7 +255,7 @@ def random_scales(rng: np.random.Generator, shape: Shape, special: float = 0.2) 
 
 
 def random_zps(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array | None:
-    """Of the whole range; 32-bit ones every other time all small, as most are, else half of them."""
+    """Zero points of the whole range. In half of the int32 tensors all are small, in the others half are."""
     if dtype is None:
         return None
     if dtype == np.int32:
@@ -266,16 +265,17 @@ def random_zps(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array | No
 
 
 def random_codes(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
-    """8-bit integers of the whole range."""
+    """Random 8-bit codes of the whole range."""
     return np.asarray(rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape)).astype(dtype)
 
 
 def accumulator_inputs(
     rng: np.random.Generator, shape: Shape, scale_shape: Shape, zp_shape: Shape, zp_type: Any
 ) -> list[Array]:
-    """Inputs of AccumulatorDequantize: sums that are 0, are rounded on their way to float32, and wrap around int32.
+    """Inputs of AccumulatorDequantize: sums that are 0, that float32 rounds, and that wrap in int32.
 
-    `scale_shape` and `zp_shape` broadcast to `shape`. Every other time nothing is special, so that bits are not hidden.
+    `scale_shape` and `zp_shape` broadcast to `shape`. Half of the tensors have no special values, which could hide
+    wrong bits.
     """
     columns, special = shape[-1:], rng.choice([0, 0.2])
     scale, column_scale = (random_scales(rng, each, special) for each in (scale_shape, columns))
@@ -294,9 +294,9 @@ def accumulator_inputs(
 
 
 def tie_dense(rng: np.random.Generator, scales: Array, zps: Array, dtype: Any) -> Array:
-    """(k + 0.5) * scale and its neighbours by one and two units in the last place, for codes k and a few beyond.
+    """(k + 0.5) * scale and its neighbors by one and two units in the last place, for codes k and a few beyond.
 
-    One element in 16 is special. Parameters are spread: they have the shape of the result.
+    One element in 16 is special. The parameters have the shape of the result.
     """
     shape = scales.shape
     k = rng.integers(np.iinfo(dtype).min - 3, np.iinfo(dtype).max + 4, shape) - zps.astype(np.float64)

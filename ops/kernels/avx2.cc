@@ -1,4 +1,5 @@
 // Eight lanes: AVX2 and FMA.
+// Compiler options for x86_64: -mavx2 -mfma
 #include <immintrin.h>
 
 #include "kernels/kernels.h"
@@ -8,7 +9,7 @@ namespace {
 
 struct V {
   static constexpr int64_t kLanes = 8;
-  static constexpr int kRows = 2;  // as many rows of columns at once as registers hold
+  static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
   using F = __m256;
   using I = __m256i;
 
@@ -33,7 +34,7 @@ struct V {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
   static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
-  static F magnitude(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return _mm256_or_ps(_mm256_andnot_ps(sign, a), _mm256_and_ps(sign, b));
@@ -63,52 +64,53 @@ struct V {
   static I load_part(const int32_t* p, int64_t n) { return _mm256_maskload_epi32(p, first(n)); }
   static void store_part(float* p, F a, int64_t n) { _mm256_maskstore_ps(p, first(n), a); }
 
-  // Two vectors of int32 saturated to one of int16 (interleaved: packing works within 128-bit halves), and their sum.
+  // Saturates two vectors of int32 to one of int16, interleaved: packing works within 128-bit halves.
   static I pack16(I a, I b) { return _mm256_packs_epi32(a, b); }
+  // Adds int16 with saturation.
   static I add16(I a, I b) { return _mm256_adds_epi16(a, b); }
 
-  // Four vectors' worth of int16 saturated to codes.
-  template <CodeType kType, bool kStream>
+  // Saturates 4 * kLanes int16 to codes.
+  template <CodeKind kKind, bool kStream>
   static void store4(uint8_t* p, I ab, I cd) {
-    const __m256i packed = kType == kU8 ? _mm256_packus_epi16(ab, cd) : _mm256_packs_epi16(ab, cd);
+    const __m256i packed = kKind == kU8 ? _mm256_packus_epi16(ab, cd) : _mm256_packs_epi16(ab, cd);
     const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     auto* to = reinterpret_cast<__m256i*>(p);
     kStream ? _mm256_stream_si256(to, ordered) : _mm256_storeu_si256(to, ordered);
   }
-  // One vector of int32 and its zero points, added in saturated int16.
-  template <CodeType kType>
+  // Adds zero points in saturating int16 and saturates to codes.
+  template <CodeKind kKind>
   static int64_t narrow(I a, I zp) {
     const __m256i words = add16(pack16(a, a), pack16(zp, zp));
-    const __m256i codes = kType == kU8 ? _mm256_packus_epi16(words, words) : _mm256_packs_epi16(words, words);
+    const __m256i codes = kKind == kU8 ? _mm256_packus_epi16(words, words) : _mm256_packs_epi16(words, words);
     return _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1)));
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static void store1(uint8_t* p, I a, I zp) {
-    const int64_t codes = narrow<kType>(a, zp);
+    const int64_t codes = narrow<kKind>(a, zp);
     __builtin_memcpy(p, &codes, 8);
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static void store_part(uint8_t* p, I a, I zp, int64_t n) {
-    int64_t codes = narrow<kType>(a, zp);
+    int64_t codes = narrow<kKind>(a, zp);
     for (int64_t i = 0; i < n; ++i, codes >>= 8) p[i] = static_cast<uint8_t>(codes);
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static I widen(__m128i codes) {
-    return kType == kU8 ? _mm256_cvtepu8_epi32(codes) : _mm256_cvtepi8_epi32(codes);
+    return kKind == kU8 ? _mm256_cvtepu8_epi32(codes) : _mm256_cvtepi8_epi32(codes);
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static I load_codes(const uint8_t* p) {
-    return widen<kType>(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return widen<kKind>(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static I load_codes_part(const uint8_t* p, int64_t n) {
     uint64_t codes = 0;
     for (int64_t i = n; i-- > 0;) codes = codes << 8 | p[i];
-    return widen<kType>(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
+    return widen<kKind>(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
   }
 };
 
-#include "kernels/vector_kernels.h"
+#include "kernels/simd/table-inl.h"
 
 }  // namespace
 

@@ -1,4 +1,9 @@
-// Sixteen lanes: AVX-512 F, BW, VL and DQ. Parts of a vector are masked, so that tails cost one iteration.
+// Sixteen lanes: AVX-512 F, BW, VL and DQ. Parts of a vector are masked: a tail takes one iteration.
+// Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include "kernels/kernels.h"
@@ -8,7 +13,7 @@ namespace {
 
 struct V {
   static constexpr int64_t kLanes = 16;
-  static constexpr int kRows = 4;  // as many rows of columns at once as registers hold
+  static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
   using F = __m512;
   using I = __m512i;
 
@@ -25,7 +30,7 @@ struct V {
   static float lowest(F a) { return _mm512_reduce_min_ps(a); }
   static float highest(F a) { return _mm512_reduce_max_ps(a); }
   static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
-  static F magnitude(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+  static F abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {
     constexpr int kBFromMask = 0xe4;  // the third operand's set bits choose b
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(b), _mm512_castps_si512(a),
@@ -52,48 +57,49 @@ struct V {
   static I load_part(const int32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
   static void store_part(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a); }
 
-  // Two vectors of int32 saturated to one of int16 (interleaved: packing works within 128-bit quarters), and their sum.
+  // Saturates two vectors of int32 to one of int16, interleaved: packing works within 128-bit quarters.
   static I pack16(I a, I b) { return _mm512_packs_epi32(a, b); }
+  // Adds int16 with saturation.
   static I add16(I a, I b) { return _mm512_adds_epi16(a, b); }
 
-  // Four vectors' worth of int16 saturated to codes.
-  template <CodeType kType, bool kStream>
+  // Saturates 4 * kLanes int16 to codes.
+  template <CodeKind kKind, bool kStream>
   static void store4(uint8_t* p, I ab, I cd) {
-    const __m512i packed = kType == kU8 ? _mm512_packus_epi16(ab, cd) : _mm512_packs_epi16(ab, cd);
+    const __m512i packed = kKind == kU8 ? _mm512_packus_epi16(ab, cd) : _mm512_packs_epi16(ab, cd);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i ordered = _mm512_permutexvar_epi32(order, packed);
     kStream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(p), ordered) : _mm512_storeu_si512(p, ordered);
   }
-  // One vector of int32 and its zero points, added in saturated int16.
-  template <CodeType kType>
+  // Adds zero points in saturating int16 and saturates to codes.
+  template <CodeKind kKind>
   static __m128i narrow(I a, I zp) {
     const __m256i words = _mm256_adds_epi16(_mm512_cvtsepi32_epi16(a), _mm512_cvtsepi32_epi16(zp));
-    return kType == kU8 ? _mm256_cvtusepi16_epi8(_mm256_max_epi16(words, _mm256_setzero_si256()))
+    return kKind == kU8 ? _mm256_cvtusepi16_epi8(_mm256_max_epi16(words, _mm256_setzero_si256()))
                         : _mm256_cvtsepi16_epi8(words);
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static void store1(uint8_t* p, I a, I zp) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow<kType>(a, zp));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow<kKind>(a, zp));
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static void store_part(uint8_t* p, I a, I zp, int64_t n) {
-    _mm_mask_storeu_epi8(p, first(n), narrow<kType>(a, zp));
+    _mm_mask_storeu_epi8(p, first(n), narrow<kKind>(a, zp));
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static I widen(__m128i codes) {
-    return kType == kU8 ? _mm512_cvtepu8_epi32(codes) : _mm512_cvtepi8_epi32(codes);
+    return kKind == kU8 ? _mm512_cvtepu8_epi32(codes) : _mm512_cvtepi8_epi32(codes);
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static I load_codes(const uint8_t* p) {
-    return widen<kType>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return widen<kKind>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  template <CodeType kType>
+  template <CodeKind kKind>
   static I load_codes_part(const uint8_t* p, int64_t n) {
-    return widen<kType>(_mm_maskz_loadu_epi8(first(n), p));
+    return widen<kKind>(_mm_maskz_loadu_epi8(first(n), p));
   }
 };
 
-#include "kernels/vector_kernels.h"
+#include "kernels/simd/table-inl.h"
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// Which kernels run: the first of the list that this CPU supports, unless ORT_DYNQ_ISA or select_isa() names one.
+// Chooses the kernels: those that ORT_DYNQ_ISA or select_isa() names, otherwise the first of the list that this CPU
+// supports.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -21,7 +22,8 @@ struct InstructionSet {
   bool (*supported)();
 };
 
-// Best first. A new instruction set is one file and one line here.
+// Best first. To add an instruction set, write a file whose second line gives its compiler options (as avx2.cc; the
+// build reads them) and add its table here.
 const InstructionSet kInstructionSets[] = {
 #ifdef ORT_DYNQ_X86
     {&kAvx512Kernels,
@@ -44,7 +46,7 @@ const KernelTable& find(const char* origin, const char* name) {
     names += (names.empty() ? "" : ", ") + std::string(set.kernels->name);
   }
   throw std::runtime_error(std::string(origin) + " is '" + name +
-                           "', expected one of those that this CPU runs: " + names);
+                           "', expected one of those that this CPU supports: " + names);
 }
 
 }  // namespace

@@ -1,67 +1,71 @@
-// What a kernel is asked to do, and the table of kernels of one instruction set.
+// The parameters of every kernel, and the table of kernels of one instruction set.
 //
-// A kernel works on a block: `rows` runs of `cols` adjacent elements, `stride` elements apart, with one scale and one
-// zero point either for each row or for each column. operators/layout.h cuts every tensor into such blocks; nothing
-// here knows ONNX. Files of one instruction set include this header and <immintrin.h> and nothing else: an inline
-// function of the standard library compiled for AVX-512 could become the copy that every other file is linked to.
+// A kernel processes a block: `rows` rows of `cols` adjacent elements, `stride` elements apart, with one scale and one
+// zero point per row or per column. core/layout.h cuts tensors into such blocks; kernels do not know ONNX. Files of one
+// instruction set include this header and <immintrin.h> and nothing else: the linker could choose an inline function of
+// the standard library that was compiled for AVX-512 for the whole program.
 //
-// The arithmetic, stated once (portable.cc is its plain form, and the definition of correct):
+// portable.cc is the definition of correct; every other kernel returns the same bits.
 //
-//   quantize, kOnnx     saturate(round(x / scale) + zp)        divide, round half to even, add in integers
-//   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  every step rounded to float32
-//   dequantize          float(code - zp) * scale               the difference exact, then rounded once
+//   quantize, kOnnx     saturate(round(x / scale) + zp)        divides, rounds half to even, adds integers
+//   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
+//   dequantize          float(code - zp) * scale               the difference is exact
 //
-// A NaN quotient becomes the lowest code. The affine kernels are exporters' chains of Div, Round, Add and Clip, every
-// step in float32 (t is x / scale, x * (1 / scale) or, the scale being an inverse one, x * scale):
+// quantize: a quotient that is NaN gives the lowest code.
 //
-//   code   kRoundThenAdd  clip(round(t) + zp, low, high)   kAddThenRound  round(clip(t + zp, low, high))
-//          kNoAdd         clip(round(t), low, high)         there is no zero point: -0 stays -0
-//          a NaN is replaced by `nan`; unless `zero` is -0, codes are integers: digits are cut off and `zero` is
-//          added, which makes +0 of -0, or 128 more or less where codes are stored as the other 8-bit type
-//   float  (code - zp) * scale, or / scale where that is an inverse one
+// affine: the chains that exporters write with Div, Round, Add and Clip. Every step is rounded to float32. `t` is
+// x / scale, x * (1 / scale) or x * scale (Scaling).
 //
-// What an integer matrix product has summed up becomes floats (row is the scale and zero point of what was multiplied,
-// column those of the weights; column_sum is that of the weights):
+//   kRoundThenAdd   code = clip(round(t) + zp, low, high)
+//   kAddThenRound   code = round(clip(t + zp, low, high))
+//   kNoZeroPoint    code = clip(round(t), low, high)
 //
-//   exact = acc - row_zp * column_sum                       in int32, which wraps
-//   dst   = real(exact) * (row_scale * column_scale) + bias kScalesFirst, else (real * row) * column or the other way
+// `nan_code` replaces NaN. If `integer_codes`, the code is truncated toward zero and `code_offset` is added: 0 turns -0
+// into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
+// kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
-// Nothing is contracted into a fused multiply-add unless written as one.
+// accumulators: the int32 sums of an integer matrix product become floats. row_zp and row_scale belong to the left
+// operand, column_scale and column_sum (the sum of the weights' column) to the right one.
+//
+//   exact = acc - row_zp * column_sum                          in int32, which wraps
+//   kScalesFirst    dst = float(exact) * (row_scale * column_scale) + bias
+//   kRowFirst       dst = float(exact) * row_scale * column_scale + bias
+//   kColumnFirst    dst = float(exact) * column_scale * row_scale + bias
+//
+// No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "core/encodings.h"
+
 namespace dynq {
 
 enum Arithmetic { kOnnx, kOneDnn, kArithmetics };
-enum CodeType { kU8, kS8, kCodeTypes };
-enum Quotient { kDivide, kMultiplyReciprocal, kMultiply, kQuotients };
-enum Order { kRoundThenAdd, kAddThenRound, kNoAdd, kOrders };
+enum CodeKind { kU8, kS8, kCodeKinds };
 enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
-enum ScaleOrder { kScalesFirst, kRowFirst, kColumnFirst, kScaleOrders };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 
-// Zero points of larger magnitude are left to the portable kernels. Within it a rounded quotient, saturated to 16 bits,
-// plus the zero point saturates to 8 bits just as the exact sum does; and code - zp is exact in float32.
+// Only the portable kernels take zero points of larger magnitude. Within this limit a rounded quotient, saturated to 16
+// bits, plus the zero point saturates to 8 bits as the exact sum does, and code - zp is exact in float32.
 constexpr int32_t kNarrowZeroPoint = 1 << 14;
 
-// Quotients are clamped to this from above before they are rounded: far beyond every code that a narrow zero point
-// can reach, and within int32.
+// Upper clamp of quotients before rounding: above every code that a narrow zero point can reach, and within int32.
 constexpr float kQuotientBound = 8388608.0f;  // 2^23
 
-// Within these bounds x / scale can be computed as x * (1 / scale) and one exact correction (vector_kernels.h).
+// For scales within these bounds x / scale equals x * (1 / scale) after one correction (simd/quotient-inl.h).
 constexpr float kSmallestSafeScale = 8.6736174e-19f;  // 2^-60
 constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 
-// Clips and float zero points up to this leave a quotient of kQuotientBound clipped as any larger one.
+// With clips and float zero points up to this magnitude, a quotient clamped to kQuotientBound is clipped as the
+// unclamped one is.
 constexpr float kLargestSafeClip = 65536.0f;
 
-// The most scales that a kernel is given at a time: it keeps what it prepares of them on its stack.
+// The most scales in one block. Kernels keep values that they derive from them on the stack.
 constexpr int64_t kMaxParameters = 4096;
 
-// Tensors lie where the caller has them, floats at odd addresses too. Static, as all that files of one instruction set
-// share has to be.
+// Callers' tensors may be unaligned, even for float. Static, so that every file has its own copy.
 template <class T>
 static inline T load(const T* from) {
   T value;
@@ -73,85 +77,116 @@ static inline void store(T* to, T value) {
   __builtin_memcpy(to, &value, sizeof value);
 }
 
-// Of these, src and dst may be such.
-struct Block {
-  const void* src;
-  void* dst;
-  int64_t rows;    // at most kMaxParameters for kPerRow,
-  int64_t cols;    // and so for kPerColumn
-  int64_t stride;  // elements from one row to the next, in src and in dst
+// The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for
+// kPerColumn. `stride` is the distance between rows in src and in dst.
+struct Extent {
+  int64_t rows, cols, stride;
+};
+
+// In the blocks below src and dst may be unaligned, the arrays of parameters not.
+// `stream`: the output is larger than the caches; the kernel writes past them if dst is aligned.
+struct QuantizeBlock : Extent {
+  const float* src;
+  void* dst;  // codes of 8 bits
   const float* scales;
   const int32_t* zps;
-  const float* float_zps;      // instead of zps, for the affine kernels,
-  float low, high, nan, zero;  // and what else they want to know
-  bool stream;                 // the output is larger than the caches: write past them where it is aligned
+  bool stream;
 };
 
-// Whether the affine kernels' codes are integers. Static, so that every file has its own; without a branch, which would
-// keep compilers from vectorising.
-static inline bool has_integer_codes(const Block& block) { return (block.zero != 0) | !__builtin_signbit(block.zero); }
+struct DequantizeBlock : Extent {
+  const void* src;  // codes of 8 bits
+  float* dst;
+  const float* scales;
+  const int32_t* zps;
+  bool stream;
+};
 
-using Kernel = void (*)(const Block&);
+struct AffineBlock : Extent {
+  const float* src;
+  void* dst;  // codes of 8 bits or float, as the kernel's AffineTarget says
+  const float* scales;
+  const float* zps;
+  float low, high;
+  float nan_code;
+  bool integer_codes;
+  float code_offset;  // only if integer_codes
+};
 
-// Sums of a matrix product, `cols` of each of `rows` rows, `stride` apart in src and dst.
-struct Accumulators {
+// For fake quantization per row without a clip: the caller has checked that every element is finite and no code meets
+// the clip, that scales are safe and that zero points are narrow integers.
+struct BoundedBlock : Extent {
+  const float* src;
+  float* dst;
+  const float* scales;
+  const float* zps;
+  bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
+};
+
+// Here the arrays of columns, too, may be unaligned.
+struct AccumulatorBlock : Extent {
   const int32_t* src;
   float* dst;
-  int64_t rows, cols, stride;
-  const float* scales;  // one for each row
-  const int32_t* zps;
-  const float* column_scales;  // one for each column
+  const float* scales;  // per row
+  const int32_t* zps;   // per row
+  const float* column_scales;
   const int32_t* column_sums;
-  const float* bias;
+  const float* bias;  // per column
 };
 
-using AccumulatorKernel = void (*)(const Accumulators&);
+// The smallest and the largest element, or 0 and the largest magnitude.
+struct Range {
+  float low, high;
+  float not_finite;  // 0 if all elements are finite, otherwise NaN
+};
 
-// The smallest and the largest of `count` > 0 elements, or 0 and the largest magnitude. NaN if the first element is
-// NaN; elsewhere NaN counts for nothing, which is ONNX Runtime's answer where it has one (README). range[2] is 0 if all
-// elements are finite, else NaN.
-using RangeKernel = void (*)(const float* x, int64_t count, float range[3]);
+using QuantizeKernel = void (*)(const QuantizeBlock&);
+using DequantizeKernel = void (*)(const DequantizeBlock&);
+using AffineKernel = void (*)(const AffineBlock&);
+using BoundedKernel = void (*)(const BoundedBlock&);
+using AccumulatorKernel = void (*)(const AccumulatorBlock&);
 
-// low[i] and high[i], which the caller has begun, become the smallest and the largest of themselves and of the elements
-// of row or column i; or high[i] alone the largest magnitude. NaN counts for nothing; of the zeros of a column the
-// first counts, of a row any.
+// The range of `count` > 0 elements. It is NaN if the first element is NaN; any other NaN is ignored
+// (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
+using RangeKernel = Range (*)(const float* x, int64_t count);
+
+// Widens low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
+// largest magnitude widen high[i] only. NaN is ignored. If a column's extreme is a zero, the sign is that of its first
+// zero; for a row it may be that of any zero.
 using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
 
 struct KernelTable {
   const char* name;
-  Kernel quantize[kArithmetics][kCodeTypes][kParameterKinds];
-  Kernel dequantize[kCodeTypes][kParameterKinds];
-  Kernel affine[kQuotients][kOrders][kAffineTargets][kParameterKinds];
-  // As affine to kToFloat, kPerRow, where every element is finite, no code meets the clip, scales are safe and zero
-  // points integers; by whether the zero point is added before rounding.
-  Kernel bounded[kQuotients][2];
-  RangeKernel min_max, magnitude;
+  QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
+  AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
+  BoundedKernel bounded[kScalings][2];  // [1]: kAddThenRound; [0]: the zero point has no effect
+  RangeKernel min_max, abs_max;
   AccumulatorKernel accumulators[kScaleOrders];
-  RangesKernel min_max_of[kParameterKinds], magnitude_of[kParameterKinds];
+  RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
 };
 
 const KernelTable& portable_kernels() noexcept;
 
-// KernelTable::affine of a file's function template affine<quotient, order, target, parameters>.
-#define ORT_DYNQ_AFFINE_OF(quotient, order, target) \
-  {affine<quotient, order, target, kPerRow>, affine<quotient, order, target, kPerColumn>}
-#define ORT_DYNQ_AFFINE_TARGETS(quotient, order)                                           \
-  {ORT_DYNQ_AFFINE_OF(quotient, order, kToU8), ORT_DYNQ_AFFINE_OF(quotient, order, kToS8), \
-   ORT_DYNQ_AFFINE_OF(quotient, order, kToFloat)}
-#define ORT_DYNQ_AFFINE_ORDERS(quotient)                                                               \
-  {ORT_DYNQ_AFFINE_TARGETS(quotient, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(quotient, kAddThenRound), \
-   ORT_DYNQ_AFFINE_TARGETS(quotient, kNoAdd)}
+// KernelTable::affine from a file's function template affine<scaling, order, target, parameters>.
+#define ORT_DYNQ_AFFINE_OF(scaling, order, target) \
+  {affine<scaling, order, target, kPerRow>, affine<scaling, order, target, kPerColumn>}
+#define ORT_DYNQ_AFFINE_TARGETS(scaling, order)                                          \
+  {ORT_DYNQ_AFFINE_OF(scaling, order, kToU8), ORT_DYNQ_AFFINE_OF(scaling, order, kToS8), \
+   ORT_DYNQ_AFFINE_OF(scaling, order, kToFloat)}
+#define ORT_DYNQ_AFFINE_ORDERS(scaling)                                                              \
+  {ORT_DYNQ_AFFINE_TARGETS(scaling, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(scaling, kAddThenRound), \
+   ORT_DYNQ_AFFINE_TARGETS(scaling, kNoZeroPoint)}
 #define ORT_DYNQ_AFFINE_TABLE \
-  {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
+  {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyByTheReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
 
-// The kernels in use: the best that this CPU runs, or those that ORT_DYNQ_ISA or select_isa() name. Throws
-// std::runtime_error, naming those that there are, if ORT_DYNQ_ISA names none that this CPU runs.
+// The kernels in use: those of the instruction set that ORT_DYNQ_ISA or select_isa() names, otherwise the best that
+// this CPU supports. Throws std::runtime_error if ORT_DYNQ_ISA names none that this CPU supports.
 const KernelTable& active_kernels();
 
-// Switches to the kernels of that name, or with nullptr back to those of the start. Throws as active_kernels() does.
+// Switches to the instruction set of that name, or with nullptr back to the default. Throws as active_kernels() does.
 void select_isa(const char* name);
 
-// The names of the instruction sets that this CPU runs, best first; null past the last.
+// The name of supported instruction set number `index`, best first; null past the last.
 const char* supported_isa(size_t index);
 
 }  // namespace dynq

@@ -1,1 +1,1 @@
-"""How sessions get the operators."""
+"""Registration of the operators in sessions: the native library, or onnxruntime-extensions."""

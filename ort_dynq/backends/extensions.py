@@ -1,15 +1,15 @@
-"""The operators through onnxruntime-extensions' ``@onnx_op``: Python operators on the same C++ kernels.
+"""The backend ``extensions``: Python operators for onnxruntime-extensions' ``@onnx_op``, on the same C++ kernels.
 
-What ``@onnx_op`` asks of us, and how it is met (onnxruntime-extensions 0.15):
+Limitations of ``@onnx_op`` (onnxruntime-extensions 0.15), and how this module handles them:
 
-- Results pass through ``flatten().tolist()`` before C++ copies them out of whatever array it finds. :class:`_Result`
-  answers both calls with the array itself, so that no list is made.
-- An exception that leaves an operator ends the process. It is kept instead, and raised when the session returns
-  (:class:`_Runs`).
+- It calls ``flatten().tolist()`` on each result, then C++ copies the data from the array that it receives.
+  :class:`_Result` answers both calls with the array itself, so that no list is made.
+- An exception that leaves an operator ends the process. :class:`_Runs` keeps the exception and raises it when the run
+  of the session returns.
 - Every input and attribute is required, and the output type follows from the input types alone. The rewriter writes
-  such models; :func:`ort_dynq.ready_for_extensions` makes others so.
-- Definitions last as long as the process: every session that registers onnxruntime-extensions' library after
-  :func:`define` has the domain ``ort_dynq``.
+  such models; :func:`ort_dynq.ready_for_extensions` prepares others.
+- A definition lasts as long as the process: after :func:`define`, every session that registers the library of
+  onnxruntime-extensions has the domain ``ort_dynq``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _defining = threading.Lock()
 
 
 def define() -> str:
-    """Defines every operator in the domain ``ort_dynq``, once in a process.
+    """Defines every operator in the domain ``ort_dynq``. Further calls in the same process change nothing.
 
     Returns:
-        The path of onnxruntime-extensions' library, for ``register_custom_ops_library``.
+        The path of the library of onnxruntime-extensions, for ``register_custom_ops_library``.
 
     Raises:
-        DynqError: onnxruntime-extensions is missing, or ``ORT_DYNQ_ISA`` names no instruction set that there is.
+        DynqError: onnxruntime-extensions is missing, or ``ORT_DYNQ_ISA`` names an unknown instruction set.
     """
     with _defining:
         return _define_all()
@@ -62,23 +62,29 @@ def _define_all() -> str:
 
 
 def _implementation() -> Callable[..., list[kernels.Array]]:
-    """The kernels, or NumPy where they cannot be loaded."""
+    """The kernels; the NumPy reference if the native library cannot be loaded."""
     try:
         library.load()
     except DynqError as error:
-        warnings.warn(f"ort_dynq runs on NumPy, slower and to the same bits: {error}", RuntimeWarning, stacklevel=6)
+        warnings.warn(
+            f"ort_dynq runs on NumPy, which is slower and gives the same results: {error}", RuntimeWarning, stacklevel=6
+        )
         return reference.run
-    kernels.isa()  # a mistaken ORT_DYNQ_ISA shows here, not in the first run
+    kernels.isa()  # raises the error of a wrong ORT_DYNQ_ISA here, not in the first run
     return kernels.run
 
 
 def variant_name(operator: str, output_type: str) -> str:
-    """The name under which this backend knows `operator` where its output type does not follow from its inputs."""
+    """The name that `operator` has in this backend if its output type does not follow from its input types."""
     return f"{operator}_{output_type}"
 
 
 def _variants(operator: Operator) -> list[tuple[str, Signature]]:
-    """Each combination of input types under the plain name once; where an attribute asks, all for an output type."""
+    """The names and signatures to define.
+
+    Each combination of input types is defined once under the operator's name. If an attribute chooses the output type,
+    every signature is also defined under :func:`variant_name`.
+    """
     by_inputs = {signature.inputs: signature for signature in reversed(operator.signatures)}
     variants = [(operator.name, signature) for signature in by_inputs.values()]
     if len(by_inputs) < len(operator.signatures):
@@ -104,10 +110,10 @@ def _define(
             outputs = run(operator.name, inputs, **attributes)
             if outputs[0].dtype != dtypes[0]:
                 raise DynqError(
-                    f"{operator.name}: output_dtype asks for {outputs[0].dtype}, but onnxruntime-extensions takes the "
-                    "output's type from the inputs'; make the model ready with ort_dynq.ready_for_extensions(model)"
+                    f"{operator.name}: output_dtype is {outputs[0].dtype}, but onnxruntime-extensions derives the "
+                    "output type from the input types; prepare the model with ort_dynq.ready_for_extensions(model)"
                 )
-        except BaseException as error:  # an interrupt too: leaving by an exception would end the process
+        except BaseException as error:  # KeyboardInterrupt as well: any exception would end the process
             _runs.keep(error)
             outputs = [np.zeros(inputs[0].shape, dtype) for dtype in dtypes]
         results = tuple(map(_Result, outputs))
@@ -125,11 +131,11 @@ def _define(
             for attribute in operator.attributes
         },
     )(body)
-    defined.cast_attributes = cast_attributes  # its own, to the same end, asks C++ for all types again for each one
+    defined.cast_attributes = cast_attributes  # faster than the default, which asks C++ for the type of each attribute
 
 
 class _Result:
-    """An array that stays one through ``result.flatten().tolist()``."""
+    """An array for which ``result.flatten().tolist()`` is the array itself."""
 
     __slots__ = ("_array",)
 
@@ -148,7 +154,7 @@ class _Result:
 
 
 class _Run:
-    """A run of a session that is under way, and the first error that its operators kept."""
+    """A run of a session in progress, and the first error of its operators."""
 
     def __init__(self, session: Any, is_async: bool = False) -> None:
         self.error: BaseException | None = None
@@ -164,11 +170,12 @@ class _Run:
 
 
 class _Runs:
-    """The runs under way.
+    """The runs in progress.
 
-    An operator runs on the thread that called its session, except where the session is in parallel execution mode or
-    was called by run_async. Of a thread of onnxruntime's own nobody knows whose it is: an error there goes to all such
-    runs, since one that fails for another's fault is better than one that returns what was never computed.
+    An operator runs on the thread that called its session, unless the session is in parallel execution mode or was
+    called by run_async. Then it runs on a worker thread of onnxruntime. A worker thread cannot be mapped to a session,
+    so its error goes to all runs that use such threads: a run that fails because of another is better than a run that
+    returns results that were never computed.
     """
 
     def __init__(self) -> None:
@@ -176,7 +183,7 @@ class _Runs:
         self._all: set[_Run] = set()
 
     def keep(self, error: BaseException) -> None:
-        """Keeps an operator's error for the run that it belongs to; raises it if there is none to tell."""
+        """Keeps an operator's error for its run; raises it if there is no run in progress."""
         runs = self._stack()[-1:] or [run for run in self._all.copy() if run.uses_other_threads()]
         if not runs:
             raise error
@@ -184,7 +191,7 @@ class _Runs:
             run.keep(error)
 
     def guard(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of sessions that raises afterwards what operators kept meanwhile."""
+        """Wraps a method of sessions: when it returns, it raises the first error of the operators."""
 
         @functools.wraps(method)
         def guarded(session: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +201,7 @@ class _Runs:
             try:
                 result = method(session, *args, **kwargs)
             except Exception as error:
-                if run.error:  # what came after an operator's failure is its consequence
+                if run.error:  # the error of the session is a consequence of the operator's
                     raise run.error from error
                 raise
             finally:
@@ -207,7 +214,7 @@ class _Runs:
         return guarded
 
     def guard_async(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """InferenceSession.run_async, whose callback is told what operators kept meanwhile."""
+        """Wraps InferenceSession.run_async: the callback receives the first error of the operators."""
 
         @functools.wraps(method)
         def guarded(session: Any, output_names: Any, input_feed: Any, callback: Any, *args: Any, **kwargs: Any) -> None:
@@ -227,7 +234,7 @@ class _Runs:
         return guarded
 
     def _stack(self) -> list[_Run]:
-        """The runs that this thread is in, one within another."""
+        """The runs that this thread is in, innermost last."""
         stack: list[_Run] = self._here.__dict__.setdefault("stack", [])
         return stack
 
@@ -235,27 +242,27 @@ class _Runs:
 _runs = _Runs()
 
 
-# What onnxruntime says, of sessions with which backend, and what has to be done about it.
+# A pattern of onnxruntime's message, the backends for which the advice holds, and the advice.
 _ADVICE = (
     (
         r"has input size \d+ not in range|Unable to find attribute .*No attribute with name|"
         r"Type Error: Type .* of output arg",
         ("extensions",),
-        "onnxruntime-extensions wants every input and attribute of ort_dynq's operators, and takes the output's type "
-        "from the inputs'; make the model ready with ort_dynq.ready_for_extensions(model)",
+        "onnxruntime-extensions requires every input and attribute of ort_dynq's operators, and derives the output "
+        "type from the input types; prepare the model with ort_dynq.ready_for_extensions(model)",
     ),
     (
         r"Failed to add kernel for .* Conflicting with a registered kernel|Domain already set in registry",
         ("native", "extensions"),
         "one session cannot have both backends of ort_dynq, nor the library of onnxruntime-extensions twice: "
-        "ort_dynq.register(options, backend='extensions') registers that library, which from then on brings ort_dynq's "
-        "operators into every session of the process that registers it",
+        "ort_dynq.register(options, backend='extensions') registers that library, and from then on every session of "
+        "the process that registers it has ort_dynq's operators",
     ),
 )
 
 
 def _explain(init: Callable[..., None]) -> Callable[..., None]:
-    """InferenceSession.__init__ whose errors say what to do about what is peculiar to this backend."""
+    """Wraps InferenceSession.__init__: adds advice to errors that are specific to this backend."""
 
     @functools.wraps(init)
     def explaining(session: Any, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -272,7 +279,7 @@ def _explain(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _wrap_sessions() -> None:
-    """Lets sessions say what operators cannot."""
+    """Wraps the methods of InferenceSession, so that they raise the errors of operators."""
     session = ort.InferenceSession
     session.__init__ = _explain(session.__init__)
     session.run_async = _runs.guard_async(session.run_async)

@@ -1,4 +1,4 @@
-"""The backends, and the mark that :func:`ort_dynq.register` leaves in session options."""
+"""The names of the backends, and the entry of session options that records a registration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _REGISTERED = "ort_dynq.registered"
 
 
 def registered(session_options: ort.SessionOptions) -> str:
-    """The backend whose operators are registered in these options; empty if none are."""
+    """The backend that is registered in these options; empty if there is none."""
     return config_entry(session_options, _REGISTERED)
 
 
 def mark_registered(session_options: ort.SessionOptions, backend: Backend) -> None:
-    """Notes in the options that the operators of `backend` are registered."""
+    """Records in the options that `backend` is registered."""
     session_options.add_session_config_entry(_REGISTERED, backend)

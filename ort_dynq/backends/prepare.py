@@ -1,4 +1,4 @@
-"""Makes models written by hand ready for onnxruntime-extensions, which takes nothing for granted (../extensions.py)."""
+"""Prepares hand-written models for the backend ``extensions``, which requires every input and attribute."""
 
 from __future__ import annotations
 
@@ -10,49 +10,52 @@ import onnx_ir as ir
 
 from ..graphs import graphs
 from ..operators import DOMAIN, OPERATORS
+from ..operators.encodings import CodeType
 from ..rewriter import Report, Result
 from ..rewriter.facts.inference import Facts
 from ..storage import explained, load
 from .extensions import variant_name
 
+_CODE_NAMES: dict[object, str] = {code: code.name.lower() for code in (CodeType.UINT8, CodeType.INT8)}
+
 
 def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Result:
-    """The same model with every input and attribute of ort_dynq's operators written out.
+    """Adds the inputs and attributes that nodes of ort_dynq's operators leave out.
 
-    Absent zero points become a zero, absent attributes their defaults, and an operator whose output type does not
-    follow from its inputs' gets the name that says it (such a model runs with this backend alone). What
-    :func:`ort_dynq.rewrite` writes is ready as it is.
+    An absent zero point becomes 0, and an absent attribute its default. An operator whose output type does not follow
+    from its input types gets a name with the output type; such a model runs with the backend ``extensions`` only.
+    Models from :func:`ort_dynq.rewrite` do not need this.
 
     Args:
-        model: A path, a ModelProto or an onnx_ir Model; it is not changed.
+        model: A path, a ModelProto or an onnx_ir Model. It is not changed.
 
     Returns:
-        The model, with an empty report.
+        The changed copy of the model, with an empty report.
 
     Raises:
-        DynqError: The model cannot be read.
+        DynqError: The model is missing or is not an ONNX model.
     """
     ready = load(model)
     with explained(model), Facts(ready):
         for _, graph in graphs(ready):
             for node in list(graph):
                 if node.domain == DOMAIN and node.op_type in OPERATORS:
-                    _write_out(node, graph)
+                    _complete(node, graph)
     return Result(ready, Report())
 
 
-def _write_out(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
+def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     operator = OPERATORS[node.op_type]
     for attribute in operator.attributes:
         if attribute.name not in node.attributes:
             node.attributes.add(ir.convenience.convert_attribute(attribute.name, attribute.default))
     output = None
     if "output_dtype" in node.attributes:
-        output = {2: "uint8", 3: "int8"}.get(node.attributes["output_dtype"].value)
+        output = _CODE_NAMES.get(node.attributes["output_dtype"].value)
     if len(node.inputs) < len(operator.inputs):
         node.resize_inputs(len(operator.inputs))
     for i, value in enumerate(node.inputs):
-        if value is None and operator.inputs[i].absent:  # zero, of the first type that fits the others
+        if value is None and operator.inputs[i].absent:  # zero, of the first type that goes with the other inputs
             fitting = (
                 signature.inputs[i]
                 for signature in operator.signatures
@@ -71,7 +74,7 @@ def _write_out(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
 
 
 def _types(node: ir.Node) -> tuple[str | None, ...]:
-    """The types of the inputs, as signatures have them; None where one is absent or not known."""
+    """The types of the inputs as in signatures; None for an input that is absent or of unknown type."""
     return tuple(
         value.dtype.numpy().name if value is not None and value.dtype is not None else None for value in node.inputs
     )

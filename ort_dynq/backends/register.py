@@ -1,4 +1,4 @@
-"""Registers the operators in session options."""
+"""Registration of the operators in session options."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ def register(session_options: ort.SessionOptions, backend: Backend = "native") -
     Args:
         session_options: The options.
         backend: ``native``: the operators of the native library. ``extensions``: Python operators on the same kernels,
-            run by onnxruntime-extensions, whose library this call registers too: do not register it again. From the
-            first call on, every session of the process that registers that library has the operators.
+            run by onnxruntime-extensions. This call registers the library of onnxruntime-extensions as well: do not
+            register it again. After the first such call, every session of the process that registers that library has
+            the operators.
 
     Returns:
         The same options, so that ``ort.InferenceSession(path, ort_dynq.register(ort.SessionOptions()))`` works.
 
     Raises:
-        DynqError: onnxruntime is too old; a library is missing or refused; ORT_DYNQ_ISA names an unknown instruction
-            set; the backend is unknown, or the options already have the other one.
+        DynqError: onnxruntime is too old; a library is missing, or onnxruntime does not accept it; ORT_DYNQ_ISA names
+            an unknown instruction set; the backend is unknown; the options already have the other backend.
     """
     if runtime.version() < runtime.OLDEST_ONNXRUNTIME:
         raise DynqError(
-            f"onnxruntime {ort.__version__} is too old for ort_dynq, which needs "
+            f"onnxruntime {ort.__version__} is too old for ort_dynq, expected "
             f"{'.'.join(map(str, runtime.OLDEST_ONNXRUNTIME))} or newer; `pip install -U onnxruntime`"
         )
     if backend not in BACKENDS:
@@ -35,8 +36,8 @@ def register(session_options: ort.SessionOptions, backend: Backend = "native") -
     present = registered(session_options)
     if present and present != backend:
         raise DynqError(
-            f"the session options have the backend {present} already, and one session cannot have both: "
-            f"make other options for {backend}"
+            f"the session options have the backend {present} already, and one session cannot have both; "
+            f"create other session options for {backend}"
         )
     if not present:
         _register_library(session_options, backend)
@@ -46,7 +47,7 @@ def register(session_options: ort.SessionOptions, backend: Backend = "native") -
 
 def _register_library(options: ort.SessionOptions, backend: Backend) -> None:
     if backend == "native":
-        kernels.isa()  # raises our own message for a wrong ORT_DYNQ_ISA
+        kernels.isa()  # raises an error if ORT_DYNQ_ISA is wrong; onnxruntime's error would be longer
         path = library.get_library_path()
     else:
         from . import extensions

@@ -1,12 +1,13 @@
 """Transformer networks with seeded weights and dynamically quantized linear layers, as exporters write them.
 
-Plain standard ONNX: opset 20, IR version 10, which onnxruntime 1.20.1 and newer run. A layer is Vaswani et al.'s, with
-the normalisation after the residual sum: attention in float, then a feed-forward part with the Gelu as torch decomposes
-it. Its six linear layers differ by form, see :data:`FORMS`; query, key and value share the quantization of their input.
+The networks are standard ONNX of opset 20 and IR version 10, which onnxruntime 1.20.1 and newer run. A layer follows
+Vaswani et al. (2017), with the normalization after the residual sum: attention in float, then a feed-forward part with
+a Gelu as torch decomposes it. A layer has six linear layers, whose form is one of :data:`FORMS`. Query, key and value
+share the quantization of their input.
 
-The weights are normal, divided by the root of the inputs' number, and a few columns are four times as large. Quantized
-ones are int8 codes with one float32 scale, max(abs) / 127, for each output; where an exporter folds them, they are
-float32(code) * scale. All forms of one network, size and seed stem from the same floats.
+Weights are normal values divided by the square root of the number of inputs. One percent of the columns are four times
+as large. Quantized weights are int8 codes with one float32 scale per output channel, max(abs) / 127. Exporters that
+fold weights store float32(code) * scale. All forms of one network, size and seed are made from the same floats.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ from ..errors import DynqError
 Array = npt.NDArray[Any]
 
 _OPSET, _IR_VERSION = 20, 10
-_OUTLIERS, _OUTLIER_FACTOR = 0.01, 4  # of the columns
+_OUTLIER_SHARE, _OUTLIER_FACTOR = 0.01, 4  # of the columns of a weight
 
 
 def encoder(
     form: str, *, layers: int = 6, hidden: int = 768, heads: int = 12, feed_forward: int = 0, seed: int = 0
 ) -> onnx.ModelProto:
-    """A transformer encoder without embedding: float32 [batch, tokens, hidden], x, to the same, y.
+    """Builds a transformer encoder without embeddings.
+
+    The input x and the output y are float32 [batch, tokens, hidden].
 
     Args:
-        form: How the linear layers are quantized: one of :data:`FORMS`.
-        layers: How many layers, of six linear layers each.
-        hidden: The width.
-        heads: Of the attention; they divide the width.
-        feed_forward: The width between the two products of the feed-forward part; 0: four times `hidden`.
-        seed: Of the weights.
+        form: How the linear layers are quantized: a name from :data:`FORMS`.
+        layers: The number of layers, of six linear layers each.
+        hidden: The hidden size, a multiple of `heads`.
+        heads: The number of attention heads.
+        feed_forward: The size between the two linear layers of the feed-forward part; 0 for four times `hidden`.
+        seed: The seed of the weights.
 
     Raises:
-        DynqError: There is no such form, or the heads do not divide the width.
+        DynqError: The form does not exist, or `hidden` is not a multiple of `heads`.
     """
     return _network("encoder", form, layers, hidden, heads, feed_forward, seed)
 
@@ -51,11 +54,12 @@ def encoder(
 def decoder_step(
     form: str, *, layers: int = 6, hidden: int = 768, heads: int = 12, feed_forward: int = 0, seed: int = 0
 ) -> onnx.ModelProto:
-    """One token of a decoder that keeps keys and values: float32 [batch, 1, hidden], x, to the same, y.
+    """Builds one step of a decoder with a key-value cache.
 
-    Each layer l has the inputs past_key_values.l.key and past_key_values.l.value, float32 [batch, heads, past,
-    hidden / heads], and the outputs present.l.key and present.l.value, longer by this token. A single token sees all of
-    the past, so that there is no mask. Arguments and errors are those of :func:`encoder`.
+    The input x and the output y are float32 [batch, 1, hidden]. Layer l has the inputs past_key_values.l.key and
+    past_key_values.l.value, float32 [batch, heads, past, hidden / heads], and the outputs present.l.key and
+    present.l.value, which are one token longer. There is no mask, since one token attends to the whole past.
+    Arguments and errors are those of :func:`encoder`.
     """
     return _network("decoder", form, layers, hidden, heads, feed_forward, seed)
 
@@ -64,7 +68,14 @@ NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {"encoder": encoder, "deco
 
 
 def feeds(model: onnx.ModelProto, tokens: int, *, batch: int = 1, seed: int = 0) -> dict[str, Array]:
-    """Normal float32 inputs for a network: of the encoder so many tokens, of the decoder so many in its past."""
+    """Returns normal float32 inputs of a network.
+
+    Args:
+        model: The network.
+        tokens: The number of tokens in the encoder's input, or in the decoder's past.
+        batch: The batch size.
+        seed: The seed of the values.
+    """
     rng = np.random.default_rng(seed)
     sizes = {"batch": batch, "tokens": tokens, "past": tokens}
     return {
@@ -77,17 +88,23 @@ def feeds(model: onnx.ModelProto, tokens: int, *, batch: int = 1, seed: int = 0)
 
 
 class _Graph:
-    """Collects nodes and initializers. Equal nodes and equal constants are made once, as exporters do at the end."""
+    """Collects nodes and initializers. Equal nodes and equal constants exist once, as in exported models."""
 
     def __init__(self, tokens: int | None) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self._names: dict[object, str] = {}
         self._counts: dict[str, int] = {}
-        self._tokens = tokens  # where the exporter knows how many
+        self._tokens = tokens  # None if it is dynamic
 
     def __call__(self, operator: str, *inputs: str | Array | np.generic, **attributes: Any) -> str:
-        """The output of a node, whose inputs are values' names, "" where there is none, or constants."""
+        """Adds a node and returns the name of its output.
+
+        Args:
+            operator: The operator.
+            inputs: Names of values, "" for an absent input, or constants.
+            attributes: The attributes.
+        """
         names = [each if isinstance(each, str) else self._constant(np.asarray(each)) for each in inputs]
         key = operator, *names, repr(attributes)
         if key not in self._names:
@@ -100,12 +117,12 @@ class _Graph:
         return name
 
     def shape(self, *sizes: int) -> str:
-        """The shape [batch, tokens, *sizes], computed from x."""
+        """Returns the name of the shape [batch, tokens, *sizes], computed from x."""
         tokens = self("Shape", "x", start=1, end=2) if self._tokens is None else np.array([self._tokens])
         return self("Concat", self("Shape", "x", start=0, end=1), tokens, *(np.array([n]) for n in sizes), axis=0)
 
     def rename(self, value: str, name: str) -> None:
-        """Gives a node's output, which nothing has used yet, the name of one of the graph's outputs."""
+        """Renames the output of a node to a graph output. No other node may use it yet."""
         (node,) = (node for node in self.nodes if value in node.output)
         node.output[0] = name
 
@@ -120,32 +137,32 @@ class _Graph:
         return f"{stem}_{count}" if count else stem
 
 
-# A form quantizes the input of a linear layer, and multiplies what came of it with the weights
+# A form of linear layers is two functions: one quantizes the activation, one multiplies it by the weights.
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """Of one linear layer; `real` is float32 [inputs, outputs]."""
+    """The weights of one linear layer; `real` is float32 [inputs, outputs]."""
 
     name: str
     real: Array
 
     def scales(self) -> Array:
-        """float32 [outputs]."""
+        """Returns float32 [outputs]."""
         return np.asarray(np.abs(self.real).max(axis=0) / np.float32(127))
 
     def codes(self) -> Array:
-        """int8 [inputs, outputs]."""
+        """Returns int8 [inputs, outputs]."""
         return np.rint(self.real / self.scales()).astype(np.int8)
 
     def folded(self) -> Array:
-        """float32 [inputs, outputs], on the grid of the codes."""
+        """Returns the dequantized codes, float32 [inputs, outputs]."""
         return np.asarray(self.codes().astype(np.float32) * self.scales())
 
 
 @dataclass(frozen=True)
 class _Quantized:
-    """The left factor of a product, and the scale that the product still lacks."""
+    """The left operand of a matrix product, and the scale to apply after the product, if any."""
 
     factor: str
     scale: str = ""
@@ -153,7 +170,7 @@ class _Quantized:
 
 _float = np.float32
 _LOW, _HIGH, _ZERO, _STEPS = _float(-128), _float(127), _float(0), _float(255)
-_LAST = np.array([2])  # torch turns the axis -1 of a tensor of known rank into this
+_LAST = np.array([2])  # torch exports the axis -1 of a tensor of rank 3 as 2
 
 
 def _unquantized(_: _Graph, x: str) -> _Quantized:
@@ -161,7 +178,7 @@ def _unquantized(_: _Graph, x: str) -> _Quantized:
 
 
 def _token_codes(graph: _Graph, x: str) -> _Quantized:
-    """Symmetric per token to int8: torch's dynamo exporter on x / (amax(abs(x)).clamp(min=1e-5) / 127)."""
+    """Symmetric int8 per token, as torch's dynamo exporter writes x / (amax(abs(x)).clamp(min=1e-5) / 127)."""
     peak = graph("ReduceMax", graph("Abs", x), np.array([-1]), keepdims=1)
     scale = graph("Div", graph("Clip", peak, _float(1e-5)), _HIGH)
     rounded = graph("Round", graph("Div", x, scale))
@@ -179,7 +196,7 @@ def _token(graph: _Graph, x: str) -> _Quantized:
 
 
 def _tensor_range(graph: _Graph, x: str) -> tuple[str, str]:
-    """The scale, and the lower end of the range, of torch.fake_quantize on a whole tensor."""
+    """Returns the scale and the minimum that torch.fake_quantize uses for a whole tensor."""
     low = graph("Clip", graph("ReduceMin", x, keepdims=0), "", _ZERO)
     high = graph("Clip", graph("ReduceMax", x, keepdims=0), _ZERO)
     return graph("Clip", graph("Div", graph("Sub", high, low), _STEPS), _float(1e-8)), low
@@ -205,7 +222,7 @@ def _tensor_u8(graph: _Graph, x: str) -> _Quantized:
 
 
 def _range_with_zero(graph: _Graph, x: str, keepdims: int) -> tuple[str, str]:
-    """Each token's range, made to contain zero: torch.minimum(amin, zeros_like(amin)) and so on."""
+    """Returns the range of each token, extended to zero, as torch.minimum(amin, zeros_like(amin)) is exported."""
 
     def end(reduce: str, choose: str) -> str:
         found = graph(reduce, x, _LAST, keepdims=keepdims)
@@ -215,7 +232,7 @@ def _range_with_zero(graph: _Graph, x: str, keepdims: int) -> tuple[str, str]:
 
 
 def _torchao(graph: _Graph, x: str) -> _Quantized:
-    """torchao 0.18's Int8DynamicActivationIntxWeightConfig: asymmetric per token, x times the scale's reciprocal."""
+    """torchao 0.18's Int8DynamicActivationIntxWeightConfig: asymmetric per token, x * (1 / scale)."""
     low, high = _range_with_zero(graph, x, keepdims=0)
     scale = graph("Clip", graph("Div", graph("Sub", high, low), _STEPS), _float(np.finfo(np.float32).tiny))
     shifted = graph("Sub", _LOW, graph("Round", graph("Div", low, scale)))
@@ -229,7 +246,7 @@ def _torchao(graph: _Graph, x: str) -> _Quantized:
 
 
 def _compressed_tensors(graph: _Graph, x: str) -> _Quantized:
-    """compressed-tensors 0.20's fake_quantize with symmetric tokens: zero points are computed from zeros."""
+    """compressed-tensors 0.20's fake_quantize, symmetric per token: its zero points are computed from zeros."""
     low, high = _range_with_zero(graph, x, keepdims=1)
     raw = graph("Div", graph("Max", graph("Abs", low), graph("Abs", high)), _float(127.5))
     return _compressed_tensors_codes(graph, x, raw, graph("Expand", _ZERO, graph.shape(1)))
@@ -254,17 +271,17 @@ def _plain_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
 
 
 def _folded_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
-    """By weights that the exporter made float."""
+    """Multiplies by weights that the exporter folded to float."""
     return graph("MatMul", x.factor, graph.initializer(f"{weights.name}.weight", weights.folded()))
 
 
 def _stored(graph: _Graph, weights: _Weights) -> str:
-    """The codes as torch stores them: [outputs, inputs]."""
+    """Adds the codes as torch stores them, [outputs, inputs]."""
     return graph.initializer(f"{weights.name}.weight", np.ascontiguousarray(weights.codes().T))
 
 
 def _cast_product(graph: _Graph, x: _Quantized, weights: _Weights, *, zero_points: bool = False) -> str:
-    """By (float(codes) [- zero points]) * scales: what torch's exporter leaves where weights are too many to fold."""
+    """Multiplies by (float(codes) [- zero points]) * scales, which torch's exporter does not fold for large weights."""
     real = graph("Cast", _stored(graph, weights), to=TensorProto.FLOAT)
     scales = weights.scales()[:, None]
     if zero_points:
@@ -278,7 +295,7 @@ def _torchao_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
 
 
 def _dequantized_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
-    """By DequantizeLinear, as torch's dequantize_per_channel becomes."""
+    """Multiplies by DequantizeLinear of the codes, as torch's dequantize_per_channel is exported."""
     scales = graph.initializer(f"{weights.name}.weight_scale", weights.scales())
     zero_points = np.zeros(weights.real.shape[1], np.int8)
     real = graph("DequantizeLinear", _stored(graph, weights), scales, zero_points, axis=0)
@@ -286,7 +303,7 @@ def _dequantized_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str
 
 
 def _deferred_product(graph: _Graph, x: _Quantized, weights: _Weights) -> str:
-    """Codes by codes, in float; then both scales."""
+    """Multiplies codes by codes in float, then applies both scales."""
     codes = graph.initializer(f"{weights.name}.weight", weights.codes().astype(np.float32))
     return _scaled(graph, graph("MatMul", x.factor, codes), x, weights)
 
@@ -315,13 +332,13 @@ FORMS: dict[str, tuple[Callable[[_Graph, str], _Quantized], Callable[[_Graph, _Q
 }
 """How a linear layer is quantized.
 
-- float: not at all.
-- token: symmetric int8 activations per token, fake-quantized; the exporter folded the weights to float.
-- token_weights: the same with int8 weights behind Cast, Mul and Transpose.
-- token_integer: the same codes, s8 x s8, in MatMulInteger.
-- token_deferred: the same codes, both, in a float MatMul, and the scales after it.
-- tensor_s8, tensor_u8: asymmetric activations per tensor, and int8 weights, behind DequantizeLinear.
-- torchao, compressed_tensors, compressed_tensors_asymmetric: as models of these libraries are exported.
+- float: It is not quantized.
+- token: Symmetric int8 activations per token, fake-quantized; the exporter folded the weights to float.
+- token_weights: As token, with int8 weights behind Cast, Mul and Transpose.
+- token_integer: The same codes in MatMulInteger, s8 x s8.
+- token_deferred: The same codes in a float MatMul; both scales follow it.
+- tensor_s8, tensor_u8: Asymmetric activations per tensor, and int8 weights, behind DequantizeLinear.
+- torchao, compressed_tensors, compressed_tensors_asymmetric: As models of these libraries are exported.
 """
 
 
@@ -331,56 +348,76 @@ def _network(
     if form not in FORMS:
         raise DynqError(f"there is no form {form!r} of a network, expected one of {', '.join(FORMS)}")
     if hidden % heads:
-        raise DynqError(f"{heads} heads do not divide the width {hidden}")
-    quantize, multiply = FORMS[form]
-    cached, head = network == "decoder", hidden // heads
-    rng, graph = np.random.default_rng(seed), _Graph(1 if cached else None)
-
-    def linear(x: str, name: str, inputs: int, outputs: int) -> str:
-        real = rng.standard_normal((inputs, outputs), np.float32) / _float(math.sqrt(inputs))
-        real[:, rng.random(outputs) < _OUTLIERS] *= _OUTLIER_FACTOR
-        bias = rng.standard_normal(outputs, np.float32) / _float(8)
-        product = multiply(graph, quantize(graph, x), _Weights(name, real))
-        return graph("Add", product, graph.initializer(f"{name}.bias", bias))
-
-    def norm(x: str, name: str) -> str:
-        gain = 1 + rng.standard_normal(hidden, np.float32) / _float(8)
-        shift = rng.standard_normal(hidden, np.float32) / _float(8)
-        parameters = graph.initializer(f"{name}.weight", gain), graph.initializer(f"{name}.bias", shift)
-        return graph("LayerNormalization", x, *parameters, axis=-1, epsilon=1e-5, stash_type=1)
-
-    def split(x: str) -> str:
-        return graph("Transpose", graph("Reshape", x, graph.shape(heads, head), allowzero=1), perm=[0, 2, 1, 3])
-
-    def with_past(present: str, layer: int, kind: str) -> str:
-        """Keys or values, those of earlier tokens before them."""
-        if not cached:
-            return present
-        for values, name, length in ((inputs, "past_key_values", "past"), (outputs, "present", "past + 1")):
-            sizes = ("batch", heads, length, head)
-            values.append(helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes))
-        whole = graph("Concat", inputs[-1].name, present, axis=2)
-        graph.rename(whole, outputs[-1].name)
-        return outputs[-1].name
-
-    shape = ("batch", 1 if cached else "tokens", hidden)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+        raise DynqError(f"the hidden size {hidden} is not a multiple of {heads} heads")
+    builder = _Builder(form, hidden, heads, feed_forward or 4 * hidden, seed, cached=network == "decoder")
     x = "x"
     for layer in range(layers):
-        name = f"layers.{layer}"
-        query, key, value = (split(linear(x, f"{name}.{each}", hidden, hidden)) for each in ("query", "key", "value"))
-        key, value = with_past(key, layer, "key"), with_past(value, layer, "value")
-        scores = graph("MatMul", query, graph("Transpose", key, perm=[0, 1, 3, 2]))
-        attention = graph("Softmax", graph("Div", scores, _float(math.sqrt(head))), axis=-1)
-        heard = graph("Transpose", graph("MatMul", attention, value), perm=[0, 2, 1, 3])
-        heard = graph("Reshape", heard, graph.shape(hidden), allowzero=1)
-        x = norm(graph("Add", x, linear(heard, f"{name}.output", hidden, hidden)), f"{name}.norm1")
-        width = feed_forward or 4 * hidden
-        up = linear(x, f"{name}.up", hidden, width)
+        x = builder.layer(x, layer)
+    graph = builder.graph
+    graph.rename(x, "y")
+    result = helper.make_graph(graph.nodes, network, builder.inputs, builder.outputs, graph.initializers)
+    return helper.make_model(result, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+
+
+class _Builder:
+    """Adds layers to a graph and draws their weights."""
+
+    def __init__(self, form: str, hidden: int, heads: int, feed_forward: int, seed: int, *, cached: bool) -> None:
+        self._quantize, self._multiply = FORMS[form]
+        self._hidden, self._heads, self._feed_forward, self._cached = hidden, heads, feed_forward, cached
+        self._rng = np.random.default_rng(seed)
+        self.graph = _Graph(1 if cached else None)
+        shape = ("batch", 1 if cached else "tokens", hidden)
+        self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+        self.outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+
+    def layer(self, x: str, index: int) -> str:
+        name, hidden, graph = f"layers.{index}", self._hidden, self.graph
+        context = self._attention(x, index)
+        x = self._norm(graph("Add", x, self._linear(context, f"{name}.output", hidden, hidden)), f"{name}.norm1")
+        up = self._linear(x, f"{name}.up", hidden, self._feed_forward)
         erf = graph("Erf", graph("Div", up, _float(math.sqrt(2))))
         gelu = graph("Mul", graph("Mul", up, graph("Add", erf, _float(1))), _float(0.5))
-        x = norm(graph("Add", x, linear(gelu, f"{name}.down", width, hidden)), f"{name}.norm2")
-    graph.rename(x, "y")
-    result = helper.make_graph(graph.nodes, network, inputs, outputs, graph.initializers)
-    return helper.make_model(result, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+        down = self._linear(gelu, f"{name}.down", self._feed_forward, hidden)
+        return self._norm(graph("Add", x, down), f"{name}.norm2")
+
+    def _attention(self, x: str, layer: int) -> str:
+        """Adds the attention without its output projection."""
+        graph, hidden, head = self.graph, self._hidden, self._hidden // self._heads
+        query, key, value = (
+            self._split_heads(self._linear(x, f"layers.{layer}.{each}", hidden, hidden))
+            for each in ("query", "key", "value")
+        )
+        key, value = self._with_past(key, layer, "key"), self._with_past(value, layer, "value")
+        scores = graph("MatMul", query, graph("Transpose", key, perm=[0, 1, 3, 2]))
+        attention = graph("Softmax", graph("Div", scores, _float(math.sqrt(head))), axis=-1)
+        context = graph("Transpose", graph("MatMul", attention, value), perm=[0, 2, 1, 3])
+        return graph("Reshape", context, graph.shape(hidden), allowzero=1)
+
+    def _linear(self, x: str, name: str, inputs: int, outputs: int) -> str:
+        real = self._rng.standard_normal((inputs, outputs), np.float32) / _float(math.sqrt(inputs))
+        real[:, self._rng.random(outputs) < _OUTLIER_SHARE] *= _OUTLIER_FACTOR
+        bias = self._rng.standard_normal(outputs, np.float32) / _float(8)
+        product = self._multiply(self.graph, self._quantize(self.graph, x), _Weights(name, real))
+        return self.graph("Add", product, self.graph.initializer(f"{name}.bias", bias))
+
+    def _norm(self, x: str, name: str) -> str:
+        gain = 1 + self._rng.standard_normal(self._hidden, np.float32) / _float(8)
+        shift = self._rng.standard_normal(self._hidden, np.float32) / _float(8)
+        parameters = self.graph.initializer(f"{name}.weight", gain), self.graph.initializer(f"{name}.bias", shift)
+        return self.graph("LayerNormalization", x, *parameters, axis=-1, epsilon=1e-5, stash_type=1)
+
+    def _split_heads(self, x: str) -> str:
+        shape = self.graph.shape(self._heads, self._hidden // self._heads)
+        return self.graph("Transpose", self.graph("Reshape", x, shape, allowzero=1), perm=[0, 2, 1, 3])
+
+    def _with_past(self, present: str, layer: int, kind: str) -> str:
+        """Appends the keys or values of this token to the cached ones."""
+        if not self._cached:
+            return present
+        for values, name, length in ((self.inputs, "past_key_values", "past"), (self.outputs, "present", "past + 1")):
+            sizes = ("batch", self._heads, length, self._hidden // self._heads)
+            values.append(helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes))
+        whole = self.graph("Concat", self.inputs[-1].name, present, axis=2)
+        self.graph.rename(whole, self.outputs[-1].name)
+        return self.outputs[-1].name

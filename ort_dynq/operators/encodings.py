@@ -14,77 +14,98 @@ from typing import NamedTuple
 
 
 class Encoding(enum.IntEnum):
-    """An integer attribute with named values."""
+    """An integer attribute with named values.
+
+    Attributes:
+        meaning: What the value selects.
+    """
+
+    meaning: str
+    _value_: int
+
+    def __new__(cls, value: int, meaning: str = "") -> Encoding:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
 
     @property
     def text(self) -> str:
         """The value for messages and documentation: ``1 (multiply by the reciprocal)``."""
-        return f"{self.value} ({self.name.lower().replace('_', ' ')})"
+        return f"{int(self)} ({self.name.lower().replace('_', ' ')})"
 
     @classmethod
     def describe(cls, values: Iterable[Encoding] | None = None) -> str:
         """The values as a list: ``0 (divide), 1 (multiply by the reciprocal) or 2 (multiply)``."""
-        *others, last = (value.text for value in values or cls)
-        return f"{', '.join(others)} or {last}" if others else last
+        return one_of(tuple(values or cls))
+
+
+def one_of(values: Iterable[str | int]) -> str:
+    """The values of an attribute as a list for messages, with the names of encodings: ``2 (uint8) or 3 (int8)``."""
+    *others, last = (value.text if isinstance(value, Encoding) else str(value) for value in values)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 class Scaling(Encoding):
-    """How src becomes a quotient t, before it is rounded."""
+    """How `src` is scaled to `t`, which is then rounded."""
 
-    DIVIDE = 0  # t = src / scale
-    MULTIPLY_BY_THE_RECIPROCAL = 1  # t = src * (1 / scale)
-    MULTIPLY = 2  # t = src * scale: the scale is an inverse one
+    DIVIDE = 0, "t = src / scale"
+    MULTIPLY_BY_THE_RECIPROCAL = 1, "t = src * (1 / scale)"
+    MULTIPLY = 2, "t = src * scale; the scale is an inverse scale"
 
 
 class RoundingOrder(Encoding):
-    """Where the zero point is added."""
+    """Whether `t` is rounded before or after the zero point is added."""
 
-    ROUND_THEN_ADD = 0  # clip(round(t) + zero_point)
-    ADD_THEN_ROUND = 1  # round(clip(t + zero_point))
-    NO_ZERO_POINT = 2  # clip(round(t))
+    ROUND_THEN_ADD = 0, "code = clip(round(t) + zero_point)"
+    ADD_THEN_ROUND = 1, "code = round(clip(t + zero_point))"
+    NO_ZERO_POINT = 2, "code = clip(round(t)); zero_point is not used"
 
 
 class ScaleOrder(Encoding):
-    """In which order a sum of products is multiplied by its two scales."""
+    """The order in which an accumulator is multiplied by its two scales."""
 
-    SCALES_FIRST = 0  # real * (scale * column_scale)
-    ROW_FIRST = 1  # (real * scale) * column_scale
-    COLUMN_FIRST = 2  # (real * column_scale) * scale
+    SCALES_FIRST = 0, "exact * (scale * column_scale)"
+    ROW_FIRST = 1, "(exact * scale) * column_scale"
+    COLUMN_FIRST = 2, "(exact * column_scale) * scale"
 
 
 class RangeKind(Encoding):
-    """What of a row its scale is computed from."""
+    """The range of a row, from which its scale is computed."""
 
-    ABS_MAX = 0  # max(abs(src))
-    MIN_MAX = 1  # max(src) - min(src)
-    MIN_MAX_WITH_ZERO = 2  # max(max(src), 0) - min(min(src), 0)
-    LARGER_SIDE = 3  # max(max(src) / highest_maximum, min(src) / lowest_minimum)
+    ABS_MAX = 0, "range = max(abs(src))"
+    MIN_MAX = 1, "low = min(src); high = max(src); range = high - low"
+    MIN_MAX_WITH_ZERO = (
+        2,
+        "low = clip(min(src), lowest_minimum, 0); high = clip(max(src), 0, highest_maximum); range = high - low",
+    )
+    LARGER_SIDE = 3, "range = max(max(src) / highest_maximum, min(src) / lowest_minimum)"
 
 
 class ZeroPointRule(Encoding):
-    """How the zero point is computed from the minimum of the range, low, and the scale."""
+    """How the zero point is computed from `low`, the minimum of the range, and the scale."""
 
-    NONE = 0
-    ROUND_CLIPPED = 1  # round(clip(quant_min - low / scale))
-    SUBTRACT_ROUNDED = 2  # clip(quant_min - round(low / scale))
-    ROUND_NEGATED = 3  # clip(round(-low / scale))
-    FLOOR_NEGATED = 4  # floor((0 - low) / scale)
+    NONE = 0, "zero_point = 0"
+    ROUND_CLIPPED = 1, "zero_point = round(clip(quant_min - low / scale))"
+    SUBTRACT_ROUNDED = 2, "zero_point = clip(quant_min - round(low / scale))"
+    ROUND_NEGATED = 3, "zero_point = clip(round(-low / scale))"
+    FLOOR_NEGATED = 4, "zero_point = floor((0 - low) / scale)"
 
 
 class NanCode(Encoding):
-    """The code of a NaN."""
+    """The code that a NaN becomes."""
 
-    ZERO = 0  # as ONNX Runtime's Cast
-    QUANT_MIN = 1  # as QuantizeLinear
-    NAN = 2  # only for codes that stay float32
+    ZERO = 0, "The code 0, as from ONNX Runtime's Cast"
+    QUANT_MIN = 1, "quant_min, as from QuantizeLinear"
+    NAN = 2, "NaN; only for codes of float32"
 
 
 class CodeType(Encoding):
     """An element type, by ONNX's numbers (TensorProto.DataType)."""
 
-    FLOAT32 = 1
-    UINT8 = 2
-    INT8 = 3
+    FLOAT32 = 1, "The value stays float32: there is no Cast"
+    UINT8 = 2, "uint8"
+    INT8 = 3, "int8"
 
 
 class RangeConstants(NamedTuple):
@@ -92,15 +113,7 @@ class RangeConstants(NamedTuple):
 
     The default of each field leaves the value that it applies to unchanged. They are a tensor and not attributes, since
     onnxruntime-extensions passes float attributes as text with six digits. ops/operators/dynamic_range.cc has a struct
-    with the same fields.
-
-    Attributes:
-        lowest_minimum, highest_maximum: The minimum and the maximum are clipped to these (RangeKind.MIN_MAX_WITH_ZERO)
-            or divided by these (RangeKind.LARGER_SIDE).
-        lowest_range, highest_range: The range is clipped to these.
-        divisor, factor: The range is divided, then multiplied by these to give the scale.
-        lowest_scale, highest_scale: The scale is clipped to these.
-        scale_of_zero: Replaces a scale of 0.
+    with the same fields. RANGE_CONSTANT_MEANINGS has the meaning of each field.
     """
 
     lowest_minimum: float = -math.inf
@@ -112,3 +125,16 @@ class RangeConstants(NamedTuple):
     lowest_scale: float = -math.inf
     highest_scale: float = math.inf
     scale_of_zero: float = 0.0
+
+
+RANGE_CONSTANT_MEANINGS = {
+    "lowest_minimum": "The minimum is clipped to this (`range_kind` 2) or divided by this (`range_kind` 3)",
+    "highest_maximum": "The maximum is clipped to this (`range_kind` 2) or divided by this (`range_kind` 3)",
+    "lowest_range": "The lower bound of the range: an epsilon",
+    "highest_range": "The upper bound of the range",
+    "divisor": "The range is divided by this",
+    "factor": "The quotient is multiplied by this, which gives the scale",
+    "lowest_scale": "The lower bound of the scale: an epsilon",
+    "highest_scale": "The upper bound of the scale",
+    "scale_of_zero": "Replaces a scale of 0",
+}

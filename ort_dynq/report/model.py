@@ -1,41 +1,38 @@
-"""Everything that can be told of a model and its rewrite, in one object: as plain data, and as one page of HTML."""
+"""Collects the facts about a model and its rewrite: findings, verification, latencies and profiles."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from .. import doctor
-from ..bench import Latency, Machine, Samples, Settings, latency, machine, sample
+from .. import doctor, rewriter
+from ..bench.models import Samples, sample
+from ..bench.timing import Latency, Machine, Settings, Track, latency, machine
 from ..errors import DynqError
 from ..graphs import graphs, label
 from ..operators import OPERATORS
-from ..rewriter import Report, rewrite
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from ..storage import load, replacing
 from ..verification import Verification, verify
-from ..verification.sessions import Failure, make_feeds
+from ..verification.inputs import Array, make_feeds
+from ..verification.sessions import SessionError
 from .profile import NodeTime, Profile, profile
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
 
-Array = npt.NDArray[Any]
-Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates, and may show how far it is
-
 _STEPS = ("rewriting", "verifying", "timing both models", "profiling the original", "profiling the rewritten model")
-_BINS, _TAIL, _MARGIN = 60, 90, 1.2  # of the histogram, which ends so far behind this percentile
-_PROFILE_SHARE = 0.2  # of the time for measuring, for each of the two profiles
-_MOST_NODES = 15  # in the tables of HTML; JSON has all
+_BINS, _TAIL, _MARGIN = 60, 90, 1.2  # the histogram ends at this multiple of this percentile
+_PROFILE_SHARE = 0.2  # the share of each of the two profiles in the time for timing and profiling
+_MAX_NODES = 15  # in the tables of the HTML page; JSON has all nodes
 
 OURS, CHAINS, PRODUCTS, OTHERS, BETWEEN = KINDS = ("ours", "chains", "products", "others", "between")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
@@ -43,14 +40,13 @@ _PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
 
 @dataclass(frozen=True)
 class Distribution:
-    """The times of one model's runs.
+    """The run times of one model.
 
     Attributes:
-        latency: Median and the like.
-        min_ms, max_ms: The shortest and the longest.
-        counts: The histogram: how many runs took so long. The bins are as wide as each other, from 0 to `end_ms` of the
-            report, whichever model it is.
-        beyond: How many took longer than the histogram reaches.
+        latency: The summary.
+        min_ms, max_ms: The shortest and the longest run.
+        counts: A histogram: the number of runs in each of equally wide bins from 0 to `end_ms` of the report.
+        beyond: The number of runs longer than `end_ms`.
     """
 
     latency: Latency
@@ -62,7 +58,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """All nodes of one operator: milliseconds and calls per run, before and after."""
+    """The time of all nodes of one operator: milliseconds and calls per run, before and after the rewrite."""
 
     op_type: str
     ours: bool
@@ -74,7 +70,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that differ in nothing but numbers in their names: together so many milliseconds and calls per run."""
+    """Nodes whose names differ only in numbers, and their total milliseconds and calls per run."""
 
     node: str
     op_type: str
@@ -86,13 +82,13 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Side:
-    """What the profiler saw of one model.
+    """The profile of one model.
 
     Attributes:
-        profile: The nodes' times.
-        kinds: Milliseconds per run by kind: ort_dynq's operators; nodes that the rewrite replaces; products;
-            other nodes; and what passes between nodes.
-        groups: The nodes in groups, the longest first.
+        profile: The times of the nodes.
+        kinds: Milliseconds per run by kind: ort_dynq's operators; nodes that the rewrite replaces; matrix products;
+            other nodes; time between nodes.
+        groups: The nodes in groups, the slowest first.
     """
 
     profile: Profile
@@ -102,23 +98,23 @@ class Side:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """A model, what a rewrite makes of it, whether that is right, and how long both take.
+    """A model and its rewritten form: what changed, whether it is correct, and the times of both.
 
     Attributes:
-        model: Its path.
-        bytes: The size of its file; weights in other files are not counted.
-        machine, versions: Where this was found.
-        settings: How it was timed.
-        report: What was rewritten, and what was left and why.
-        groups: The same, equal layers together.
-        verification: Whether both models agree.
-        end_ms: Where the histograms end.
-        before, after: The original in stock ONNX Runtime, and the rewritten model with the plugin, in turns; None where
-            it does not run, as `problem` says.
-        ratio: Of the medians.
-        operators: Time by operator, as the profiler sees it: the longest first.
-        before_profile, after_profile: The profiles; None where it does not run.
-        problem: Why one of the models does not run.
+        model: The path of the model.
+        bytes: The size of its file, without external data.
+        machine, versions: The machine and the versions of the packages.
+        settings: How the models were timed.
+        rewrite_report: What was rewritten, what was left, and why.
+        groups: The same findings, those of equal layers together.
+        verification: The comparison of both models.
+        end_ms: The end of the histograms.
+        before, after: The original in stock ONNX Runtime, and the rewritten model with the plugin; None for a model
+            that does not run.
+        ratio: The median before / the median after.
+        operators: The profiled time by operator, the slowest first.
+        before_profile, after_profile: The profiles; None for a model that does not run.
+        problem: Why one of the models does not run; empty if both run.
     """
 
     model: str
@@ -126,7 +122,7 @@ class ModelReport:
     machine: Machine
     versions: Mapping[str, str]
     settings: Settings
-    report: Report
+    rewrite_report: rewriter.Report
     groups: tuple[Group, ...]
     verification: Verification
     end_ms: float = 0.0
@@ -139,13 +135,13 @@ class ModelReport:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Returns plain data for JSON."""
         given = {key: getattr(self, key) for key in self.__dataclass_fields__}
-        given |= {"report": self.report.to_dict(), "verification": self.verification.to_dict()}
+        given |= {"rewrite_report": self.rewrite_report.to_dict(), "verification": self.verification.to_dict()}
         return {key: _plain(value) for key, value in given.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the page, in one step: the file is there whole or not at all.
+        """Writes the HTML page atomically.
 
         Raises:
             DynqError: The file cannot be written.
@@ -158,15 +154,11 @@ class ModelReport:
             raise DynqError(f"{target} cannot be written: {error.strerror or error}") from error
 
     def to_html(self) -> str:
-        """The page: one file that needs no other, and no script."""
+        """Returns a self-contained HTML page without scripts."""
         import jinja2
 
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-        environment.filters |= {
-            "shape": _shape,
-            "count": _count,
-            "size": _size,
-        }
+        environment.filters |= {"shape": _shape, "count": _count, "size": _size}
         template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
         longest = max((each.latency.median_ms for each in (self.before, self.after) if each), default=1.0)
         unit, factor = ("ms", 1.0) if longest >= 1 else ("µs", 1e3)
@@ -178,8 +170,8 @@ class ModelReport:
             time=lambda ms: f"{ms * factor:.{digits}f}",
             rewritten=[group for group in self.groups if group.operator],
             left=[group for group in self.groups if not group.operator],
-            counts=_counts(self.report),
-            most_nodes=_MOST_NODES,
+            counts=_counts(self.rewrite_report),
+            max_nodes=_MAX_NODES,
         )
 
 
@@ -201,18 +193,18 @@ def make_report(
         source: The model's path.
         inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
         exact: As for :func:`ort_dynq.rewrite`.
-        threads: ONNX Runtime's.
-        seconds: For timing and profiling together.
-        track: Shows how far it is.
+        threads: The number of intra-op threads of ONNX Runtime.
+        seconds: The time for timing and profiling together.
+        track: Shows the progress.
 
     Raises:
-        DynqError: It is no model, it does not run in stock ONNX Runtime with optimisations off, or an input does not
-            fit; or the operators cannot be registered.
+        DynqError: The file is not a model, the model does not run in stock ONNX Runtime with optimizations off, an
+            input does not fit, or the operators cannot be registered.
     """
     steps = iter(track(_STEPS))
     next(steps)
-    original = _named(load(source))
-    result = rewrite(original, exact=exact)
+    original = _with_names(load(source))
+    result = rewriter.rewrite(original, exact=exact)
     settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
     here = machine(backend)
     next(steps)
@@ -224,7 +216,7 @@ def make_report(
         "machine": here,
         "versions": doctor.versions(),
         "settings": settings,
-        "report": result.report,
+        "rewrite_report": result.report,
         "groups": tuple(grouped(result.report.findings)),
         "verification": verification,
     }
@@ -243,7 +235,7 @@ def make_report(
             before = profile(original, feeds, nodes=sum(result.report.before.values()), **how)
         next(steps)
         after = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **how)
-    except Failure as error:  # both ran without the profiler
+    except SessionError as error:  # both models ran without the profiler
         raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
     next(steps, None)
     return ModelReport(
@@ -255,8 +247,8 @@ def make_report(
     )
 
 
-def _named(model: ir.Model) -> ir.Model:
-    """The model, nodes that had no name having that of an output: the profiler calls nodes by their names."""
+def _with_names(model: ir.Model) -> ir.Model:
+    """Names unnamed nodes after their first output, since the profiler identifies nodes by name."""
     for _, graph in graphs(model):
         for node in graph:
             node.name = label(node)
@@ -325,8 +317,8 @@ def _kind(node: NodeTime, replaced: set[str]) -> str:
     return CHAINS if node.name in replaced else OTHERS
 
 
-def _counts(report: Report) -> list[tuple[str, int, int]]:
-    """Operators whose number changes, then the sum of the others."""
+def _counts(report: rewriter.Report) -> list[tuple[str, int, int]]:
+    """Returns the operators whose count changes, with both counts, then the sum of the others."""
     counts = {op: (report.before.get(op, 0), report.after.get(op, 0)) for op in {**report.before, **report.after}}
     changed = sorted((op, *pair) for op, pair in counts.items() if pair[0] != pair[1])
     same = sum(before for before, after in counts.values() if before == after)
@@ -334,12 +326,12 @@ def _counts(report: Report) -> list[tuple[str, int, int]]:
 
 
 def _count(number: float) -> str:
-    """How often something happens per run: whole, unless it is in the body of a loop or an If."""
+    """Writes calls per run: an integer, except in the body of a Loop or a branch of an If."""
     return f"{number:.0f}" if abs(number - round(number)) < 0.005 else f"{number:.2f}"
 
 
 def _shape(sizes: Sequence[int]) -> str:
-    """With places where a line may break."""
+    """Writes a shape with places where a line may break."""
     import markupsafe
 
     return markupsafe.Markup("×<wbr>").join(map(str, sizes)) or "scalar"

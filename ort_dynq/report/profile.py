@@ -1,4 +1,4 @@
-"""Where a session's time goes: ONNX Runtime's own profiler, its trace added up by node."""
+"""Measures the time of every node of a model with ONNX Runtime's profiler."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
+from .. import runtime
 from ..backends.register import register
-from ..runtime import openable
-from ..verification.sessions import Failure, message
+from ..errors import DynqError
+from ..verification.inputs import Array
+from ..verification.sessions import SessionError, message
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..runtime import Model
 
-_WARMUP, _FEWEST_RUNS = 2, 5
-_MOST_EVENTS = 20_000  # of about a kilobyte each in the trace
+_WARMUP, _MIN_RUNS = 2, 5
+_MAX_EVENTS = 20_000  # of about a kilobyte each in the trace
 _KERNEL = "_kernel_time"
 
 
 @dataclass(frozen=True)
 class NodeTime:
-    """One node of the optimised graph.
+    """The time of one node of the optimized graph.
 
     Attributes:
-        name: The node's, as ONNX Runtime has it after its own fusions.
+        name: The name of the node after ONNX Runtime's own fusions.
         op_type: Its operator, without the domain.
-        calls: Per run: more than one, or less, in the body of a loop or of an If.
-        ms: Per run, without what runs in its subgraphs: milliseconds.
+        calls: Calls per run; not 1 for a node in the body of a Loop or a branch of an If.
+        ms: Milliseconds per run, without the nodes in its subgraphs.
     """
 
     name: str
@@ -48,12 +48,12 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile of several runs; all times are means of the faster half of them, which nothing has disturbed.
+    """A profile of several runs. All times are means over the faster half of the runs, which are less disturbed.
 
     Attributes:
-        runs: How many there were.
-        run_ms: A run, milliseconds, with what the profiler itself costs.
-        nodes: Its nodes, the longest first. ONNX Runtime counts whole microseconds, and leaves off fractions.
+        runs: The number of runs.
+        run_ms: Milliseconds per run, including the overhead of the profiler.
+        nodes: The nodes, the slowest first. ONNX Runtime truncates times to whole microseconds.
     """
 
     runs: int
@@ -62,73 +62,72 @@ class Profile:
 
     @property
     def between_ms(self) -> float:
-        """What a run takes beside its nodes."""
+        """Milliseconds per run outside of nodes."""
         return max(0.0, self.run_ms - sum(node.ms for node in self.nodes))
 
 
 def profile(
     model: Model,
-    feeds: Mapping[str, npt.NDArray[np.generic]],
+    feeds: Mapping[str, Array],
     *,
     backend: Backend | None = None,
     threads: int = 1,
     seconds: float = 1.0,
     nodes: int = 1000,
 ) -> Profile:
-    """Runs a model at ONNX Runtime's default level with its profiler on.
+    """Profiles a model at ONNX Runtime's default optimization level.
 
     Args:
         model: The model.
         feeds: Its inputs.
-        backend: How it gets ort_dynq's operators; None: stock ONNX Runtime.
-        threads: ONNX Runtime's.
-        seconds: How long.
-        nodes: About how many the model has: more of them, fewer runs, since each writes into the trace.
+        backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
+        threads: The number of intra-op threads.
+        seconds: How long to run.
+        nodes: The approximate number of nodes. It bounds the number of runs, and so the size of the trace.
 
     Raises:
-        Failure: It does not load or run.
+        SessionError: The model does not load or run.
         DynqError: The operators cannot be registered.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4  # what goes wrong is raised
-        options.intra_op_num_threads = threads
+        options = runtime.session_options(threads=threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         if backend:
             register(options, backend)
-        with openable(model, options) as source:
-            try:
-                session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-                runs = _run(session, dict(feeds), seconds, _MOST_EVENTS // max(1, nodes))
-            except Exception as error:
-                raise Failure(message(error)) from error
-            events = json.loads(Path(session.end_profiling()).read_text(errors="replace"))
-    return _added_up(events, runs)
+        try:
+            session = runtime.open_session(model, options)
+            runs = _run(session, dict(feeds), seconds, _MAX_EVENTS // max(1, nodes))
+        except DynqError:
+            raise
+        except Exception as error:
+            raise SessionError(message(error)) from error
+        events = json.loads(Path(session.end_profiling()).read_text(errors="replace"))
+    return _summarize(events, runs)
 
 
-def _run(session: ort.InferenceSession, feeds: dict[str, Any], seconds: float, most: int) -> int:
-    """Returns how often it ran after it had warmed up."""
+def _run(session: ort.InferenceSession, feeds: dict[str, Any], seconds: float, max_runs: int) -> int:
+    """Runs a session and returns the number of runs after the warmup."""
     for _ in range(_WARMUP):
         session.run(None, feeds)
     end, runs = time.perf_counter() + seconds, 0
-    while runs < _FEWEST_RUNS or (runs < most and time.perf_counter() < end):
+    while runs < _MIN_RUNS or (runs < max_runs and time.perf_counter() < end):
         session.run(None, feeds)
         runs += 1
     return runs
 
 
-def _added_up(events: Iterable[Mapping[str, Any]], runs: int) -> Profile:
-    """Of the last runs in a trace."""
+def _summarize(events: Iterable[Mapping[str, Any]], runs: int) -> Profile:
+    """Summarizes the last runs in a trace."""
     spans = [event for event in events if event.get("ph") == "X"]
-    spans.sort(key=lambda event: (int(event["ts"]), -int(event["dur"])))  # a node comes before those of its subgraphs
+    spans.sort(key=lambda event: (int(event["ts"]), -int(event["dur"])))  # a node before the nodes of its subgraphs
     whole = [event for event in spans if event["name"] == "model_run"][-runs:]
     whole.sort(key=lambda event: int(event["dur"]))
     fast = whole[: (len(whole) + 1) // 2]
     starts = {int(event["ts"]) for event in fast}
     begins = sorted(int(event["ts"]) for event in whole)
     total: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    open_nodes: list[tuple[int, list[float]]] = []  # those that the current one is in the subgraph of: end, total
+    open_nodes: list[tuple[int, list[float]]] = []  # nodes whose subgraphs contain the current one: end, total
     for event in spans:
         if event["cat"] != "Node" or not event["name"].endswith(_KERNEL):
             continue

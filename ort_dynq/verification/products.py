@@ -1,8 +1,8 @@
-"""Verifies products of floats that have become integer products, whose last bits differ from the original's.
+"""Verifies float products that became integer products, whose last bits differ from the original's.
 
-Compared end to end, two correct models may differ by a percent: rounding to 8 bits makes a last bit into a whole step.
-So B runs on A's results of these products. Each product then computes from A's own values, and is compared with what
-A's nodes come to in float64; and everything else in B can be compared with A bit for bit.
+Compared end to end, two correct models may differ by a percent: rounding to 8 bits turns a difference in the last bit
+into a whole step. So verification has two parts. Each product is computed from A's intermediate values and compared
+with a float64 reference. Then B's products are overridden with A's results, and the rest of B must equal A bit for bit.
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ from ..graphs import STANDARD_DOMAINS, functions, graphs, label
 from ..rewriter.facts.values import only_use
 from ..rewriter.metadata import ACTIVATION, EXACT
 from ..storage import load
-from .sessions import Array, Failure, open_session, run
+from .inputs import Array
+from .sessions import SessionError, open_session, run
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..runtime import Model
 
-_PREFIX = "ort_dynq.product."  # of values that give their names to others
+_PREFIX = "ort_dynq.product."  # of the new names of values whose old names are given to others
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
-_SMALLEST = 2.0**-149
+_SMALLEST = 2.0**-149  # the smallest positive float32
 FACTOR = 2
-"""How many times the error of A's float32 product that of B's may be."""
+"""The error of B's product may be this many times the error of A's float32 product."""
 FLOOR = 8
-"""The error, in units, that B's product may have however small A's is.
+"""The error in units that B's product may have, however small A's is.
 
-A product of few elements may come out exact in float32. B's has one rounding each of the activation and the weight as A
-has them (B's are not rounded), of the sum, of two products of scales, of their product with the sum, and of the bias;
-one is left for a scale that A has as an inverse.
+A float32 product of few elements may be exact. B's product has one rounding for each of these: the activation and the
+weight, which A rounds and B does not; the sum; two products of scales; their product with the sum; the bias. One more
+is left for a scale that A has as a reciprocal.
 """
-NUDGE = 2.0**-22
-"""By how much, relatively, A's results of these products are changed, to see what that changes end to end."""
+PERTURBATION = 2.0**-22
+"""The relative change of A's results of these products, to see its effect end to end."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product of floats in A that is an integer product in B, both computed from A's own values.
+    """A float product in A that is an integer product in B, both computed from A's values.
 
-    An error is the largest over the elements of abs(result - reference) / (2**-24 * magnitude): the reference is what
-    A's nodes come to in float64, the magnitude the same of absolute values, abs(x) @ abs(w) * abs(scale) + abs(bias).
-    That is the unit in which the textbook bound of a float32 product's error is K (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 3.5).
+    An error is the largest abs(result - reference) / (2**-24 * magnitude) over the elements. The reference is the
+    result of A's nodes in float64. The magnitude is the same computation on absolute values,
+    abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5).
 
     Attributes:
-        name: The node in B; its result where it has none.
-        depth: K, the number of products in a sum.
-        elements: Of the result.
-        skipped: Those without a float32 reference: their row of the activation holds a NaN or an infinity, which
-            integer codes cannot say, or they overflow.
-        a_error, b_error: The errors, in units.
-        allowed: The error that B may have: FACTOR times A's, or FLOOR.
-        problem: What is wrong; empty if nothing is.
+        name: The name of the node in B, or of its result if the node has none.
+        depth: K, the number of terms of each sum.
+        elements: The number of elements of the result.
+        skipped: The number of elements without a float32 reference: it overflows, or the row of the activation contains
+            NaN or an infinity, which integer codes cannot represent.
+        a_error, b_error: The errors in units.
+        allowed: The largest error that B may have: FACTOR times A's, or FLOOR.
+        problem: Why the product is incorrect; empty if it is correct.
     """
 
     name: str
@@ -73,16 +74,17 @@ class Product:
 
 @dataclass(frozen=True)
 class Checked:
-    """What running both models on A's values gave.
+    """The results of both models on A's intermediate values.
 
     Attributes:
-        products: Those of B's main graph.
-        unreachable: How many more are in subgraphs and functions, whose values cannot be told from outside.
-        a, b: The outputs by name, but for those that are a product's own result, or come out of a node with unreachable
-            products in it.
-        original, nudged: All of A's outputs; and again, where every column of the results of these products in A is
-            multiplied by 1 + NUDGE or 1 - NUDGE, in turns: what a last
-            bit or two there comes to at the end. (Of a common factor the next normalisation would leave nothing.)
+        products: The integer products of B's main graph.
+        unreachable: The number of integer products in subgraphs and functions, whose values cannot be graph outputs.
+        a, b: The outputs by name, without those that are the result of a product or of a node that contains
+            unreachable products.
+        original: All outputs of A.
+        perturbed: All outputs of A if the columns of its results of these products are multiplied by 1 + PERTURBATION
+            and 1 - PERTURBATION in turns. This shows the effect of an error in the last bits. A normalization would
+            cancel a common factor.
     """
 
     products: tuple[Product, ...]
@@ -90,11 +92,11 @@ class Checked:
     a: dict[str, Array]
     b: dict[str, Array]
     original: list[Array]
-    nudged: list[Array]
+    perturbed: list[Array]
 
 
 def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Backend) -> Checked | None:
-    """Compares the products one by one; None if B has none that differ from A's, or promises to be exact.
+    """Verifies the integer products of B.
 
     Args:
         a: The original, which loads and runs in stock ONNX Runtime.
@@ -102,36 +104,45 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         feeds: Values of all inputs.
         backend: How B gets the operators.
 
+    Returns:
+        The results, or None if B has no integer products or its metadata says that it is exact.
+
     Raises:
-        Failure: B does not run on A's values.
-        DynqError: A does not run with these values as outputs, or they are not tensors of numbers that NumPy has.
+        SessionError: B does not run on A's values.
+        DynqError: A does not run with these values as outputs, or one is not a tensor of a supported type.
     """
-    theirs = load(b)
-    if theirs.metadata_props.get(EXACT) == "1":
+    model_b = load(b)
+    if model_b.metadata_props.get(EXACT) == "1":
         return None
-    products = [node for node in theirs.graph if _is_product(node)]
+    products = [node for node in model_b.graph if _is_product(node)]
     labels = list(map(label, products))
-    enclosing, unreachable = _enclosing(theirs)
+    enclosing, unreachable = _enclosing(model_b)
     if not products and not unreachable:
         return None
-    ours = load(a)
-    values = _values(ours.graph)
-    names = [_name(output) for output in ours.graph.outputs]
+    model_a = load(a)
+    values = _values(model_a.graph)
+    names = [_name(output) for output in model_a.graph.outputs]
     chains = [_chain(node, values) for node in products]
     foreign = [output for node in enclosing for output in node.outputs if output.name in values]
     needed = [value for chain in chains if chain for value in chain.values()]
-    known = _run_a(ours, [*ours.graph.outputs, *needed, *(values[_name(output)] for output in foreign)], feeds)
-    results = _run_b(theirs, products, foreign, feeds, known, backend)
-    judged = tuple(map(_judge, labels, chains, [known] * len(chains), results[: len(chains)]))
-    outputs = dict(zip(map(_name, theirs.graph.outputs), results, strict=True))
+    known = _run_a(model_a, [*model_a.graph.outputs, *needed, *(values[_name(output)] for output in foreign)], feeds)
+    results = _run_b(model_b, products, foreign, feeds, known, backend)
+    judged = zip(labels, chains, results[: len(products)], strict=True)
+    outputs = dict(zip(map(_name, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
     verified = [chain.result for chain in chains if chain]
-    nudged = _run_nudged(ours, verified, names, feeds, known) if verified else []
-    return Checked(judged, unreachable, {name: known[name] for name in found}, found, [known[n] for n in names], nudged)
+    return Checked(
+        products=tuple(_judge(name, chain, known, result) for name, chain, result in judged),
+        unreachable=unreachable,
+        a={name: known[name] for name in found},
+        b=found,
+        original=[known[name] for name in names],
+        perturbed=_run_perturbed(model_a, verified, names, feeds, known) if verified else [],
+    )
 
 
 class _Chain(NamedTuple):
-    """What a product is in A: activation @ weights, then Add or Mul with each of the operands, in this order."""
+    """A product in A: activation @ weights, then Add or Mul with each operand, in this order."""
 
     activation: ir.Value
     weights: ir.Value
@@ -157,18 +168,18 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
-    """The nodes of the main graph that have products inside of them; how many products are not in the main graph."""
-    calls: set[ir.OperatorIdentifier] = set()  # of functions that have
+    """Returns the nodes of the main graph that contain products, and the number of products outside the main graph."""
+    calls: set[ir.OperatorIdentifier] = set()  # the functions that contain products
 
-    def holds(node: ir.Node) -> bool:
-        return node.op_identifier() in calls or any(_is_product(each) or holds(each) for each in _inner(node))
+    def contains(node: ir.Node) -> bool:
+        return node.op_identifier() in calls or any(_is_product(each) or contains(each) for each in _inner(node))
 
-    for _ in functions(model):  # one may call another
+    for _ in functions(model):  # a function may call another one
         for function in functions(model):
-            if any(_is_product(node) or holds(node) for node in function):
+            if any(_is_product(node) or contains(node) for node in function):
                 calls.add(function.identifier())
     count = sum(_is_product(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
-    return [node for node in model.graph if holds(node)], count
+    return [node for node in model.graph if contains(node)], count
 
 
 def _inner(node: ir.Node) -> Iterator[ir.Node]:
@@ -181,7 +192,7 @@ def _inner(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
-    """A's nodes from the activation to the value that `node`, of B, computes; None if A has no such nodes."""
+    """Returns A's nodes from the activation to the result of a node of B, or None if A has no such nodes."""
     activation, result = values.get(node.metadata_props[ACTIVATION]), values.get(_name(node.outputs[0]))
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
@@ -203,42 +214,43 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
 
 
 def _run_a(model: ir.Model, wanted: Sequence[ir.Value], feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The values wanted, by name: the model has them as outputs while it runs."""
+    """Returns A's values by name. The computed ones are outputs of the model while it runs."""
     constants = [(_name(value), value.const_value) for value in wanted if value.producer() is None]
     computed = {_name(value): value for value in wanted if value.producer() is not None}
     count = len(model.graph.outputs)
     model.graph.outputs.extend(value for value in computed.values() if not value.is_graph_output())
     try:
         results = run(open_session(model, "A"), list(computed), feeds)
-    except Failure as error:
+    except SessionError as error:
         raise DynqError(f"A does not run with {len(computed)} of its values as outputs: {error}") from error
     del model.graph.outputs[count:]
     known = {name: tensor.numpy() for name, tensor in constants if tensor is not None}
     return known | dict(feeds) | dict(zip(computed, results, strict=True))
 
 
-def _run_nudged(
+def _run_perturbed(
     model: ir.Model,
     results: Sequence[ir.Value],
     names: list[str],
     feeds: Mapping[str, Array],
     known: Mapping[str, Array],
 ) -> list[Array]:
-    """A's outputs where the columns of the products' results are multiplied by 1 + NUDGE and 1 - NUDGE in turns."""
+    """Returns A's outputs after the change of the products' results that :class:`Checked` describes."""
     for i, result in enumerate(results):
         columns, name = np.arange(known[_name(result)].shape[-1]), _name(result)
-        factors = ir.node("Constant", [], {"value": ir.tensor((1 + NUDGE * (-1.0) ** columns).astype(np.float32))})
-        nudge = ir.node("Mul", [result, factors.outputs[0]])
-        nudged, producer = nudge.outputs[0], result.producer()
+        factors = (1 + PERTURBATION * (-1.0) ** columns).astype(np.float32)
+        constant = ir.node("Constant", [], {"value": ir.tensor(factors)})
+        scale = ir.node("Mul", [result, constant.outputs[0]])
+        perturbed, producer = scale.outputs[0], result.producer()
         assert producer is not None
-        ir.convenience.replace_all_uses_with([result], [nudged], replace_graph_outputs=True)
-        nudge.replace_input_with(0, result)
-        nudged.name, result.name, factors.outputs[0].name = name, f"{_PREFIX}{i}", f"{_PREFIX}{i}.factors"
-        nudged.type = result.type
-        model.graph.insert_after(producer, [factors, nudge])
+        ir.convenience.replace_all_uses_with([result], [perturbed], replace_graph_outputs=True)
+        scale.replace_input_with(0, result)
+        perturbed.name, result.name, constant.outputs[0].name = name, f"{_PREFIX}{i}", f"{_PREFIX}{i}.factors"
+        perturbed.type = result.type
+        model.graph.insert_after(producer, [constant, scale])
     try:
         return run(open_session(model, "A"), names, feeds)
-    except Failure as error:
+    except SessionError as error:
         raise DynqError(f"A does not run with {len(results)} of its products changed by 2**-22: {error}") from error
 
 
@@ -250,9 +262,9 @@ def _run_b(
     known: Mapping[str, Array],
     backend: Backend,
 ) -> list[Array]:
-    """The model's new outputs: the products' own results, then those of its outputs that do not stem from elsewhere.
+    """Returns the products' results, then the outputs of B that are neither such a result nor a foreign value.
 
-    Whatever uses a product's result, or a foreign value, uses A's instead, which becomes an input.
+    Nodes that use a product's result or a foreign value use A's value, which becomes an input.
     """
     results = [node.outputs[0] for node in products]
     replaced = [value for value in (*results, *foreign) if value.name in known]
@@ -277,12 +289,12 @@ def _run_b(
 def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array) -> Product:
     product = Product(name)
     if chain is None:
-        return replace(product, problem="A has no such product of floats")
+        return replace(product, problem="A has no such float product")
     expected = known[_name(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         shapes = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
         return replace(product, problem=f"B's result is {shapes}")
-    with np.errstate(all="ignore"):  # what is not finite is left out
+    with np.errstate(all="ignore"):  # elements that are not finite are skipped
         x, weights = (known[_name(value)].astype(np.float64) for value in (chain.activation, chain.weights))
         w = weights.T if chain.is_transposed else weights
         reference, magnitude = x @ w, np.abs(x) @ np.abs(w)
@@ -301,7 +313,7 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
     allowed = max(FACTOR * a_error, FLOOR)
     problem = ""
     if a_error > bound:
-        problem = f"A's result is {a_error:.3g} units from what its nodes come to, where {bound} are possible"
+        problem = f"A's result is {a_error:.3g} units from the reference, expected at most {bound}"
     elif b_error > allowed:
         problem = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
     return replace(

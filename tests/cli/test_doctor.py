@@ -1,4 +1,4 @@
-"""The look at an installation: it says what is well, and finds what is not."""
+"""`ort-dynq doctor`: every check passes on this installation, and each kind of failure is found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ort_dynq.operators import reference
 
 @pytest.fixture(autouse=True)
 def _defined() -> None:
-    """The Python operators, which last for the process, before anything is put in the kernels' place."""
+    """Defines the Python operators, which last for the process, before a test replaces the kernels."""
     ort_dynq.register(ort.SessionOptions(), "extensions")
 
 
@@ -34,10 +34,10 @@ def checks(data: Any) -> dict[str, bool]:
     return {check["name"]: check["well"] for check in data["checks"]}
 
 
-def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
     start = time.perf_counter()
     data = run(capsys, 0)
-    assert time.perf_counter() - start < 20  # two seconds, on a machine that does nothing else
+    assert time.perf_counter() - start < 20  # about two seconds on an idle machine
     assert (data["isa"], data["isas"]) == (kernels.isa(), kernels.supported_isas())
     versions = data["versions"]
     assert (versions["ort_dynq"], versions["Python"]) == (ort_dynq.__version__, platform.python_version())
@@ -52,8 +52,10 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.split()[:2] == ["onnxruntime", ort.__version__] for line in lines)
 
 
-def test_wrong_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bit of one result, on one instruction set."""
+def test_incorrect_kernel_fails_the_self_test(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of one result differs, on one instruction set."""
     right = kernels.run
 
     def wrong(operator: str, inputs: Any, **attributes: Any) -> Any:
@@ -68,12 +70,12 @@ def test_wrong_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert cli.main(["doctor"]) == 1
     *_, advice, last = capsys.readouterr().out.splitlines()
     assert advice.startswith(
-        "self-test portable: DynamicRangeFakeQuantize on 5x1023 elements is not what NumPy makes of them; "
+        "self-test portable: DynamicRangeFakeQuantize on 5x1023 elements differs from the NumPy reference; "
     )
     assert last == "FAILED"
 
 
-def test_a_missing_library(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise ort_dynq.DynqError("there is no library")
 
@@ -88,17 +90,17 @@ def test_a_missing_library(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert (check["detail"], "install" in check["advice"]) == ("there is no library", True)
 
 
-def test_a_library_of_another_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_of_another_version_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_dynq.operators import OPERATORS
 
     monkeypatch.setitem(OPERATORS, "NewOperator", OPERATORS["DynamicQuantize"])
     data = run(capsys, 1)
     (check,) = (check for check in data["checks"] if not check["well"])
     assert check["name"] == "native library"
-    assert "they differ in NewOperator" in check["detail"]
+    assert "they differ in the operators NewOperator" in check["detail"]
 
 
-def test_a_mistaken_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_instruction_set_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken() -> str:
         raise ort_dynq.DynqError("ORT_DYNQ_ISA is 'sse9'")
 
@@ -107,14 +109,14 @@ def test_a_mistaken_environment(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().out.splitlines()[-2] == "instruction set: ORT_DYNQ_ISA is 'sse9'; unset ORT_DYNQ_ISA"
 
 
-def test_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_onnxruntime_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "__version__", "1.19.2")
     wrong = doctor.examine().wrong
     assert wrong is not None
     assert (wrong.name, wrong.detail) == ("onnxruntime", "1.19.2, expected 1.20 or newer")
 
 
-def test_a_session_that_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incorrect_result_of_a_session_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "run", lambda *_, **__: [np.zeros(50, np.uint8)])
     wrong = doctor.examine().wrong
     assert wrong is not None

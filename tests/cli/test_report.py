@@ -1,4 +1,4 @@
-"""The report: its facts, its page, and that nothing half-written is left."""
+"""The HTML report: its facts, its page, and no partial files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ort_dynq.rewriter.grouping import inspect
 
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
-EVIL = '<img src=x onerror="alert(1)"><script>alert(2)</script>&amp; {{ 7 * 7 }}'
+HTML_NAME = '<img src=x onerror="alert(1)"><script>alert(2)</script>&amp; {{ 7 * 7 }}'
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def report() -> ModelReport:
 
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
-    """A model whose every name is an attack, in a file that is one, too."""
+    """A model with HTML in every name and in the name of its file."""
     model = onnx.load(ENCODER)
     for i, node in enumerate(model.graph.node):
-        node.name = f"{EVIL}{i}"
-    names = {model.graph.input[0].name: EVIL, model.graph.output[0].name: f"out{EVIL}"}
+        node.name = f"{HTML_NAME}{i}"
+    names = {model.graph.input[0].name: HTML_NAME, model.graph.output[0].name: f"out{HTML_NAME}"}
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-    model.graph.input[0].name, model.graph.output[0].name = EVIL, f"out{EVIL}"
+    model.graph.input[0].name, model.graph.output[0].name = HTML_NAME, f"out{HTML_NAME}"
     path = tmp_path / "<b>bold.onnx"
     onnx.save(model, path)
     return path
@@ -56,10 +56,10 @@ def evil(tmp_path: Path) -> Path:
 # Facts
 
 
-def test_facts(report: ModelReport) -> None:
+def test_facts_equal_those_of_rewrite_and_verify(report: ModelReport) -> None:
     expected = inspect(ENCODER)
-    assert report.report.findings == expected.findings
-    assert (report.report.before, report.report.after) == (expected.before, expected.after)
+    assert report.rewrite_report.findings == expected.findings
+    assert (report.rewrite_report.before, report.rewrite_report.after) == (expected.before, expected.after)
     assert sum(group.count for group in report.groups) == len(expected.findings)
     assert report.verification.passed
     assert len(report.verification.products) == 12
@@ -73,7 +73,7 @@ def test_facts(report: ModelReport) -> None:
     assert report.ratio == report.before.latency.median_ms / report.after.latency.median_ms
 
 
-def test_profiles_add_up(report: ModelReport) -> None:
+def test_profiled_times_add_up(report: ModelReport) -> None:
     assert report.before_profile is not None
     assert report.after_profile is not None
     for side in (report.before_profile, report.after_profile):
@@ -88,7 +88,7 @@ def test_profiles_add_up(report: ModelReport) -> None:
     assert ours == {
         "DynamicRangeQuantize",
         "AccumulatorDequantize",
-    }  # the DynamicRangeFakeQuantize's became the products' codes
+    }  # integer products take codes instead of the output of DynamicRangeFakeQuantize
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
     assert calls["DynamicRangeQuantize"] == (0, 16)
     assert calls["Round"] == (16, 0)
@@ -98,8 +98,8 @@ def event(name: str, ts: int, dur: int, op: str = "", cat: str = "Node") -> dict
     return {"cat": cat, "ph": "X", "name": name, "ts": ts, "dur": dur, "args": {"op_name": op} if op else {}}
 
 
-def test_a_trace() -> None:
-    """Warm-up and slow runs do not count, and what runs in a subgraph is not counted twice. Children come first."""
+def test_summary_of_a_trace() -> None:
+    """Warmup and slow runs are left out. Time in a subgraph is counted once. Events of children come first."""
 
     def run(ts: int, factor: int) -> list[dict[str, Any]]:
         return [
@@ -113,7 +113,7 @@ def test_a_trace() -> None:
         ]
 
     events = [{"ph": "M", "name": "process_name"}, *run(1_000, 5), *run(10_000, 1), *run(20_000, 7), *run(30_000, 1)]
-    found = profiling._added_up(events, 3)
+    found = profiling._summarize(events, 3)
     assert (found.runs, found.run_ms, found.between_ms) == (3, 0.1, pytest.approx(0.02))
     expected = [("a", "Add", 2.0, 0.03), ("if", "If", 1.0, 0.03), ("b", "MatMul", 1.0, 0.02)]
     assert sorted((node.name, node.op_type, node.calls, round(node.ms, 9)) for node in found.nodes) == sorted(expected)
@@ -122,14 +122,14 @@ def test_a_trace() -> None:
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        ("torch_if", "times as fast|not faster|Slower"),
-        ("torchscript_loop", "times as fast|not faster|Slower"),
+        ("torch_if", "x the speed|No speedup|Slower"),
+        ("torchscript_loop", "x the speed|No speedup|Slower"),
         ("torch_lsq_constant", "No dynamic quantization chains were found"),
         ("row_zero_point", "The rewritten model runs; the original does not"),
     ],
 )
-def test_other_models(name: str, title: str) -> None:
-    """With subgraphs, without chains, and one that stock ONNX Runtime fails to run at its default level."""
+def test_report_on_special_models(name: str, title: str) -> None:
+    """Models with subgraphs, without chains, and one that stock ONNX Runtime does not run at its default level."""
     found = make_report(MODELS / name / "model.onnx", seconds=0.2)
     assert found.verification.passed
     assert re.search(title, found.to_html())
@@ -137,13 +137,13 @@ def test_other_models(name: str, title: str) -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ort_dynq import rewriter
 
     result = rewriter.rewrite(ENCODER)
     (node, *_) = (node for node in result.model.graph if node.op_type == "DynamicRangeQuantize")
     node.attributes.add(ir.AttrInt64("axis", 7))
-    monkeypatch.setattr(model_report, "rewrite", lambda *_, **__: result)
+    monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
     assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.1"]) == 1
     page = (tmp_path / "r.html").read_text()
     assert "The rewritten model does not run" in page
@@ -153,7 +153,7 @@ def test_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tm
 # As a command
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
     arguments = ["report", str(ENCODER), "-o", str(page), "--seconds", "0.2", "--threads", "2", "--exact"]
     assert cli.main(arguments) == 0
@@ -164,7 +164,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert data["output"] == str(page)
     assert data["settings"]["threads"] == [2]
     assert data["verification"]["passed"] is True
-    assert (len(data["report"]["rewritten"]), len(data["report"]["left"])) == (28, 20)
+    assert (len(data["rewrite_report"]["rewritten"]), len(data["rewrite_report"]["left"])) == (28, 20)
     assert data["machine"]["isa"] == ort_dynq.kernels.isa()
     assert {"before", "after", "ratio", "operators", "before_profile", "after_profile", "versions"} <= {*data}
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -175,10 +175,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("nowhere/r.html", "there is no folder"),
         (".", "is a folder; -o takes the name of a file"),
-        ("model.onnx", "is the model itself; -o takes the name of the page"),
+        ("model.onnx", "is the model itself; -o takes the name of the report"),
     ],
 )
-def test_mistakes(
+def test_wrong_output_path(
     output: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,15 +189,13 @@ def test_mistakes(
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_the_last_moment(
+def test_failure_before_the_page_is_replaced_keeps_the_old_one(
     error: BaseException,
     report: ModelReport,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The page that was there stays."""
-
     def refuse(*_: object) -> None:
         raise error
 
@@ -212,8 +210,8 @@ def test_the_last_moment(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal to a program on a terminal")
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    """On a terminal it shows what it is at; then comes the signal, as Ctrl-C sends it."""
+def test_interrupt_leaves_no_files(tmp_path: Path) -> None:
+    """The progress is shown on a terminal. The signal is the one that Ctrl-C sends."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parent.parent), "TMPDIR": str(temporary)}
@@ -242,7 +240,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 
 class _Page(html.parser.HTMLParser):
-    """Collects the tags, and what an element is closed by."""
+    """Collects tags, attributes and text, and checks that every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -282,7 +280,7 @@ def test_page_is_self_contained(report: ModelReport) -> None:
     assert len(text) < 200_000
 
 
-def test_page_says_what_the_facts_say(report: ModelReport) -> None:
+def test_page_contains_the_facts(report: ModelReport) -> None:
     page = _Page(report.to_html())
     assert report.after is not None
     median = report.after.latency.median_ms * 1e3  # microseconds: the model is tiny
@@ -291,11 +289,11 @@ def test_page_says_what_the_facts_say(report: ModelReport) -> None:
         "node_QuantizeLinear_*",
         "DynamicRangeFakeQuantize",
         "AccumulatorDequantize",
-        "passed",
+        "PASSED",
         report.machine.cpu,
     ):
         assert expected in page.text
-    assert "28 dynamic quantization chains and products rewritten, 8 left as they are." in page.text
+    assert "28 dynamic quantization chains and products rewritten, 8 left unchanged." in page.text
     assert all(version in page.words for version in report.versions.values())
 
 
@@ -308,14 +306,14 @@ def test_names_are_escaped(evil: Path) -> None:
         == page.tags["b"] - _Page(make_report(ENCODER, seconds=0.1).to_html()).tags["b"]
         == 0
     )
-    assert EVIL in page.text
+    assert HTML_NAME in page.text
     assert "<b>bold.onnx" in page.text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser(width: int, scheme: Any, report: ModelReport, evil: Path, tmp_path: Path) -> None:
-    """It renders, nothing is wider than the window, nothing overlaps it, and the console stays empty."""
+def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil: Path, tmp_path: Path) -> None:
+    """No element exceeds the window, no text is cut off, no resource is loaded, and the console stays empty."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="`pip install playwright`")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:

@@ -1,4 +1,4 @@
-"""verify: what it measures on known differences, what it generates, and what it refuses."""
+"""verify: measured differences, generated inputs, errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = {
 
 
 def constant(values: Any, dtype: Any) -> onnx.ModelProto:
-    """A model without inputs, whose output y is fixed."""
+    """Returns a model without inputs and with the constant output y."""
     array = np.asarray(values, dtype)
     tensor = onnx.numpy_helper.from_array(array, "value")
     node = helper.make_node("Constant", [], ["y"], value=tensor)
@@ -55,11 +55,11 @@ def model(
 SCALED = model("s = Constant<value = float {0.1}>() y = Mul(x, s)")
 
 
-# What it measures
+# Differences
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_floats(dtype: Any) -> None:
+def test_differences_of_floats(dtype: Any) -> None:
     a = np.array([[0, 1, 2], [3, 4, 5]], dtype)
     b = a.copy()
     b[0, 2] = np.nextafter(b[0, 2], dtype(9))
@@ -81,12 +81,12 @@ def test_ulps_across_zero_and_to_infinity(dtype: Any) -> None:
     assert everything.max_ulp == 2 * int(np.array(np.inf, dtype).view(f"i{info.bits // 8}"))
 
 
-def test_zeros_of_either_sign_differ() -> None:
+def test_zeros_of_opposite_sign_differ() -> None:
     found = compare([0.0, 1.0], [-0.0, 1.0], np.float32)
     assert (found.differing, found.max_abs, found.max_ulp) == (1, 0, 0)
 
 
-def test_nan() -> None:
+def test_all_nans_are_equal() -> None:
     nans = np.array([0x7FC00000, 0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
     same = compare(nans, nans[::-1], np.float32)
     assert same.equal
@@ -105,7 +105,7 @@ def test_nan() -> None:
         (np.bool_, False, True, 1),
     ],
 )
-def test_integers(dtype: Any, a: int, b: int, largest: int) -> None:
+def test_differences_of_integers(dtype: Any, a: int, b: int, largest: int) -> None:
     for pair in ((a, b), (b, a)):
         found = compare([pair[0], 1], [pair[1], 1], dtype)
         assert (found.differing, found.max_abs, found.max_ulp) == (1, largest, None)
@@ -119,17 +119,17 @@ def test_scalar_and_empty_outputs() -> None:
     assert compare(np.zeros((0, 3)), np.zeros((0, 3)), np.float32).equal
 
 
-def test_another_shape_or_type() -> None:
+def test_other_shape_or_type_is_a_problem() -> None:
     assert compare([[1, 2]], [1, 2], np.float32).problem == "B gives float32 [2]"
     result = ort_dynq.verify(constant([1], np.float32), constant([1], np.int8))
     assert not result.passed
     assert result.outputs[0].problem == "B gives int8 [1]"
 
 
-# A wrong model
+# Incorrect models
 
 
-def test_a_scale_that_is_one_unit_in_the_last_place_off() -> None:
+def test_scale_that_is_off_by_one_ulp_fails() -> None:
     wrong = model(f"s = Constant<value = float {{{np.nextafter(np.float32(0.1), np.float32(1)):.10}}}>() y = Mul(x, s)")
     result = ort_dynq.verify(SCALED, wrong)
     assert not result.passed
@@ -140,8 +140,8 @@ def test_a_scale_that_is_one_unit_in_the_last_place_off() -> None:
     assert 0 < output.differing < output.elements  # the row of zeros does not differ
 
 
-def test_the_plugin_runs_in_b_only() -> None:
-    """A function body that contradicts the operator: stock ONNX Runtime runs the body, the plugin runs the kernel."""
+def test_plugin_runs_in_b_only() -> None:
+    """The function body contradicts the operator: stock ONNX Runtime runs the body, the plugin runs the kernel."""
     text = """<ir_version: 8, opset_import: ["": 17, "ort_dynq": 1]>
         g (float[n] x, float s) => (float[n] y) { c = ort_dynq.DynamicQuantize(x, s)  y = Cast<to = 1>(c) }
         <domain: "ort_dynq", opset_import: ["": 17]> DynamicQuantize (src, scales) => (dst)
@@ -154,12 +154,12 @@ def test_the_plugin_runs_in_b_only() -> None:
 
 
 def test_b_that_fails_only_at_the_default_level() -> None:
-    """ONNX Runtime fuses a per-row DequantizeLinear with a zero point wrongly into a MatMul; the rewrite mends it."""
+    """ONNX Runtime fuses a per-row DequantizeLinear with a zero point incorrectly; the rewritten model avoids this."""
     path = Path(__file__).parents[2] / "models" / "row_zero_point" / "model.onnx"
     result = ort_dynq.verify(path, path)
     assert [output.equal for output in result.outputs] == [True]
     assert result.default_outputs == ()
-    assert result.failure.startswith("B fails at the default optimisation level: ")
+    assert result.failure.startswith("B fails at the default optimization level: ")
     assert not result.passed
     assert ort_dynq.verify(path, ort_dynq.rewrite(path).model).passed
 
@@ -170,15 +170,15 @@ def test_b_that_does_not_load() -> None:
     result = ort_dynq.verify(SCALED, foreign)
     assert not result.passed
     assert result.outputs == ()
-    assert "B fails with optimisations off" in result.failure
+    assert "B fails with optimizations off" in result.failure
     assert "foreign" in result.failure
 
 
-# What it generates
+# Generated inputs
 
 
 def test_generated_floats_have_ties_outliers_and_zeros() -> None:
-    """A gives a statistic of the inputs that B, which says 0, is compared with."""
+    """A counts elements of the generated input, B returns 0, so that the difference is the count."""
     count = "k = Cast<to = 1>(found) y = ReduceSum<keepdims = 0>(k)"
     unit = "s = Constant<value = float {0.0625}>() q = Div(x, s) size = Abs(q)"
     halves = "whole = Floor(size) rest = Sub(size, whole) h = Constant<value = float {0.5}>() found = Equal(rest, h)"
@@ -194,8 +194,8 @@ def test_generated_floats_have_ties_outliers_and_zeros() -> None:
     assert found[2] >= 64
 
 
-def test_zero_rows_are_left_out_where_they_would_hide_everything() -> None:
-    """Every row divided by its norm, then summed: one row of zeros makes the sum NaN."""
+def test_zero_rows_are_omitted_if_an_output_becomes_nan() -> None:
+    """Every row is divided by its norm, then all are summed: one row of zeros makes the sum NaN."""
     norms = model("n = ReduceL2<axes = [1]>(x) q = Div(x, n) y = ReduceSum<keepdims = 0>(q)", outputs="float y")
     result = ort_dynq.verify(norms, norms, shapes={"x": (8, 5)})
     assert result.outputs[0].nans == 0
@@ -203,7 +203,7 @@ def test_zero_rows_are_left_out_where_they_would_hide_everything() -> None:
     assert ort_dynq.verify(SCALED, SCALED, shapes={"x": (8, 5)}).zero_rows
 
 
-def test_the_seed_decides() -> None:
+def test_seed_determines_the_inputs() -> None:
     total = model("y = ReduceSum<keepdims = 0>(x)", outputs="float y")
     negated = model("z = ReduceSum<keepdims = 0>(x) y = Neg(z)", outputs="float y")
     first, again, other = (ort_dynq.verify(total, negated, seed=seed).outputs for seed in (1, 1, 2))
@@ -212,14 +212,14 @@ def test_the_seed_decides() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int32", "int64", "float16", "double"])
-def test_every_input_type(kind: str) -> None:
+def test_every_input_type_is_generated(kind: str) -> None:
     identity = model("y = Identity(x)", f"{kind}[n] x", f"{kind}[n] y")
     result = ort_dynq.verify(identity, identity)
     assert result.passed
     assert result.outputs[0].shape == (8,)
 
 
-def test_sizes_of_one_name_agree() -> None:
+def test_dimensions_of_the_same_name_agree() -> None:
     total = model(
         "sum = Concat<axis = 1>(past, x) y = Add(sum, mask)",
         "float[batch, p] past, float[batch, n] x, float[batch, total] mask",
@@ -239,7 +239,7 @@ def test_json_has_no_infinity() -> None:
     assert data["outputs"][0]["first"] == {"index": [0], "a": "inf", "b": 1.0}
 
 
-# What it refuses
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -261,25 +261,25 @@ def test_json_has_no_infinity() -> None:
         (b"not a model", {}, "B is not an ONNX model"),
     ],
 )
-def test_bad_arguments(b: Any, arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(b: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ort_dynq.DynqError, match=message):
         ort_dynq.verify(SCALED, b, **arguments)
 
 
-def test_outputs_in_another_order() -> None:
+def test_outputs_in_another_order_are_an_error() -> None:
     pair = [model("y = Neg(x) z = Abs(x)", outputs=f"float[n] {a}, float[n] {b}") for a, b in ("yz", "zy")]
     with pytest.raises(ort_dynq.DynqError, match="another order"):
         ort_dynq.verify(*pair)
 
 
-def test_strings() -> None:
+def test_string_inputs_are_an_error() -> None:
     text = model("y = Identity(x)", "string[n] x", "string[n] y")
     with pytest.raises(ort_dynq.DynqError, match=r"input x is of type tensor\(string\)"):
         ort_dynq.verify(text, text)
 
 
-def test_a_that_does_not_run_with_the_shapes_assumed() -> None:
+def test_a_that_does_not_run_with_assumed_shapes() -> None:
     fixed = model("s = Constant<value_ints = [3, 4]>() y = Reshape(x, s)", outputs="float[3, 4] y")
-    with pytest.raises(ort_dynq.DynqError, match=r"assumed --shape x=2x8; give other shapes so"):
+    with pytest.raises(ort_dynq.DynqError, match=r"assumed --shape x=2x8; set other shapes like this"):
         ort_dynq.verify(fixed, fixed)
     assert ort_dynq.verify(fixed, fixed, shapes={"x": (2, 6)}).passed

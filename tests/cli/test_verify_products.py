@@ -1,4 +1,4 @@
-"""verify on integer products: right ones pass in every form, a wrong number in any place fails and is named."""
+"""verify on integer products: correct ones pass in every form, one incorrect number anywhere fails and is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.bench import transformers as networks
+from ort_dynq.bench import transformers
 from ort_dynq.rewriter import EXACT
 from ort_dynq.rewriter.metadata import ACTIVATION
 from ort_dynq.verification import Verification
@@ -22,9 +22,9 @@ from ort_dynq.verification.products import FLOOR
 
 MODELS = Path(__file__).parents[2] / "models"
 SIZES = {"layers": 1, "hidden": 24, "heads": 2}
-EXACT_FORMS = ("float", "token_integer", "tensor_u8")  # in which no product of floats becomes an integer product
+EXACT_FORMS = ("float", "token_integer", "tensor_u8")  # the rewriter makes no integer products of these
 
-# x, symmetric per token to codes and back, as networks' form "token"; without an epsilon
+# Fake-quantizes x symmetrically per token, as the form "token" of the networks does, but without an epsilon.
 TOKEN = """m = Constant<value = float {-128.0}>() p = Constant<value = float {127.0}>()
     peak = ReduceMax<axes = [-1]>(magnitude) scale = Div(peak, p)
     quotient = Div(x, scale) rounded = Round(quotient) code = Clip(rounded, m, p) dx = Mul(code, scale)"""
@@ -38,7 +38,7 @@ def token(inputs: str, outputs: str, body: str, weights: dict[str, Array]) -> on
 
 
 def weights(rows: int, columns: int, seed: int = 0) -> Array:
-    """An 8-bit grid with a scale for each column."""
+    """Returns weights on an 8-bit grid with one scale per column."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(-127, 128, (rows, columns))
     codes[0] = 127
@@ -46,7 +46,7 @@ def weights(rows: int, columns: int, seed: int = 0) -> Array:
 
 
 def single(columns: int = 5, depth: int = 16) -> onnx.ModelProto:
-    """A product, which is an output, and what follows it, which is another."""
+    """Returns a model with two outputs: a product, and a function of it."""
     bias = np.linspace(-1, 1, columns, dtype=np.float32)
     return token(
         f"float[n, {depth}] x",
@@ -82,13 +82,13 @@ def check(model: onnx.ModelProto, other: onnx.ModelProto | None = None, **argume
     return ort_dynq.verify(model, rewritten(model) if other is None else other, **arguments)
 
 
-# What passes
+# Correct products
 
 
-@pytest.mark.parametrize("form", networks.FORMS)
-@pytest.mark.parametrize("network", networks.NETWORKS)
-def test_networks(network: str, form: str) -> None:
-    result = check(networks.NETWORKS[network](form, **SIZES))
+@pytest.mark.parametrize("form", transformers.FORMS)
+@pytest.mark.parametrize("network", transformers.NETWORKS)
+def test_products_of_networks(network: str, form: str) -> None:
+    result = check(transformers.NETWORKS[network](form, **SIZES))
     assert result.passed
     assert len(result.products) == (0 if form in EXACT_FORMS else 6)
     assert result.unreachable == 0
@@ -98,11 +98,11 @@ def test_networks(network: str, form: str) -> None:
         assert 0 < product.b_error < 3
         assert 0 < product.a_error < product.depth
     assert [output.equal for output in result.outputs] == [True] * (3 if network == "decoder" else 1)
-    assert len(result.end_to_end) == len(result.nudged) == (0 if form in EXACT_FORMS else len(result.outputs))
+    assert len(result.end_to_end) == len(result.perturbed) == (0 if form in EXACT_FORMS else len(result.outputs))
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in MODELS.glob("*/model.onnx")))
-def test_models(name: str, backend: str) -> None:
+def test_products_of_exported_models(name: str, backend: str) -> None:
     path = MODELS / name / "model.onnx"
     data = sorted((path.parent / "test_data_set_0").glob("input_*.pb"))
     tensors = [onnx.TensorProto.FromString(file.read_bytes()) for file in data]
@@ -115,33 +115,33 @@ def test_models(name: str, backend: str) -> None:
     )
 
 
-@pytest.mark.parametrize("form", networks.FORMS)
-def test_exact_needs_no_such_comparison(form: str) -> None:
-    model = networks.encoder(form, **SIZES)
+@pytest.mark.parametrize("form", transformers.FORMS)
+def test_exact_models_have_no_products_to_compare(form: str) -> None:
+    model = transformers.encoder(form, **SIZES)
     exact = rewritten(model, exact=True)
     assert not products(exact)
     result = check(model, exact)
     assert result.passed
-    assert result.products == result.end_to_end == result.nudged == ()
+    assert result.products == result.end_to_end == result.perturbed == ()
 
 
-def test_b_is_nearer_to_the_true_value() -> None:
-    """A rounds a thousand times, B a few times."""
+def test_b_is_closer_to_the_exact_result() -> None:
+    """A rounds a thousand times per element, B a few times."""
     model = single(depth=1000)
     (product,) = check(model).products
     assert product.b_error < 0.5 < product.a_error < 1000
     assert product.allowed == FLOOR
 
 
-# What fails
+# Incorrect products
 
 CODE, COLUMN_SCALE, COLUMN_SUM, BIAS, ZERO_POINT = "code", 3, 4, 5, 2
 
 
-@pytest.mark.parametrize("form", [form for form in networks.FORMS if form not in EXACT_FORMS])
+@pytest.mark.parametrize("form", [form for form in transformers.FORMS if form not in EXACT_FORMS])
 @pytest.mark.parametrize("place", [CODE, COLUMN_SCALE, COLUMN_SUM, BIAS, ZERO_POINT])
-def test_a_wrong_number(form: str, place: str | int) -> None:
-    model = networks.encoder(form, **SIZES)
+def test_incorrect_number_fails(form: str, place: str | int) -> None:
+    model = transformers.encoder(form, **SIZES)
     wrong = rewritten(model)
     node = products(wrong)[4]
     by: Callable[[Any], Any] = {
@@ -164,11 +164,11 @@ def test_a_wrong_number(form: str, place: str | int) -> None:
     assert result.worst_product == result.products[4]
     assert result.worst_product.name == (node.name or node.output[0])
     assert result.worst_product.b_error > result.worst_product.allowed
-    assert all(output.equal for output in result.outputs)  # the rest is right, and runs on A's result
+    assert all(output.equal for output in result.outputs)  # the rest runs on A's result
 
 
 def shift(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """One is added to the product's zero point."""
+    """Adds one to the zero point of a product."""
     one = onnx.helper.make_tensor("one", onnx.TensorProto.UINT8, [], [1])
     model.graph.initializer.append(one)
     at = list(model.graph.node).index(node)
@@ -184,8 +184,8 @@ def shift(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
         model.graph.node.insert(at + i, each)
 
 
-def test_a_wrong_code_among_many() -> None:
-    """One step of one weight, in sums of 768: the smallest mistake that integer weights can have."""
+def test_incorrect_code_in_a_long_sum_fails() -> None:
+    """One weight of 768 is off by one step, the smallest possible error of an integer weight."""
     model = single(32, 768)
     wrong = rewritten(model)
     change(wrong, producer(wrong, products(wrong)[0].input[0]).input[1], 3 * 32, lambda code: code + 1)
@@ -193,9 +193,9 @@ def test_a_wrong_code_among_many() -> None:
     assert product.problem.startswith("B's error is ")
 
 
-def test_something_else_that_is_wrong() -> None:
-    """Not a product: the shift of the last normalisation."""
-    model = networks.encoder("token", **SIZES)
+def test_incorrect_node_outside_of_products_fails() -> None:
+    """The bias of the last normalization is incorrect."""
+    model = transformers.encoder("token", **SIZES)
     wrong = rewritten(model)
     change(wrong, "layers.0.norm2.bias", 0, lambda bias: np.nextafter(bias, np.float32(9)))
     result = check(model, wrong)
@@ -204,7 +204,7 @@ def test_something_else_that_is_wrong() -> None:
     assert result.outputs[0].differing > 0
 
 
-def test_a_wrong_quantization_of_the_activation() -> None:
+def test_incorrect_quantization_of_the_activation_fails() -> None:
     model = single()
     wrong = rewritten(model)
     quantizer = next(node for node in wrong.graph.node if node.op_type == "DynamicRangeQuantize")
@@ -214,16 +214,16 @@ def test_a_wrong_quantization_of_the_activation() -> None:
     assert product.problem.startswith("B's error is ")
 
 
-def test_a_product_that_the_original_does_not_have() -> None:
+def test_product_that_the_original_does_not_have_fails() -> None:
     model, wrong = single(), rewritten(single())
     next(entry for entry in products(wrong)[0].metadata_props if entry.key == ACTIVATION).value = "code"
     result = check(model, wrong)
     assert not result.passed
-    assert [each.problem for each in result.products] == ["A has no such product of floats"]
+    assert [each.problem for each in result.products] == ["A has no such float product"]
 
 
-def test_a_product_that_the_original_scales() -> None:
-    """By an attribute, of which the rewriter would leave it alone: nothing can be compared with such a result."""
+def test_product_that_the_original_scales_by_an_attribute_fails() -> None:
+    """The rewriter leaves a Gemm with another alpha, and verification has no reference for it."""
     parameters = {"w": weights(16, 5), "b": np.linspace(-1, 1, 5, dtype=np.float32)}
     plain, scaled = (
         token("float[n, 16] x", "float[n, 5] y", f"y = Gemm<alpha = {alpha}>(dx, w, b)", parameters)
@@ -234,7 +234,7 @@ def test_a_product_that_the_original_scales() -> None:
     assert product.problem.startswith("A's result is ")
 
 
-def test_a_model_that_promises_to_be_exact() -> None:
+def test_model_whose_metadata_says_exact_is_compared_bit_for_bit() -> None:
     model, wrong = single(), rewritten(single())
     next(entry for entry in wrong.metadata_props if entry.key == EXACT).value = "1"
     result = check(model, wrong)
@@ -243,20 +243,20 @@ def test_a_model_that_promises_to_be_exact() -> None:
     assert result.outputs[0].differing > 0
 
 
-# Particular models
+# Special models
 
 
-def test_a_result_that_is_an_output() -> None:
+def test_product_that_is_an_output() -> None:
     result = check(single())
     assert result.passed
     assert [output.name for output in result.outputs] == ["z"]
-    assert [[output.name for output in each] for each in (result.end_to_end, result.nudged)] == [["y", "z"]] * 2
-    for output in result.nudged:
+    assert [[output.name for output in each] for each in (result.end_to_end, result.perturbed)] == [["y", "z"]] * 2
+    for output in result.perturbed:
         assert output.differing > 0
 
 
-def test_nan_and_infinity() -> None:
-    """Their rows are left out, and no others."""
+def test_rows_with_nan_or_infinity_are_skipped() -> None:
+    """Other rows are still compared."""
     x = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
     x[1, 3], x[4, 0] = np.nan, np.inf
     model = single()
@@ -268,9 +268,9 @@ def test_nan_and_infinity() -> None:
     assert not check(model, wrong, inputs={"x": x}).passed
 
 
-def test_zeros() -> None:
-    """Rows of zeros are 0 / 0 here; with a bias of zeros, the magnitude is zero too."""
-    model = networks.encoder("token", **SIZES)
+def test_rows_of_zeros() -> None:
+    """A row of zeros is 0 / 0 here. With a bias of zeros, the magnitude is zero too."""
+    model = transformers.encoder("token", **SIZES)
     change(model, "layers.0.query.bias", slice(None), lambda bias: bias * 0)  # type: ignore[arg-type]
     result = check(model, inputs={"x": np.zeros((1, 3, 24), np.float32)})
     assert result.passed
@@ -278,7 +278,7 @@ def test_zeros() -> None:
 
 
 def branches() -> onnx.ModelProto:
-    """A product inside of an If, and one after it."""
+    """Returns a model with a product in a branch of an If, and one after it."""
     body = """y = If(c) <then_branch = then () => (float[n, 16] t) { t = MatMul(dx, w) },
                          else_branch = else () => (float[n, 16] e) { e = Mul(x, x) }>
         ym = Abs(y) yp = ReduceMax<axes = [-1]>(ym) ys = Div(yp, p)
@@ -288,7 +288,9 @@ def branches() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_product_in_a_branch(taken: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_product_in_a_branch_is_reported_as_not_compared(
+    taken: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     model, inputs = branches(), {"c": np.array(taken)}
     result = check(model, inputs=inputs)
     assert result.passed
@@ -303,11 +305,11 @@ def test_a_product_in_a_branch(taken: bool, capsys: pytest.CaptureFixture[str], 
     assert (
         cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), f"--input=c={tmp_path / 'c.npy'}"]) == 0
     )
-    assert "NOT compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
+    assert "Not compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
 
 
-def test_a_product_in_a_function() -> None:
-    """Called by another function, twice."""
+def test_product_in_a_function_is_reported_as_not_compared() -> None:
+    """Another function calls it, and is called twice."""
     codes = weights(4, 4)
     numbers = ", ".join(f"{number:.9g}" for number in codes.ravel())
     text = f"""<ir_version: 8, opset_import: ["": 17, "local": 1]> g (float[n, 4] x) => (float[n, 4] y)
@@ -319,13 +321,13 @@ def test_a_product_in_a_function() -> None:
     result = check(model)
     assert result.passed
     assert (result.products, result.unreachable) == ((), 1)
-    assert result.nudged == ()
+    assert result.perturbed == ()
     assert [output.equal for output in result.outputs] == [True]
     assert [output.equal for output in result.end_to_end] == [False]
 
 
-def test_gemm_and_rows() -> None:
-    """Transposed weights, rows made of more dimensions, and a bias of the product's own."""
+def test_gemm_with_transposed_weights_and_bias() -> None:
+    """The activation is reshaped to a matrix first."""
     body = "rows = Constant<value_ints = [-1, 16]>() flat = Reshape(dx, rows) y = Gemm<transB = 1>(flat, w, b)"
     bias = np.linspace(1, 2, 5, dtype=np.float32)
     parameters = {"w": np.ascontiguousarray(weights(16, 5).T), "b": bias}
@@ -339,9 +341,8 @@ def test_gemm_and_rows() -> None:
 
 
 @pytest.mark.parametrize("as_bytes", [True, False])
-def test_sources(as_bytes: bool, tmp_path: Path) -> None:
-    """Paths with weights beside them, and bytes."""
-    model = networks.encoder("token", **SIZES)
+def test_paths_with_external_data_and_bytes(as_bytes: bool, tmp_path: Path) -> None:
+    model = transformers.encoder("token", **SIZES)
     fast = rewritten(model)
     if as_bytes:
         assert ort_dynq.verify(model.SerializeToString(), fast.SerializeToString()).passed
@@ -354,7 +355,7 @@ def test_sources(as_bytes: bool, tmp_path: Path) -> None:
     assert len(result.products) == 6
 
 
-def test_nothing_is_changed() -> None:
+def test_verify_changes_no_model() -> None:
     import onnx_ir as ir
 
     models = [ir.from_proto(model) for model in (single(), rewritten(single()))]
@@ -363,17 +364,17 @@ def test_nothing_is_changed() -> None:
     assert [ir.to_proto(model).SerializeToString() for model in models] == before
 
 
-# What is written where
+# Metadata
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), [(True, True, "1"), (True, False, "0"), (False, True, "0")])
-def test_the_model_says_whether_it_is_exact(first: bool, second: bool, expected: str) -> None:
-    once = rewritten(networks.encoder("token", **SIZES), exact=first)
+def test_metadata_says_whether_the_model_is_exact(first: bool, second: bool, expected: str) -> None:
+    once = rewritten(transformers.encoder("token", **SIZES), exact=first)
     assert {entry.key: entry.value for entry in once.metadata_props}[EXACT] == ("1" if first else "0")
     twice = rewritten(once, exact=second)
     assert {entry.key: entry.value for entry in twice.metadata_props}[EXACT] == expected
 
 
-def test_a_model_without_conversions_says_nothing() -> None:
-    model = networks.encoder("float", **SIZES)
+def test_model_without_rewritten_nodes_has_no_new_metadata() -> None:
+    model = transformers.encoder("float", **SIZES)
     assert rewritten(model).metadata_props == rewritten(model, exact=True).metadata_props == model.metadata_props

@@ -1,13 +1,14 @@
-// Every operator on inputs made from bytes: the portable kernels against each instruction set that the machine has, bit
-// for bit, in memory of exactly the tensors' sizes, so that AddressSanitizer sees a step beyond. Types, shapes and
-// attributes may be wrong: the same error then comes from all, and nothing is written. tests/native/run builds it
+// Runs every operator on inputs made from bytes, and compares each instruction set of this machine with the portable
+// kernels, bit for bit. Tensors have memory of exactly their size, so that AddressSanitizer reports any access beyond.
+// Types, shapes and attributes may be invalid: then all must report the same error and request no output.
+// tests/native/run builds it in one of two ways:
 //
 //   with libFuzzer                     fuzz_operators [its options] [corpus]
-//   without (-DORT_DYNQ_NO_FUZZER)     fuzz_operators SECONDS [CORPUS]: the corpus, then bytes at random; each input
-//                                      also by many threads at once, each of which is lent others by its caller
+//   without (-DORT_DYNQ_NO_FUZZER)     fuzz_operators SECONDS [CORPUS]: the corpus, then random bytes; each input also
+//                                      from several threads at once, each of which has more threads for parallel_for
 //
-// A new operator is found by itself. Attributes that it brings want a line in kAttributes; inputs with rules of their
-// own for shapes, one in shape_of_input.
+// New operators are included automatically. Their new attributes need a line in kAttributes; inputs with rules of their
+// own for shapes need a case in shape_of_input.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,7 +27,7 @@
 #include <vector>
 
 #include "c_api.h"
-#include "operators/operator.h"
+#include "core/operator.h"
 
 namespace {
 
@@ -39,7 +40,7 @@ using dynq::Type;
   std::abort();
 }
 
-// The input's bytes, over and over, each time changed, so that few bytes make large tensors.
+// The input's bytes, repeated with changes, so that few bytes make large tensors.
 class Bytes {
  public:
   Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -59,7 +60,7 @@ class Bytes {
     return value;
   }
   size_t below(size_t count) { return byte() % count; }
-  bool one_in(size_t count) { return below(count) == count - 1; }  // never, of bytes that are 0
+  bool one_in(size_t count) { return below(count) == count - 1; }  // never if the byte is 0
   template <class Range>
   auto of(const Range& values) -> decltype(values[0]) {
     return values[below(std::size(values))];
@@ -71,10 +72,10 @@ class Bytes {
   unsigned round_ = 0;
 };
 
-// Attributes: their values, and those that no operator takes. An operator ignores those that are not its own.
+// An attribute with valid and invalid values. Operators ignore attributes that they do not have.
 struct Choices {
   const char* name;
-  std::vector<const char*> texts;  // of an attribute that is text
+  std::vector<const char*> texts;  // of a text attribute
   std::vector<int64_t> values, wrong;
 };
 constexpr int64_t kHuge = int64_t{1} << 62, kLeast = std::numeric_limits<int64_t>::min();
@@ -127,8 +128,8 @@ T find(const std::vector<ort_dynq_attribute>& given, const char* name, T absent,
 // Shapes
 
 constexpr int64_t kLengths[] = {1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 97, 127, 128, 129, 130};
-constexpr int64_t kLongLengths[] = {1023, 4097, 33000, 70001, 150000};
-constexpr int64_t kMostElements = 300000;  // beyond what makes tasks of one block, rows and parameters
+constexpr int64_t kLongLengths[] = {1023, 4097, 12289, 33000, 70001, 150000};
+constexpr int64_t kMostElements = 300000;  // more than one task, one block of parameters and one long row have
 
 Shape shape_of(std::initializer_list<int64_t> dims) {
   Shape shape;
@@ -159,7 +160,9 @@ int64_t divisor_of(Bytes& bytes, int64_t length) {
   return length == 0 ? 0 : count;
 }
 
-// A shape for input `index` > 0 that fits, as operators have it whose names begin alike.
+bool is_dynamic_range(const std::string& op) { return op.rfind("DynamicRange", 0) == 0; }
+
+// A valid shape for input `index` > 0. Operators whose names begin alike have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
   if (op == "AccumulatorDequantize" && index != 2) {
@@ -169,8 +172,8 @@ Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Sh
     if (src.rank > 0) shape.dims[src.rank - 1] = 1;
     return bytes.one_in(4) ? Shape{} : shape;
   }
-  if (index > 1 && op.rfind("Range", 0) != 0) return bytes.one_in(4) ? shape_of({1}) : scales;
-  if (op.rfind("Range", 0) == 0) return index == 1 ? shape_of({9}) : Shape{};
+  if (is_dynamic_range(op)) return index == 1 ? shape_of({9}) : Shape{};
+  if (index > 1) return bytes.one_in(4) ? shape_of({1}) : scales;
   if (op.rfind("Dynamic", 0) != 0) {  // broadcast
     Shape shape = src;
     const size_t missing = bytes.one_in(4) ? bytes.below(src.rank + 1) : 0;
@@ -229,7 +232,7 @@ constexpr float kScales[] = {1.0f,          0.1f,          0.0078125f,    0.0037
 constexpr int32_t kZeroPoints[] = {0,      1,      128,     -128,       255,       16384,     16385,
                                    -16384, -16385, 1 << 24, -(1 << 24), INT32_MIN, INT32_MAX, INT32_MAX - 127};
 
-// Codes and a half, in scales; their neighbours; special ones; any bits.
+// Mostly halves of codes times the scale and their neighbors; sometimes special values or any bits.
 float make_float(Bytes& bytes, float scale) {
   const uint8_t kind = bytes.byte();
   if (kind >= 0xf0) return bytes.of(kSpecials);
@@ -239,12 +242,12 @@ float make_float(Bytes& bytes, float scale) {
   return x;
 }
 
-// A tensor whose last byte is the last of its memory, and its first one too, unless it is to lie at an odd address.
+// A tensor that ends where its memory ends. `offset` bytes before it make its address unaligned.
 struct Given {
   Type type = dynq::kNone;
   Shape shape;
   size_t offset = 0;
-  std::vector<uint8_t> exact;  // of no more capacity than it needs
+  std::vector<uint8_t> exact;  // without spare capacity
 
   void make_room(uint8_t value) {
     exact.assign(offset + static_cast<size_t>(shape.elements()) * dynq::size_of(type), value);
@@ -271,7 +274,7 @@ void fill_any(Bytes& bytes, Given& given, size_t index, bool special, bool const
   given.offset = bytes.of(kOffsets);
   given.make_room(0);
   if (given.type == dynq::kFloat && constants) {
-    const bool in_units = bytes.one_in(2);  // range 3 has the ends of the codes here, the others the ends of the floats
+    const bool in_units = bytes.one_in(2);  // range_kind 3 divides by the ends of the codes; 2 clips to them
     const float ordinary[] = {in_units ? -128.0f : -3.4028235e38f,
                               in_units ? 127.0f : 3.4028235e38f,
                               bytes.one_in(2) ? 1e-5f : 0.0f,
@@ -346,7 +349,7 @@ Problem make_problem(Bytes& bytes) {
                          : shape_of_input(bytes, name, i, problem.inputs[0].shape,
                                           problem.inputs[std::min<size_t>(i, 2) - 1].shape, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
-    if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && name.rfind("Range", 0) == 0, scale);
+    if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
     problem.inputs.push_back(std::move(given));
   }
   problem.output_offset = bytes.one_in(4) ? 1 + bytes.below(63) : 0;
@@ -372,7 +375,7 @@ struct Result {
 void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int32_t rank) {
   Result& result = *static_cast<Result*>(user);
   auto& outputs = result.outputs;
-  if (static_cast<size_t>(index) != outputs.size()) fail("outputs are not asked for in turn");
+  if (static_cast<size_t>(index) != outputs.size()) fail("outputs are not requested in order");
   Given given;
   given.type = static_cast<Type>(type);
   given.shape.rank = static_cast<size_t>(rank);
@@ -383,7 +386,7 @@ void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int
   return outputs.back().data();
 }
 
-// Where two NaNs meet, which of them comes out is up to the order in which the compiler has them.
+// The result of an operation on two NaNs depends on the order of operands that the compiler chose.
 void unify_nans(Given& given) {
   if (given.type != dynq::kFloat) return;
   for (size_t i = given.offset; i < given.exact.size(); i += sizeof(float)) {
@@ -404,7 +407,7 @@ Result run(const Problem& problem) {
                    tensors.data(), static_cast<int32_t>(tensors.size()), allocate, &result, error, sizeof error);
   if (failed) {
     if (*error == '\0') fail("an error without a message");
-    if (!result.outputs.empty()) fail("an error after an output was asked for: " + std::string(error));
+    if (!result.outputs.empty()) fail("an error after an output was requested: " + std::string(error));
     result.error = error;
   }
   for (Given& output : result.outputs) unify_nans(output);
@@ -444,7 +447,7 @@ std::string describe(const Problem& problem) {
   fail(text);
 }
 
-// What was tried, so that a driver can tell that it tried enough.
+// What has run. The driver without libFuzzer fails if that is too little.
 struct Statistics {
   size_t inputs = 0, errors = 0;
   std::map<std::string, size_t> runs;
@@ -506,7 +509,7 @@ class ReadAttributes : public dynq::Attributes {
   const std::vector<ort_dynq_attribute>& given_;
 };
 
-// One caller of a node, which lends it threads.
+// One caller of a node, with threads for parallel_for.
 class Threads : public dynq::Context {
  public:
   Threads(const Problem& problem, const Result& expected, size_t threads)
@@ -520,7 +523,7 @@ class Threads : public dynq::Context {
 
   void* output(size_t index, const Shape& shape) override {
     const Given& as = expected_.outputs.at(index);
-    if (!(shape == as.shape)) fail("another shape");
+    if (!(shape == as.shape)) fail("an output has another shape");
     return allocate(&result, static_cast<int32_t>(index), as.type, shape.dims, static_cast<int32_t>(shape.rank));
   }
 
@@ -545,7 +548,7 @@ class Threads : public dynq::Context {
   size_t threads_;
 };
 
-// One node, run by several callers at once.
+// Runs one node from several callers at once. Returns how many loops ran in parallel.
 size_t check_threads(const Problem& problem, const Result& expected) {
   const ReadAttributes attributes(problem.attributes);
   const auto node = problem.op->create(attributes);
@@ -579,12 +582,12 @@ int main(int count, char** arguments) {
   const auto begin = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   const double limit = count > 1 ? std::atof(arguments[1]) : 10;
-  size_t shared_out = 0;
+  size_t parallel_loops = 0;
   const auto try_one = [&](const std::vector<uint8_t>& input) {
     Bytes bytes(input.data(), input.size());
     const Problem problem = make_problem(bytes);
     const Result expected = check(problem);
-    if (expected.error.empty()) shared_out += check_threads(problem, expected);
+    if (expected.error.empty()) parallel_loops += check_threads(problem, expected);
   };
   if (count > 2)
     for (const auto& entry : std::filesystem::directory_iterator(arguments[2])) {
@@ -597,18 +600,18 @@ int main(int count, char** arguments) {
     return std::all_of(dynq::operators().begin(), dynq::operators().end(),
                        [](const Operator& op) { return statistics.runs[op.name] >= 10; });
   };
-  while (seconds() < limit || (!ran_enough() && seconds() < 10 * limit)) {  // a busy machine has fewer of them
+  while (seconds() < limit || (!ran_enough() && seconds() < 10 * limit)) {  // a busy machine runs fewer inputs
     std::vector<uint8_t> input(64 + splitmix(state) % 512);
     for (uint8_t& value : input) value = static_cast<uint8_t>(splitmix(state));
-    if (splitmix(state) % 2 == 0) input[1] = 0, input[2] |= 0xf0;  // nothing wrong, and large: what threads share
+    if (splitmix(state) % 2 == 0) input[1] = 0, input[2] |= 0xf0;  // valid and large, so that work is split into tasks
     try_one(input);
   }
-  std::printf("%zu inputs, %zu of them from the corpus, %zu with an error, %zu loops shared out\n", statistics.inputs,
-              corpus, statistics.errors, shared_out);
+  std::printf("%zu inputs, %zu of them from the corpus, %zu with an error, %zu parallel loops\n", statistics.inputs,
+              corpus, statistics.errors, parallel_loops);
   for (const Operator& op : dynq::operators()) std::printf("%7zu %s\n", statistics.runs[op.name], op.name);
   for (const Operator& op : dynq::operators())
-    if (statistics.runs[op.name] < 10) fail(std::string(op.name) + " hardly ever ran");
-  if (shared_out < 10) fail("hardly anything was shared out to threads");
+    if (statistics.runs[op.name] < 10) fail(std::string(op.name) + " ran fewer than 10 times");
+  if (parallel_loops < 10) fail("fewer than 10 loops ran in parallel");
 }
 
 #endif

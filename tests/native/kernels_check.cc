@@ -1,6 +1,7 @@
-// Runs every portable kernel on the same data wherever it is compiled, and prints a hash of what each wrote:
-// tests/test_portability.py compares those of two architectures. Data are dense in ties of rounding, their neighbours
-// and the ends of float32; rows have odd tails and gaps between them; what lies outside of a row is hashed, too.
+// Runs every portable kernel on fixed data and prints a hash of what each one wrote.
+// tests/packaging/test_portability.py compares the hashes of two architectures. The data are mostly ties of rounding,
+// their neighbors and extreme values of float32. Blocks have odd tails and gaps between rows; the hash includes the
+// gaps.
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -11,8 +12,6 @@
 #include "kernels/kernels.h"
 
 namespace {
-
-using dynq::Block;
 
 struct Random {
   uint64_t state;
@@ -38,7 +37,7 @@ class Hash {
   }
   void add_floats(const float* values, size_t count) {
     for (size_t i = 0; i < count; ++i) {
-      const float value = std::isnan(values[i]) ? NAN : values[i];  // which NaN is for each architecture to say
+      const float value = std::isnan(values[i]) ? NAN : values[i];  // architectures differ in the bits of NaN
       uint32_t bits;
       std::memcpy(&bits, &value, sizeof bits);
       if (std::isnan(value)) bits = 0x7fc00000;
@@ -64,16 +63,14 @@ constexpr int32_t kWideZeroPoints[] = {INT32_MIN, INT32_MIN + 1, INT32_MAX, INT3
 constexpr float kFloatZeroPoints[] = {0.5f, -0.0f, NAN, kInfinity, 1e-40f, 8388609.0f, -70000.0f};
 constexpr int64_t kColumns[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 129, 1025};
 
-// Parameters of a block, and the block; `special` says whether they may be anything.
+// The extent and the parameters of a block. `special`: the parameters may be any values.
 struct Problem {
+  dynq::Extent extent;
   std::vector<float> scales, float_zps;
   std::vector<int32_t> zps;
-  Block block{};
 
-  Problem(Random& random, dynq::Parameters parameters, int64_t rows, int64_t cols, bool special) {
-    block.rows = rows;
-    block.cols = cols;
-    block.stride = cols + random.integer(0, 3);
+  Problem(Random& random, dynq::Parameters parameters, int64_t rows, int64_t cols, bool special)
+      : extent{rows, cols, cols + random.integer(0, 3)} {
     const int64_t count = parameters == dynq::kPerRow ? rows : cols;
     for (int64_t i = 0; i < count; ++i) {
       const bool is_special = special && random.integer(0, 3) == 0;
@@ -83,14 +80,11 @@ struct Problem {
       float_zps.push_back(special && random.integer(0, 3) == 0 ? random.of(kFloatZeroPoints)
                                                                : static_cast<float>(random.integer(-130, 260)));
     }
-    block.scales = scales.data();
-    block.zps = zps.data();
-    block.float_zps = float_zps.data();
   }
 
-  size_t elements() const { return static_cast<size_t>(block.rows * block.stride); }
+  size_t elements() const { return static_cast<size_t>(extent.rows * extent.stride); }
 
-  // (k + 0.5) * scale for codes k, and its neighbours by one and two units in the last place.
+  // (k + 0.5) * scale for codes k, and its neighbors by one and two units in the last place.
   std::vector<float> ties(Random& random) const {
     std::vector<float> src;
     for (size_t i = 0; i < elements(); ++i) {
@@ -104,7 +98,7 @@ struct Problem {
   }
 };
 
-// Calls `run` for blocks of many shapes, with ordinary parameters and with any.
+// Calls `run` for blocks of many extents, with ordinary and with special parameters.
 template <class Run>
 uint64_t hash_blocks(dynq::Parameters parameters, Run run) {
   Random random{1};
@@ -118,45 +112,44 @@ uint64_t hash_blocks(dynq::Parameters parameters, Run run) {
   return hash.value();
 }
 
-uint64_t hash_quantize(dynq::Kernel kernel, dynq::Parameters parameters) {
-  return hash_blocks(parameters, [=](Random& random, Problem& problem, Hash& hash) {
+uint64_t hash_quantize(dynq::QuantizeKernel kernel, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
     const std::vector<float> src = problem.ties(random);
     std::vector<uint8_t> dst(problem.elements(), 0xa5);
-    problem.block.src = src.data();
-    problem.block.dst = dst.data();
-    kernel(problem.block);
+    kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
     hash.add(dst.data(), dst.size());
   });
 }
 
-uint64_t hash_dequantize(dynq::Kernel kernel, dynq::Parameters parameters) {
-  return hash_blocks(parameters, [=](Random& random, Problem& problem, Hash& hash) {
+uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
     std::vector<uint8_t> src(problem.elements());
     for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
     std::vector<float> dst(problem.elements(), 12345.0f);
-    problem.block.src = src.data();
-    problem.block.dst = dst.data();
-    kernel(problem.block);
+    kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
     hash.add_floats(dst.data(), dst.size());
   });
 }
 
-uint64_t hash_affine(dynq::Kernel kernel, dynq::AffineTarget target, dynq::Parameters parameters) {
-  return hash_blocks(parameters, [=](Random& random, Problem& problem, Hash& hash) {
+uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
     const std::vector<float> src = problem.ties(random);
-    problem.block.src = src.data();
     for (const bool alternative : {false, true}) {
-      Block block = problem.block;
-      block.zero = target == dynq::kToFloat ? -0.0f : 0.0f;
-      if (alternative && target == dynq::kToU8) block.zero = 128.0f;  // codes of the other type
-      if (alternative && target == dynq::kToS8) block.zero = -128.0f;
-      block.low = (target == dynq::kToU8 ? 0.0f : -128.0f) - block.zero;
-      block.high = block.low + 255.0f;
-      if (alternative && target == dynq::kToFloat) block.low = -kInfinity, block.high = kInfinity;
-      block.nan = target == dynq::kToFloat ? NAN : alternative ? block.low : 0.0f;
       std::vector<uint8_t> codes(problem.elements(), 0xa5);
       std::vector<float> floats(problem.elements(), 12345.0f);
+      dynq::AffineBlock block{};
+      static_cast<dynq::Extent&>(block) = problem.extent;
+      block.src = src.data();
       block.dst = target == dynq::kToFloat ? static_cast<void*>(floats.data()) : codes.data();
+      block.scales = problem.scales.data();
+      block.zps = problem.float_zps.data();
+      block.integer_codes = target != dynq::kToFloat;
+      if (alternative && target == dynq::kToU8) block.code_offset = 128.0f;  // codes of the other type
+      if (alternative && target == dynq::kToS8) block.code_offset = -128.0f;
+      block.low = (target == dynq::kToU8 ? 0.0f : -128.0f) - block.code_offset;
+      block.high = block.low + 255.0f;
+      if (alternative && target == dynq::kToFloat) block.low = -kInfinity, block.high = kInfinity;
+      block.nan_code = target == dynq::kToFloat ? NAN : alternative ? block.low : 0.0f;
       kernel(block);
       hash.add(codes.data(), codes.size());
       hash.add_floats(floats.data(), floats.size());
@@ -164,33 +157,45 @@ uint64_t hash_affine(dynq::Kernel kernel, dynq::AffineTarget target, dynq::Param
   });
 }
 
+uint64_t hash_bounded(dynq::BoundedKernel kernel) {
+  return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
+    const std::vector<float> src = problem.ties(random);
+    for (const bool keeps_negative_zero : {false, true}) {
+      std::vector<float> dst(problem.elements(), 12345.0f);
+      kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.float_zps.data(),
+              keeps_negative_zero});
+      hash.add_floats(dst.data(), dst.size());
+    }
+  });
+}
+
 uint64_t hash_range(dynq::RangeKernel kernel) {
-  return hash_blocks(dynq::kPerRow, [=](Random& random, Problem& problem, Hash& hash) {
+  return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
     std::vector<float> src = problem.ties(random);
-    float range[4] = {1, 2, 3, 4};
-    kernel(src.data(), static_cast<int64_t>(src.size()), range);
-    hash.add_floats(range, 4);
-    for (float& x : src)
-      if (!std::isfinite(x)) x = 0.0f;
-    kernel(src.data(), static_cast<int64_t>(src.size()), range);
-    hash.add_floats(range, 4);
+    for (const bool finite : {false, true}) {
+      for (float& x : src)
+        if (finite && !std::isfinite(x)) x = 0.0f;
+      const dynq::Range range = kernel(src.data(), static_cast<int64_t>(src.size()));
+      hash.add_floats(&range.low, 1);
+      hash.add_floats(&range.high, 1);
+      hash.add_floats(&range.not_finite, 1);
+    }
   });
 }
 
 uint64_t hash_accumulators(dynq::AccumulatorKernel kernel) {
-  return hash_blocks(dynq::kPerColumn, [=](Random& random, Problem& problem, Hash& hash) {
-    const Block& block = problem.block;
+  return hash_blocks(dynq::kPerColumn, [=](Random& random, const Problem& problem, Hash& hash) {
     const std::vector<float> bias = problem.ties(random);
     std::vector<float> row_scales, dst(problem.elements(), 12345.0f);
     std::vector<int32_t> row_zps, src;
-    for (int64_t row = 0; row < block.rows; ++row) {
+    for (int64_t row = 0; row < problem.extent.rows; ++row) {
       row_scales.push_back(random.integer(0, 3) == 0 ? random.of(kSpecialScales) : random.of(kScales));
       row_zps.push_back(static_cast<int32_t>(random.integer(-128, 255)));
     }
     for (size_t i = 0; i < problem.elements(); ++i)
       src.push_back(static_cast<int32_t>(random.integer(0, 3) == 0 ? random.next() : random.integer(-99999, 99999)));
-    kernel({src.data(), dst.data(), block.rows, block.cols, block.stride, row_scales.data(), row_zps.data(),
-            block.scales, block.zps, bias.data()});
+    kernel({problem.extent, src.data(), dst.data(), row_scales.data(), row_zps.data(), problem.scales.data(),
+            problem.zps.data(), bias.data()});
     hash.add_floats(dst.data(), dst.size());
   });
 }
@@ -207,25 +212,25 @@ int main() {
   for (int p = 0; p < kParameterKinds; ++p) {
     const Parameters parameters = static_cast<Parameters>(p);
     const auto tail = [&](const char* name) { return std::string("/") + name + "/" + kinds[p]; };
-    for (int type = 0; type < kCodeTypes; ++type) {
-      print("quantize/onnx" + tail(codes[type]), hash_quantize(table.quantize[kOnnx][type][p], parameters));
-      print("quantize/onednn" + tail(codes[type]), hash_quantize(table.quantize[kOneDnn][type][p], parameters));
-      print("dequantize" + tail(codes[type]), hash_dequantize(table.dequantize[type][p], parameters));
+    for (int kind = 0; kind < kCodeKinds; ++kind) {
+      print("quantize/onnx" + tail(codes[kind]), hash_quantize(table.quantize[kOnnx][kind][p], parameters));
+      print("quantize/onednn" + tail(codes[kind]), hash_quantize(table.quantize[kOneDnn][kind][p], parameters));
+      print("dequantize" + tail(codes[kind]), hash_dequantize(table.dequantize[kind][p], parameters));
     }
-    for (int q = 0; q < kQuotients; ++q)
-      for (int order = 0; order < kOrders; ++order)
+    for (int scaling = 0; scaling < kScalings; ++scaling)
+      for (int order = 0; order < kRoundingOrders; ++order)
         for (int target = 0; target < kAffineTargets; ++target) {
           const char* const targets[] = {"u8", "s8", "float"};
-          print("affine/" + std::to_string(q) + "/" + std::to_string(order) + tail(targets[target]),
-                hash_affine(table.affine[q][order][target][p], static_cast<AffineTarget>(target), parameters));
+          print("affine/" + std::to_string(scaling) + "/" + std::to_string(order) + tail(targets[target]),
+                hash_affine(table.affine[scaling][order][target][p], static_cast<AffineTarget>(target), parameters));
         }
   }
-  for (int q = 0; q < kQuotients; ++q)
+  for (int scaling = 0; scaling < kScalings; ++scaling)
     for (int order = 0; order < 2; ++order)
-      print("bounded/" + std::to_string(q) + "/" + std::to_string(order),
-            hash_affine(table.bounded[q][order], kToFloat, kPerRow));
+      print("bounded/" + std::to_string(scaling) + "/" + std::to_string(order),
+            hash_bounded(table.bounded[scaling][order]));
   for (int order = 0; order < kScaleOrders; ++order)
     print("accumulators/" + std::to_string(order), hash_accumulators(table.accumulators[order]));
   print("min_max", hash_range(table.min_max));
-  print("magnitude", hash_range(table.magnitude));
+  print("abs_max", hash_range(table.abs_max));
 }

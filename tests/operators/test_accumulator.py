@@ -1,4 +1,4 @@
-"""AccumulatorDequantize in sessions gives, bit for bit, what the nodes that it stands for give in ONNX Runtime."""
+"""AccumulatorDequantize in a session equals, bit for bit, the standard nodes that it stands for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ orders = pytest.mark.parametrize("order", range(3))
 
 @functools.cache
 def session(backend: str, order: int, codes: str, threads: int) -> ort.InferenceSession:
-    """One node, or the standard ones, of unknown ranks."""
+    """A model of one AccumulatorDequantize, or of the standard nodes; all ranks are unknown."""
     body = f"dst = ort_dynq.AccumulatorDequantize<scale_order = {order}>({', '.join(NAMES)})"
     if backend == "stock":
         body = f"""zp = Cast<to = 6>(zero_point)
@@ -67,8 +67,8 @@ def check(backend: str, order: int, inputs: list[Array], threads: int = 1) -> Ar
 
 @orders
 @pytest.mark.parametrize("codes", CODES)
-def test_around_vectors(isa: str, backend: str, order: int, codes: Any) -> None:
-    """Any number of columns, and of rows, which the kernels take several at a time."""
+def test_row_and_column_counts_around_the_vector_length(isa: str, backend: str, order: int, codes: Any) -> None:
+    """Any number of columns and rows; the kernels process several rows at a time."""
     rng = np.random.default_rng(order)
     distinct = 0
     for columns, rows in itertools.product(range(1, 71), (1, 2, 3, 6, 9)):
@@ -77,7 +77,7 @@ def test_around_vectors(isa: str, backend: str, order: int, codes: Any) -> None:
     assert distinct > 20_000
 
 
-# The scale of rows that share one, or have one each; and of all.
+# Shapes of src and scale: one scale for several rows, for each row, or for all.
 SCALES: tuple[tuple[Shape, Shape], ...] = (
     ((33,), ()),
     ((33,), (1,)),
@@ -112,7 +112,7 @@ SCALES: tuple[tuple[Shape, Shape], ...] = (
 
 @orders
 @pytest.mark.parametrize(("shape", "scale"), SCALES, ids=str)
-def test_rows_that_share_a_scale(isa: str, backend: str, order: int, shape: Shape, scale: Shape) -> None:
+def test_rows_share_a_scale(isa: str, backend: str, order: int, shape: Shape, scale: Shape) -> None:
     rng = np.random.default_rng(3)
     for codes, zero_point in itertools.product(CODES, {scale, (), (1,)}):
         check(backend, order, accumulator_inputs(rng, shape, scale, zero_point, codes))
@@ -120,7 +120,7 @@ def test_rows_that_share_a_scale(isa: str, backend: str, order: int, shape: Shap
 
 @orders
 def test_special_scales_and_biases(isa: str, backend: str, order: int) -> None:
-    """Every special number of rows meets every one of columns, and every bias."""
+    """Every special row scale with every special column scale, and every special bias."""
     numbers = np.concatenate([SPECIAL_SCALES, np.float32([1, -0.1, 2.0**-100, 2.0**100])])
     biases = np.concatenate([SPECIALS, np.float32([-7.5])])
     column_scale, bias = (each.ravel() for each in np.meshgrid(numbers, biases))
@@ -131,7 +131,7 @@ def test_special_scales_and_biases(isa: str, backend: str, order: int) -> None:
         assert len(np.unique(dst)) >= 20
 
 
-def test_minus_zero_is_a_bias_that_changes_nothing(isa: str, backend: str) -> None:
+def test_a_bias_of_minus_zero_changes_nothing(isa: str, backend: str) -> None:
     inputs = [np.int32([[0, 0, 5]]), np.float32([[1]]), np.uint8([[0]]), np.float32([1, -1, 1]), np.int32([0, 0, 0])]
     assert_same(run(backend, 0, [*inputs, np.float32([-0.0] * 3)]), np.float32([[0.0, -0.0, 5]]))
     assert_same(run(backend, 0, [*inputs, np.float32([0.0] * 3)]), np.float32([[0.0, 0.0, 5]]))
@@ -139,7 +139,7 @@ def test_minus_zero_is_a_bias_that_changes_nothing(isa: str, backend: str) -> No
 
 @orders
 def test_int32_wraps(isa: str, backend: str, order: int) -> None:
-    """As it does in ONNX Runtime: in the product, in the difference, or in both, which may make it right again."""
+    """As in ONNX Runtime: the product, the difference or both wrap. If both wrap, the result can be right again."""
     src = np.int32([[-(2**31), 2**31 - 1, 0, 2**31 - 1, 2**31 - 1, 5]])
     column_sum = np.int32([1, -1, 2**24, -(2**31), 2**31 - 1, 2**30])
     ones, zeros = np.ones(6, np.float32), np.zeros(6, np.float32)
@@ -170,7 +170,7 @@ def test_tasks_and_threads_change_nothing(isa: str, backend: str, order: int, sh
 
 
 def test_orders_differ() -> None:
-    """Otherwise no test would see one taken for another."""
+    """If they were equal, no test could detect a wrong order."""
     inputs = accumulator_inputs(np.random.default_rng(0), (9, 70), (9, 1), (9, 1), np.uint8)
     results = [run("stock", order, inputs) for order in range(3)]
     for one, other in itertools.combinations(results, 2):
@@ -208,7 +208,7 @@ WRONG: tuple[tuple[int, Shape, str], ...] = (
 
 @pytest.mark.parametrize(("index", "shape", "text"), WRONG, ids=str)
 def test_wrong_shapes(backend: str, index: int, shape: Shape, text: str) -> None:
-    """The text names the input and what was expected; the session then runs on that."""
+    """The message names the input and the expected shape; afterwards the session runs on valid inputs."""
     inputs = good()
     inputs[index] = np.ones(shape, inputs[index].dtype)
     with pytest.raises(Exception, match=re.escape(f"AccumulatorDequantize: {text}")):
@@ -218,5 +218,7 @@ def test_wrong_shapes(backend: str, index: int, shape: Shape, text: str) -> None
 
 @pytest.mark.parametrize("order", [-1, 3])
 def test_wrong_order(backend: str, order: int) -> None:
-    with pytest.raises(Exception, match=f"AccumulatorDequantize: scale_order is {order}, expected 0 to 2"):
+    expected = "0 (scales first), 1 (row first) or 2 (column first)"
+    text = re.escape(f"AccumulatorDequantize: scale_order is {order}, expected {expected}")
+    with pytest.raises(Exception, match=text):
         run(backend, order, good())

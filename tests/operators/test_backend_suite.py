@@ -1,4 +1,4 @@
-"""The ONNX backend suite's node tests of the quantization operators, rewritten: its answers bit for bit.
+"""The ONNX backend suite's node tests of the quantization operators, rewritten: the recorded outputs, bit for bit.
 
 The onnx package generates them for its own newest opset, which ONNX Runtime may not know yet: a node that means the
 same in an earlier opset is taken to the newest one that this ONNX Runtime loads.
@@ -20,7 +20,7 @@ from ort_dynq.rewriter import rewrite
 
 OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
-# Float32 and 8 bits: what the plugin has operators for. All of these became them.
+# Cases of float32 and 8-bit types, for which the plugin has operators. All of them are rewritten.
 REWRITTEN = {
     "test_quantizelinear": "DynamicQuantize",
     "test_quantizelinear_axis": "DynamicQuantize",
@@ -29,14 +29,14 @@ REWRITTEN = {
     "test_dequantizelinear_axis": "DynamicDequantize",
     "test_dequantizelinear_blocked": "DynamicDequantize",
 }
-# The function body of DynamicQuantizeLinear: the operator depends on how much of the chain the rewriter takes.
+# The function body of DynamicQuantizeLinear: the operator depends on which part of the chain is rewritten.
 EXPANDED = {f"test_dynamicquantizelinear{suffix}_expanded" for suffix in ("", "_max_adjusted", "_min_adjusted")}
-# One fused kernel already, not a chain.
+# One node with a fused kernel in ONNX Runtime, not a chain.
 FUSED = {f"test_dynamicquantizelinear{suffix}" for suffix in ("", "_max_adjusted", "_min_adjusted")}
 
 
 def collect() -> dict[str, Any]:
-    """The suite's cases, by name."""
+    """The cases of the suite by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the modules compute their answers when they are imported
         from onnx.backend.test.case import node
@@ -51,9 +51,9 @@ CASES = collect()
 LEFT = sorted(CASES.keys() - REWRITTEN - EXPANDED - FUSED)
 
 
-def test_nothing_is_missing() -> None:
+def test_the_suite_has_these_cases() -> None:
     assert CASES.keys() >= REWRITTEN.keys() | EXPANDED | FUSED
-    assert len(LEFT) >= 15, LEFT  # onnx 1.17 has so many
+    assert len(LEFT) >= 15, LEFT  # the number in onnx 1.17
 
 
 def elements(model: onnx.ModelProto) -> set[int]:
@@ -62,14 +62,14 @@ def elements(model: onnx.ModelProto) -> set[int]:
 
 
 def test_every_float32_8_bit_case_is_listed() -> None:
-    """What is left is left for its types."""
+    """A case that is not rewritten has types that the operators do not have."""
     known = {onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, onnx.TensorProto.INT8}
     assert [name for name in LEFT if elements(CASES[name].model) <= known] == []
     assert [name for name in REWRITTEN if not elements(CASES[name].model) <= known] == []
 
 
 def loadable(case: Any) -> onnx.ModelProto:
-    """The case's model in the newest opset that ONNX Runtime loads it in; skips where there is none."""
+    """The model of a case in the newest opset that ONNX Runtime loads; skips if it loads none."""
     newest = case.model.opset_import[0].version
     error: Exception | None = None
     for opset in range(newest, 9, -1):
@@ -88,7 +88,7 @@ def loadable(case: Any) -> onnx.ModelProto:
 
 
 def opened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same for x of any length: the cases are so small that calling an operator costs more than it saves."""
+    """The model with x of unknown length. Tiny tensors are not rewritten: a call would cost more than it saves."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for i, dim in enumerate(result.graph.input[0].type.tensor_type.shape.dim):
@@ -97,7 +97,7 @@ def opened(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check(case: Any, model: onnx.ModelProto, backend: str) -> None:
-    """With the plugin and without it, the recorded outputs."""
+    """Compares with the recorded outputs, with and without the plugin."""
     assert case.data_sets
     names = [value.name for value in model.graph.input]
     for inputs, outputs in case.data_sets:
@@ -108,7 +108,7 @@ def check(case: Any, model: onnx.ModelProto, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*REWRITTEN, *sorted(EXPANDED)])
-def test_rewritten(isa: str, backend: str, name: str) -> None:
+def test_rewritten_models_give_the_recorded_outputs(isa: str, backend: str, name: str) -> None:
     case = CASES[name]
     original = loadable(case)
     result = rewrite(opened(original))
@@ -122,8 +122,8 @@ def test_rewritten(isa: str, backend: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_left_for_its_types(name: str) -> None:
-    """Float16, 16, 4 and 2 bits, float8 and float4: untouched, and the report says why."""
+def test_other_types_are_not_rewritten(name: str) -> None:
+    """Float16, float8, float4, 16-, 4- and 2-bit integers: the model is unchanged, and the report says why."""
     case = CASES[name]
     model = opened(case.model)
     result = rewrite(model)
@@ -137,7 +137,7 @@ def test_left_for_its_types(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FUSED))
-def test_fused_kernels_stay(backend: str, name: str) -> None:
+def test_fused_kernels_are_not_rewritten(backend: str, name: str) -> None:
     case = CASES[name]
     model = rewrite(loadable(case)).to_proto()
     assert [node.op_type for node in model.graph.node] == ["DynamicQuantizeLinear"]

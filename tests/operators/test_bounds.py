@@ -1,7 +1,7 @@
-"""Bad tensors, for every operator: wrong shapes, counts and types give errors, and nothing outside a tensor is touched.
+"""Memory safety of every operator: invalid inputs give errors, and no access is outside a tensor.
 
-Tensors that end at a page that nobody may touch, or begin behind one, tell what AddressSanitizer does not see: masked
-vector instructions. A step beyond ends the process.
+Tensors end directly before a protected page, or begin directly after one. An access to that page ends the process. This
+also detects masked vector instructions, which AddressSanitizer does not see.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 Attributes = dict[str, Any]
 
 
-# What fits. A new operator has shapes as one of these have them, or wants a line here.
+# Valid inputs. A new operator that has none of these forms needs a branch in `fitting`.
 
 
 def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """Shapes of the inputs, and attributes: every way in which elements share a scale, tensors around n elements."""
+    """Valid shapes of the inputs, and attributes: every way to share scales, with tensors of around n elements."""
     names = {attribute.name for attribute in operator.attributes}
     if "range_kind" in names:
         for src, axis in (((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, n), 0)):
@@ -77,7 +77,7 @@ def granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
 
 
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
-    """The attributes, and those that follow from the types; of the others every value in turn."""
+    """The attributes, completed by those that depend on the types; the other attributes take every value in turn."""
     names = {attribute.name for attribute in operator.attributes}
     code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
     result = dict(given)
@@ -109,11 +109,11 @@ def inputs_of(rng: np.random.Generator, operator: Operator, signature: Signature
     ]
 
 
-# Memory that ends
+# Memory between protected pages
 
 
 class Arena:
-    """Memory between two pages that nobody may touch."""
+    """Memory between two protected pages."""
 
     SIZE = 16 * mmap.PAGESIZE
 
@@ -126,7 +126,7 @@ class Arena:
             assert protect(page, mmap.PAGESIZE, 0) == 0
 
     def empty(self, shape: Shape, dtype: Any, at_end: bool) -> Array:
-        """An array that ends at the last page, or begins behind the first."""
+        """An array that ends before the last page, or begins after the first."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         assert size <= self.SIZE
         offset = mmap.PAGESIZE + (self.SIZE - size if at_end else 0)
@@ -141,12 +141,12 @@ class Arena:
 
 @functools.cache
 def arenas() -> tuple[list[Arena], list[Arena]]:
-    """For inputs and for outputs. Kept: their memory cannot be given back while arrays may refer to it."""
+    """Arenas for inputs and for outputs. They are never freed, since arrays can refer to their memory."""
     return [Arena() for _ in range(6)], [Arena() for _ in range(3)]
 
 
 def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: tuple[str, ...], at_end: bool) -> Any:
-    """kernels.run, inputs and outputs in arenas."""
+    """kernels.run with inputs and outputs in arenas."""
     sources, targets = arenas()
     arrays = [arena.copy(array, at_end) for arena, array in zip(sources, inputs, strict=False)]
     results: list[Array] = []
@@ -174,9 +174,9 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
     return results
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no mprotect")
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
 @every_signature
-def test_nothing_outside_a_tensor_is_touched(isa: str, operator: Operator, signature: Signature) -> None:
+def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: Signature) -> None:
     rng = np.random.default_rng(0)
     for n in (*range(1, 68), 96, 97, *range(126, 131)):
         for shapes, given in fitting(operator, n):
@@ -189,10 +189,10 @@ def test_nothing_outside_a_tensor_is_touched(isa: str, operator: Operator, signa
                     assert result.tobytes() == right.tobytes(), (shapes, attributes)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="tells of the process's end as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")
 @pytest.mark.parametrize(("at", "inside"), [("-1", False), ("0", True), ("a.SIZE - 1", True), ("a.SIZE", False)])
-def test_guards_guard(at: str, inside: bool) -> None:
-    """A step beyond ends the process: seen in one of its own."""
+def test_an_access_to_a_protected_page_ends_the_process(at: str, inside: bool) -> None:
+    """Run in a process of its own."""
     code = f"import ctypes, test_bounds; a = test_bounds.Arena(); ctypes.string_at(a.begin + {at}, 1); print('alive')"
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     code = f"import sys; sys.path[:0] = {folders}; {code}"
@@ -203,11 +203,11 @@ def test_guards_guard(at: str, inside: bool) -> None:
         assert done.returncode == -signal.SIGSEGV
 
 
-# What does not fit
+# Invalid inputs
 
 
 def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, list[Shape]]]:
-    """Shapes that do not fit, attributes, and shapes that do with the same attributes."""
+    """Invalid shapes, attributes, and shapes that are valid with the same attributes."""
     names = {attribute.name for attribute in operator.attributes}
     count = len(operator.inputs)
     if "range_kind" in names:
@@ -220,7 +220,7 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, 
         for axis, axes in ((3, 1), (-4, 1), (2**62, 1), (1, 3), (0, 4), (0, -1), (-1, 2), (-(2**63), 1)):
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
         return
-    if count == 1:  # which takes whatever comes
+    if count == 1:  # every shape is valid
         return
     if operator.name == "AccumulatorDequantize":
         good = [(2, 4), (2, 1), (2, 1), (4,), (4,), (4,)]
@@ -271,7 +271,7 @@ def node(operator: Operator, signature: Signature, given: Attributes) -> onnx.Mo
 
 @every_operator
 def test_wrong_shapes(backend: str, operator: Operator) -> None:
-    """An error that names the operator; the session then gives right results."""
+    """The error names the operator; afterwards the session gives right results."""
     rng = np.random.default_rng(0)
     signature = operator.signatures[0]
     sessions: dict[str, Any] = {}
@@ -300,7 +300,7 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
 
 @every_operator
 def test_wrong_types_and_counts(operator: Operator) -> None:
-    """Without a session, which finds these itself (test_extensions.py): every combination that there is not."""
+    """Every combination of types that no signature has. ONNX Runtime rejects them itself (test_extensions.py)."""
     known = {signature.inputs for signature in operator.signatures}
     required = sum(not value.absent for value in operator.inputs)
     for count in range(len(operator.inputs) + 2):
@@ -312,7 +312,7 @@ def test_wrong_types_and_counts(operator: Operator) -> None:
 
 
 @every_signature
-def test_more_dimensions_than_there_may_be(backend: str, operator: Operator, signature: Signature) -> None:
+def test_too_many_dimensions(backend: str, operator: Operator, signature: Signature) -> None:
     given = with_types(operator, signature, {}, 0)
     session = make_session(handwritten(node(operator, signature, given), backend), backend)
     rng = np.random.default_rng(0)

@@ -1,8 +1,9 @@
-"""Every float there is: all 2^32 bit patterns through every instruction set, and every code with every zero point.
+"""QuantizeLinear and DequantizeLinear bit for bit: floats where results change, every code with every zero point.
 
 The arithmetic `onnx` is compared with ONNX Runtime's QuantizeLinear. The arithmetic `onednn` is compared with
 ONNX Runtime's Mul by the reciprocal, Add, and QuantizeLinear with scale 1, which rounds and saturates: the same steps.
-Passes go through sessions, for their threads, in chunks that stay in the cache.
+By default each pass covers every exponent, every tie of a code, and their neighbors. With --exhaustive it covers all
+2^32 floats, in chunks that stay in the cache and in sessions that use both cores.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ REFERENCE = {
 
 @dataclass(frozen=True)
 class Pass:
-    """One scale and zero point, whose type is that of the codes."""
+    """One scale and one zero point. The zero point has the type of the codes."""
 
     scale: float
     zp: int
@@ -63,9 +64,9 @@ PASSES = (
     Pass(0.1, 128),
     Pass(0.1, -3, "int8"),
     Pass(2.0**-7, 127, "int8"),
-    Pass(1.9999999, 255),  # the mantissa for which a correctly rounded reciprocal is worst
+    Pass(1.9999999, 255),  # the mantissa whose correctly rounded reciprocal has the largest error
     Pass(1 / 3, 1, "int8"),
-    Pass(2.0**-60 * 1.1, 7),  # just inside, and outside, of what is computed without the divider
+    Pass(2.0**-60 * 1.1, 7),  # the smallest scale that needs no divider, and the next smaller power
     Pass(2.0**-61 * 1.1, 7),
     Pass(2.0**60 / 1.1, -128, "int8"),
     Pass(1e-40, 100),
@@ -73,51 +74,58 @@ PASSES = (
     Pass(-0.1, 77),
     Pass(0.1, 127, arithmetic="onednn"),
     Pass(0.0037, -7, "int8", arithmetic="onednn"),
-    Pass(-1e-39, 3, "int8", arithmetic="onednn"),  # whose reciprocal is infinite or nearly so
+    Pass(-1e-39, 3, "int8", arithmetic="onednn"),  # its reciprocal is infinite or nearly so
 )
 
 
 class Passes:
-    """Both sessions of a pass on one buffer, which is filled with one chunk of floats after the other."""
+    """The reference session and our session of one pass. Both read the same buffer of `size` floats."""
 
-    def __init__(self, given: Pass) -> None:
-        self.bits = np.empty(CHUNK, np.uint32)
+    def __init__(self, given: Pass, size: int) -> None:
+        self.bits = np.empty(size, np.uint32)
         head = f"float[N] x, float s, {given.codes} z", f"{given.codes}[N] y"
         ours = f'y = ort_dynq.DynamicQuantize<arithmetic = "{given.arithmetic}">(x, s, z)'
         sessions = (
             stock_session(parse(*head, REFERENCE[given.arithmetic]), threads=2),
             make_session(parse(*head, ours), "native", threads=2),
         )
-        self.outputs = tuple(np.empty(CHUNK, given.codes) for _ in sessions)
+        self.outputs = tuple(np.empty(size, given.codes) for _ in sessions)
         self.bound = []
         for session, output in zip(sessions, self.outputs, strict=True):
             binding = session.io_binding()
-            binding.bind_input("x", "cpu", 0, np.float32, [CHUNK], self.bits.ctypes.data)
+            binding.bind_input("x", "cpu", 0, np.float32, [size], self.bits.ctypes.data)
             binding.bind_cpu_input("s", np.array(given.scale, np.float32))
             binding.bind_cpu_input("z", np.array(given.zp, given.codes))
-            binding.bind_output("y", "cpu", 0, output.dtype, [CHUNK], output.ctypes.data)
+            binding.bind_output("y", "cpu", 0, output.dtype, [size], output.ctypes.data)
             self.bound.append((session, binding))
 
-    def run(self, starts: Iterable[int], isas: Iterable[str]) -> int:
-        """Compares the chunks that begin at those bit patterns; how many codes the reference gave in all."""
-        expected, actual = self.outputs
-        seen = np.zeros(256, np.bool_)
-        self.bits[:] = np.arange(CHUNK, dtype=np.uint32)
+    def run_chunks(self, starts: Iterable[int], isas: Iterable[str]) -> set[int]:
+        """Compares chunks of consecutive bit patterns and returns codes of the reference, from one float in 64.
+
+        Args:
+            starts: The first bit pattern of each chunk; multiples of the size.
+            isas: The instruction sets to run.
+        """
+        seen: set[int] = set()
+        self.bits[:] = np.arange(self.bits.size, dtype=np.uint32)
         for start in starts:
             np.bitwise_xor(self.bits, (self.bits[0] ^ np.uint32(start)), out=self.bits)
-            self._run(0)
-            seen[expected.view(np.uint8)[:: 1 << 6]] = True
-            for isa in isas:
-                np.invert(expected, out=actual)  # so that what is not written is noticed
-                with kernels.use_isa(isa):
-                    self._run(1)
-                if not np.array_equal(actual.view(np.uint64), expected.view(np.uint64)):
-                    at = int(np.argmax(actual != expected))
-                    x = self.bits.view(np.float32)[at]
-                    raise AssertionError(
-                        f"{isa}: {x!r} ({self.bits[at]:#x}) gives {actual[at]}, expected {expected[at]}"
-                    )
-        return int(np.count_nonzero(seen))
+            seen.update(np.unique(self.compare(isas)[:: 1 << 6]).tolist())
+        return seen
+
+    def compare(self, isas: Iterable[str]) -> Array:
+        """Compares every instruction set with the reference on the buffer and returns the codes of the reference."""
+        expected, actual = self.outputs
+        self._run(0)
+        for isa in isas:
+            np.invert(expected, out=actual)  # so that a code that is not written differs
+            with kernels.use_isa(isa):
+                self._run(1)
+            if not np.array_equal(actual, expected):
+                at = int(np.argmax(actual != expected))
+                x = self.bits.view(np.float32)[at]
+                raise AssertionError(f"{isa}: {x!r} ({self.bits[at]:#x}) gives {actual[at]}, expected {expected[at]}")
+        return expected
 
     def _run(self, which: int) -> None:
         session, binding = self.bound[which]
@@ -135,32 +143,78 @@ def chunks_that_matter(scale: float) -> list[int]:
     return [start + part for start in starts for part in range(0, 1 << 23, CHUNK)]
 
 
+def every_exponent() -> Array:
+    """The bit patterns of every sign and exponent, each with mantissas at the ends, around powers of two and random."""
+    powers = 1 << np.arange(23)
+    random = np.random.default_rng(0).integers(0, 1 << 23, 16)
+    mantissas = np.unique(np.concatenate([[0], powers, powers - 1, (1 << 23) - powers, random]))
+    return (np.arange(512)[:, np.newaxis] << 23 | mantissas).astype(np.uint32).ravel()
+
+
+def ties(given: Pass) -> Array:
+    """The floats halfway between two codes, one row for each pair of codes; 0 instead of those that are not finite.
+
+    The arithmetic `onednn` rounds the sum of quotient and zero point to float32 before it rounds to a code. So a row
+    also has the floats whose sums are next to the tie.
+    """
+    codes = np.iinfo(given.codes)
+    sums = np.arange(codes.min - 2, codes.max + 3)[:, np.newaxis] + 0.5
+    if given.arithmetic == "onednn":
+        sums = sums + np.spacing(np.abs(sums).astype(np.float32)) * np.array([-1, -0.5, 0, 0.5, 1])
+    with np.errstate(all="ignore"):
+        found = ((sums - given.zp) * np.float64(np.float32(given.scale))).astype(np.float32)
+    return np.where(np.isfinite(found), found, np.float32(0))
+
+
+def with_neighbors(floats: Array) -> Array:
+    """The bit patterns of the floats in each row and of the eight on either side of each."""
+    near = floats.view(np.uint32)[..., np.newaxis].astype(np.int64) + np.arange(-8, 9)
+    return near.astype(np.uint32).reshape(len(floats), -1)
+
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1.1754944e-38, 3.4028235e38, 2.0**61 / 1.1, 1.0]
+SPECIAL_PASSES = [Pass(scale, 5, "int8", arithmetic) for scale in SPECIAL for arithmetic in ("onnx", "onednn")]
+FEW_CODES = (3e38, 1e-40, -1e-39)  # scales for which most codes have no float
+
+
+@pytest.mark.parametrize("given", [*PASSES, *SPECIAL_PASSES], ids=str)
+def test_every_exponent_and_tie(given: Pass) -> None:
+    """Every sign and exponent, every tie of a code, and their neighbors, through every instruction set."""
+    exponents, around_ties = every_exponent(), with_neighbors(ties(given))
+    both = Passes(given, exponents.size + around_ties.size)
+    both.bits[:] = np.concatenate([exponents, around_ties.ravel()])
+    codes = both.compare(kernels.supported_isas())
+    if given in PASSES and given.scale not in FEW_CODES:
+        assert len(np.unique(codes)) == 256
+        near = codes[exponents.size :].reshape(around_ties.shape)[3:-3]
+        assert np.all(near.min(1) != near.max(1))  # the code changes at every tie
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("given", PASSES, ids=str)
 def test_all_floats(given: Pass) -> None:
-    """All 2^32 through every instruction set."""
-    codes = Passes(given).run(ALL, kernels.supported_isas())
-    assert codes == 256 or (given.scale in (3e38, 1e-40, -1e-39) and codes >= 2)
+    """All 2^32 floats through every instruction set."""
+    codes = Passes(given, CHUNK).run_chunks(ALL, kernels.supported_isas())
+    assert len(codes) == 256 or (given.scale in FEW_CODES and len(codes) >= 2)
 
 
-@pytest.mark.parametrize(
-    "scale", [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1.1754944e-38, 3.4028235e38, 2.0**61 / 1.1, 1.0], ids=str
-)
-@pytest.mark.parametrize("arithmetic", ["onnx", "onednn"])
-def test_special_scales(scale: float, arithmetic: str) -> None:
-    """One chunk in 64, the ends and, where there are any, the chunks in which codes change."""
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("given", SPECIAL_PASSES, ids=str)
+def test_special_scales(given: Pass) -> None:
+    """One chunk in 64, the ends and, for finite scales other than 0, the chunks in which codes change."""
     starts = [*ALL[::64], *(sign | end for sign in (0, 1 << 31) for end in (0, 0x7F000000, 0x7F800000, 0x7FC00000))]
-    if np.isfinite(scale) and scale != 0:
-        starts += chunks_that_matter(scale)
-    Passes(Pass(scale, 5, "int8", arithmetic)).run(starts, kernels.supported_isas())
+    if np.isfinite(given.scale) and given.scale != 0:
+        starts += chunks_that_matter(given.scale)
+    Passes(given, CHUNK).run_chunks(starts, kernels.supported_isas())
 
 
 @native_only
 @pytest.mark.parametrize("codes", [np.uint8, np.int8])
 @pytest.mark.parametrize("exponents", [(-10, 3), (-59, 59), (-126, 118)], ids=str)
 def test_ties_of_many_scales(isa: str, backend: str, codes: Any, exponents: tuple[int, int]) -> None:
-    """Every tie and its float neighbours for 4096 scales of all mantissas: per row, per column.
+    """Every tie and its float neighbors for 4096 scales of all mantissas: per row, per column.
 
-    Only where all exponents are moderate are quotients computed without the divider.
+    The kernels compute quotients without the divider only if all exponents are moderate.
     """
     rng = np.random.default_rng(0)
     scales = ((1 + rng.random(4096)) * 2.0 ** rng.integers(*exponents, 4096)).astype(np.float32)
@@ -180,11 +234,11 @@ def test_ties_of_many_scales(isa: str, backend: str, codes: Any, exponents: tupl
 @native_only
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 def test_quantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
-    """Against Python's integers: quotients that reach the codes from the far ends, never wrapping."""
+    """Compared with Python's integers: sums of large quotients and zero points do not wrap."""
     low, high = np.iinfo(codes).min, np.iinfo(codes).max
     for scale in (1.0, 0.25, 3.0):
         for zp in map(int, S32_ZPS):
-            # Floats around the quotients that give codes; far from zero they are sparse.
+            # Floats around the quotients that give codes. Far from zero they are sparse.
             wanted = np.arange(low - 3, high + 4, dtype=np.float64) - zp
             src = np.concatenate([(wanted + half) * scale for half in (0, 0.5, -0.5)]).astype(np.float32)
             src = np.concatenate([src, np.nextafter(src, np.float32(np.inf)), np.nextafter(src, np.float32(-np.inf))])
@@ -210,7 +264,7 @@ def test_quantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 @pytest.mark.parametrize("scale", [0.1, 1.9999999, -0.0037, 3e38, *SPECIAL_SCALES], ids=str)
 def test_dequantize_every_code_and_zero_point(isa: str, backend: str, codes: str, scale: float) -> None:
-    """256 codes x 256 zero points: per channel along both axes against DequantizeLinear along the first."""
+    """256 codes x 256 zero points: per channel along both axes, compared with DequantizeLinear along the first."""
     every = np.arange(256, dtype=np.uint8).view(codes)
     src = np.ascontiguousarray(np.broadcast_to(every, (256, 256)))
     scales = np.full(256, scale, np.float32)
@@ -220,8 +274,10 @@ def test_dequantize_every_code_and_zero_point(isa: str, backend: str, codes: str
     expected = stock.run(None, {"x": src, "s": scales, "z": every})[0]
     assert len(np.unique(expected)) >= 511 or scale in SPECIAL_SCALES or scale == 3e38 or scale != scale
     assert_same(dequantize(backend, src, scales, every, qtype="per_channel", axis=0), expected, src)
-    turned = np.ascontiguousarray(src.T)
-    assert_same(dequantize(backend, turned, scales, every, qtype="per_channel", axis=1), expected.T.copy(), turned)
+    transposed = np.ascontiguousarray(src.T)
+    assert_same(
+        dequantize(backend, transposed, scales, every, qtype="per_channel", axis=1), expected.T.copy(), transposed
+    )
     for zp in every[::15]:
         actual = dequantize(backend, every, scales[:1], np.array([zp]))
         assert_same(actual, expected[np.flatnonzero(every == zp)[0]], every)
@@ -230,34 +286,34 @@ def test_dequantize_every_code_and_zero_point(isa: str, backend: str, codes: str
 @native_only
 @pytest.mark.parametrize("codes", ["uint8", "int8"])
 def test_dequantize_s32_zero_points(isa: str, backend: str, codes: str) -> None:
-    """Against 64-bit integers, every code: the difference is exact, then rounded once."""
+    """Every code, compared with 64-bit integers: the difference is exact and rounded once."""
     every = np.arange(256, dtype=np.uint8).view(codes)
     scales = random_scales(np.random.default_rng(0), (len(S32_ZPS),))
     src = np.ascontiguousarray(np.broadcast_to(every, (len(S32_ZPS), 256)))
     expected = numpy_dequantize(src, scales[:, np.newaxis], S32_ZPS[:, np.newaxis])
     assert_same(dequantize(backend, src, scales, S32_ZPS, qtype="per_channel", axis=0), expected, src)
-    turned = np.ascontiguousarray(src.T)
-    assert_same(dequantize(backend, turned, scales, S32_ZPS, qtype="per_channel", axis=1), expected.T.copy(), turned)
+    transposed = np.ascontiguousarray(src.T)
+    assert_same(
+        dequantize(backend, transposed, scales, S32_ZPS, qtype="per_channel", axis=1), expected.T.copy(), transposed
+    )
     for row in range(len(S32_ZPS)):
         zps = S32_ZPS[row : row + 1]
         assert_same(dequantize(backend, every, scales[row : row + 1], zps), expected[row], every)
 
 
 def test_python_integers_agree_on_the_difference() -> None:
-    """NumPy's conversion from int64 to float32 rounds once, to the nearest, as Python's fractions say."""
+    """NumPy rounds once, to the nearest, when it converts int64 to float32."""
     for code in (0, 255, -128, 127):
         for zp in map(int, S32_ZPS):
             rounded = np.int64(code - zp).astype(np.float32)
-            neighbours = np.nextafter(rounded, np.float32(np.inf)), np.nextafter(rounded, np.float32(-np.inf))
+            neighbors = np.nextafter(rounded, np.float32(np.inf)), np.nextafter(rounded, np.float32(-np.inf))
             distance = abs(int(rounded) - (code - zp))
-            assert all(distance <= abs(float(other) - (code - zp)) for other in neighbours)
+            assert all(distance <= abs(float(other) - (code - zp)) for other in neighbors)
 
 
 def test_reference_covers_nan() -> None:
-    """Both references give a NaN the lowest code, so that the passes above compare it."""
-    nan: Array = np.full(CHUNK, 0x7FC00000, np.uint32)
+    """Both references give a NaN the lowest code, so the passes above compare NaN as well."""
     for arithmetic in REFERENCE:
-        both = Passes(Pass(0.1, 5, "int8", arithmetic))
-        both.bits[:] = nan
-        both._run(0)
-        assert np.all(both.outputs[0] == -128)
+        both = Passes(Pass(0.1, 5, "int8", arithmetic), 100)
+        both.bits[:] = 0x7FC00000
+        assert np.all(both.compare(()) == -128)

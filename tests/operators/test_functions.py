@@ -1,6 +1,7 @@
 """The function that each operator stands for in a rewritten model, run by stock ONNX Runtime, equals the kernels.
 
-Every value of every attribute in every opset, on every instruction set; of their product each opset has a share.
+Every value of every attribute is tested in every opset, on every instruction set. Each opset tests a part of the
+combinations of values.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from helpers import (
     with_one_nan,
 )
 
-from ort_dynq import kernels
+from ort_dynq import DynqError, kernels
+from ort_dynq.documentation import body_text
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter.functions import make_function
 
@@ -49,7 +51,7 @@ Attributes = dict[str, str | int]
 
 @dataclass
 class Case:
-    """One call of an operator. Attributes that are left out have their defaults."""
+    """One call of an operator. Absent attributes have their defaults."""
 
     attributes: Attributes
     inputs: list[Array]
@@ -78,7 +80,7 @@ def session(
 
 
 def complete(operator: str, case: Case) -> tuple[Attributes, str, tuple[str, ...], tuple[str, ...]]:
-    """Its attributes, the same as text, and the types of inputs and outputs."""
+    """All attributes of a case, their text, and the types of inputs and outputs."""
     spec = OPERATORS[operator]
     given: Attributes = {attribute.name: attribute.default for attribute in spec.attributes}
     assert case.attributes.keys() <= given.keys()
@@ -98,7 +100,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 def check(operator: str, opset: int, case: Case) -> list[Array]:
-    """The function's outputs, after the kernels of every instruction set gave the same."""
+    """Compares the function with the kernels of every instruction set, and returns its outputs."""
     spec = OPERATORS[operator]
     given, text, inputs, outputs = complete(operator, case)
     feeds = dict(zip((value.name for value in spec.inputs), case.inputs, strict=True))
@@ -117,10 +119,10 @@ def check(operator: str, opset: int, case: Case) -> list[Array]:
 
 
 def dynamic_cases(quantizes: bool, to_codes: bool = True) -> Callable[[int], Iterator[Case]]:
-    """What the rewriter makes of QuantizeLinear and DequantizeLinear.
+    """The operators that the rewriter makes from QuantizeLinear and DequantizeLinear.
 
-    Not the arithmetic onednn, and not zero points of another type than the codes', for which there is no standard
-    operator.
+    Without the arithmetic onednn, and without zero points of another type than the codes: no standard operator has
+    them.
     """
 
     def cases(opset: int) -> Iterator[Case]:
@@ -171,7 +173,7 @@ def dynamic_cases(quantizes: bool, to_codes: bool = True) -> Callable[[int], Ite
 
 
 def affine_attributes(to_codes: bool) -> list[Attributes]:
-    """The product of what says how a float becomes a code."""
+    """All combinations of the attributes with which a float becomes a code."""
     found: list[Attributes] = []
     for quotient, order, (code_type, nan, clip) in itertools.product(
         range(3), range(3), ((1, 2, 0), (1, 2, 1), (2, 0, 1), (2, 1, 1), (3, 0, 1), (3, 1, 1))
@@ -187,14 +189,14 @@ def affine_attributes(to_codes: bool) -> list[Attributes]:
 
 
 def dst_of(attributes: Attributes) -> tuple[Any, int]:
-    """The type of codes in outputs, and what they have there over those of code_type."""
+    """The stored type of codes, and the offset that is added to codes of code_type to store them."""
     code_type = int(attributes["code_type"])
     output_dtype = int(attributes.get("output_dtype", code_type))
     return CODES[output_dtype], 128 * (code_type - output_dtype)
 
 
 def share(attributes: list[Attributes], opset: int) -> Iterator[Attributes]:
-    """This opset's share of a product, chosen at random; a share has every value of every attribute."""
+    """A random part of all combinations for this opset; it has every value of every attribute."""
     order = np.random.default_rng(8).permutation(len(attributes))
     mine = [attributes[i] for i in order[OPSETS.index(opset) :: len(OPSETS)]]
     for name in attributes[0]:
@@ -202,7 +204,7 @@ def share(attributes: list[Attributes], opset: int) -> Iterator[Attributes]:
     yield from mine
 
 
-# src, scale and zero point; scales of fewer dimensions than src broadcast as NumPy has it.
+# Shapes of src, scale and zero point; scales of fewer dimensions than src broadcast as in NumPy.
 BROADCASTS: list[tuple[Shape, Shape, Shape]] = [
     ((), (), ()),
     ((1,), (), (1,)),
@@ -219,7 +221,7 @@ BROADCASTS: list[tuple[Shape, Shape, Shape]] = [
 
 
 def affine_parameters(rng: np.random.Generator, scale: Shape, zp: Shape, zp_type: Any, ends: Shape) -> list[Array]:
-    """Scales, one of them special every other time, and zero points within the codes."""
+    """Scales, half of the time with a special one, and zero points within the range of codes."""
     scales = np.asarray(random_scales(rng, scale, special=0))
     zps = np.asarray(rng.integers(ends[0], ends[1] + 1, zp)).astype(zp_type)
     if scales.size and rng.random() < 0.5:
@@ -247,14 +249,14 @@ def affine_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
                     src = tie_dense(rng, step, each_zp - offset, np.uint8 if code_type == 2 else np.int8)
                     yield Case(attributes, [src, scale, zp])
         if not to_codes:
-            yield from zero_point_cases(rng, [0, -0.0])  # by themselves: others take them off the fast path
+            yield from zero_point_cases(rng, [0, -0.0])  # alone: others would take them off the fast path
             yield from zero_point_cases(rng, [0, -0.0, math.nan, math.inf, -math.inf, 70000, 8388609, -3e38])
 
     return cases
 
 
 def zero_point_cases(rng: np.random.Generator, zero_points: Sequence[float]) -> Iterator[Case]:
-    """Zero points that are no codes, each for ten rows; quotients so small that only their sign counts."""
+    """Zero points that are not codes, each for ten rows; quotients so small that only their sign matters."""
     zps = np.repeat(np.array(zero_points, np.float32), 10)[:, None]
     shape = (len(zps), 67)
     ties = tie_dense(rng, np.ones(shape, np.float32), np.zeros(shape), np.int8)
@@ -282,13 +284,13 @@ def affine_dequantize_cases(opset: int) -> Iterator[Case]:
 
 
 def range_attributes(to_codes: bool) -> list[Attributes]:
-    """The product of what says how a row's range becomes a scale and a zero point, with arithmetics in turn."""
+    """All combinations of the attributes of scale and zero point, each with the next arithmetic in turn."""
     arithmetics = affine_attributes(to_codes)
     turns = np.random.default_rng(1).integers(len(arithmetics), size=10**4)
     found: list[Attributes] = []
     for kind, inverse, form, early, zp_type in itertools.product(range(4), range(2), range(5), range(2), (1, 2, 3)):
         if (kind in (0, 3) and form != 0) or (kind != 0 and inverse != 0):
-            continue  # there is no minimum; refused
+            continue  # invalid: there is no minimum
         recipe: Attributes = {"range_kind": kind, "inverse_scale": inverse, "zero_point_rule": form}
         recipe |= {"zero_point_before_epsilon": early, "zero_point_type": zp_type}
         found += [recipe | arithmetics[turns[len(found) + i]] for i in range(3)]
@@ -296,7 +298,7 @@ def range_attributes(to_codes: bool) -> list[Attributes]:
 
 
 def row_kinds(rng: np.random.Generator, cols: int, step: np.float32, steps: float) -> Iterator[Array]:
-    """Rows in which much can go wrong. The first ones are `steps` steps wide, full of ties of such codes."""
+    """Difficult rows. The first ones are `steps` steps wide and full of ties."""
 
     def ties(scale: np.float32, low: float) -> Array:
         row = tie_dense(rng, np.full(cols, scale), np.full(cols, -low), np.uint8)
@@ -317,9 +319,9 @@ def row_kinds(rng: np.random.Generator, cols: int, step: np.float32, steps: floa
     yield (rng.integers(0, 9, cols) * np.float32(1e-40)).astype(np.float32)
     for value in (0.0, -0.0, 0.3, -0.3, 1e-45, MAX, -MAX, INF, -INF):
         yield np.full(cols, value, np.float32)
-    # A NaN in the first element makes all of ONNX Runtime's ReduceMax one, if the row begins at a multiple of 16 bytes;
-    # in the fourth vector or later it counts for nothing. In between it takes with it what else is in its lane, up to
-    # one in eight of the row's elements, and so does a first element elsewhere: there is no answer to agree with.
+    # ONNX Runtime's ReduceMax: if the row begins at a multiple of 16 bytes, a NaN in the first element makes the result
+    # NaN. A NaN in the fourth vector or later is ignored. A NaN in between, or in the first element of a row that is
+    # not aligned, hides the other elements of its lane, up to one eighth of the row: no result is defined there.
     if cols % 4 == 0:
         row = ties(step, -20)
         row[0] = np.nan
@@ -339,7 +341,7 @@ def row_kinds(rng: np.random.Generator, cols: int, step: np.float32, steps: floa
 
 
 def range_rows(rng: np.random.Generator, rows: int, cols: int, constants: Array, one_zero: bool) -> Array:
-    """As many rows of all kinds as are wanted."""
+    """`count` rows of all kinds."""
     step = np.float32(2.0 ** rng.integers(-6, 3))
     kinds = list(row_kinds(rng, cols, step, float(constants[4]) if constants[4] > 1 else 255.0))
     chosen = rng.permutation(len(kinds))[np.arange(rows) % len(kinds)]
@@ -351,7 +353,7 @@ def range_rows(rng: np.random.Generator, rows: int, cols: int, constants: Array,
 
 
 def range_constants(rng: np.random.Generator, kind: int, inverse: bool) -> Array:
-    """Nine numbers: some as exporters have them, some that bound nothing, some that bound much."""
+    """The input constants: as exporters write them, without effect, and with strict bounds."""
 
     def pick(*choices: float) -> float:
         return choices[rng.integers(len(choices))]
@@ -364,7 +366,7 @@ def range_constants(rng: np.random.Generator, kind: int, inverse: bool) -> Array
     return np.array([*ends, *ranges, *ratios[rng.integers(len(ratios))], *scales], np.float32)
 
 
-# Shapes and the axis from which on a row is.
+# Shapes of src, and the axis at which a row begins.
 RANGES: list[tuple[Shape, int]] = [
     ((), 0),
     ((1,), 0),
@@ -384,19 +386,19 @@ RANGES: list[tuple[Shape, int]] = [
 
 
 def chain(code_type: int, to_codes: bool, **attributes: int) -> tuple[Attributes, list[Array]]:
-    """The attributes of a chain to codes of that type, and the input `like`."""
+    """The attributes of codes of that type, and the input `like`."""
     given: Attributes = {"code_type": code_type, "nan_code": 0, **attributes}
     given |= dict(zip(("quant_min", "quant_max"), ENDS[code_type], strict=True))
     return given, [np.zeros((), dst_of(given)[0])] if to_codes else []
 
 
 def stored_types(to_codes: bool) -> list[dict[str, int]]:
-    """The attributes that say which type codes have in outputs."""
+    """The attribute of the stored type of codes."""
     return [{"output_dtype": 2}, {"output_dtype": 3}] if to_codes else [{}]
 
 
 def far_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
-    """Rows far from zero: their zero points are no codes, but their codes are within the clip."""
+    """Rows far from zero: their zero points are outside the range of codes, but their codes are within the clip."""
     constants = np.array([-MAX, MAX, -INF, INF, 127, 1, -INF, INF, 1], np.float32)
     bases = np.array([100, 1000, 16000, 17000, 32000, 40000, 65000, 70000, 1e6, 1e7])[:, None]
     steps = np.concatenate([rng.permutation(127)[:64] + 0.5, [0, 127]])
@@ -406,7 +408,7 @@ def far_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
 
 
 def long_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
-    """Rows so long that they are shared out, with NaN in some places, in all of a part, and all but at first."""
+    """Rows so long that threads share them, with NaN in some places, in all of a part, and everywhere but first."""
     src = np.tile(tie_dense(rng, np.full(35000, 0.125), np.zeros(35000), np.int8), (7, 4))
     src[~np.isfinite(src) | (np.abs(src) > 99)] = 0.5
     src[1, ::3500] = np.nan
@@ -431,8 +433,8 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
     def cases(opset: int) -> Iterator[Case]:
         rng = np.random.default_rng(opset)
         for i, attributes in enumerate(share(range_attributes(to_codes), opset)):
-            # Which zero of a row is its minimum, that with the sign or that without, is for ONNX Runtime's vectors to
-            # say; it shows in these zero points, -0 being one of them, unless a Cast follows.
+            # If the minimum of a row is a zero, its sign depends on ONNX Runtime's vector code. The sign reaches these
+            # zero points, one of which is -0, unless they are cast.
             one_zero = attributes["zero_point_rule"] in (3, 4) and attributes["zero_point_type"] == 1
             axes = sorted({axis for _, axis in RANGES})
             for axis in {axes[i % len(axes)], -1}:
@@ -454,7 +456,7 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
 
 # AccumulatorDequantize
 
-# src, scale and zero point.
+# Shapes of src, scale and zero point.
 ACCUMULATORS: list[tuple[Shape, Shape, Shape]] = [
     ((5,), (), (1,)),
     ((67,), (1,), ()),
@@ -482,7 +484,7 @@ REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60
 
 
 def reduction_cases(opset: int) -> Iterator[Case]:
-    """Every run of dimensions, kept or not; src as a tensor of outer x rows x cols, or rows x cols x inner."""
+    """Every run of dimensions, reduced or kept, in tensors of outer x rows x cols and rows x cols x inner."""
     rng = np.random.default_rng(opset)
     for shape in [*REDUCED, (2, 0, 3)] if opset >= 14 else REDUCED:
         for axis, kept in itertools.product(range(len(shape) + 1), range(2)):
@@ -491,7 +493,7 @@ def reduction_cases(opset: int) -> Iterator[Case]:
                 few = rng.random(shape) < 0.2
                 before, behind = math.prod(shape[:axis]), math.prod(shape[axis + count :])
                 in_order = before == 1 if kept == 0 else behind == 1
-                if in_order and len(shape) > 1:  # column by column, where ONNX Runtime looks at one row after the other
+                if in_order and len(shape) > 1:  # column by column; ONNX Runtime reduces one row after the other
                     data = np.where(few, rng.choice(SPECIALS, shape), data)
                     data = data if rng.random() < 0.5 else np.abs(data)
                 else:
@@ -535,14 +537,17 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
 NEWEST_OPSET = 25
 
 
-@pytest.mark.parametrize("opset", OPSETS)
+# The bodies change at opsets 14, 18 and 21.
+@pytest.mark.parametrize(
+    "opset", [pytest.param(each, marks=[pytest.mark.exhaustive] * (each in (20, 25))) for each in OPSETS]
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_function_equals_kernels(operator: str, opset: int) -> None:
     distinct = 0
     for case in CASES[operator](opset):
         outputs = check(operator, opset, case)
         distinct += len(np.unique(outputs[0])) > 4
-    assert distinct > 10  # the data is not all saturated
+    assert distinct > 10  # not all of the data saturates
 
 
 @pytest.mark.parametrize("operator", ["ReduceAbsMax", "ReduceMinMax", "DynamicQuantizeDequantizeLinear"])
@@ -551,16 +556,29 @@ def test_function_of_the_newest_opset(operator: str) -> None:
         check(operator, NEWEST_OPSET, case)
 
 
-def test_zero_points_that_are_no_integers() -> None:
-    """A float zero point is added as it is, whatever it is."""
+def test_zero_points_that_are_not_integers() -> None:
+    """A float zero point is added without rounding."""
     for case in zero_point_cases(np.random.default_rng(0), [0.5, -0.25, 1.5, 1e-40, -1e-45]):
         check("AffineFakeQuantize", OPSETS[-1], case)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_it_is_the_function_that_runs(operator: str, opset: int) -> None:
-    """The model is a valid one, and without its function it is none."""
+def test_printed_body_is_the_function(operator: str, opset: int) -> None:
+    """It parses, and gives the nodes that the rewriter writes."""
+    printed = ir.from_proto(onnx.parser.parse_function(body_text(operator, opset)))
+    assert ir.to_proto(printed) == ir.to_proto(make_function(operator, opset))
+
+
+def test_printed_body_of_an_unknown_operator() -> None:
+    with pytest.raises(DynqError, match="there is no operator 'Quantize', expected one of DynamicQuantize, "):
+        body_text("Quantize")
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_model_needs_its_function(operator: str, opset: int) -> None:
+    """The model is valid, and ONNX Runtime rejects it without its function: so the function is what runs."""
     case = next(iter(CASES[operator](opset)))
     _, text, inputs, outputs = complete(operator, case)
     model = make_model(operator, opset, inputs, outputs, text)

@@ -35,13 +35,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def sample(shape: Shape, codes: Any = np.uint8, seed: int = 0) -> tuple[Array, Array, Array]:
-    """src, and a scale and zero point for each element of its last dimension."""
+    """src, and one scale and one zero point for each element of its last dimension."""
     rng = np.random.default_rng(seed)
     scales, zps = random_scales(rng, shape[-1:]), random_codes(rng, shape[-1:], codes)
     return tie_dense(rng, spread(scales, shape, -1), spread(zps, shape, -1), codes), scales, zps
 
 
-# NumPy in, NumPy out
+# Arrays
 
 
 def test_defaults(isa: str) -> None:
@@ -62,7 +62,7 @@ def test_agrees_with_onnxruntime(isa: str) -> None:
 
 
 def misaligned(array: Array, offset: int) -> Array:
-    """The same array at an address that is `offset` bytes off."""
+    """A copy of the array at an address that is `offset` bytes after a multiple of 64."""
     room = np.empty(array.nbytes + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     result = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -170,7 +170,7 @@ def cpu_flags() -> set[str]:
 
 
 def test_every_instruction_set_of_this_cpu_is_run() -> None:
-    """The tests with the fixture `isa` run on those that are listed, so none may be missing from the list."""
+    """The fixture `isa` runs tests on the listed instruction sets, so none may be missing from the list."""
     names = kernels.supported_isas()
     assert names[-1] == "portable"
     assert len(set(names)) == len(names)
@@ -220,7 +220,7 @@ def test_environment_variable() -> None:
 
 @pytest.mark.parametrize("call", ["ort_dynq.kernels.isa()", "ort_dynq.register(onnxruntime.SessionOptions())"])
 def test_unknown_environment_variable(call: str) -> None:
-    """An error that lists the names, not another instruction set in silence."""
+    """The error lists the names; no other instruction set is used instead."""
     code = (
         f"import onnxruntime, ort_dynq.kernels\ntry: {call}\nexcept ort_dynq.DynqError as error: print('error', error)"
     )
@@ -229,19 +229,19 @@ def test_unknown_environment_variable(call: str) -> None:
 
 
 def test_unknown_environment_variable_without_python() -> None:
-    """The same where ONNX Runtime loads the library by itself, as other languages do."""
+    """The same if ONNX Runtime loads the library, as from other languages."""
     code = f"""import onnxruntime
 try: onnxruntime.SessionOptions().register_custom_ops_library({ort_dynq.get_library_path()!r})
 except Exception as error: print('error', error)"""
     assert re.match("error .*ORT_DYNQ_ISA is 'sse9', expected one of .*portable", in_new_process(code, "sse9"))
 
 
-# Any shape, any axis, any groups: the portable definition and every instruction set say the same
+# Any shape, axis and groups: every instruction set equals the portable kernels
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Array, Array, Array | None, dict[str, Any], int, int]:
-    """Arrays and attributes for both operators, and how far from alignment to put them."""
+    """Arrays and attributes for both operators, and an offset from alignment."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     lengths = st.one_of(st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 32, 33, 63, 64, 65, 130]))
     shape = tuple(draw(st.lists(lengths, min_size=1, max_size=4).filter(lambda dims: np.prod(dims) <= 20000)))
@@ -283,7 +283,7 @@ def test_instruction_sets_agree(
         codes = dynamic_quantize(*arrays, **attributes, arithmetic=arithmetic)
         output = attributes.pop("output_dtype")
         floats = dynamic_dequantize(codes, *arrays[1:], **attributes)
-    if arithmetic == "onnx":  # and the definition is right
+    if arithmetic == "onnx":  # the portable kernels equal ONNX Runtime
         dtype = {2: np.uint8, 3: np.int8}[output]
         expected = expected_quantize(
             src,
@@ -312,7 +312,7 @@ def tool(*command: str) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
 def test_exported_symbols() -> None:
-    """RegisterCustomOps and what ops/c_api.h declares, no more."""
+    """The library exports RegisterCustomOps and what ops/c_api.h declares, and nothing else."""
     declared = set(re.findall(r"\bort_dynq_\w+(?=\()", (ROOT / "ops" / "c_api.h").read_text()))
     assert len(declared) >= 5
     lines = tool("nm", "-D", "--defined-only", ort_dynq.get_library_path()).splitlines()

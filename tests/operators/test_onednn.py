@@ -1,4 +1,4 @@
-"""The arithmetic `onednn` and DynamicDequantize give what oneDNN 3.12.1 itself gave (data/onednn-3.12.1.npz)."""
+"""The arithmetic `onednn` and DynamicDequantize equal the recorded results of oneDNN 3.12.1 (onednn-3.12.1.npz)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Case = dict[str, Array]
 
 
 def load() -> dict[str, Case]:
-    """By name, `OP-QTYPE-axisA-SHAPE-SRC-DST-zps_TYPE`."""
+    """The recorded cases by name: `OP-QTYPE-axisA-SHAPE-SRC-DST-zps_TYPE`."""
     cases: dict[str, Case] = {}
     with np.load(Path(__file__).parent / "onednn-3.12.1.npz") as recorded:
         for key in recorded.files:
@@ -24,14 +24,14 @@ def load() -> dict[str, Case]:
 CASES = load()
 
 
-def test_every_case_is_there() -> None:
+def test_every_case_is_recorded() -> None:
     assert len(CASES) == 54
     assert sum(name.startswith("DynamicQuantize-") for name in CASES) == 32
     assert sum("per_channel" in name for name in CASES) == 14
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_recorded_answer(isa: str, backend: str, name: str) -> None:
+def test_recorded_result(isa: str, backend: str, name: str) -> None:
     case = CASES[name]
     op, qtype, axis, _, _, output_dtype, _ = name.split("-")
     arrays = case["src"], case["scales"], case.get("zps")
@@ -45,7 +45,7 @@ def test_recorded_answer(isa: str, backend: str, name: str) -> None:
 
 
 def test_arithmetics_differ_on_the_recorded_data(isa: str, backend: str) -> None:
-    """Otherwise the cases could not tell `onednn` from `onnx`."""
+    """If they were equal, the cases could not detect a wrong arithmetic."""
     differing = 0
     for name, case in CASES.items():
         if name.startswith("DynamicQuantize-per_tensor"):

@@ -1,4 +1,4 @@
-"""DynamicQuantize and DynamicDequantize in sessions give, bit for bit, what ONNX Runtime's own operators give."""
+"""DynamicQuantize and DynamicDequantize in a session equal ONNX Runtime's own operators bit for bit."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def sample(
     axis: int = 0,
     block: int = 0,
 ) -> tuple[Array, Array, Array | None]:
-    """Tie-dense src, scales with special ones among them, and zero points, sometimes one for all."""
+    """src with many ties, scales with special values, and zero points, sometimes one for all."""
     scales = random_scales(rng, scales_shape)
     zps = random_zps(rng, scales_shape if rng.random() < 0.8 else (1,), zps_type)
     whole_zps = np.zeros(shape) if zps is None else spread(zps, shape, axis, block)
     return tie_dense(rng, spread(scales, shape, axis, block), whole_zps, codes), scales, zps
 
 
-# Which elements share a scale
+# Granularities
 
 SMALL = (2, 3, 1, 4, 5, 3)
 EMPTY: tuple[Shape, ...] = ((0,), (3, 0), (0, 3), (2, 0, 4), (2, 3, 0))
-# Beyond a task (32768 elements), beyond the parameters of a block (1024), rows joined with a tail.
+# More than a task (32768 elements), more than the parameters of a block (1024), rows joined with a tail.
 LARGE: tuple[Shape, ...] = ((70001,), (3, 40001), (40001, 3), (1500, 33), (33, 1500), (7, 5, 1027), (1101, 7, 5))
 TENSORS: tuple[Shape, ...] = (
     *((n,) for n in LENGTHS),
@@ -227,8 +227,8 @@ def test_dequantize_blocks(isa: str, backend: str, zps_type: Any, src_type: Any)
 
 
 @pytest.mark.parametrize("codes", CODES)
-def test_auto_tells_by_the_shape_of_scales_as_onnx_does(isa: str, backend: str, codes: Any) -> None:
-    """In one session each for q and dq: one element whatever the axis, one for each channel, blocks."""
+def test_auto_depends_on_the_shape_of_scales_as_in_onnx(isa: str, backend: str, codes: Any) -> None:
+    """One session for each operator runs all: one element with any axis, one for each channel, blocks."""
     rng = np.random.default_rng(8)
     for shape, scales_shape, axis, block in (
         ((4, 33), (), 7, 0),
@@ -271,11 +271,11 @@ def test_threads_change_nothing(isa: str, backend: str, shape: Shape) -> None:
         assert_same(floats, expected_dequantize(codes, scales, zps, axis=axis), codes)
 
 
-# The tests' own soundness
+# Soundness of the tests
 
 
-def test_data_shows_wrong_roundings() -> None:
-    """A tenth of the data and more are exact ties; each common mistake changes codes."""
+def test_the_data_detects_wrong_rounding() -> None:
+    """At least a tenth of the data are exact ties, and each common mistake changes codes."""
     rng = np.random.default_rng(0)
     for scale, zps in ((0.25, 3), (0.1, 3), (0.0037, -7)):
         scales = np.full(4096, scale, np.float32)
@@ -305,7 +305,7 @@ def test_data_shows_wrong_roundings() -> None:
 
 
 def test_numpy_agrees_with_onnxruntime() -> None:
-    """The reference for what ONNX Runtime does not have, on what it has."""
+    """The NumPy comparison for cases that ONNX Runtime does not support is right on those that it supports."""
     rng = np.random.default_rng(10)
     for codes, (shape, axis) in itertools.product(CODES, CHANNELS):
         src, scales, zps = sample(rng, shape, (shape[axis],), codes, codes, axis)
@@ -324,7 +324,7 @@ def test_numpy_agrees_with_onnxruntime() -> None:
 
 
 def output_of(model: onnx.ModelProto, backend: str) -> tuple[str, list[Any]]:
-    """What the session says of the model's first output, which the model itself does not describe."""
+    """The type and shape that the session infers for the first output, which the model does not declare."""
     model.graph.output[0].ClearField("type")
     output = make_session(handwritten(model, backend), backend).get_outputs()[0]
     return output.type, output.shape
@@ -354,7 +354,7 @@ def output_of(model: onnx.ModelProto, backend: str) -> tuple[str, list[Any]]:
     ],
 )
 def test_output_is_inferred(backend: str, op: str, src: str, zps: str | None, attributes: str, type_: str) -> None:
-    """Its type; and its shape, of which Python operators cannot say anything."""
+    """The type is inferred by both backends; the shape only by the native one."""
     for shape, expected in (("[2, 3]", [2, 3]), ("[batch, 3, length]", ["batch", 3, "length"]), ("[0]", [0])):
         more, names = (f", {zps} zps", ", zps") if zps else ("", "")
         body = f"dst = ort_dynq.{op}{attributes}(src, scales{names})"
@@ -363,7 +363,7 @@ def test_output_is_inferred(backend: str, op: str, src: str, zps: str | None, at
 
 
 def test_unknown_rank_loads_and_runs(backend: str) -> None:
-    """Of a src of unknown rank nothing is claimed, so that consumers of any rank load."""
+    """If the rank of src is unknown, no output shape is inferred, so that consumers of any rank load."""
     body = """codes = ort_dynq.DynamicQuantize(src, scales)
               floats = ort_dynq.DynamicDequantize(codes, scales)
               dst = Transpose<perm = [1, 0]>(floats)"""
@@ -375,7 +375,7 @@ def test_unknown_rank_loads_and_runs(backend: str) -> None:
 
 
 def test_dimensions_without_names_load_and_run(backend: str) -> None:
-    """An unknown dimension without a name must not become one of -1 for consumers."""
+    """An unknown dimension without a name must not become -1 for consumers."""
     body = """codes = ort_dynq.DynamicQuantize(src, scales)
               floats = ort_dynq.DynamicDequantize(codes, scales)
               dst = MatMul(floats, weights)"""
@@ -391,7 +391,7 @@ def test_dimensions_without_names_load_and_run(backend: str) -> None:
 @pytest.mark.parametrize("shape", ["", "[]"], ids=["scalar", "unknown rank"])
 @pytest.mark.parametrize(("zps", "output_dtype"), [("", 3), (", uint8 zps", 3), (", int8 zps", 2), (", int32 zps", 3)])
 def test_scalar_of_another_type(backend: str, shape: str, zps: str, output_dtype: int) -> None:
-    """output_dtype names another type than the one that follows from zps."""
+    """output_dtype is not the type of zps."""
     output = {2: "uint8", 3: "int8"}[output_dtype]
     names = "(src, scales, zps)" if zps else "(src, scales)"
     body = f"dst = ort_dynq.DynamicQuantize<output_dtype = {output_dtype}>{names}"
@@ -405,7 +405,7 @@ def test_scalar_of_another_type(backend: str, shape: str, zps: str, output_dtype
 
 @native_only
 def test_inferred_shape_reaches_consumers(backend: str) -> None:
-    """A consumer whose output shape follows from ours is told the symbolic dimensions."""
+    """The symbolic dimensions reach a consumer whose output shape depends on the operator's."""
     body = """codes = ort_dynq.DynamicQuantize(src, scales)
               floats = ort_dynq.DynamicDequantize(codes, scales)
               dst = Transpose<perm = [1, 0]>(floats)"""
@@ -413,12 +413,12 @@ def test_inferred_shape_reaches_consumers(backend: str) -> None:
     assert output_of(model, backend) == ("tensor(float)", [5, "batch"])
 
 
-# What bad input gets
+# Errors
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A mistake and the text that names it."""
+    """A mistake and the message that it gives."""
 
     id: str
     text: str
@@ -581,7 +581,7 @@ def feeds(op: str, src: Shape, scales: Shape, zps: Shape | None) -> dict[str, Ar
 
 @pytest.mark.parametrize("wrong", AT_CREATION, ids=lambda wrong: wrong.id)
 def test_error_at_creation(backend: str, wrong: Wrong) -> None:
-    """A Python operator sees the values of its attributes when it runs; onnxruntime-extensions checks their types."""
+    """The backend extensions checks values of attributes at run time; onnxruntime-extensions checks their types."""
     text = wrong.text
     if backend == "extensions":
         text = re.sub("the attribute (.*) cannot be read", r"Unable to find attribute '\1' due to .*type", text)
@@ -594,7 +594,7 @@ def test_error_at_creation(backend: str, wrong: Wrong) -> None:
 @pytest.mark.parametrize("op", ["DynamicQuantize", "DynamicDequantize"])
 @pytest.mark.parametrize("wrong", AT_RUN, ids=lambda wrong: wrong.id)
 def test_error_at_run(backend: str, wrong: Wrong, op: str) -> None:
-    """The text names the operator and what it expected; the session then runs on what it expects."""
+    """The message names the operator and what was expected; afterwards the session runs on valid inputs."""
     session = make_session(handwritten(wrong_model(replace(wrong, op=op)), backend), backend)
     for _ in range(2):
         with pytest.raises(Exception, match=f"{op}: {wrong.text}"):
@@ -621,7 +621,7 @@ def test_error_at_run(backend: str, wrong: Wrong, op: str) -> None:
     ],
 )
 def test_wrong_types_and_counts_fail_at_creation(backend: str, op: str, inputs: str) -> None:
-    """ONNX Runtime itself finds these; its text names the operator."""
+    """ONNX Runtime itself rejects them; its message names the operator."""
     names = ", ".join(part.split()[-1] for part in inputs.split(", "))
     output = "uint8" if op == "DynamicQuantize" else "float"
     model = parse(inputs, f"{output}[] dst", f"dst = ort_dynq.{op}({names})")
@@ -629,8 +629,8 @@ def test_wrong_types_and_counts_fail_at_creation(backend: str, op: str, inputs: 
         make_session(handwritten(model, backend), backend)
 
 
-def test_operators_are_not_known_without_the_plugin() -> None:
-    """Otherwise every test here could be running something else."""
+def test_operators_are_unknown_without_the_plugin() -> None:
+    """Otherwise these tests could run other operators of the same names."""
     with pytest.raises(Exception, match="ort_dynq"):
         stock_session(
             parse("float[] src, float[] scales", "uint8[] dst", "dst = ort_dynq.DynamicQuantize(src, scales)")

@@ -1,4 +1,4 @@
-"""The operators in NumPy give the kernels' bits and their errors, and stand in for a library that cannot be loaded."""
+"""The NumPy reference gives the kernels' results and errors, and replaces a library that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def dequantize_case(rng: np.random.Generator) -> Case:
 
 
 def arithmetic(rng: np.random.Generator, code_type: int, to_codes: bool) -> dict[str, Any]:
-    """The attributes of a chain from floats to codes."""
+    """The attributes of the arithmetic from floats to codes."""
     stored = {"output_dtype": int(rng.integers(2, 4))} if to_codes else {}
     low, high = ENDS[code_type]
     if rng.random() < 0.5:
@@ -212,8 +212,8 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
 }
 
 
-def useless(given: dict[str, Any]) -> bool:
-    """A zero point that the codes do not look at."""
+def has_unused_zero_point(given: dict[str, Any]) -> bool:
+    """Whether a zero point is computed that the codes do not use."""
     return given.get("rounding_order") == 2 and given.get("zero_point_rule", 0) != 0
 
 
@@ -231,14 +231,14 @@ def check_bits(operator: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_same_bits(isa: str, operator: str) -> None:
-    """Of random attributes on data with ties, NaN, infinities, both zeros and denormals."""
-    check_bits(operator, lambda given: not useless(given))
+    """Random attributes, on data with ties, NaN, infinities, both zeros and denormals."""
+    check_bits(operator, lambda given: not has_unused_zero_point(given))
 
 
 @pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0)], ids=str)
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("kind", [0, 1, 2])
-def test_ranges_of_nothing(shape: Shape, axis: int, kind: int) -> None:
+def test_ranges_of_empty_rows(shape: Shape, axis: int, kind: int) -> None:
     constants = np.float32([-LARGEST, LARGEST, 1e-5, LARGEST, 127, 1, 0, LARGEST, 0])
     inputs = [np.ones(shape, np.float32), constants]
     given = {"axis": axis, "range_kind": kind}
@@ -250,8 +250,8 @@ def test_ranges_of_nothing(shape: Shape, axis: int, kind: int) -> None:
         assert_same(result, expected)
 
 
-def test_same_bits_of_useless_zero_points(isa: str) -> None:
-    check_bits("DynamicRangeQuantize", useless)
+def test_same_bits_with_unused_zero_points(isa: str) -> None:
+    check_bits("DynamicRangeQuantize", has_unused_zero_point)
 
 
 WRONG_ACCUMULATORS: tuple[tuple[int, Shape, Any], ...] = (
@@ -336,7 +336,7 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
 def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, Array]) -> None:
     signature = OPERATORS[operator].signatures[-1].inputs
     src = np.ones((2, 4), np.int8 if operator.endswith("Dequantize") else np.float32)
-    second = np.ones(9 if operator.startswith("Range") else 1, np.float32)
+    second = np.ones(9 if "Range" in operator else 1, np.float32)
     third = [] if operator == "DynamicRangeFakeQuantize" else [np.zeros(1, np.int8)]
     if operator == "AccumulatorDequantize":
         src = src.astype(np.int32)
@@ -378,8 +378,8 @@ for warning in caught:
 """
 
 
-def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """Rewritten models run to the same bits, and one warning says that it is NumPy which runs them."""
+def test_numpy_replaces_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """Rewritten models give the same results, and one warning says that they run on NumPy."""
     names = "torch_tensor_u8", "torch_token", "torch_token_int8", "torchscript_channel_last"
     arguments: list[str] = []
     for name in names:
@@ -390,7 +390,9 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", HIDDEN, *arguments], capture_output=True, text=True, check=True)
     native, *warned = ran.stdout.splitlines()
     assert native == "native: it is hidden"
-    assert warned == ["RuntimeWarning <string> ort_dynq runs on NumPy, slower and to the same bits: it is hidden"]
+    assert warned == [
+        "RuntimeWarning <string> ort_dynq runs on NumPy, which is slower and gives the same results: it is hidden"
+    ]
     for name in names:
         expected = make_session(rewritten(name)[1], "native").run(None, next(data_sets(name))[0])
         with np.load(tmp_path / f"{name}.out.npz") as actual:

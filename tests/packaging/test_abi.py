@@ -1,4 +1,4 @@
-"""The numbers in ops/ort_abi.h against ONNX Runtime's real header, where ORT_INCLUDE_DIR names one."""
+"""Compares the numbers in ops/ort_abi.h with ONNX Runtime's header, if ORT_INCLUDE_DIR names its directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = re.search(r"kOrtApiVersion = (\d+)", TEXT)[1]  # type: ignore[index]
 
 
 def test_header_is_read() -> None:
-    """The expressions above find everything, so that the check below checks something."""
+    """The expressions above find every number."""
     assert len(SLOTS) == len(re.findall(r"^ORT_DYNQ_API|  X\(", TEXT, re.MULTILINE)) - 1 >= 24
     assert ("KernelContext_ParallelFor", "274") in SLOTS
     assert len(MEMBERS) == 26
@@ -63,7 +63,7 @@ def test_real_header(include: str, tmp_path: Path) -> None:
         *(
             f"static_assert(offsetof(OrtApi, {name}) == {slot} * sizeof(void*));"
             if name in names
-            else f"static_assert(sizeof(OrtApi) <= {slot} * sizeof(void*));"  # came later, at or after the end
+            else f"static_assert(sizeof(OrtApi) <= {slot} * sizeof(void*));"  # newer than this header
             for name, slot in SLOTS
         ),
         *(f"static_assert(offsetof(OrtCustomOp, {name}) == {i} * sizeof(void*));" for i, name in enumerate(MEMBERS)),
@@ -78,17 +78,17 @@ def test_real_header(include: str, tmp_path: Path) -> None:
 
 
 def known(include: str) -> set[str]:
-    """The functions of OrtApi that this header has; it may be older than the newest that we use."""
+    """The words of this header, which may be older than the newest function that we use."""
     return set(re.findall(r"\b\w+\b", (Path(include) / "onnxruntime_c_api.h").read_text()))
 
 
 def converts(struct: str, member: str, result: str, parameters: str) -> str:
-    """That the real pointer is of that type; a static_cast forgives `noexcept` only."""
+    """Asserts the type of a function pointer; a static_cast allows no other difference than `noexcept`."""
     return f"static_assert(sizeof(static_cast<{result}(*)({parameters})>({struct}{{}}.{member})) == sizeof(void*));"
 
 
 def test_real_header_signatures(include: str, tmp_path: Path) -> None:
-    """Each function of the slice and each callback is declared as the real header has it."""
+    """Every function and every callback has the same declaration as in the header."""
     macro = re.search(r"#define ORT_DYNQ_API_FUNCTIONS\(X\)(.*?)\n\n", TEXT, re.DOTALL)[1]  # type: ignore[index]
     functions = re.findall(r"X\((\w+), \d+, ([^(]*?), *\((.*?)\)\)(?= |$)", macro)
     assert len(functions) == len(SLOTS)
@@ -108,7 +108,7 @@ def test_real_header_signatures(include: str, tmp_path: Path) -> None:
         (converts("OrtApi", "ReleaseStatus", "int", "OrtStatus*"), "invalid"),
     ],
 )
-def test_a_mistake_would_be_noticed(include: str, tmp_path: Path, mistake: str, text: str) -> None:
+def test_mistakes_fail_to_compile(include: str, tmp_path: Path, mistake: str, text: str) -> None:
     result = compile_against(include, [mistake], tmp_path)
     assert result.returncode != 0
     assert text in result.stderr

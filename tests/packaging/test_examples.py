@@ -1,4 +1,4 @@
-"""The examples of the documentation, run."""
+"""Runs the examples of the documentation."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_plain_c(tmp_path: Path) -> None:
 
 
 class _Stub:
-    """What Optimum's ORTModel does with these arguments: optimum-onnx 0.1.0, modeling.py, ORTModel._from_pretrained."""
+    """Does with these arguments what ORTModel._from_pretrained of optimum-onnx 0.1.0 (modeling.py) does."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self.session = session
@@ -111,7 +111,7 @@ def test_optimum_itself_takes_these_arguments() -> None:
     assert {"file_name", "session_options"} <= {*inspect.signature(modeling.ORTModel._from_pretrained).parameters}
 
 
-# Triton's model_config.proto as far as the example goes: a name, its type or fields, whether it may be repeated.
+# The part of Triton's model_config.proto that the example uses: the type or the fields of each name; [] is repeated.
 _TENSOR = {"name": str, "data_type": {"TYPE_FP32"}, "dims": [int]}
 _CONFIG: dict[str, Any] = {
     "name": str,
@@ -126,7 +126,7 @@ _CONFIG: dict[str, Any] = {
 
 
 def parse(text: str) -> list[tuple[str, Any]]:
-    """Protocol buffers' text format: fields, whose values are scalars, lists of these, or fields in braces."""
+    """Parses the text format of protocol buffers: fields with scalars, lists of scalars, or fields in braces."""
     tokens = re.findall(r'"[^"\n]*"|[A-Za-z_][A-Za-z_0-9]*|-?[0-9]+|[{}\[\]:,]|\S', re.sub(r"#.*", "", text))
 
     def fields() -> list[tuple[str, Any]]:
@@ -137,7 +137,7 @@ def parse(text: str) -> list[tuple[str, Any]]:
             if tokens[0] == ":":
                 tokens.pop(0)
             else:
-                assert tokens[0] == "{", name  # only a message goes without a colon
+                assert tokens[0] == "{", name  # only messages may omit the colon
             found.append((name, value()))
         return found
 

@@ -1,4 +1,4 @@
-"""The portable kernels, which are what other processors get, compute the same on aarch64 as here."""
+"""The portable kernels, which other processors use, return the same bits on aarch64 as here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "tests" / "native" / "kernels_check.cc", ROOT / "ops" / "kernels" / "portable.cc")
-# As ops/CMakeLists.txt has them: with products and sums contracted, results would differ.
+# As in ops/CMakeLists.txt: contracting products and sums would change results.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 
 
 def hashes(tmp_path: Path, compiler: str, *flags: str, emulator: tuple[str, ...] = ()) -> dict[str, str]:
-    """What the driver prints: a hash of each kernel's outputs by its name."""
+    """The output of the driver: a hash of each kernel's results by its name."""
     program = tmp_path / compiler
     options = [*flags, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", str(ROOT / "ops"), "-o", str(program)]
     command = [compiler, *options, *map(str, SOURCES)]
@@ -40,15 +40,15 @@ def test_aarch64_agrees(tmp_path: Path) -> None:
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     require("qemu-aarch64", "qemu-user")
     if platform.machine() == "aarch64":
-        pytest.skip("this is one: the other tests are the proof")
+        pytest.skip("this machine is aarch64: the other tests cover it")
     here = hashes(tmp_path, "g++", *FLAGS)
     there = hashes(tmp_path, "aarch64-linux-gnu-g++", *FLAGS, "-static", emulator=("qemu-aarch64",))
-    assert len(here) == len(set(here.values())) > 75  # every kernel is there, and none is another
+    assert len(here) == len(set(here.values())) > 75  # every kernel is there, and no two are the same
     assert [name for name in here if here[name] != there.get(name)] == []
 
 
-def test_contraction_would_show(tmp_path: Path) -> None:
-    """The data are such that one rounding less changes hashes."""
+def test_contraction_changes_hashes(tmp_path: Path) -> None:
+    """The data detect that one rounding is missing."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     require("qemu-aarch64", "qemu-user")
     right, wrong = (

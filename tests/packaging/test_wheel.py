@@ -1,7 +1,9 @@
-"""The wheel that the source distribution gives: complete, small, for every current Linux, usable without a compiler."""
+"""The wheel of the source distribution: complete, small, for all current Linux versions, usable without a compiler."""
 
 from __future__ import annotations
 
+import ctypes
+import email
 import importlib.util
 import platform
 import re
@@ -12,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import ort_dynq
+
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads what auditwheel says")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="auditwheel reads Linux wheels only")
 
 
 def require(module: str) -> None:
@@ -30,7 +34,7 @@ def run(*command: str | Path, **options: object) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution, which therefore has all that a build wants."""
+    """A wheel built from the source distribution, which therefore has everything that a build needs."""
     require("scikit_build_core")
     require("pip")
     folder = tmp_path_factory.mktemp("wheel")
@@ -43,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files(wheel: Path) -> None:
-    """The package's sources, its documentation and its page as they are here, and the library; nothing else."""
+    """The wheel has the files of ort_dynq/ and the library, and no other."""
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
@@ -53,8 +57,22 @@ def test_files(wheel: Path) -> None:
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
 
 
+def test_version(wheel: Path, tmp_path: Path) -> None:
+    """The wheel, the package and the library have one version, which stands in ort_dynq/__init__.py."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+        library = ctypes.CDLL(archive.extract("ort_dynq/libort_dynq.so", tmp_path))
+    assert metadata["Version"] == ort_dynq.__version__
+    if "ort_dynq_version" in (ROOT / "ops" / "c_api.h").read_text():
+        library.ort_dynq_version.restype = ctypes.c_char_p
+        assert library.ort_dynq_version().decode() == ort_dynq.__version__
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= {*urls}
+
+
 def test_name_and_size(wheel: Path) -> None:
-    """One wheel for every Python."""
+    """One wheel serves every version of Python."""
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     assert wheel.stat().st_size < 500_000
 

@@ -1,4 +1,4 @@
-"""Findings in groups: equal layers are one, and nothing else is."""
+"""Grouping of findings: equal layers form one group, other findings do not."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def finding(node: str, graph: str = "main", operator: str | None = "DynamicRange
         (["a\n1", "a\n2"], "a\n*"),
     ],
 )
-def test_pattern(names: list[str], expected: str) -> None:
+def test_pattern_of_names(names: list[str], expected: str) -> None:
     assert pattern(names) == expected
 
 
 @pytest.mark.parametrize("names", [["q_1", "k_1"], ["a1b", "ab"], ["a_1", "a1"], ["layer.0", "layer.0.0"]])
-def test_names_that_differ_in_more_are_no_pattern(names: list[str]) -> None:
+def test_names_that_differ_in_more_than_numbers_are_not_grouped(names: list[str]) -> None:
     with pytest.raises(ValueError, match="differ in more than numbers"):
         pattern(names)
     assert [group.node for group in grouped(map(finding, names))] == names
 
 
-def test_equal_layers_are_one_group() -> None:
+def test_equal_layers_form_one_group() -> None:
     findings = [finding(f"layer.{i}/{name}") for i in range(24) for name in ("q", "k")]
     assert [(group.count, group.node) for group in grouped(findings)] == [(24, "layer.*/q"), (24, "layer.*/k")]
     random.Random(0).shuffle(findings)
     assert sorted((group.count, group.node) for group in grouped(findings)) == [(24, "layer.*/k"), (24, "layer.*/q")]
 
 
-def test_what_becomes_of_them_keeps_groups_apart() -> None:
+def test_findings_with_different_outcomes_are_not_grouped() -> None:
     findings = [
         finding("a_1"),
         finding("a_2", operator="AffineQuantize"),

@@ -1,11 +1,11 @@
-"""A fuzzer of models: mutations of those in models/ through rewrite, inspect, verify and sessions, as users call them.
+"""A fuzzer that mutates the models of models/ and passes them to rewrite, inspect, verify and sessions.
 
-    python tests/hostile_models.py --seconds 600 --seed 1
+    python tests/robustness/hostile_models.py --seconds 600 --seed 1
 
-Whatever a model holds, it either works or is refused in one line (exit status 2, DynqError): no traceback, no crash of
-the process, no hang, no blow-up of memory, no half-written file; and a model that ONNX Runtime opens is still opened
-after the rewrite. ONNX Runtime's own crashes on the original model are not ours: they are counted, and passed over.
-What fails is kept in the folder that is named at the end, and belongs into tests/hostile/ once it is mended.
+Every model either works or is refused in one line (exit status 2, DynqError). A traceback, a crash of the process, a
+hang, too much memory or a half-written file is a failure. A model that ONNX Runtime opens must open after the rewrite.
+Crashes of stock ONNX Runtime on the original model are counted and do not fail.
+The fuzzer keeps models that fail in a folder and prints its name. Once fixed, they belong in tests/robustness/hostile/.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from ort_dynq import cli
 from ort_dynq.rewriter import Result, rewrite
 
 ROOT = Path(__file__).parents[2]
-CORPUS = Path(__file__).parent / "hostile"  # models that once failed
+CORPUS = Path(__file__).parent / "hostile"  # models that failed in the past
 SEEDS = sorted(path for path in ROOT.glob("models/*/model.onnx") if path.stat().st_size < 20_000)
-SECONDS = 20  # for one stage of one model, on a busy machine
-MEGABYTES = 1000  # that one stage may add to the memory of the process
+SECONDS = 20  # the limit for one stage of one model, on a busy machine
+MEGABYTES = 1000  # the limit by which one stage may raise the peak memory of the process
 
 _NUMBERS = (0, 1, -1, 2, 3, 7, 10, 13, 16, 18, 21, 25, 127, 1000, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
 _TEXTS = ("", "x", "ort_dynq", "ai.onnx", "com.microsoft", "\n\x1b[31m", "é\u2028\ud7ff", "a" * 5000, "../../secret")
@@ -54,7 +54,7 @@ _LOCATIONS = ("../../etc/passwd", "/etc/passwd", "none.bin", ".", "model.onnx", 
 
 
 def mutate(rng: random.Random, model: onnx.ModelProto) -> None:
-    """One mutation, in place: of any field of any message, or one of those that such a one hardly hits upon."""
+    """Mutates any field of any message in place, or makes a change that mutations of fields rarely make."""
     rng.choice((_field,) * 12 + (_outsourced, _nested, _recursive, _renamed, _cyclic, _operator))(rng, model)
 
 
@@ -70,7 +70,7 @@ def _field(rng: random.Random, model: onnx.ModelProto) -> None:
     message = rng.choice(list(_messages(model)))
     field = rng.choice(message.DESCRIPTOR.fields)
     if rng.random() < 0.7 and message.ListFields():
-        field, _ = rng.choice(message.ListFields())  # most are not set
+        field, _ = rng.choice(message.ListFields())  # most fields are not set
     if field.is_repeated:
         _elements(rng, model, getattr(message, field.name), field)
     elif field.message_type is not None:
@@ -89,7 +89,7 @@ def _field(rng: random.Random, model: onnx.ModelProto) -> None:
 
 
 def _elements(rng: random.Random, model: onnx.ModelProto, values: Any, field: Any) -> None:
-    """Removes, repeats, moves, changes or adds an element of a repeated field."""
+    """Removes, repeats, shuffles, changes or adds elements of a repeated field."""
     index = rng.randrange(len(values)) if len(values) else -1
     choice = rng.randrange(5)
     if index >= 0 and choice == 0:
@@ -143,7 +143,7 @@ def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _outsourced(rng: random.Random, model: onnx.ModelProto) -> None:
-    """A tensor becomes external data, some of them elsewhere."""
+    """Makes a tensor external data, with any location, offset and length."""
     tensors = [each for each in _messages(model) if isinstance(each, onnx.TensorProto)]
     if not tensors:
         return
@@ -157,7 +157,7 @@ def _outsourced(rng: random.Random, model: onnx.ModelProto) -> None:
 
 
 def _nested(rng: random.Random, model: onnx.ModelProto) -> None:
-    """The graph inside of an If inside of an If ..."""
+    """Nests the graph in up to 40 levels of If."""
     for _ in range(rng.choice((1, 2, 10, 40))):
         inner = onnx.GraphProto()
         inner.CopyFrom(model.graph)
@@ -171,7 +171,7 @@ def _nested(rng: random.Random, model: onnx.ModelProto) -> None:
 
 
 def _recursive(rng: random.Random, model: onnx.ModelProto) -> None:
-    """A function that calls itself, or another that calls it."""
+    """Adds a function that calls itself, directly or through another function."""
     names = rng.choice((["f"], ["f", "g"]))
     node = rng.choice(_nodes(model))
     for name, callee in zip(names, names[1:] + names[:1], strict=True):
@@ -185,7 +185,7 @@ def _recursive(rng: random.Random, model: onnx.ModelProto) -> None:
 
 
 def _renamed(rng: random.Random, model: onnx.ModelProto) -> None:
-    """One name for two things."""
+    """Gives two values one name."""
     old, new = rng.choice(_names(model) or [""]), rng.choice(_names(model) or [""])
     for node in _nodes(model):
         for values in (node.input, node.output):
@@ -205,13 +205,13 @@ def _operator(rng: random.Random, model: onnx.ModelProto) -> None:
 
 
 def hostile(seed: int, index: int) -> bytes:
-    """The hostile model number `index`: one of the corpus, else mutated as a message or, now and then, as a file."""
+    """Returns model number `index`: first the corpus, then mutated models, some of them with changed bytes."""
     if index < len(corpus := sorted(CORPUS.glob("*.onnx"))):
         return corpus[index].read_bytes()
     rng = random.Random(f"{seed} {index}")
     model = onnx.load(rng.choice(SEEDS))
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5, 10))):
-        with contextlib.suppress(TypeError, ValueError, DecodeError):  # what protobuf itself refuses
+        with contextlib.suppress(TypeError, ValueError, DecodeError):  # protobuf refuses this mutation
             mutate(rng, model)
     try:
         data = bytearray(model.SerializeToString())
@@ -225,11 +225,11 @@ def hostile(seed: int, index: int) -> bytes:
     return bytes(data)
 
 
-# What is done with each
+# The stages of one model
 
 
 def stages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What users do with a model, one after the other; those whose name begins with "stock" are ONNX Runtime's own."""
+    """Yields the name and the function of each stage. Stages named "stock" run stock ONNX Runtime only."""
     fast = path.with_name("fast.onnx")
     runs = False
     results: dict[bool, Result] = {}
@@ -250,7 +250,7 @@ def stages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def compared(exact: bool) -> None:
         found = ort_dynq.verify(path, fast)
-        if not found.passed:  # onnx_ir makes one of an input and an output of one name, say
+        if not found.passed:  # for example, onnx_ir merges an input and an output of the same name
             copy = path.with_name("fast.onnx.copy")
             ir.save(ir.load(path), copy)
             if not ort_dynq.verify(path, copy).passed:
@@ -271,7 +271,7 @@ def stages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def refused(function: Callable[[], Any]) -> None:
-    """Runs it: it may raise DynqError, and what onnxruntime raises."""
+    """Runs the function, which may raise DynqError and the exceptions of onnxruntime."""
     try:
         function()
     except Exception as error:
@@ -280,7 +280,7 @@ def refused(function: Callable[[], Any]) -> None:
 
 
 def command(*arguments: str | Path) -> None:
-    """The command line: exit status 0 or 1, or 2 and one line."""
+    """Runs the command line and checks its exit status: 0, 1 (verify only), or 2 with one line on stderr."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main([str(each) for each in arguments])
@@ -294,7 +294,7 @@ def command(*arguments: str | Path) -> None:
 
 
 def examine(path: Path) -> Iterator[tuple[str, str]]:
-    """Each stage before it runs, with an empty text, and again if it has failed, with the reason."""
+    """Yields each stage twice: before it runs, with an empty text, and if it failed, with the reason."""
     for name, stage in stages(path):
         yield name, ""
         before, start = _megabytes(), time.monotonic()
@@ -309,7 +309,7 @@ def examine(path: Path) -> Iterator[tuple[str, str]]:
             if time.monotonic() - start > SECONDS:
                 yield name, f"took {time.monotonic() - start:.0f} s"
             if _megabytes() - before > MEGABYTES:
-                yield name, f"took {_megabytes() - before:.0f} MB"
+                yield name, f"took {_megabytes() - before:.0f} MB of memory"
             if left:
                 yield name, f"left {sorted(left)}"
 
@@ -319,7 +319,7 @@ def _megabytes() -> float:
 
 
 def work(seed: int, first: int, folder: Path) -> None:
-    """A process that examines models until it is stopped, and says on stdout what it is at."""
+    """Examines models until the process is stopped, and reports every stage on stdout as a line of JSON."""
     sys.stdout.flush()
     report = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -338,11 +338,11 @@ def work(seed: int, first: int, folder: Path) -> None:
         index += 1
 
 
-# Many of them
+# The fuzzer
 
 
 class Fuzzer:
-    """Runs workers, one after the other, and keeps what fails."""
+    """Runs one worker process after the other and keeps the models that fail."""
 
     def __init__(self, seed: int, failures: Path) -> None:
         self.seed, self.failures = seed, failures
@@ -355,7 +355,7 @@ class Fuzzer:
             first = self._worker(first, inputs, end)
 
     def _worker(self, first: int, inputs: int, end: float) -> int:
-        """Runs one until it dies; returns what to go on with."""
+        """Runs a worker until it ends and returns the index of the next model."""
         with tempfile.TemporaryDirectory() as folder:
             arguments = [sys.executable, __file__, "--worker", str(first), folder, "--seed", str(self.seed)]
             with (
@@ -380,7 +380,7 @@ class Fuzzer:
                 finally:
                     process.kill()
         if stage == "start":
-            raise RuntimeError(f"a worker does not start: {reason}")
+            raise RuntimeError(f"a worker process did not start: {reason}")
         self.inputs += 1
         if stage.startswith("stock"):
             self.crashes_of_onnxruntime += 1
@@ -432,11 +432,11 @@ def main() -> int:
         work(arguments.seed, int(arguments.worker[0]), Path(arguments.worker[1]))
     fuzzer = Fuzzer(arguments.seed, arguments.failures)
     fuzzer.run(arguments.inputs, arguments.seconds)
-    print(f"{fuzzer.inputs} models, {fuzzer.crashes_of_onnxruntime} that crash ONNX Runtime by themselves")
+    print(f"{fuzzer.inputs} models; {fuzzer.crashes_of_onnxruntime} of them crash stock ONNX Runtime")
     for kind, count in fuzzer.problems.most_common():
         print(f"{count:6} {kind}")
     if fuzzer.problems:
-        print(f"kept in {arguments.failures}")
+        print(f"the models are in {arguments.failures}")
     return int(bool(fuzzer.problems))
 
 

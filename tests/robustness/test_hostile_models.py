@@ -1,4 +1,4 @@
-"""Models that somebody else made, as files and as they are written: each works or is refused in one line."""
+"""Models from untrusted sources, and files that cannot be read or written: each works or is refused in one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLin
 
 
 def model_of(body: str = QUANTIZE) -> onnx.ModelProto:
-    """A model with weights; DynamicQuantize takes the place of its QuantizeLinear."""
+    """A model with weights. The rewriter replaces its QuantizeLinear by DynamicQuantize."""
     model = helpers.parse("float[n, 5] x, float s", "int8[n, 5] c", body)
     del model.opset_import[1]
     model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "weights"))
@@ -45,7 +45,7 @@ def outsourced(model: onnx.ModelProto, location: str, **entries: int) -> onnx.Mo
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for the model, beside a secret that it must not get at."""
+    """A folder for the model, beside a file `secret` that the model must not read."""
     (tmp_path / "secret").write_bytes(WEIGHTS.tobytes())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "data").write_bytes(WEIGHTS.tobytes())
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line by which the command line refuses something, writing nothing."""
+    """Runs a command that must fail, and returns its error message. It must be one line, and no file may be written."""
     before = sorted(Path().iterdir())
     assert cli.main(list(arguments)) == 2
     captured = capsys.readouterr()
@@ -72,16 +72,26 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_mutated_models(tmp_path: Path) -> None:
-    """The corpus, then as many more as there is time for; `python tests/hostile_models.py` goes on from there."""
-    fuzzer = hostile_models.Fuzzer(seed=0, failures=tmp_path)
-    fuzzer.run(inputs=1000, seconds=25)
-    print(f"{fuzzer.inputs} models, {fuzzer.crashes_of_onnxruntime} that crash ONNX Runtime by themselves")
-    assert fuzzer.inputs > 30
+    """The corpus and the first mutated models after it."""
+    fuzz(tmp_path, inputs=100)
+
+
+@pytest.mark.exhaustive
+def test_many_mutated_models(tmp_path: Path) -> None:
+    """Two minutes of mutated models. hostile_models.py runs for longer."""
+    fuzz(tmp_path, seconds=120)
+
+
+def fuzz(folder: Path, inputs: int = 10**9, seconds: float = 500) -> None:
+    fuzzer = hostile_models.Fuzzer(seed=0, failures=folder)
+    fuzzer.run(inputs, seconds)
+    print(f"{fuzzer.inputs} models; {fuzzer.crashes_of_onnxruntime} of them crash stock ONNX Runtime")
+    assert fuzzer.inputs >= min(inputs, 100)
     assert not fuzzer.problems
 
 
-def test_what_follows_from_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cycle of nodes has no order, a function that calls itself computes nothing; unsorted nodes are sorted."""
+def test_cycles_and_recursion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cycles of nodes and recursive functions are refused. Unsorted nodes are sorted."""
     cyclic = model_of("a = Cast<to = 1>(b) b = Cast<to = 1>(a) " + QUANTIZE)
     onnx.save(cyclic, "model.onnx")
     assert "topologically sorted" in refused(capsys, "inspect", "model.onnx")
@@ -98,12 +108,12 @@ def test_what_follows_from_itself(folder: Path, capsys: pytest.CaptureFixture[st
     del unsorted.graph.node[:]
     unsorted.graph.node.extend(reversed(nodes.graph.node))
     found = rewrite(unsorted).to_proto()
-    onnx.checker.check_model(found)  # of the order, too
+    onnx.checker.check_model(found)  # also checks the order
     assert {node.op_type for node in found.graph.node} == {n.op_type for n in rewrite(nodes).to_proto().graph.node}
 
 
-def test_value_info_that_lies(folder: Path) -> None:
-    """ONNX Runtime does not believe it, so that the model runs; nor must the rewriter, nor leave it behind."""
+def test_wrong_value_info(folder: Path) -> None:
+    """ONNX Runtime ignores a wrong shape in value_info. The rewriter must not rely on it, and must not keep it."""
     body = """m = Abs(x) r = ReduceMax<keepdims = 1>(m, last) d = Div(r, limit) q = Div(x, d) o = Round(q)
         k = Clip(o, low, limit) c = Cast<to = 3>(k) y = Mul(x, d)"""
     model = helpers.parse("float[2, 3, 5] x", "int8[2, 3, 5] c, float[2, 3, 5] y", body, opset=18)
@@ -173,7 +183,7 @@ def test_external_data_outside_of_the_folder(
 
 def test_external_data_of_an_ir_model(folder: Path) -> None:
     model = ir.from_proto(outsourced(model_of(), "../secret"))
-    rewrite(model)  # a program's own, without a folder, may lie anywhere
+    rewrite(model)  # a model without a folder may have its data anywhere
     ir.external_data.set_base_dir(model.graph, folder)
     with pytest.raises(ort_dynq.DynqError, match="lie outside of the model's folder"):
         rewrite(model)
@@ -195,19 +205,19 @@ def test_external_data_beyond_the_end(
     assert "the external data data have 20 bytes, but weights ends at" in refused(capsys, "inspect", "model.onnx")
 
 
-def test_external_data_that_are_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As long as nobody asks for them, a model can be looked at without them."""
+def test_missing_external_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model can be inspected without data that no rule reads."""
     Path("model.onnx").write_bytes(outsourced(model_of(), "none").SerializeToString())
     assert cli.main(["inspect", "model.onnx"]) == 0
     capsys.readouterr()
     assert "No such file" in refused(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")
 
 
-# Where models are read and written
+# Reading and writing files
 
 
-def test_what_is_not_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A FIFO that nobody writes to would make the program wait for ever; one as the output would be gone."""
+def test_paths_that_are_not_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading a FIFO would block, and writing would replace it."""
     onnx.save(model_of(), "model.onnx")
     for path in (".", "fifo", "/dev/null"):
         assert "it is not a file" in refused(capsys, "inspect", path)
@@ -229,11 +239,11 @@ def test_names_that_are_not_utf8(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def without_override(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line, for whom permissions hold although it may be root."""
+    """Runs the command line as a process that is subject to file permissions even if the user is root."""
     command = [sys.executable, "-m", "ort_dynq", *arguments]
     if os.getuid() == 0:
         if shutil.which("setpriv") is None:
-            pytest.skip("setpriv is not there, and root may do anything")
+            pytest.skip("setpriv is not installed, and file permissions do not apply to root")
         command = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", *command]
     return subprocess.run(command, capture_output=True, text=True, env=hostile_models.environment())
 
@@ -246,14 +256,14 @@ def test_folders_and_files_without_permission(folder: Path) -> None:
     assert done.stderr == "ort-dynq: error: closed/fast.onnx cannot be written: Permission denied\n"
     assert without_override("rewrite", "model.onnx", "-o", "fast.onnx").returncode == 0
     shutil.copy("model.onnx", "closed.onnx")
-    folder.chmod(0o555)  # as a medium that cannot be written
+    folder.chmod(0o555)  # like a read-only medium
     assert without_override("inspect", "model.onnx").returncode == 0
     folder.chmod(0o755)
 
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_full_disk(external: bool, folder: Path) -> None:
-    """No half file, be it the model's or its data's."""
+    """Neither the model nor its external data are left half-written."""
     model = model_of()
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(50_000, np.float32), "padding"))
     onnx.save(model, "model.onnx", save_as_external_data=external, location="weights", size_threshold=0)
@@ -277,7 +287,7 @@ def test_a_full_disk(external: bool, folder: Path) -> None:
 
 @pytest.fixture
 def small_protos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if protocol buffers ended at a hundred bytes."""
+    """Lowers the limit of protocol buffers from 2 GB to 100 bytes."""
     monkeypatch.setattr(storage, "_LARGEST_PROTO", 100)
 
 
@@ -294,7 +304,7 @@ def test_weights_beyond_a_protocol_buffer(folder: Path) -> None:
     expected = helpers.stock_session(model).run(None, feeds)[0]
     assert (ort_dynq.InferenceSession("model.onnx").run(None, feeds)[0] == expected).all()
 
-    # Its data has the name that the next would have.
+    # The file of external data has the name that the second save would choose.
     before = Path("fast.onnx.data").read_bytes()
     result = rewrite("fast.onnx")
     result.model.graph.register_initializer(
@@ -305,8 +315,8 @@ def test_weights_beyond_a_protocol_buffer(folder: Path) -> None:
     assert ort_dynq.verify("model.onnx", "fast.onnx").passed
 
 
-def test_weights_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grid of a matrix is that of its columns, however many are looked at together."""
+def test_weights_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid of a matrix does not depend on the size of the blocks."""
     rng = np.random.default_rng(0)
     codes = rng.integers(-127, 128, (33, 20))
     codes[0], codes[:, 7] = 127, rng.integers(0, 256, 33)
@@ -329,7 +339,7 @@ def test_weights_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.skipif("ORT_DYNQ_HUGE" not in os.environ, reason="takes 5 GB and a minute; ORT_DYNQ_HUGE=1 runs it")
 @pytest.mark.parametrize("shape", [(2**31 + 5,), (2, 2**30 + 5)])
 def test_more_than_2_31_elements(shape: tuple[int, ...]) -> None:
-    """Zeros, which take no room until they are written, but for the first and the last element of each row."""
+    """Zeros except for the first and the last element of each row. Zeros take no memory until they are written."""
     x = np.zeros(shape, np.float32)
     x[..., 0], x[..., -1] = -1, 2
     body = """m = Abs(x) r = ReduceMax<keepdims = 1>(m, last) d = Div(r, limit) q = Div(x, d) o = Round(q)
@@ -356,11 +366,11 @@ def test_more_than_2_31_elements(shape: tuple[int, ...]) -> None:
         feeds = {"x": x, "s": np.array(2 / 127, np.float32), "z": np.array(0, np.int8)}
 
 
-# The same bytes
+# Reproducible output
 
 
 def test_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
-    """Whatever the order of Python's sets."""
+    """The output does not depend on the order of Python's sets."""
     script = (
         "import hashlib, pathlib, sys\n"
         "from ort_dynq.rewriter import rewrite\n"

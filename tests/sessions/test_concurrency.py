@@ -1,4 +1,4 @@
-"""Many threads, many sessions, many threads of onnxruntime, denormals as zero: the same bits as a thread alone."""
+"""Threads, sessions, threads of onnxruntime and denormals as zero do not change the results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ort_dynq import kernels
 
 THREADS = 8
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 127, 1, 1e-7, 3e38, 1])
-# Every kind of kernel and of layout, and more than one task each (beyond 32768 elements): per tensor, per channel,
-# blocks with a shorter last one, short rows, rows so long that they are shared out.
+# Every kind of kernel and layout, each with more than one task (32768 elements): per tensor, per channel, blocks with a
+# shorter last one, short rows, rows so long that threads share them.
 MODEL = parse(
     "float[n, m] x, float[] scale, float[] scales, float[] blocks, int8[] zp, float[9] constants",
     "int8[] a, float[] b, int8[] c, float[] d, float[] e, float[] f, int8[] g, float[] h, int8[] i, float[] j,"
@@ -51,7 +51,7 @@ def feeds(seed: int) -> dict[str, Array]:
 
 
 def open_session(backend: str, threads: int, zero: str = "0", model: onnx.ModelProto = MODEL) -> ort.InferenceSession:
-    """`zero`: whether the session takes denormals as zero. The backend stock is onnxruntime's own."""
+    """A session; `zero` is "1" if it treats denormals as zero. The backend "stock" registers no operators."""
     given = options(threads, optimised=True)
     given.add_session_config_entry("session.set_denormal_as_zero", zero)
     if backend != "stock":
@@ -65,7 +65,7 @@ INPUTS = [feeds(seed) for seed in range(THREADS)]
 
 @pytest.fixture(scope="module")
 def alone() -> list[list[Array]]:
-    """What a thread alone gets, for each input."""
+    """The results of a single thread for each input."""
     session = open_session("native", 1)
     return [session.run(None, some) for some in INPUTS]
 
@@ -76,7 +76,7 @@ def same(actual: list[Array], expected: list[Array]) -> None:
 
 
 def at_once(work: Callable[[int], None], count: int = THREADS) -> None:
-    """Calls `work` on as many threads, which begin together; what one raises is raised."""
+    """Calls `work` on `count` threads, which start together, and raises the first error."""
     barrier = Barrier(count)
 
     def task(index: int) -> None:
@@ -88,7 +88,7 @@ def at_once(work: Callable[[int], None], count: int = THREADS) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_one_session_of_many_threads(backend: str, threads: int, alone: list[list[Array]]) -> None:
+def test_many_threads_run_one_session(backend: str, threads: int, alone: list[list[Array]]) -> None:
     session = open_session(backend, threads)
 
     def work(index: int) -> None:
@@ -100,8 +100,8 @@ def test_one_session_of_many_threads(backend: str, threads: int, alone: list[lis
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_many_sessions_at_once(backend: str, threads: int, alone: list[list[Array]]) -> None:
-    """Made at once, too; then run by all, and by one while others end."""
+def test_many_threads_open_and_run_sessions(backend: str, threads: int, alone: list[list[Array]]) -> None:
+    """The sessions are opened, run and closed at the same time."""
 
     def work(index: int) -> None:
         session = open_session(backend, threads)
@@ -121,8 +121,8 @@ def test_both_backends_at_once(alone: list[list[Array]]) -> None:
     at_once(work)
 
 
-def test_instruction_sets_switched_meanwhile(alone: list[list[Array]]) -> None:
-    """Runs that began with one end with it, or with another that computes the same."""
+def test_instruction_sets_are_switched_during_runs(alone: list[list[Array]]) -> None:
+    """A run can use several instruction sets; all give the same results."""
     session = open_session("native", 2)
 
     def work(index: int) -> None:
@@ -141,16 +141,19 @@ def test_instruction_sets_switched_meanwhile(alone: list[list[Array]]) -> None:
 
 
 def resident() -> int:
-    """Bytes, once the allocator has given back what it can."""
+    """The resident memory in bytes, after the allocator has returned free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, trims glibc's heap")
-def test_sessions_that_come_and_go_leave_nothing(backend: str) -> None:
-    """100 of them, each with a good and a bad run. onnxruntime-extensions' own library, without any operator of ours,
-    leaves up to 5 KB a session, which is half a megabyte; sessions that are kept take more than the bound."""
+def test_closed_sessions_free_their_memory(backend: str) -> None:
+    """100 sessions, each with a successful and a failed run.
+
+    The library of onnxruntime-extensions alone leaks up to 5 KB for each session, half a megabyte in all. Sessions that
+    stay open take more memory than the bound.
+    """
     bound = 1536 << 10
 
     def turn(index: int) -> ort.InferenceSession:
@@ -174,13 +177,13 @@ def test_sessions_that_come_and_go_leave_nothing(backend: str) -> None:
 # Denormals as zero
 
 sse = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="sets SSE's control register")
-# How a run comes to it: by an entry of the session, by what the calling thread has set, or by both.
+# Denormals are zero because of an entry of the session options, because of the calling thread, or both.
 modes = pytest.mark.parametrize(("entry", "flush"), [("0", True), ("1", False), ("1", True)])
 TINY = np.float32([1e-40, -1e-40, 1e-45, 2e-39, -0.0, 0.0, 1.1754944e-38, 1.0, -1.0, 1e-38, 3e-30])
 
 
 class Mode:
-    """The calling thread's way with denormals, within the block: as SSE's control register has it."""
+    """Sets the treatment of denormals in the calling thread's SSE control register within the block."""
 
     FLUSH = 0x8040  # flush to zero, denormals are zero
 
@@ -203,10 +206,10 @@ class Mode:
 
 @sse
 @modes
-def test_denormals_as_zero_change_nothing_else(
+def test_denormals_as_zero_do_not_change_ordinary_data(
     isa: str, backend: str, entry: str, flush: bool, alone: list[list[Array]]
 ) -> None:
-    """Of data and scales that are not denormal: the quotient's correction underflows only far below one half."""
+    """Data and scales are not denormal. The correction of the quotient underflows only far below one half."""
     session = open_session(backend, 2, entry)
     with Mode(flush):
         same(session.run(None, INPUTS[0]), alone[0])
@@ -214,8 +217,8 @@ def test_denormals_as_zero_change_nothing_else(
 
 @sse
 @modes
-def test_denormals_as_zero_are_those_of_onnxruntime(isa: str, entry: str, flush: bool) -> None:
-    """On one thread: with more, each follows its own mode, and which of them takes what is left to chance."""
+def test_denormals_as_zero_as_in_onnxruntime(isa: str, entry: str, flush: bool) -> None:
+    """On one thread. With several, each has its own mode, and the distribution of the work is not deterministic."""
     rng = np.random.default_rng(0)
     shape = (1500, 37)
     scales = np.where(rng.random(37) < 0.5, rng.choice(TINY, 37), rng.uniform(0.01, 1, 37)).astype(np.float32)
@@ -235,5 +238,5 @@ def test_denormals_as_zero_are_those_of_onnxruntime(isa: str, entry: str, flush:
     same(actual, expected)
     same(open_session("native", 1, model=ours).run(None, given), ordinary)  # the mode has ended
     if flush:
-        assert np.any(actual[0] != ordinary[0])  # or the mode was none
+        assert np.any(actual[0] != ordinary[0])  # the mode has an effect
         assert np.any(actual[1] != ordinary[1])

@@ -1,4 +1,4 @@
-"""Sessions in one line: every source of a model, external data, options that serve several sessions; a light import."""
+"""ort_dynq.InferenceSession: models in every form, external data, shared options; the import of the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ X = np.linspace(-3, 3, 20, dtype=np.float32).reshape(4, 5)
 
 
 def make_model(factor: float = 1.0) -> onnx.ModelProto:
-    """Weights, and a QuantizeLinear whose scale is an input."""
+    """A model with weights, and a QuantizeLinear whose scale is an input."""
     model = helpers.parse(
         "float[n, 5] x, float[5] scale",
         "int8[n, 5] codes",
@@ -78,7 +78,7 @@ def test_every_source(source: str, tmp_path: Path) -> None:
     assert run(session) == expected()
 
 
-def test_the_operators_are_what_runs(tmp_path: Path) -> None:
+def test_the_session_runs_the_operators(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.enable_profiling = True
     options.profile_file_prefix = str(tmp_path / "profile")
@@ -100,7 +100,7 @@ def test_further_arguments_reach_onnxruntime() -> None:
 @pytest.mark.parametrize("as_ir", [False, True])
 def test_external_data(own_options: bool, as_ir: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_with_external_data(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)  # where the weights are not
+    monkeypatch.chdir(tmp_path)  # not the folder of the weights
     options = ort.SessionOptions() if own_options else None
     assert run(ort_dynq.InferenceSession(ir.load(path) if as_ir else Path("model/model.onnx"), options)) == expected()
 
@@ -113,8 +113,8 @@ def test_external_data_in_the_current_folder(as_proto: bool, tmp_path: Path, mon
     assert run(ort_dynq.InferenceSession(model)) == expected()
 
 
-def test_options_serve_many_sessions(tmp_path: Path) -> None:
-    """Registering twice would fail, and a folder of external data left behind would feed wrong weights to the next."""
+def test_sessions_share_options(tmp_path: Path) -> None:
+    """A second registration must not fail, and the folder of external data must not apply to the next session."""
     paths = {factor: save_with_external_data(tmp_path / f"times{factor}", factor) for factor in (1.0, 2.0)}
     options = ort.SessionOptions()
     ort_dynq.register(options)
@@ -125,7 +125,7 @@ def test_options_serve_many_sessions(tmp_path: Path) -> None:
         assert run(ort.InferenceSession(path, options)) == expected(factor)
 
 
-def test_external_data_that_lie_in_two_folders(tmp_path: Path) -> None:
+def test_external_data_in_two_folders(tmp_path: Path) -> None:
     models = [ir.load(save_with_external_data(tmp_path / name)) for name in ("one", "two")]
     stray = models[1].graph.initializers.pop("weights")
     stray.name = "stray"
@@ -135,7 +135,7 @@ def test_external_data_that_lie_in_two_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [b"", b"not a model", make_model().SerializeToString()[:-9], "missing.onnx"])
-def test_what_is_no_model(source: str | bytes) -> None:
+def test_not_a_model(source: str | bytes) -> None:
     with pytest.raises(ort_dynq.DynqError, match=r"not an ONNX model|no file missing\.onnx"):
         ort_dynq.InferenceSession(source)
 
@@ -148,7 +148,7 @@ def test_register_on_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("version", ["1.8.0", "1.17.3", "1.19.2", "odd"])
 def test_the_library_on_an_old_onnxruntime(version: str) -> None:
-    """Registered by its path, as other languages do it: a status that says so, made with the oldest of all tables."""
+    """Registered by its path, as from other languages. The status is made with the oldest API table."""
     pointer = ctypes.c_void_p
     create_status = ctypes.CFUNCTYPE(pointer, ctypes.c_int, ctypes.c_char_p)
     get_api, get_version = ctypes.CFUNCTYPE(pointer, ctypes.c_uint32), ctypes.CFUNCTYPE(pointer)
@@ -156,7 +156,7 @@ def test_the_library_on_an_old_onnxruntime(version: str) -> None:
     asked: list[int] = []
     name = ctypes.create_string_buffer(version.encode())
     status = create_status(lambda _, message: messages.append(message.decode()) or 1)  # type: ignore[func-returns-value]
-    table = (pointer * 1)(ctypes.cast(status, pointer))  # CreateStatus is slot 0; there is nothing else to call
+    table = (pointer * 1)(ctypes.cast(status, pointer))  # slot 0 is CreateStatus; other slots must not be called
     api = get_api(lambda number: asked.append(number) or ctypes.addressof(table))  # type: ignore[func-returns-value]
     text = get_version(lambda: ctypes.addressof(name))
     base = (pointer * 2)(ctypes.cast(api, pointer), ctypes.cast(text, pointer))
@@ -173,7 +173,7 @@ def test_the_import_is_light() -> None:
     code = "import sys, ort_dynq; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "ort_dynq" in loaded
-    assert {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich"}.isdisjoint(loaded)
+    assert {"numpy", "onnx", "onnx_ir", "onnxruntime", "rich"}.isdisjoint(loaded)
 
 
 def test_the_exports() -> None:

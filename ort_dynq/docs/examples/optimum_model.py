@@ -1,7 +1,7 @@
-"""Hugging Face Optimum's ORTModel with the operators: ``python optimum_model.py folder``.
+"""Runs a rewritten model with an ORTModel of Hugging Face Optimum: ``python optimum_model.py folder``.
 
-The folder is what ``optimum-cli export onnx`` and ``optimum-cli onnxruntime quantize`` write: model.onnx, config.json
-and the tokenizer. Needs ``pip install optimum-onnx[onnxruntime]``.
+The folder contains model.onnx, config.json and the tokenizer, as ``optimum-cli export onnx`` and ``optimum-cli
+onnxruntime quantize`` write them. Needs ``pip install optimum-onnx[onnxruntime]``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ FILE = "model_dynq.onnx"
 
 
 def load(model_class: Any, folder: str, file: str = "model.onnx", **options: Any) -> Any:
-    """An ORTModel, of the class that the task wants, whose session runs the rewritten model.
+    """Rewrites a model and opens it as an ORTModel.
 
     Args:
-        model_class: As ``ORTModelForFeatureExtraction`` or ``ORTModelForSequenceClassification``.
-        folder: Where the model is; the rewritten one is written beside it.
-        file: The model's name.
+        model_class: The class for the task, for example ``ORTModelForFeatureExtraction``.
+        folder: The folder of the model. The rewritten model is written to the same folder.
+        file: The file name of the model.
         options: Further arguments of ``from_pretrained``.
+
+    Returns:
+        An instance of ``model_class`` whose session runs the rewritten model.
     """
     ort_dynq.rewrite(Path(folder) / file).save(Path(folder) / FILE)
     session_options = ort_dynq.register(onnxruntime.SessionOptions())

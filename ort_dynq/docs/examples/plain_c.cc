@@ -1,8 +1,9 @@
-// The operators without ONNX Runtime, through the plain C interface: ops/c_api.h and the library are all that it needs.
+// Calls an operator through the C interface, without ONNX Runtime. Needs only ops/c_api.h and the library.
 //
-//   g++ -std=c++17 -I ops plain_c.cc "$(python -c 'import ort_dynq; print(ort_dynq.get_library_path())')" -o plain_c
+//   library=$(python -c 'import ort_dynq; print(ort_dynq.get_library_path())')
+//   g++ -std=c++17 -I ops plain_c.cc "$library" -Wl,-rpath,"$(dirname "$library")" -o plain_c
 //
-// It runs, too, where the library is found: in the folder that it was linked from, or in LD_LIBRARY_PATH.
+// At run time, the program finds the library by its rpath or by LD_LIBRARY_PATH.
 
 #include <cstdint>
 #include <cstdio>
@@ -12,7 +13,7 @@
 
 namespace {
 
-// The library asks for memory for each output, once its shape is known.
+// Allocates the memory of an output. The library calls this for each output when its shape is known.
 void* allocate(void* user, int32_t index, int32_t /*type*/, const int64_t* dims, int32_t rank) {
   if (index != 0) return nullptr;
   int64_t elements = 1;
@@ -25,7 +26,7 @@ void* allocate(void* user, int32_t index, int32_t /*type*/, const int64_t* dims,
 }  // namespace
 
 int main() {
-  // float32[2, 4], each column with a scale and a zero point of its own
+  // src is float32 [2, 4]. Each column has its own scale and zero point.
   const std::vector<float> src = {-1.0f, 0.0f, 0.5f, 300.0f, 1.0f, 2.5f, -0.5f, -300.0f};
   const std::vector<float> scales = {0.5f, 1.0f, 0.25f, 1.0f};
   const std::vector<uint8_t> zps = {128, 0, 3, 10};

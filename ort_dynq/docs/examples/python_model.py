@@ -1,4 +1,4 @@
-"""Rewrites a model, proves the result, saves it and runs it: ``python python_model.py model.onnx fast.onnx``."""
+"""Rewrites a model, verifies, saves and runs the result: ``python python_model.py model.onnx fast.onnx``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def main(source: str, target: str) -> None:
         raise SystemExit("the rewritten model differs: see `ort-dynq verify`")
     result.save(target)
 
-    # A rewritten model needs the operators for speed; without `register` it gives the same results, slowly.
+    # Without `register`, the rewritten model gives the same results, but slowly.
     session = onnxruntime.InferenceSession(target, ort_dynq.register(onnxruntime.SessionOptions()))
     shapes = {each.name: [size if isinstance(size, int) else 2 for size in each.shape] for each in session.get_inputs()}
-    feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}  # of models whose inputs are float32
+    feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}  # all inputs are float32
     for output in session.run(None, feeds):
         print(output.dtype, output.shape)
 

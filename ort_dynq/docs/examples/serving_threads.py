@@ -1,8 +1,12 @@
-"""One session that several threads of a server share: ``python serving_threads.py model.onnx``.
+"""Shares one session between several threads of a server: ``python serving_threads.py model.onnx``.
 
-A session may run in any number of threads at a time, and lets go of the GIL while it runs. Two ways to use the cores:
-several requests at once, each on one core (here: most requests per second), or one request at a time on all of them
-(intra_op_num_threads left alone: the shortest time for a single request). Both together only get into each other's way.
+Any number of threads may run a session at the same time. A session releases the GIL while it runs. There are two ways
+to use the cores:
+
+- Several requests at a time, each on one core. This gives the most requests per second. This example does so.
+- One request at a time on all cores, with the default intra_op_num_threads. This gives the shortest time per request.
+
+Do not combine the two: their threads would compete for the cores.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ import ort_dynq
 
 
 def open_session(path: str) -> onnxruntime.InferenceSession:
-    options = ort_dynq.register(onnxruntime.SessionOptions())  # not `backend="extensions"`, which holds the GIL
+    options = ort_dynq.register(onnxruntime.SessionOptions())  # the backend "extensions" would hold the GIL
     options.intra_op_num_threads = 1
-    return ort_dynq.InferenceSession(path, options)  # of a model rewritten beforehand: onnxruntime.InferenceSession
+    return ort_dynq.InferenceSession(path, options)  # if already rewritten: onnxruntime.InferenceSession
 
 
 def serve(path: str, requests: list[dict[str, npt.NDArray[np.generic]]]) -> list[list[npt.NDArray[np.generic]]]:

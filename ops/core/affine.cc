@@ -1,0 +1,90 @@
+#include "core/affine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/attributes.h"
+
+namespace dynq {
+
+AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes, bool to_codes)
+    : scaling_(read_encoding(op, attributes, "scaling", kDivide)),
+      order_(read_encoding(op, attributes, "rounding_order", kRoundThenAdd)),
+      code_type_(to_codes ? read_code_type(op, attributes, "code_type", kInt8)
+                          : read_code_or_float_type(op, attributes, "code_type", kFloat)),
+      output_dtype_(to_codes ? read_code_type(op, attributes, "output_dtype", kInt8) : code_type_),
+      quant_min_(attributes.integer("quant_min", code_type_ == kUint8 ? 0 : -128)),
+      quant_max_(attributes.integer("quant_max", code_type_ == kUint8 ? 255 : 127)) {
+  const std::string name = op;
+  const bool has_integer_codes = code_type_ != kFloat;
+  const bool clip = read_flag(op, attributes, "clip", true);
+  const NanCode nan_code =
+      read_encoding(op, attributes, "nan_code", has_integer_codes ? NanCode::kZero : NanCode::kNan);
+  if ((nan_code == NanCode::kNan) == has_integer_codes)
+    throw Error(
+        name + ": nan_code is " + text_of(nan_code) + " for codes of " + name_of(code_type_) + ", expected " +
+        (has_integer_codes ? text_of(NanCode::kZero) + " or " + text_of(NanCode::kQuantMin) : text_of(NanCode::kNan)));
+  if (quant_min_ > quant_max_)
+    throw Error(name + ": quant_min is " + std::to_string(quant_min_) + ", quant_max " + std::to_string(quant_max_) +
+                ", expected quant_min <= quant_max");
+  if (has_integer_codes) {
+    const int64_t low = code_type_ == kUint8 ? 0 : -128, high = low + 255;
+    if (!clip || quant_min_ < low || quant_max_ > high)
+      throw Error(name + ": codes are clipped to " +
+                  (clip ? std::to_string(quant_min_) + " to " + std::to_string(quant_max_) : "nothing") +
+                  ", expected a range within " + std::to_string(low) + " to " + std::to_string(high) + " of " +
+                  name_of(code_type_));
+  }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constants_.low = clip ? quant_min() : -kInfinity;
+  constants_.high = clip ? quant_max() : kInfinity;
+  constants_.nan_code = nan_code == NanCode::kZero       ? 0.0f
+                        : nan_code == NanCode::kQuantMin ? constants_.low
+                                                         : std::numeric_limits<float>::quiet_NaN();
+  constants_.integer_codes = has_integer_codes;
+  constants_.code_offset = static_cast<float>(offset());
+  target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
+}
+
+const AffineKernel* AffineArithmetic::kernels(const KernelTable& table) const {
+  return table.affine[scaling_][order_][target_];
+}
+
+bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
+  const bool is_whole = zero_point == std::nearbyint(zero_point);
+  if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && is_whole &&
+        std::fabs(zero_point) <= static_cast<float>(kNarrowZeroPoint)))
+    return false;
+  // If the quotient underflows, the order of operations decides the sign of the code 0.
+  if (scaling_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) return false;
+  // Codes grow monotonically with x, so that those of low and high are the extremes.
+  for (const float x : {low, high}) {
+    const float t = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
+    const float code = order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
+                       : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
+                                                 : std::nearbyint(t);
+    if (!(code >= std::max(constants_.low, -kLargestSafeClip) && code <= std::min(constants_.high, kLargestSafeClip)))
+      return false;
+  }
+  return true;
+}
+
+void AffineArithmetic::run(const KernelTable& table, const float* src, void* dst, int64_t count, float scale,
+                           float zero_point, bool bounded) const {
+  const Extent extent{1, count, count};
+  if (bounded && target_ == kToFloat) {
+    // Adding the zero point of kRoundThenAdd and subtracting it again turns -0 into +0, as integer codes do.
+    const bool keeps_negative_zero = order_ != kRoundThenAdd && !constants_.integer_codes;
+    table.bounded[scaling_][order_ == kAddThenRound](
+        {extent, src, static_cast<float*>(dst), &scale, &zero_point, keeps_negative_zero});
+  } else if (bounded && scaling_ == kDivide && order_ != kAddThenRound) {
+    const int32_t zp = offset() + (order_ == kNoZeroPoint ? 0 : static_cast<int32_t>(zero_point));
+    table.quantize[kOnnx][target_ == kToU8 ? kU8 : kS8][kPerRow]({extent, src, dst, &scale, &zp, false});
+  } else {
+    kernels(table)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
+                             constants_.nan_code, constants_.integer_codes, constants_.code_offset});
+  }
+}
+
+}  // namespace dynq

@@ -1,0 +1,25 @@
+// The integers that attributes are encoded as. ort_dynq/operators/encodings.py has the same enumerations with the same
+// values, and explains each value. CodeType of encodings.py is `Type` in operator.h: both have ONNX's numbers.
+//
+// An enumeration that indexes a table of kernels has a constant beside it with the number of its values.
+// Files of one instruction set include this header (kernels/kernels.h), so it must define no function.
+#pragma once
+
+namespace dynq {
+
+enum Scaling { kDivide = 0, kMultiplyByTheReciprocal = 1, kMultiply = 2 };
+constexpr int kScalings = 3;
+
+enum RoundingOrder { kRoundThenAdd = 0, kAddThenRound = 1, kNoZeroPoint = 2 };
+constexpr int kRoundingOrders = 3;
+
+enum ScaleOrder { kScalesFirst = 0, kRowFirst = 1, kColumnFirst = 2 };
+constexpr int kScaleOrders = 3;
+
+enum class RangeKind { kAbsMax = 0, kMinMax = 1, kMinMaxWithZero = 2, kLargerSide = 3 };
+
+enum class ZeroPointRule { kNone = 0, kRoundClipped = 1, kSubtractRounded = 2, kRoundNegated = 3, kFloorNegated = 4 };
+
+enum class NanCode { kZero = 0, kQuantMin = 1, kNan = 2 };
+
+}  // namespace dynq

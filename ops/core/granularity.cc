@@ -1,0 +1,90 @@
+#include "core/granularity.h"
+
+namespace dynq {
+
+Granularity::Granularity(const char* op, const Attributes& attributes)
+    : op_(op), axis_(attributes.integer("axis", 1)), block_size_(attributes.integer("block_size", 0)) {
+  const std::string qtype = attributes.text("qtype", "per_tensor");
+  if (qtype == "per_tensor")
+    kind_ = kPerTensor;
+  else if (qtype == "per_channel")
+    kind_ = kPerChannel;
+  else if (qtype == "per_group")
+    kind_ = kPerGroup;
+  else if (qtype == "auto")
+    kind_ = kAuto;
+  else
+    fail("qtype is '" + qtype + "', expected per_tensor, per_channel, per_group or auto");
+  if (block_size_ < 0) fail("block_size is " + std::to_string(block_size_) + ", expected 0 or more");
+}
+
+void Granularity::fail(const std::string& what) const { throw Error(std::string(op_) + ": " + what); }
+
+// kAuto: the granularity follows from the shape of the scales, as for ONNX's QuantizeLinear.
+Granularity::Kind Granularity::kind_of(const Shape& scales) const {
+  if (kind_ != kAuto) return kind_;
+  if (block_size_ > 0) return kPerGroup;
+  return scales.rank <= 1 && scales.elements() == 1 ? kPerTensor : kPerChannel;
+}
+
+size_t Granularity::checked_axis(const Shape& src) const {
+  const int64_t rank = static_cast<int64_t>(src.rank);
+  if (axis_ < -rank || axis_ >= rank)
+    fail("axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) + " to " +
+         std::to_string(rank - 1) + " for src of shape " + src.text());
+  return static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
+}
+
+Groups Granularity::groups(const Shape& src, const Shape& scales, const Tensor& zps) const {
+  Groups groups;
+  groups.counts.rank = src.rank;
+  for (size_t i = 0; i < src.rank; ++i) groups.counts.dims[i] = 1;
+  switch (kind_of(scales)) {
+    case kAuto:
+    case kPerTensor:
+      if (scales.rank > 1 || scales.elements() != 1)
+        fail("scales has shape " + scales.text() + ", expected one element of rank 0 or 1 for per_tensor");
+      break;
+    case kPerChannel: {
+      const size_t axis = checked_axis(src);
+      if (scales.rank != 1) fail("scales has shape " + scales.text() + ", expected rank 1 for per_channel");
+      if (scales.dims[0] != src.dims[axis])
+        fail("scales has " + std::to_string(scales.dims[0]) + " elements, src has " + std::to_string(src.dims[axis]) +
+             " along axis " + std::to_string(axis_));
+      groups.counts.dims[axis] = src.dims[axis];
+      break;
+    }
+    case kPerGroup: {
+      if (scales.rank != src.rank)
+        fail("scales has shape " + scales.text() + ", expected the rank of src, " + std::to_string(src.rank) +
+             ", for per_group");
+      if (block_size_ > 0) {
+        groups.axis = checked_axis(src);
+        groups.size = block_size_;
+      }
+      for (size_t i = 0; i < src.rank; ++i) {
+        const int64_t have = scales.dims[i], length = src.dims[i];
+        if (block_size_ > 0) {
+          const int64_t blocks = i == groups.axis ? length / block_size_ + (length % block_size_ != 0) : length;
+          if (have != blocks)
+            fail("scales has shape " + scales.text() + ", expected " + std::to_string(blocks) + " along dimension " +
+                 std::to_string(i) + " for blocks of " + std::to_string(block_size_) + " along axis " +
+                 std::to_string(axis_) + " of src of shape " + src.text());
+        } else if (have == 0 ? length != 0 : length % have != 0) {
+          fail("scales has shape " + scales.text() + ", src " + src.text() + ": " + std::to_string(have) +
+               " groups do not divide " + std::to_string(length) + " elements along dimension " + std::to_string(i));
+        }
+        groups.counts.dims[i] = have;
+      }
+      if (groups.size > 0 && (src.dims[groups.axis] % groups.size == 0 || groups.counts.dims[groups.axis] == 1))
+        groups.size = 0;  // all groups have the same length
+      break;
+    }
+  }
+  // A zero point of one element serves all scales and may have rank 0 or 1.
+  if (zps && zps.shape.elements() != 1 && !(zps.shape == scales))
+    fail("zps has shape " + zps.shape.text() + ", expected that of scales, " + scales.text() + ", or one element");
+  return groups;
+}
+
+}  // namespace dynq

@@ -1,0 +1,35 @@
+// Which elements share a scale: reads and checks the attributes qtype, axis and block_size.
+#pragma once
+
+#include "core/operator.h"
+
+namespace dynq {
+
+struct Groups {
+  Shape counts;      // the number of scales along each dimension of src; has src's rank
+  size_t axis = 0;   // if size is not 0: the dimension whose last group may be shorter
+  int64_t size = 0;  // if not 0: the length of every other group along axis; if 0, all groups have the same length
+};
+
+class Granularity {
+ public:
+  // Throws Error for an invalid value. `op` is the operator's name for messages.
+  Granularity(const char* op, const Attributes& attributes);
+
+  // The groups of one run. Throws Error if the shape of scales or zps does not fit src's shape.
+  Groups groups(const Shape& src, const Shape& scales, const Tensor& zps) const;
+
+ private:
+  enum Kind { kPerTensor, kPerChannel, kPerGroup, kAuto };
+
+  Kind kind_of(const Shape& scales) const;
+  size_t checked_axis(const Shape& src) const;
+  [[noreturn]] void fail(const std::string& what) const;
+
+  const char* op_;
+  Kind kind_;
+  int64_t axis_;
+  int64_t block_size_;
+};
+
+}  // namespace dynq

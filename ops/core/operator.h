@@ -1,0 +1,105 @@
+// The interface of an operator. It depends neither on ONNX Runtime nor on Python: plugin.cc and c_api.cc adapt to it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ort_abi.h"
+
+namespace dynq {
+
+// An element type, by ONNX's numbers (TensorProto.DataType).
+using Type = ONNXTensorElementDataType;
+constexpr Type kNone = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+constexpr Type kUint8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+constexpr Type kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+constexpr Type kInt32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+
+const char* name_of(Type type);
+size_t size_of(Type type);  // bytes of an element
+
+// An invalid attribute or input. The message names the operator, what it got and what it expected.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+constexpr size_t kMaxRank = 16;
+
+struct Shape {
+  size_t rank = 0;
+  int64_t dims[kMaxRank];  // the first `rank` are set
+
+  int64_t elements() const;
+  std::string text() const;  // "2x3", "scalar"
+  bool operator==(const Shape& other) const;
+};
+
+struct Tensor {
+  Type type = kNone;  // kNone: an optional input that is absent
+  Shape shape;
+  const void* data = nullptr;
+
+  explicit operator bool() const { return type != kNone; }
+};
+
+// The attributes of a node. Each function returns `absent` if the node does not have the attribute.
+class Attributes {
+ public:
+  virtual ~Attributes() = default;
+  virtual int64_t integer(const char* name, int64_t absent) const = 0;
+  virtual std::string text(const char* name, const char* absent) const = 0;
+};
+
+// One run of one node: its inputs, its outputs and the threads to use.
+class Context {
+ public:
+  virtual ~Context() = default;
+  virtual Tensor input(size_t index) = 0;
+  virtual void* output(size_t index, const Shape& shape) = 0;
+  // Calls task(data, i) for every i < count, on the caller's threads. Operators use run_tasks() of parallel.h.
+  virtual void parallel_for(size_t count, void (*task)(void*, size_t), void* data) = 0;
+};
+
+// A node of a graph, created from its checked attributes. Several threads may call compute() at the same time.
+class Node {
+ public:
+  virtual ~Node() = default;
+  virtual void compute(Context& context) const = 0;
+};
+
+// One combination of types. An optional input may be absent in each of them.
+struct Signature {
+  std::vector<Type> inputs;
+  std::vector<Type> outputs;
+};
+
+struct Operator {
+  const char* name;
+  size_t required_inputs;
+  // If several signatures have the same input types, ONNX Runtime infers the output types of the first one, unless
+  // output_type gives another.
+  std::vector<Signature> signatures;
+  std::unique_ptr<Node> (*create)(const Attributes& attributes);
+  // The type of output 0.
+  Type (*output_type)(const Attributes& attributes, const std::vector<Type>& inputs);
+  bool is_of_src_shape = true;  // output 0 has the shape of input 0
+};
+
+// `create` of an operator whose node is a T.
+template <class T>
+std::unique_ptr<Node> make_node(const Attributes& attributes) {
+  return std::make_unique<T>(attributes);
+}
+
+// `output_type` of an operator whose output 0 is float32.
+inline Type always_float(const Attributes&, const std::vector<Type>&) { return kFloat; }
+
+// All operators of the library (operators/registry.cc).
+const std::vector<Operator>& operators();
+
+}  // namespace dynq

@@ -1,0 +1,28 @@
+// How work is cut into tasks and how tasks are run.
+#pragma once
+
+#include "core/operator.h"
+
+namespace dynq {
+
+// Elements of one task: a few microseconds of work, while handing out a task takes 0.5 microseconds.
+constexpr int64_t kTaskElements = 32768;
+
+// The parts, at least 1 and at most `most`, that `elements` elements are split into.
+constexpr int64_t part_count(int64_t elements, int64_t most) {
+  const int64_t parts = elements / kTaskElements;
+  return parts < 1 ? 1 : parts < most ? parts : most;
+}
+
+// Calls task(i) for every i < count: a single task on the calling thread, several on the threads of `context`.
+template <class Task>
+void run_tasks(Context& context, int64_t count, const Task& task) {
+  if (count == 1) {
+    task(int64_t{0});
+    return;
+  }
+  const auto call = [](void* data, size_t index) { (*static_cast<const Task*>(data))(static_cast<int64_t>(index)); };
+  context.parallel_for(static_cast<size_t>(count), call, const_cast<Task*>(&task));
+}
+
+}  // namespace dynq

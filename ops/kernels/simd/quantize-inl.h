@@ -1,0 +1,137 @@
+// quantize: float to 8-bit codes with int32 zero points.
+//
+// There is no lower clamp: NaN, -inf and everything far below the lowest code round to the lowest int32 (V::round),
+// which saturates to the lowest code. NaN passes the upper clamp.
+
+// float to int32, without the zero point, which the caller adds.
+template <class Quotient>
+struct OnnxQuantizer {
+  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
+  Quotient quotient;
+  V::I zp;
+  OnnxQuantizer(V::F scale, V::F reciprocal, V::I zp_) : quotient(scale, reciprocal), zp(zp_) {}
+  V::I operator()(V::F x) const { return V::round(quotient(x)); }
+};
+
+struct OneDnnQuantizer {
+  static constexpr bool kNeedsReciprocal = true;
+  V::F reciprocal, zp_f32;
+  V::I zp;  // 0: operator() adds the zero point before rounding
+  OneDnnQuantizer(V::F, V::F reciprocal_, V::I zp_)
+      : reciprocal(reciprocal_), zp_f32(V::to_float(zp_)), zp(V::set1(int32_t{0})) {}
+  V::I operator()(V::F x) const {
+    return V::round(V::min(V::set1(kQuotientBound), V::add(V::mul(x, reciprocal), zp_f32)));
+  }
+};
+
+// The parameters of a block, per row or per column, with the reciprocals of the scales if the quantizer needs them.
+template <class Quantizer>
+class Quantizers {
+ public:
+  Quantizers(const float* scales, const int32_t* zps, int64_t count)
+      : scales_(scales), zps_(zps), reciprocals_(Quantizer::kNeedsReciprocal ? storage_ : scales) {
+    if (Quantizer::kNeedsReciprocal)
+      for (int64_t i = 0; i < count; ++i) storage_[i] = 1.0f / scales[i];
+  }
+  Quantizer of_row(int64_t i) const { return {V::set1(scales_[i]), V::set1(reciprocals_[i]), V::set1(zps_[i])}; }
+  Quantizer of_columns(int64_t i) const { return {V::load(scales_ + i), V::load(reciprocals_ + i), V::load(zps_ + i)}; }
+  Quantizer of_first_columns(int64_t n) const {
+    return {V::load_part(scales_, n), V::load_part(reciprocals_, n), V::load_part(zps_, n)};
+  }
+
+ private:
+  const float* scales_;
+  const int32_t* zps_;
+  const float* reciprocals_;
+  alignas(64) float storage_[Quantizer::kNeedsReciprocal ? kMaxParameters : 1];
+};
+
+template <class Quantizer, CodeKind kKind, bool kStream>
+void quantize_rows_with(const QuantizeBlock& block) {
+  constexpr int64_t L = V::kLanes;
+  const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.rows);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float* src = block.src + row * block.stride;
+    uint8_t* dst = static_cast<uint8_t*>(block.dst) + row * block.stride;
+    const Quantizer quantizer = quantizers.of_row(row);
+    const V::I zp = V::pack16(quantizer.zp, quantizer.zp);
+    const auto two = [&](int64_t i) {
+      return V::add16(V::pack16(quantizer(V::load(src + i)), quantizer(V::load(src + i + L))), zp);
+    };
+    if (block.cols >= 4 * L)
+      cover(0, block.cols, 4 * L, [&](int64_t i) { V::store4<kKind, kStream>(dst + i, two(i), two(i + 2 * L)); });
+    else if (block.cols >= L)
+      cover(0, block.cols, L, [&](int64_t i) { V::store1<kKind>(dst + i, quantizer(V::load(src + i)), quantizer.zp); });
+    else
+      V::store_part<kKind>(dst, quantizer(V::load_part(src, block.cols)), quantizer.zp, block.cols);
+  }
+}
+
+// kRows rows at once, so that the parameters of the columns are loaded once for all of them.
+template <int kRows, CodeKind kKind, bool kStream, class Quantizer>
+void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* src, uint8_t* dst, int64_t cols,
+                        int64_t stride) {
+  constexpr int64_t L = V::kLanes;
+  const auto four = [&](int64_t i) {
+    V::I halves[2][kRows];
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t first = i + half * 2 * L;
+      const Quantizer low = quantizers.of_columns(first), high = quantizers.of_columns(first + L);
+      const V::I zp = V::pack16(low.zp, high.zp);
+      for (int64_t row = 0; row < kRows; ++row) {
+        const float* from = src + row * stride + first;
+        halves[half][row] = V::add16(V::pack16(low(V::load(from)), high(V::load(from + L))), zp);
+      }
+    }
+    for (int64_t row = 0; row < kRows; ++row)
+      V::store4<kKind, kStream>(dst + row * stride + i, halves[0][row], halves[1][row]);
+  };
+  const auto one = [&](int64_t i) {
+    const Quantizer quantizer = quantizers.of_columns(i);
+    for (int64_t row = 0; row < kRows; ++row)
+      V::store1<kKind>(dst + row * stride + i, quantizer(V::load(src + row * stride + i)), quantizer.zp);
+  };
+  if (cols >= 4 * L) return cover(0, cols, 4 * L, four);
+  if (cols >= L) return cover(0, cols, L, one);
+  const Quantizer quantizer = quantizers.of_first_columns(cols);
+  for (int64_t row = 0; row < kRows; ++row)
+    V::store_part<kKind>(dst + row * stride, quantizer(V::load_part(src + row * stride, cols)), quantizer.zp, cols);
+}
+
+template <class Quantizer, CodeKind kKind, bool kStream>
+void quantize_columns_with(const QuantizeBlock& block) {
+  const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols);
+  const float* src = block.src;
+  uint8_t* dst = static_cast<uint8_t*>(block.dst);
+  int64_t row = 0;
+  for (; row + V::kRows <= block.rows; row += V::kRows)
+    quantize_some_rows<V::kRows, kKind, kStream>(quantizers, src + row * block.stride, dst + row * block.stride,
+                                                 block.cols, block.stride);
+  for (; row < block.rows; ++row)
+    quantize_some_rows<1, kKind, kStream>(quantizers, src + row * block.stride, dst + row * block.stride, block.cols,
+                                          block.stride);
+}
+
+template <class Quantizer, CodeKind kKind, Parameters kParameters, bool kStream>
+void quantize_with(const QuantizeBlock& block) {
+  if (kParameters == kPerRow)
+    quantize_rows_with<Quantizer, kKind, kStream>(block);
+  else
+    quantize_columns_with<Quantizer, kKind, kStream>(block);
+}
+
+template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
+void quantize(const QuantizeBlock& block) {
+  const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
+  if (kArithmetic == kOneDnn) {
+    quantize_with<OneDnnQuantizer, kKind, kParameters, false>(block);
+  } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
+    // For one row, dividing is faster than computing reciprocals.
+    quantize_with<OnnxQuantizer<Division>, kKind, kParameters, false>(block);
+  } else if (can_stream(block, 1)) {
+    quantize_with<OnnxQuantizer<Markstein>, kKind, kParameters, true>(block);
+    V::fence();
+  } else {
+    quantize_with<OnnxQuantizer<Markstein>, kKind, kParameters, false>(block);
+  }
+}

@@ -1,0 +1,39 @@
+// All vector kernels. Each family is one file, written once for any vector type `V`. avx2.cc and avx512.cc define V and
+// include this file inside their anonymous namespace: no symbol compiled for one instruction set is visible elsewhere.
+//
+// A V::F has V::kLanes floats, a V::I as many int32. load_part and store_part access only the first n < kLanes
+// elements. As the x86 instructions do, V::min(a, b) returns b if either is NaN, and V::round returns the lowest int32
+// if its argument is NaN or beyond int32.
+// clang-format off: the order of the files matters
+#include "kernels/simd/quotient-inl.h"
+#include "kernels/simd/stores-inl.h"
+#include "kernels/simd/quantize-inl.h"
+#include "kernels/simd/dequantize-inl.h"
+#include "kernels/simd/affine-inl.h"
+#include "kernels/simd/bounded-inl.h"
+#include "kernels/simd/range-inl.h"
+#include "kernels/simd/accumulator-inl.h"
+// clang-format on
+
+// The table of all kernels. Constant: no code compiled for an instruction set may run before dispatch.cc has checked
+// that the CPU supports it.
+constexpr KernelTable make_table(const char* name) {
+  return {
+      name,
+      {{{quantize<kOnnx, kU8, kPerRow>, quantize<kOnnx, kU8, kPerColumn>},
+        {quantize<kOnnx, kS8, kPerRow>, quantize<kOnnx, kS8, kPerColumn>}},
+       {{quantize<kOneDnn, kU8, kPerRow>, quantize<kOneDnn, kU8, kPerColumn>},
+        {quantize<kOneDnn, kS8, kPerRow>, quantize<kOneDnn, kS8, kPerColumn>}}},
+      {{dequantize<kU8, kPerRow>, dequantize<kU8, kPerColumn>},
+       {dequantize<kS8, kPerRow>, dequantize<kS8, kPerColumn>}},
+      ORT_DYNQ_AFFINE_TABLE,
+      {{bounded<BoundedMarkstein, false, false>, bounded<BoundedMarkstein, false, true>},
+       {bounded<AffineProduct, false, false>, bounded<AffineProduct, false, true>},
+       {bounded<AffineProduct, true, false>, bounded<AffineProduct, true, true>}},
+      range<false>,
+      range<true>,
+      {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
+      {row_range<false>, column_range<false>},
+      {row_range<true>, column_range<true>},
+  };
+}

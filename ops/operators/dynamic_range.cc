@@ -1,0 +1,320 @@
+// DynamicRangeQuantize, DynamicRangeFakeQuantize: dynamic quantization in one pass. The range of a row gives its scale
+// and zero point, which quantize it (and dequantize it) while it is in the cache. The dimensions from `axis` on make a
+// row: axis -1 is per token, 0 is per tensor.
+//
+// DynamicQuantizeDequantizeLinear: the same for ONNX's DynamicQuantizeLinear followed by DequantizeLinear.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "core/affine.h"
+#include "core/attributes.h"
+#include "core/parallel.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kLongRow = 4 * kTaskElements;  // longer rows are split into parts
+constexpr int64_t kFewRows = 8;                  // unless there are at least this many of them
+constexpr int64_t kMostParts = 256;              // of one row
+
+// The input `constants`. ort_dynq/operators/encodings.py has the same fields in the same order, and explains them.
+struct RangeConstants {
+  float lowest_minimum, highest_maximum;
+  float lowest_range, highest_range;
+  float divisor, factor;
+  float lowest_scale, highest_scale;
+  float scale_of_zero;
+};
+constexpr int64_t kRangeConstants = sizeof(RangeConstants) / sizeof(float);
+
+// ONNX's Clip: NaN stays NaN.
+float clip(float value, float low, float high) {
+  value = value < low ? low : value;
+  return value > high ? high : value;
+}
+
+// ONNX Runtime's Cast to uint8 or int8: the low byte of the value as int32; 0 for NaN and for values beyond int32.
+uint8_t low_byte(float value) {
+  const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
+  return fits ? static_cast<uint8_t>(static_cast<int32_t>(value)) : uint8_t{0};
+}
+
+struct ScaleAndZeroPoint {
+  float scale, zero_point;
+};
+
+// Computes a scale and a zero point from a range. Every step is a float32 operation of the chain that the operator
+// replaces. Constants that leave values unchanged stand for steps that the chain does not have.
+class ScaleRule {
+ public:
+  // is_linear: as DynamicQuantizeLinear. The scale of an empty range is 1, and a zero point that is NaN (the scale
+  // underflows to 0, or the minimum is infinite) becomes quant_max.
+  ScaleRule(const char* op, const Attributes& attributes, bool is_linear)
+      : is_linear_(is_linear),
+        kind_(read_encoding(op, attributes, "range_kind", RangeKind::kAbsMax)),
+        rule_(read_encoding(op, attributes, "zero_point_rule", ZeroPointRule::kNone)),
+        inverse_scale_(read_flag(op, attributes, "inverse_scale", false)),
+        zero_point_before_epsilon_(read_flag(op, attributes, "zero_point_before_epsilon", false)),
+        zero_point_type_(read_code_or_float_type(op, attributes, "zero_point_type", kFloat)) {
+    if (inverse_scale_ && kind_ != RangeKind::kAbsMax)
+      throw Error(std::string(op) + ": inverse_scale is 1 for range_kind " + text_of(kind_) + ", expected range_kind " +
+                  text_of(RangeKind::kAbsMax));
+    const bool is_symmetric = kind_ == RangeKind::kAbsMax || kind_ == RangeKind::kLargerSide;
+    if (is_symmetric && rule_ != ZeroPointRule::kNone)
+      throw Error(std::string(op) + ": zero_point_rule is " + text_of(rule_) + " for range_kind " + text_of(kind_) +
+                  ", expected " + text_of(ZeroPointRule::kNone));
+  }
+
+  bool is_abs_max() const { return kind_ == RangeKind::kAbsMax; }
+
+  ScaleAndZeroPoint apply(const Range& range, const RangeConstants& constants, float quant_min, float quant_max) const {
+    float low = range.low, high = range.high;
+    if (kind_ == RangeKind::kMinMaxWithZero) {
+      low = clip(low, constants.lowest_minimum, 0);
+      high = clip(high, 0, constants.highest_maximum);
+    }
+    float span = kind_ == RangeKind::kAbsMax ? high : high - low;
+    if (kind_ == RangeKind::kLargerSide) {
+      const float above = high / constants.highest_maximum, below = low / constants.lowest_minimum;
+      span = below > above || std::isnan(below) ? below : above;
+    }
+    span = clip(span, constants.lowest_range, constants.highest_range);
+    if (is_linear_ && span == 0) span = constants.divisor;
+    const float before_epsilon = (inverse_scale_ ? 1.0f / span : span) / constants.divisor * constants.factor;
+    float scale = clip(before_epsilon, constants.lowest_scale, constants.highest_scale);
+    if (scale == 0) scale = constants.scale_of_zero;
+    float zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : scale, quant_min, quant_max);
+    if (is_linear_ && std::isnan(zero_point)) zero_point = quant_max;
+    if (zero_point_type_ == kUint8) zero_point = static_cast<float>(low_byte(zero_point));
+    if (zero_point_type_ == kInt8) zero_point = static_cast<float>(static_cast<int8_t>(low_byte(zero_point)));
+    return {scale, zero_point};
+  }
+
+ private:
+  float zero_point_of(float low, float scale, float quant_min, float quant_max) const {
+    switch (rule_) {
+      case ZeroPointRule::kRoundClipped:
+        return std::nearbyint(clip(quant_min - low / scale, quant_min, quant_max));
+      case ZeroPointRule::kSubtractRounded:
+        return clip(quant_min - std::nearbyint(low / scale), quant_min, quant_max);
+      case ZeroPointRule::kRoundNegated:
+        return clip(std::nearbyint(-low / scale), quant_min, quant_max);
+      case ZeroPointRule::kFloorNegated:
+        return std::floor((0.0f - low) / scale);
+      case ZeroPointRule::kNone:
+        break;
+    }
+    return 0;
+  }
+
+  bool is_linear_;
+  RangeKind kind_;
+  ZeroPointRule rule_;
+  bool inverse_scale_, zero_point_before_epsilon_;
+  Type zero_point_type_;
+};
+
+class DynamicRangeQuantize : public Node {
+ public:
+  DynamicRangeQuantize(const char* name, const Attributes& attributes, bool to_codes, bool is_linear = false)
+      : name_(name),
+        arithmetic_(name, attributes, to_codes),
+        rule_(name, attributes, is_linear),
+        axis_(attributes.integer("axis", -1)),
+        to_codes_(to_codes) {}
+
+  void compute(Context& context) const override {
+    const Tensor src = context.input(0), constants = context.input(1);
+    if (to_codes_ && context.input(2).type != arithmetic_.output_dtype())
+      throw Error(std::string(name_) + ": like is " + name_of(context.input(2).type) + ", expected output_dtype, " +
+                  name_of(arithmetic_.output_dtype()));
+    if (constants.shape.rank != 1 || constants.shape.dims[0] != kRangeConstants)
+      throw Error(std::string(name_) + ": constants has shape " + constants.shape.text() + ", expected " +
+                  std::to_string(kRangeConstants));
+    const int64_t rank = static_cast<int64_t>(src.shape.rank);
+    if (axis_ < -rank || axis_ > rank - (rank > 0))
+      throw Error(std::string(name_) + ": axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) +
+                  " to " + std::to_string(rank - (rank > 0)) + " for src of shape " + src.shape.text());
+    RangeConstants values;
+    std::memcpy(&values, constants.data, sizeof values);
+    run(context, src, values, true);
+  }
+
+ protected:
+  // has_parameter_outputs: output 1 is the scale, output 2 the zero point.
+  void run(Context& context, const Tensor& src, const RangeConstants& constants, bool has_parameter_outputs) const {
+    const int64_t rank = static_cast<int64_t>(src.shape.rank);
+    Shape parameters = src.shape;
+    Run run;
+    for (int64_t i = 0; i < rank; ++i) {
+      if (i < (axis_ < 0 ? axis_ + rank : axis_)) {
+        run.rows *= src.shape.dims[i];
+      } else {
+        run.cols *= src.shape.dims[i];
+        parameters.dims[i] = 1;
+      }
+    }
+    run.table = &active_kernels();
+    run.range = rule_.is_abs_max() ? run.table->abs_max : run.table->min_max;
+    run.constants = constants;
+    run.src = static_cast<const float*>(src.data);
+    run.dst = static_cast<char*>(context.output(0, src.shape));
+    run.scales = has_parameter_outputs ? static_cast<float*>(context.output(1, parameters)) : nullptr;
+    run.zps = has_parameter_outputs ? context.output(2, parameters) : nullptr;
+    if (run.rows == 0) return;
+    if (run.cols == 0) {  // the results of ReduceMin and ReduceMax for empty rows
+      for (int64_t row = 0; row < run.rows; ++row) parameters_of(run, row, {INFINITY, -INFINITY, NAN});
+      return;
+    }
+    if (run.cols > kLongRow && run.rows < kFewRows)
+      for (int64_t row = 0; row < run.rows; ++row) long_row(run, row, context);
+    else
+      short_rows(run, context);
+  }
+
+ private:
+  struct Run {
+    const KernelTable* table;
+    RangeKernel range;
+    RangeConstants constants;
+    const float* src;
+    char* dst;
+    float* scales;
+    void* zps;
+    int64_t rows = 1, cols = 1;
+  };
+
+  struct RowParameters {
+    float scale, zero_point;
+    bool bounded;
+  };
+
+  // Computes the scale and the zero point of a row and writes them to the outputs.
+  RowParameters parameters_of(const Run& run, int64_t row, const Range& range) const {
+    const auto [scale, zero_point] =
+        rule_.apply(range, run.constants, arithmetic_.quant_min(), arithmetic_.quant_max());
+    const float low = rule_.is_abs_max() ? -range.high : range.low;
+    const bool bounded = range.not_finite == 0 && arithmetic_.is_bounded(low, range.high, scale, zero_point);
+    if (run.scales != nullptr) {
+      store(run.scales + row, scale);
+      if (!to_codes_)
+        store(static_cast<float*>(run.zps) + row, zero_point);
+      else
+        static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(low_byte(zero_point));
+    }
+    return {scale, zero_point, bounded};
+  }
+
+  // Quantizes `count` elements from number `first` of src on.
+  void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters) const {
+    arithmetic_.run(*run.table, run.src + first,
+                    run.dst + first * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float))), count, parameters.scale,
+                    parameters.zero_point, parameters.bounded);
+  }
+
+  void short_rows(const Run& run, Context& context) const {
+    const int64_t rows = std::max<int64_t>(1, kTaskElements / run.cols);
+    run_tasks(context, (run.rows + rows - 1) / rows, [&](int64_t task) {
+      const int64_t last = std::min(run.rows, (task + 1) * rows);
+      for (int64_t row = task * rows; row < last; ++row) {
+        const Range range = run.range(run.src + row * run.cols, run.cols);
+        quantize(run, row * run.cols, run.cols, parameters_of(run, row, range));
+      }
+    });
+  }
+
+  void long_row(const Run& run, int64_t row, Context& context) const {
+    const int64_t parts = part_count(run.cols, kMostParts);
+    const auto begin = [&](int64_t part) { return part == parts ? run.cols : run.cols * part / parts / 64 * 64; };
+    const float* src = run.src + row * run.cols;
+    Range ranges[kMostParts];
+    run_tasks(context, parts,
+              [&](int64_t part) { ranges[part] = run.range(src + begin(part), begin(part + 1) - begin(part)); });
+    // A NaN that is the first element of a part, but not of the row, does not make the range NaN.
+    Range range = ranges[0];
+    for (int64_t part = 1; part < parts && !std::isnan(range.high); ++part) {
+      Range other = ranges[part];
+      range.not_finite += other.not_finite;
+      for (int64_t i = begin(part); i < begin(part + 1) && std::isnan(other.high); ++i)
+        if (!std::isnan(load(src + i))) other = run.range(src + i, begin(part + 1) - i);
+      if (other.low < range.low) range.low = other.low;
+      if (other.high > range.high) range.high = other.high;
+    }
+    const RowParameters parameters = parameters_of(run, row, range);
+    run_tasks(context, parts, [&](int64_t part) {
+      quantize(run, row * run.cols + begin(part), begin(part + 1) - begin(part), parameters);
+    });
+  }
+
+  const char* name_;
+  AffineArithmetic arithmetic_;
+  ScaleRule rule_;
+  int64_t axis_;
+  bool to_codes_;
+};
+
+// The attributes of DynamicRangeFakeQuantize that give DynamicQuantizeLinear's formula.
+class LinearAttributes : public Attributes {
+ public:
+  int64_t integer(const char* name, int64_t absent) const override {
+    const std::pair<const char*, int64_t> given[] = {
+        {"axis", 0},
+        {"range_kind", static_cast<int64_t>(RangeKind::kMinMaxWithZero)},
+        {"zero_point_rule", static_cast<int64_t>(ZeroPointRule::kRoundClipped)},
+        {"zero_point_type", kUint8},
+        {"quant_min", 0},
+        {"quant_max", 255},
+        {"code_type", kUint8},
+        {"nan_code", static_cast<int64_t>(NanCode::kQuantMin)}};
+    for (const auto& [known, value] : given)
+      if (std::strcmp(name, known) == 0) return value;
+    return absent;
+  }
+  std::string text(const char*, const char* absent) const override { return absent; }
+};
+
+class DynamicQuantizeDequantizeLinear : public DynamicRangeQuantize {
+ public:
+  static constexpr const char* kName = "DynamicQuantizeDequantizeLinear";
+  explicit DynamicQuantizeDequantizeLinear(const Attributes&)
+      : DynamicRangeQuantize(kName, LinearAttributes(), false, true) {}
+
+  void compute(Context& context) const override {
+    static constexpr RangeConstants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
+    run(context, context.input(0), constants, false);
+  }
+};
+
+}  // namespace
+
+Operator dynamic_range_quantize() {
+  return {"DynamicRangeQuantize",
+          3,
+          {{{kFloat, kFloat, kInt8}, {kInt8, kFloat, kInt8}}, {{kFloat, kFloat, kUint8}, {kUint8, kFloat, kUint8}}},
+          [](const Attributes& attributes) -> std::unique_ptr<Node> {
+            return std::make_unique<DynamicRangeQuantize>("DynamicRangeQuantize", attributes, true);
+          },
+          [](const Attributes&, const std::vector<Type>& inputs) { return inputs[2]; }};
+}
+
+Operator dynamic_range_fake_quantize() {
+  return {"DynamicRangeFakeQuantize",
+          2,
+          {{{kFloat, kFloat}, {kFloat, kFloat, kFloat}}},
+          [](const Attributes& attributes) -> std::unique_ptr<Node> {
+            return std::make_unique<DynamicRangeQuantize>("DynamicRangeFakeQuantize", attributes, false);
+          },
+          always_float};
+}
+
+Operator dynamic_quantize_dequantize_linear() {
+  return {DynamicQuantizeDequantizeLinear::kName,
+          1,
+          {{{kFloat}, {kFloat}}},
+          make_node<DynamicQuantizeDequantizeLinear>,
+          always_float};
+}
+
+}  // namespace dynq

@@ -1,0 +1,243 @@
+// ReduceAbsMax and ReduceMinMax: the largest magnitude, or the smallest and the largest element, over some dimensions,
+// in one pass.
+//
+// The reduced dimensions are `count` dimensions from `axis` on, or with `reduce_others` all others. In either case src
+// is a tensor of outer x rows x cols x inner elements, and the result has outer x cols elements. If inner is long
+// enough for vectors, src is read row by row, and each row gives one number. Otherwise it is read column by column: a
+// vector holds elements of several columns.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/attributes.h"
+#include "core/parallel.h"
+#include "kernels/kernels.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kManyUnits = 8;        // at least this many units of work are not split into parts
+constexpr int64_t kMostParts = 64;       // of one unit
+constexpr int64_t kShortRow = 32;        // rows with fewer elements are read as columns
+constexpr int64_t kNarrowColumns = 64;   // rows with fewer columns are joined
+constexpr int64_t kJoinedColumns = 256;  // to at most this many columns
+constexpr int64_t kColumnTile = 1024;    // columns whose results stay in the first-level cache
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+template <bool kAbsMax>
+class Reduce : public Node {
+ public:
+  static constexpr const char* kName = kAbsMax ? "ReduceAbsMax" : "ReduceMinMax";
+
+  explicit Reduce(const Attributes& attributes)
+      : axis_(attributes.integer("axis", -1)),
+        count_(attributes.integer("count", 1)),
+        reduce_others_(read_flag(kName, attributes, "reduce_others", false)),
+        keepdims_(read_flag(kName, attributes, "keepdims", true)) {}
+
+  void compute(Context& context) const override {
+    const Tensor src = context.input(0);
+    const int64_t rank = static_cast<int64_t>(src.shape.rank);
+    if (axis_ < -rank || axis_ > rank) fail("axis", axis_, -rank, rank, src.shape);
+    const int64_t begin = axis_ < 0 ? axis_ + rank : axis_;
+    if (count_ < 0 || begin + count_ > rank) fail("count", count_, 0, rank - begin, src.shape);
+    Shape shape;
+    int64_t sizes[3] = {1, 1, 1};  // elements before, within and after the `count` dimensions
+    for (int64_t i = 0; i < rank; ++i) {
+      const bool is_within = i >= begin && i < begin + count_;
+      sizes[i < begin ? 0 : is_within ? 1 : 2] *= src.shape.dims[i];
+      if (is_within == reduce_others_)
+        shape.dims[shape.rank++] = src.shape.dims[i];
+      else if (keepdims_)
+        shape.dims[shape.rank++] = 1;
+    }
+    Run run;
+    run.src = static_cast<const float*>(src.data);
+    run.low = kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
+    run.high = static_cast<float*>(context.output(kAbsMax ? 0 : 1, shape));
+    if (reduce_others_)
+      run.describe(1, sizes[0], sizes[1], sizes[2]);
+    else
+      run.describe(sizes[0], sizes[1], sizes[2], 1);
+    run.execute(context);
+  }
+
+ private:
+  [[noreturn]] static void fail(const char* name, int64_t value, int64_t low, int64_t high, const Shape& src) {
+    throw Error(std::string(kName) + ": " + name + " is " + std::to_string(value) + ", expected " +
+                std::to_string(low) + " to " + std::to_string(high) + " for src of shape " + src.text());
+  }
+
+  // The work consists of units. A unit gives one output element, or `cols` of them if src is read by column.
+  struct Run {
+    const KernelTable& table = active_kernels();
+    const float* src;
+    float *low, *high;
+    int64_t outer, rows, cols, inner;
+    bool by_column;
+    int64_t units, unit_elements;
+    int64_t joined = 1;          // by_column: rows that are read as one
+    int64_t results = 1;         // of a unit, which finish() combines
+    std::vector<float> partial;  // low and high of `results`, for each task
+
+    void describe(int64_t outer_, int64_t rows_, int64_t cols_, int64_t inner_) {
+      outer = outer_, rows = rows_, cols = cols_, inner = inner_;
+      if (cols == 1) inner *= rows, rows = 1;
+      by_column = rows > 1 && inner < kShortRow;
+      units = by_column ? outer : outer * cols;
+      unit_elements = rows * inner * (by_column ? cols : 1);
+      if (!by_column) return;
+      const int64_t width = std::max<int64_t>(1, cols * inner);
+      if (width < kNarrowColumns) joined = std::min(rows, kJoinedColumns / width);
+      results = joined * cols * inner;
+    }
+
+    void execute(Context& context) {
+      if (outer * cols == 0) return;
+      if (rows * inner == 0) {  // the results of ReduceMin and ReduceMax for no elements
+        for (int64_t i = 0; i < outer * cols; ++i) put(i, kInfinity, -kInfinity);
+        return;
+      }
+      if (units >= kManyUnits || unit_elements <= 2 * kTaskElements)
+        whole_units(context);
+      else
+        for (int64_t unit = 0; unit < units; ++unit) split_unit(unit, context);
+    }
+
+    // Each task reduces several units.
+    void whole_units(Context& context) {
+      const int64_t batch = std::max<int64_t>(1, kTaskElements / unit_elements), tasks = (units + batch - 1) / batch;
+      if (results > kJoinedColumns) partial.resize(static_cast<size_t>(2 * results * tasks));
+      run_tasks(context, tasks, [&](int64_t task) {
+        const int64_t first = task * batch, last = std::min(units, first + batch);
+        float few[2 * kJoinedColumns];
+        if (!by_column && rows == 1) {
+          for (int64_t unit = first; unit < last; unit += kJoinedColumns)
+            adjacent_rows(unit, std::min(kJoinedColumns, last - unit), few, few + kJoinedColumns);
+          return;
+        }
+        float* lowest = results > kJoinedColumns ? partial_low(task) : few;
+        for (int64_t unit = first; unit < last; ++unit) {
+          reduce(unit, 0, 1, lowest, lowest + results);
+          finish(unit, lowest, lowest + results);
+        }
+      });
+    }
+
+    // Each task reduces a part of the unit.
+    void split_unit(int64_t unit, Context& context) {
+      int64_t parts = part_count(unit_elements, kMostParts);
+      if (by_column) parts = std::min(parts, rows / joined);
+      partial.resize(static_cast<size_t>(2 * results * parts));
+      run_tasks(context, parts,
+                [&](int64_t part) { reduce(unit, part, parts, partial_low(part), partial_low(part) + results); });
+      for (int64_t part = 1; part < parts; ++part) combine_all(partial_low(part), partial_low(0), results);
+      finish(unit, partial_low(0), partial_low(0) + results);
+    }
+
+    float* partial_low(int64_t task) { return partial.data() + task * 2 * results; }
+
+    static void begin(float* lowest, float* highest, int64_t count) {
+      std::fill_n(lowest, count, kInfinity);
+      std::fill_n(highest, count, kAbsMax ? 0.0f : -kInfinity);
+    }
+
+    static void combine(float low, float high, float& lowest, float& highest) {
+      if (low < lowest) lowest = low;
+      if (high > highest) highest = high;
+    }
+
+    static void combine_all(const float* __restrict from, float* __restrict to, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) to[i] = from[i] < to[i] ? from[i] : to[i];
+      for (int64_t i = count; i < 2 * count; ++i) to[i] = from[i] > to[i] ? from[i] : to[i];
+    }
+
+    const float* begin_of(int64_t unit) const {
+      return by_column ? src + unit * unit_elements : src + (unit / cols * rows * cols + unit % cols) * inner;
+    }
+
+    // Reduces part number `part` of `of` parts of a unit.
+    void reduce(int64_t unit, int64_t part, int64_t of, float* lowest, float* highest) const {
+      begin(lowest, highest, results);
+      const RangesKernel kernel = kernels()[by_column ? kPerColumn : kPerRow];
+      const float* x = begin_of(unit);
+      if (by_column) {
+        const int64_t all = rows / joined, first = all * part / of, last = all * (part + 1) / of;
+        for (int64_t i = 0; i < results; i += kColumnTile)
+          kernel(x + first * results + i, last - first, std::min(kColumnTile, results - i), results, lowest + i,
+                 highest + i);
+        const int64_t tail = rows % joined * cols * inner;
+        if (tail > 0 && last == all) kernel(x + all * results, 1, tail, tail, lowest, highest);
+        return;
+      }
+      const int64_t first = unit_elements * part / of, last = unit_elements * (part + 1) / of;
+      for (int64_t at = first; at < last;) {
+        const int64_t row = at / inner, col = at % inner, count = std::min(inner - col, last - at);
+        kernel(x + row * cols * inner + col, 1, count, count, lowest, highest);
+        at += count;
+      }
+    }
+
+    const RangesKernel* kernels() const { return kAbsMax ? table.abs_max_of : table.min_max_of; }
+
+    // Reduces `count` units of one row each.
+    void adjacent_rows(int64_t unit, int64_t count, float* lowest, float* highest) const {
+      begin(lowest, highest, count);
+      const float* x = src + unit * inner;
+      kernels()[kPerRow](x, count, inner, inner, lowest, highest);
+      for (int64_t i = 0; i < count; ++i) store(unit + i, x + i * inner, lowest[i], highest[i], false);
+    }
+
+    // Combines a unit's results to its outputs.
+    void finish(int64_t unit, const float* lowest, const float* highest) const {
+      const float* x = begin_of(unit);
+      const int64_t count = by_column ? cols : 1, step = by_column ? inner : 1;
+      const bool is_in_order = by_column && joined == 1 && inner == 1;
+      for (int64_t col = 0; col < count; ++col) {
+        float l = lowest[col * step], h = highest[col * step];
+        for (int64_t i = 0; !is_in_order && i < results; i += count * step)
+          for (int64_t k = i + col * step; k < i + (col + 1) * step; ++k) combine(lowest[k], highest[k], l, h);
+        store(unit * count + col, x + col * step, l, h, is_in_order);
+      }
+    }
+
+    // Writes one output. x is the first element that it is reduced from: if that is NaN, the output is NaN. An extreme
+    // that is zero has the sign of the first zero.
+    void store(int64_t index, const float* x, float l, float h, bool is_in_order) const {
+      if (!kAbsMax && !is_in_order && (l == 0 || h == 0)) {
+        const float zero = first_zero(x);
+        l = l == 0 ? zero : l;
+        h = h == 0 ? zero : h;
+      }
+      if (const float first = load(x); std::isnan(first)) l = h = kAbsMax ? std::fabs(first) : first;
+      put(index, l, h);
+    }
+
+    void put(int64_t index, float l, float h) const {
+      if (!kAbsMax) dynq::store(low + index, l);
+      dynq::store(high + index, h);
+    }
+
+    float first_zero(const float* x) const {
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = row * cols * inner; i < row * cols * inner + inner; ++i)
+          if (const float zero = load(x + i); zero == 0) return zero;
+      return 0;
+    }
+  };
+
+  int64_t axis_, count_;
+  bool reduce_others_, keepdims_;
+};
+
+}  // namespace
+
+Operator reduce_abs_max() {
+  return {Reduce<true>::kName, 1, {{{kFloat}, {kFloat}}}, make_node<Reduce<true>>, always_float, false};
+}
+
+Operator reduce_min_max() {
+  return {Reduce<false>::kName, 1, {{{kFloat}, {kFloat, kFloat}}}, make_node<Reduce<false>>, always_float, false};
+}
+
+}  // namespace dynq

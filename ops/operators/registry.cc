@@ -1,0 +1,30 @@
+// The list of operators. To add one, write a file in this folder with a function that returns an Operator, and add the
+// function's name here.
+#include "core/operator.h"
+
+#define ORT_DYNQ_OPERATORS(X)    \
+  X(dynamic_quantize)            \
+  X(dynamic_dequantize)          \
+  X(dynamic_fake_quantize)       \
+  X(affine_quantize)             \
+  X(affine_fake_quantize)        \
+  X(affine_dequantize)           \
+  X(dynamic_range_quantize)      \
+  X(dynamic_range_fake_quantize) \
+  X(accumulator_dequantize)      \
+  X(reduce_abs_max)              \
+  X(reduce_min_max)              \
+  X(dynamic_quantize_dequantize_linear)
+
+namespace dynq {
+
+#define ORT_DYNQ_DECLARE(function) Operator function();
+ORT_DYNQ_OPERATORS(ORT_DYNQ_DECLARE)
+
+const std::vector<Operator>& operators() {
+#define ORT_DYNQ_CALL(function) function(),
+  static const std::vector<Operator> all = {ORT_DYNQ_OPERATORS(ORT_DYNQ_CALL)};
+  return all;
+}
+
+}  // namespace dynq

@@ -1,0 +1,247 @@
+"""Times QuantizeLinear and DequantizeLinear with run-time parameters against stock ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DynqError
+from ..rewriter import rewrite
+from ..verification.inputs import Array
+from .onnx_text import parse, tensor_type
+from .timing import Contender, Settings, Track, aligned, check_backend, interleave, session_contender
+
+SIZES = ((1, 64), (64, 64), (256, 1024), (4096, 4096))
+MISALIGNED_SIZES = ((256, 1000), (2560, 100), (4096, 60), (256, 1024))
+"""Rows of 1000, 100 and 60 float32 elements do not begin at 64-byte boundaries; rows of 1024 do."""
+OFFSETS = (0, 16, 32)
+
+
+@dataclass(frozen=True)
+class OperatorTiming:
+    """The timing of one operator on one tensor.
+
+    Attributes:
+        operator: The standard operator: QuantizeLinear or DequantizeLinear.
+        granularity: Which elements share a scale.
+        shape: The shape of the tensor.
+        threads: The number of intra-op threads, and of the copy's threads.
+        ours_ns, stock_ns: Nanoseconds per element.
+        ratio: stock_ns / ours_ns.
+        copy_ratio: The time of a plain copy that reads and writes as many bytes / our time.
+    """
+
+    operator: str
+    granularity: str
+    shape: tuple[int, int]
+    threads: int
+    ours_ns: float
+    stock_ns: float
+    ratio: float
+    copy_ratio: float
+
+
+@dataclass(frozen=True)
+class MisalignedTiming:
+    """The timing of one operator whose output has a given alignment.
+
+    Attributes:
+        operator, granularity, shape, threads, ours_ns, stock_ns, ratio: As of an :class:`OperatorTiming`.
+        offset: The number of bytes from a 64-byte boundary to the output.
+    """
+
+    operator: str
+    granularity: str
+    shape: tuple[int, int]
+    threads: int
+    offset: int
+    ours_ns: float
+    stock_ns: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Granularity:
+    """Scales have the tensor's sizes on `dimensions`; the size of `axis` is divided by `block` and rounded up."""
+
+    name: str
+    axis: int
+    dimensions: tuple[int, ...]
+    block: int = 0
+
+    def scales(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """Returns the shape of the scales of a tensor of this shape."""
+        sizes = [-(-size // self.block) if self.block and i == self.axis else size for i, size in enumerate(shape)]
+        return tuple(sizes[i] for i in self.dimensions)
+
+
+_OPERATORS = ("QuantizeLinear", "DequantizeLinear")
+_WHOLE = (
+    Granularity("per tensor", 1, ()),
+    Granularity("axis 0", 0, (0,)),
+    Granularity("last axis", 1, (1,)),
+)
+_BLOCKED = (
+    Granularity("blocks of 128, last axis", 1, (0, 1), 128),
+    Granularity("blocks of 128, axis 0", 0, (0, 1), 128),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one timing is about."""
+
+    operator: str
+    granularity: Granularity
+    shape: tuple[int, int]
+    threads: int
+    offset: int = 0
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.shape))
+        offset = f", offset: {self.offset}" if self.offset else ""
+        return f"{self.operator} {size} {self.granularity.name}, threads: {self.threads}{offset}"
+
+
+def bench_operators(
+    settings: Settings, sizes: Sequence[tuple[int, int]] = SIZES, *, track: Track = iter
+) -> list[OperatorTiming]:
+    """Times QuantizeLinear and DequantizeLinear, float32 to and from uint8, with run-time parameters.
+
+    Args:
+        settings: How to time.
+        sizes: Rows and columns of the tensors.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: The operators cannot be registered, a result differs from stock ONNX Runtime's, or a tensor does not
+            fit in memory.
+    """
+    cases = [
+        Case(operator, granularity, size, threads)
+        for threads in settings.threads
+        for size in sizes
+        for operator in _OPERATORS
+        for granularity in (*_WHOLE, *_BLOCKED)
+    ]
+    check_backend(settings.backend)
+    try:
+        return [_time(case, settings) for case in track(cases)]
+    except MemoryError as error:
+        raise DynqError(f"a tensor does not fit in memory: {error}") from error
+
+
+def bench_misaligned(
+    settings: Settings, sizes: Sequence[tuple[int, int]] = MISALIGNED_SIZES, *, track: Track = iter
+) -> list[MisalignedTiming]:
+    """Times the same operators with outputs at :data:`OFFSETS` from a 64-byte boundary.
+
+    Arguments and errors are those of :func:`bench_operators`.
+    """
+    cases = [
+        Case(operator, granularity, size, threads, offset)
+        for threads in settings.threads
+        for size in sizes
+        for operator in _OPERATORS
+        for granularity in _WHOLE
+        for offset in OFFSETS
+    ]
+    check_backend(settings.backend)
+    try:
+        return [_time_misaligned(case, settings) for case in track(cases)]
+    except MemoryError as error:
+        raise DynqError(f"a tensor does not fit in memory: {error}") from error
+
+
+def _time(case: Case, settings: Settings) -> OperatorTiming:
+    stock, ours = contenders(case, settings)
+    copy = copy_contender(sum(array.nbytes for array in ours.arrays), case.threads)
+    stock_ns, ours_ns, copy_ns = _per_element(case, [stock, ours, copy], settings)
+    return OperatorTiming(
+        case.operator,
+        case.granularity.name,
+        case.shape,
+        case.threads,
+        ours_ns,
+        stock_ns,
+        stock_ns / ours_ns,
+        copy_ns / ours_ns,
+    )
+
+
+def _time_misaligned(case: Case, settings: Settings) -> MisalignedTiming:
+    stock_ns, ours_ns = _per_element(case, contenders(case, settings), settings)
+    return MisalignedTiming(
+        case.operator,
+        case.granularity.name,
+        case.shape,
+        case.threads,
+        case.offset,
+        ours_ns,
+        stock_ns,
+        stock_ns / ours_ns,
+    )
+
+
+def _per_element(case: Case, rivals: Sequence[Contender], settings: Settings) -> list[float]:
+    """Returns the median times of contenders in nanoseconds per element."""
+    elements = math.prod(case.shape)
+    return [float(np.median(samples)) / elements for samples in interleave(rivals, settings, case.threads)]
+
+
+def contenders(case: Case, settings: Settings) -> tuple[Contender, Contender]:
+    """Returns stock ONNX Runtime and the plugin, on the same arrays.
+
+    Raises:
+        DynqError: Their results differ.
+    """
+    granularity, shape = case.granularity, case.shape
+    source, target = ("float", "uint8") if case.operator == "QuantizeLinear" else ("uint8", "float")
+    scales = granularity.scales(shape)
+    model = parse(  # x has no static shape: the rewriter leaves tensors that it knows to be small
+        f"{source}[rows, columns] x, {tensor_type('float', scales)} s, {tensor_type('uint8', scales)} z",
+        f"{target}[rows, columns] y",
+        f"y = {case.operator}<axis = {granularity.axis}, block_size = {granularity.block}>(x, s, z)",
+        opset=21,
+    )
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, shape, np.uint8)
+    feeds = {
+        "x": rng.standard_normal(shape, np.float32) if source == "float" else codes,
+        "s": np.asarray(rng.uniform(0.01, 0.03, scales), np.float32),
+        "z": np.asarray(rng.integers(0, 256, scales), np.uint8),
+    }
+    feeds = {name: aligned(array) for name, array in feeds.items()}
+    output = aligned(np.zeros(shape, np.float32 if target == "float" else np.uint8), case.offset)
+    stock = session_contender(str(case), model, feeds, case.threads, outputs=[output])
+    expected = output.copy()
+    output.fill(0)
+    rewritten = rewrite(model).model
+    ours = session_contender(str(case), rewritten, feeds, case.threads, backend=settings.backend, outputs=[output])
+    if output.tobytes() != expected.tobytes():
+        raise DynqError(f"the result of {case} differs from stock ONNX Runtime's")
+    return stock, ours
+
+
+def copy_contender(size: int, threads: int) -> Contender:
+    """A plain copy that reads and writes `size` bytes in total.
+
+    A dispatch to Python threads takes longer than a copy of some kilobytes. So one call copies everything many times,
+    each thread its own part, and sizes below one megabyte are copied by one thread.
+    """
+    source, target = aligned(np.ones(size // 2, np.uint8)), aligned(np.zeros(size // 2, np.uint8))
+    if threads == 1 or size < 2**20:
+        return Contender(lambda: np.copyto(target, source), [source, target])
+    repeats = max(1, 2**26 // size)
+    pool = ThreadPoolExecutor(threads)
+    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+
+    def work(part: tuple[Array, Array]) -> None:
+        for _ in range(repeats):
+            np.copyto(*part)
+
+    return Contender(lambda: list(pool.map(work, parts)), [source, target], repeats)

@@ -1,0 +1,250 @@
+"""Interleaved timing of ONNX Runtime sessions and other callables.
+
+Contenders take turns in one process, on the same bound inputs. Idle threads of a session spin before they sleep, which
+would take cores from the next contender. So the sessions spin only long enough to stay awake between two of their own
+calls, and a turn begins with untimed calls until the threads of the previous contender sleep.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from .. import __version__, kernels, runtime
+from ..backends.register import register
+from ..errors import DynqError
+from ..system import cores, cpu_name
+from ..verification.inputs import Array
+from ..verification.sessions import message
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+    from ..runtime import Model
+
+Track = Callable[[Sequence[Any]], Iterable[Any]]
+"""Iterates over its argument, and may show the progress."""
+
+_ALIGNMENT = 64  # bytes, as in ONNX Runtime's own buffers
+_TURN_SECONDS, _MIN_ROUNDS = 0.005, 5
+_SPIN_MICROSECONDS, _SETTLE_SECONDS = 500, 0.002
+_FIRST_WITH_SPIN_DURATION = (1, 27)  # onnxruntime
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the timings depend on.
+
+    Attributes:
+        cpu: The name of the CPU.
+        cores: The number of cores that this process may use.
+        load: The load average of the last minute. Other processes take cores from the timed threads.
+        isa: The instruction set of ort_dynq's kernels.
+        backend: How sessions get ort_dynq's operators.
+        onnxruntime, ort_dynq, python: Versions.
+    """
+
+    cpu: str
+    cores: int
+    load: float
+    isa: str
+    backend: str
+    onnxruntime: str
+    ort_dynq: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to time.
+
+    Attributes:
+        threads: Numbers of intra-op threads of ONNX Runtime; every case is timed with each of them.
+        seconds: Time for each case, all contenders together.
+        warmup: Untimed calls of each contender at the start.
+        backend: How sessions get ort_dynq's operators.
+        exact: Whether models are rewritten exactly, see :func:`ort_dynq.rewrite`.
+    """
+
+    threads: tuple[int, ...] = (1,)
+    seconds: float = 0.5
+    warmup: int = 2
+    backend: Backend = "native"
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A summary of the run times of a session.
+
+    Attributes:
+        median_ms, p90_ms, p99_ms, mean_ms: Milliseconds.
+        calls: The number of runs.
+    """
+
+    median_ms: float
+    p90_ms: float
+    p99_ms: float
+    mean_ms: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One of the callables that are compared.
+
+    Attributes:
+        run: Does the work `repeats` times.
+        arrays: The arrays that `run` reads and writes. A binding of a session does not keep them alive.
+        repeats: How often one call of `run` does the work.
+    """
+
+    run: Callable[[], object]
+    arrays: Sequence[Array]
+    repeats: int = 1
+
+
+class ContenderError(DynqError):
+    """ONNX Runtime does not load or run a model."""
+
+
+def machine(backend: Backend = "native") -> Machine:
+    """Describes this machine and the versions in use."""
+    return Machine(
+        cpu=cpu_name(),
+        cores=cores(),
+        load=os.getloadavg()[0],
+        isa=kernels.isa(),
+        backend=backend,
+        onnxruntime=ort.__version__,
+        ort_dynq=__version__,
+        python=platform.python_version(),
+    )
+
+
+def check_backend(backend: Backend) -> None:
+    """Registers the operators once, so that an error that concerns every case is raised before the first one.
+
+    Raises:
+        DynqError: The operators cannot be registered.
+    """
+    register(ort.SessionOptions(), backend)
+
+
+def latency(samples: Array) -> Latency:
+    """Summarizes run times in nanoseconds."""
+    median, p90, p99 = (float(value) / 1e6 for value in np.percentile(samples, (50, 90, 99)))
+    return Latency(median, p90, p99, float(samples.mean()) / 1e6, samples.size)
+
+
+def session_contender(
+    name: str,
+    model: Model,
+    feeds: Mapping[str, Array],
+    threads: int,
+    *,
+    backend: Backend | None = None,
+    outputs: Sequence[Array] | None = None,
+) -> Contender:
+    """Opens a session at the default optimization level, binds its inputs and outputs and runs it once.
+
+    Args:
+        name: The name of the model in error messages.
+        model: The model.
+        feeds: Its inputs.
+        threads: The number of intra-op threads.
+        backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
+        outputs: Arrays for the outputs. By default, every numeric tensor gets an array.
+
+    Raises:
+        ContenderError: ONNX Runtime does not load or run the model.
+        DynqError: See :func:`ort_dynq.runtime.openable`.
+    """
+    options = runtime.session_options(threads=threads)
+    if runtime.version() >= _FIRST_WITH_SPIN_DURATION:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
+    else:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if backend:
+        register(options, backend)
+    try:
+        session = runtime.open_session(model, options)
+        binding, arrays = session.io_binding(), list(feeds.values())
+        for key, array in feeds.items():
+            binding.bind_ortvalue_input(key, ort.OrtValue.ortvalue_from_numpy(array))
+        results = session.run(None, dict(feeds)) if outputs is None else outputs
+        for output, result in zip(session.get_outputs(), results, strict=True):
+            if isinstance(result, np.ndarray) and result.dtype.kind in "biuf":
+                arrays.append(aligned(result) if outputs is None else result)
+                binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(arrays[-1]))
+            else:
+                binding.bind_output(output.name)
+        session.run_with_iobinding(binding)
+    except DynqError:
+        raise
+    except Exception as error:
+        where = "stock ONNX Runtime" if backend is None else "ONNX Runtime with the plugin"
+        raise ContenderError(f"{name} does not run in {where} at its default level: {message(error)}") from error
+    run = ort.InferenceSession.run_with_iobinding
+    if backend is None:
+        run = inspect.unwrap(run)  # stock ONNX Runtime does not pay for the check that backends/extensions.py adds
+    return Contender(functools.partial(run, session, binding), arrays)
+
+
+def interleave(contenders: Sequence[Contender], settings: Settings, threads: int) -> list[Array]:
+    """Times contenders in turns.
+
+    Returns:
+        The times of each contender in nanoseconds, one per call and repeat.
+    """
+    samples: list[list[float]] = [[] for _ in contenders]
+    for contender in contenders:
+        for _ in range(settings.warmup):
+            contender.run()
+    turn = min(_TURN_SECONDS, settings.seconds / (_MIN_ROUNDS * len(contenders)))
+    order = list(range(len(contenders)))
+    end, rounds = time.perf_counter() + settings.seconds, 0
+    while rounds < _MIN_ROUNDS or time.perf_counter() < end:
+        for i in order:
+            _take_turn(contenders[i], samples[i], turn, settle=_SETTLE_SECONDS if threads > 1 else 0)
+        order.reverse()  # so that no contender always follows the same one
+        rounds += 1
+    return [np.asarray(each) for each in samples]
+
+
+def _take_turn(contender: Contender, samples: list[float], seconds: float, settle: float) -> None:
+    run, now = contender.run, time.perf_counter_ns
+    end = now() + int(settle * 1e9)
+    run()  # the caches hold the weights of the previous contender
+    while now() < end:
+        run()
+    end = now() + int(seconds * 1e9)
+    while True:
+        before = now()
+        run()
+        after = now()
+        samples.append((after - before) / contender.repeats)
+        if after >= end:
+            return
+
+
+def aligned(array: Array, offset: int = 0) -> Array:
+    """Copies an array to an address that is `offset` bytes behind a 64-byte boundary.
+
+    Args:
+        array: The array.
+        offset: Bytes, a multiple of the size of an element.
+    """
+    buffer = np.empty(array.nbytes + _ALIGNMENT + offset, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT + offset
+    result = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    return result

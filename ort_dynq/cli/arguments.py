@@ -1,0 +1,147 @@
+"""Arguments that several subcommands take, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+def add_exact(parser: argparse.ArgumentParser) -> None:
+    """Adds --exact."""
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="keep every output bit-identical: float products do not become integer products, which are faster and "
+        "usually closer to the exact result, but differ in the last bits",
+    )
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Adds --input, --shape, --seed and --backend."""
+    data = parser.add_argument_group("input data")
+    data.add_argument(
+        "--input",
+        metavar="NAME=FILE.npy",
+        action="append",
+        default=[],
+        help="read the values of an input; other inputs are generated",
+    )
+    data.add_argument(
+        "--shape", metavar="NAME=1x128x768", action="append", default=[], help="shape of a generated input"
+    )
+    data.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the generated values (default: 0)")
+    parser.add_argument(
+        "--backend",
+        choices=("native", "extensions"),
+        default="native",
+        help="how sessions get ort_dynq's operators: from its native library (default), or through "
+        "onnxruntime-extensions",
+    )
+
+
+def given_data(arguments: argparse.Namespace) -> tuple[dict[str, tuple[int, ...]], dict[str, npt.NDArray[np.generic]]]:
+    """Returns the shapes and the values that --shape and --input give, by the name of the input.
+
+    Raises:
+        DynqError: A text does not have the right form, or a file is not a .npy file.
+    """
+    return dict(map(_parse_shape, arguments.shape)), dict(map(_load_input, arguments.input))
+
+
+def check_target(source: Path, target: Path, *, force: bool) -> None:
+    """Checks the path of an output file before the work starts.
+
+    Args:
+        source: The input file.
+        target: The output file.
+        force: Whether the output may replace the input.
+
+    Raises:
+        DynqError: The output cannot be written there.
+    """
+    if not target.parent.is_dir():
+        raise DynqError(f"there is no folder {target.parent} to write {target.name} in")
+    if target.is_dir():
+        raise DynqError(f"{target} is a folder; -o takes the name of a file")
+    if target.exists() and not target.is_file():
+        raise DynqError(f"{target} is not a file; choose another name")
+    if target.exists() and source.exists() and target.samefile(source) and not force:
+        raise DynqError(f"{target} is the input itself; use --force to overwrite it")
+
+
+def positive(text: str) -> int:
+    """Parses a positive integer below one million."""
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """Parses a non-negative integer."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a non-negative integer")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parses a positive number of seconds."""
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 < float(text) < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return float(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parses names separated by commas."""
+    return tuple(text.split(","))
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Parses positive integers separated by commas."""
+    return tuple(map(positive, text.split(",")))
+
+
+def thread_counts(text: str) -> tuple[int, ...]:
+    """Parses numbers of threads separated by commas."""
+    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of threads, or several like 1,2")
+    return tuple(map(int, text.split(",")))
+
+
+def sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parses sizes of matrices, ROWSxCOLUMNS, separated by commas."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}x[1-9][0-9]{0,8}(,[1-9][0-9]{0,8}x[1-9][0-9]{0,8})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a size like 256x1024, or several like 64x64,256x1024")
+    rows_and_columns = (size.split("x") for size in text.split(","))
+    return tuple((int(rows), int(columns)) for rows, columns in rows_and_columns)
+
+
+def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition("=")
+    if not name or not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
+        raise DynqError(f"--shape {text} is not of the form NAME=1x128x768")
+    return name, tuple(map(int, sizes.split("x")))
+
+
+def _load_input(text: str) -> tuple[str, npt.NDArray[np.generic]]:
+    import numpy as np
+
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise DynqError(f"--input {text} is not of the form NAME=FILE.npy")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DynqError(f"there is no file {path}") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DynqError(f"{path} is not a .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise DynqError(f"{path} contains several arrays; --input takes a .npy file with one array")
+    return name, array

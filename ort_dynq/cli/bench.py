@@ -1,0 +1,328 @@
+"""``ort-dynq bench``: times operators, chains, networks and models against stock ONNX Runtime."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .arguments import (
+    add_data,
+    add_exact,
+    given_data,
+    names,
+    natural,
+    positive,
+    positives,
+    seconds,
+    sizes,
+    thread_counts,
+)
+from .command import PROGRAM, Command, Outcome
+from .inspect import summary
+from .render import Figure, format_shape, one_line, progress, table
+from .verify import inputs_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..bench.models import ModelTiming
+    from ..bench.timing import Settings, Track
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        help="ops: each operator, and a plain copy; chains: decomposed chains, and a Relu; networks: transformers; "
+        "a folder with NAME/model.onnx and NAME/test_data_set_0; or a model A",
+    )
+    parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
+    timing = parser.add_argument_group("timing")
+    timing.add_argument(
+        "--threads",
+        type=thread_counts,
+        metavar="N[,N]",
+        help="intra-op threads of ONNX Runtime (default: 1; ops: 1 and the number of cores)",
+    )
+    timing.add_argument(
+        "--seconds", type=seconds, metavar="S", help="time for each case (default: 0.5; networks: 2; a model: 5)"
+    )
+    timing.add_argument(
+        "--warmup", type=natural, default=2, metavar="N", help="untimed runs of each contender (default: 2)"
+    )
+    timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (default: the best one)")
+    operators = parser.add_argument_group("ops")
+    operators.add_argument(
+        "--sizes",
+        type=sizes,
+        metavar="RxC[,RxC]",
+        help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; "
+        "with --misaligned: 256x1000,2560x100,4096x60,256x1024)",
+    )
+    operators.add_argument(
+        "--misaligned",
+        action="store_true",
+        help="time the operators with outputs at 0, 16 and 32 bytes behind a 64-byte boundary",
+    )
+    network = parser.add_argument_group("networks")
+    network.add_argument("--networks", type=names, metavar="NAME[,NAME]", help="default: encoder,decoder")
+    network.add_argument("--forms", type=names, metavar="NAME[,NAME]", help="forms of linear layers (default: all)")
+    network.add_argument(
+        "--tokens",
+        type=positives,
+        metavar="N[,N]",
+        help="tokens in the encoder's input, or in the decoder's past (default: 1,128)",
+    )
+    network.add_argument("--layers", type=positive, metavar="N", help="number of layers (default: 6)")
+    network.add_argument("--hidden", type=positive, metavar="N", help="hidden size (default: 768)")
+    network.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
+    add_exact(parser)
+    add_data(parser)
+
+
+def _run(arguments: argparse.Namespace) -> Outcome:
+    bench = _choose(arguments.what)
+    _check_options(arguments, bench)
+    from .. import kernels
+    from ..bench.timing import Settings, machine
+    from ..system import cores
+
+    threads = arguments.threads or (tuple(sorted({1, cores()})) if bench is _OPS else (1,))
+    settings = Settings(
+        threads, arguments.seconds or bench.seconds, arguments.warmup, arguments.backend, arguments.exact
+    )
+    with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), progress() as track:
+        here = machine(settings.backend)
+        found = bench.run(arguments, settings, track)
+
+    def text() -> Iterator[RenderableType]:
+        yield one_line(f"{here.cpu}, {here.cores} cores, load {here.load:.1f} before")
+        yield one_line(f"instruction set {here.isa}, backend {here.backend}")
+        yield one_line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
+        yield from found.text()
+
+    return Outcome({"machine": asdict(here), "settings": asdict(settings), **found.data}, text)
+
+
+def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    if arguments.misaligned:
+        return _misaligned(arguments, settings, track)
+    from ..bench.operators import SIZES, bench_operators
+
+    timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
+        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "copy")
+        rows = [
+            (
+                *(each.operator, each.granularity, format_shape(each.shape), each.threads),
+                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3)),
+                *(Figure(each.ratio, 2), Figure(each.copy_ratio, 2)),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: _ratio_style(row[6]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from ..bench.operators import MISALIGNED_SIZES, bench_misaligned
+
+    timings = bench_misaligned(settings, arguments.sizes or MISALIGNED_SIZES, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
+        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "offset")
+        rows = [
+            (
+                *(each.operator, each.granularity, format_shape(each.shape), each.threads),
+                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.offset),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: _ratio_style(row[6]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from ..bench.chains import SHAPE, bench_chains
+
+    timings = bench_chains(settings, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield f"float32 {format_shape(SHAPE)}; ratio: stock / ours; / Relu: ours / one Relu over the same tensor\n"
+        head = ("chain", "nodes", "threads", "stock ms", "ours ms", "ratio", "Relu ms", "/ Relu", "rewritten to")
+        rows = [
+            (
+                *(each.name, each.nodes, each.threads),
+                *_ratio_cells(each),
+                *(Figure(each.relu.median_ms, 4), Figure(each.relu_ratio, 2), _rewritten(each)),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: _ratio_style(row[5]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from ..bench.networks import TOKENS, Sizes, bench_networks
+    from ..bench.transformers import FORMS, NETWORKS
+
+    given = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")}
+    network_sizes = Sizes(**{name: size for name, size in given.items() if size})
+    timings = bench_networks(
+        settings,
+        names=arguments.networks or tuple(NETWORKS),
+        forms=arguments.forms or tuple(FORMS),
+        tokens=arguments.tokens or TOKENS,
+        sizes=network_sizes,
+        track=track,
+    )
+
+    def text() -> Iterator[RenderableType]:
+        layers, hidden, heads = network_sizes.layers, network_sizes.hidden, network_sizes.heads
+        yield f"layers {layers}, hidden size {hidden}, heads {heads}; medians; ratio: stock / ours"
+        yield "tokens: in the encoder's input, or in the decoder's past\n"
+        head = ("network", "form", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        rows = [
+            (each.network, each.name, each.tokens, each.threads, *_ratio_cells(each), _rewritten(each))
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: _ratio_style(row[6]))
+        yield from _problems(timings)
+
+    return Outcome({"sizes": asdict(network_sizes), "timings": list(map(asdict, timings))}, text)
+
+
+def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from ..bench.models import bench_folder
+
+    timings = bench_folder(arguments.what, settings, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "medians; ratio: stock / ours\n"
+        head = ("model", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        rows = [(each.name, each.threads, *_ratio_cells(each), _rewritten(each)) for each in timings]
+        yield table(head, rows, style=lambda row: _ratio_style(row[4]))
+        yield from _problems(timings)
+
+    return Outcome({"folder": arguments.what, "timings": list(map(asdict, timings))}, text)
+
+
+def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from ..bench.models import bench_model
+
+    shapes, inputs = given_data(arguments)
+    found = bench_model(
+        arguments.what, arguments.b, settings, inputs=inputs, shapes=shapes, seed=arguments.seed, track=track
+    )
+
+    def text() -> Iterator[RenderableType]:
+        yield from inputs_text(found.inputs, found.seed)
+        yield one_line(f"A: {arguments.what}, in stock ONNX Runtime")
+        yield one_line(f"B: {arguments.b or 'A, rewritten'}, with the plugin")
+        if found.rewrite_report is not None:
+            yield one_line(summary(found.rewrite_report))
+        yield ""
+        rows: list[tuple[object, ...]] = []
+        for each in found.timings:
+            for role, latency in (("A", each.stock), ("B", each.ours)):
+                if latency is not None:
+                    times = (latency.median_ms, latency.p90_ms, latency.p99_ms, latency.mean_ms)
+                    rows.append((role, each.threads, *(Figure(time, 4) for time in times), latency.calls))
+        yield table(("model", "threads", "median ms", "p90 ms", "p99 ms", "mean ms", "runs"), rows)
+        yield ""
+        for each in found.timings:
+            ratio = f"A / B {each.ratio:.2f}" if each.ratio is not None else each.problem
+            yield one_line(f"threads {each.threads}: {ratio}")
+
+    data = {"a": arguments.what, "b": arguments.b, "inputs": list(map(asdict, found.inputs)), "seed": found.seed}
+    return Outcome({**data, "timings": list(map(asdict, found.timings))}, text)
+
+
+def _ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:
+    stock, ours = (None if each is None else each.median_ms for each in (timing.stock, timing.ours))
+    stock_absent = "-" if ours is None else "fails"  # a model whose rewritten form fails is not timed at all
+    return Figure(stock, 4, stock_absent), Figure(ours, 4, "fails"), Figure(timing.ratio, 2)
+
+
+def _ratio_style(ratio: Figure) -> str:
+    return "" if ratio.value is None else "red" if ratio.value < 0.95 else "green" if ratio.value > 1.05 else ""
+
+
+def _rewritten(timing: ModelTiming) -> str:
+    return ", ".join(f"{count} {operator}" for operator, count in (timing.rewritten or {}).items()) or "-"
+
+
+def _problems(timings: Sequence[ModelTiming]) -> Iterator[RenderableType]:
+    return (one_line(each.problem) for each in timings if each.problem)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """One of the things that WHAT can be.
+
+    Attributes:
+        usage: How WHAT is written.
+        run: Times it.
+        seconds: The default of --seconds.
+        options: The arguments that only this one takes, and how they are written.
+    """
+
+    usage: str
+    run: Callable[[argparse.Namespace, Settings, Track], Outcome]
+    seconds: float
+    options: tuple[tuple[str, str], ...] = ()
+
+
+_OPS = _Bench("ops", _operators, 0.5, (("sizes", "--sizes"), ("misaligned", "--misaligned")))
+_CHAINS = _Bench("chains", _chains, 0.5)
+_NETWORKS = _Bench(
+    "networks",
+    _networks,
+    2.0,
+    tuple((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads")),
+)
+_FOLDER = _Bench("FOLDER", _folder, 0.5)
+_MODEL = _Bench("A.onnx", _model, 5.0, (("b", "B"), ("input", "--input"), ("shape", "--shape")))
+_BENCHES = (_OPS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
+
+
+def _choose(what: str) -> _Bench:
+    for bench in (_OPS, _CHAINS, _NETWORKS):
+        if what == bench.usage:
+            return bench
+    return _FOLDER if Path(what).is_dir() else _MODEL
+
+
+def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
+    """Raises a DynqError if an argument of another bench is given."""
+    for bench in _BENCHES:
+        for name, written in bench.options if bench is not chosen else ():
+            if getattr(arguments, name):
+                raise DynqError(f"{written} is for `{PROGRAM} bench {bench.usage}`, not for {arguments.what}")
+
+
+COMMAND = Command(
+    "bench",
+    "time operators, chains, networks or models against stock ONNX Runtime, in turns in one process",
+    (
+        "ort-dynq bench ops --threads 1 --isa avx2",
+        "ort-dynq bench ops --misaligned",
+        "ort-dynq bench chains",
+        "ort-dynq bench networks --forms token,tensor_u8",
+        "ort-dynq bench models/",
+        "ort-dynq bench model.onnx fast.onnx --shape x=1x128x768",
+    ),
+    _arguments,
+    _run,
+)

@@ -1,0 +1,145 @@
+"""What all subcommands share: their description, their outcome, the parser, errors and exit statuses.
+
+Exit status: 0 success, 1 a verification or check failed, 2 wrong usage or input (one line on stderr), 130 interrupted,
+141 the reader of stdout is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import DynqError
+from .render import one_line, rendered
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PROGRAM = "ort-dynq"
+FAILED, BAD_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+FILES = ("IN", "OUT", "OUT.html", "A", "B", "WHAT")
+"""The metavars of arguments that name a file; shells complete them with file names."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a subcommand.
+
+    Attributes:
+        data: Plain data for --json.
+        text: Returns the same as lines and tables.
+        status: The exit status.
+    """
+
+    data: dict[str, Any]
+    text: Callable[[], Iterable[RenderableType]]
+    status: int = 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        name: Its name on the command line.
+        doc: One sentence for the help.
+        examples: Complete command lines.
+        arguments: Adds the arguments to a parser.
+        run: Runs the subcommand.
+    """
+
+    name: str
+    doc: str
+    examples: tuple[str, ...]
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Outcome]
+
+
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Parses the arguments, runs the subcommand, prints its outcome and returns the exit status."""
+    # Warnings of the libraries would be further lines on stderr.
+    logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
+    warnings.simplefilter("ignore")
+    try:
+        arguments = parser.parse_args(argv)
+        if not hasattr(arguments, "run"):
+            parser.print_help()
+            status = 0
+        else:
+            outcome = arguments.run(arguments)
+            print(json.dumps(outcome.data, indent=2, allow_nan=False) if arguments.json else rendered(outcome.text()))
+            status = outcome.status
+        sys.stdout.flush()
+    except DynqError as error:
+        print(f"{PROGRAM}: error: {one_line(str(error))}", file=sys.stderr)
+        return BAD_USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
+        return BROKEN_PIPE
+    return int(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> Any:
+        raise DynqError(f"{message} (see {self.prog} --help)")
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the completion script of a shell, made from the parser."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, __: Any = None) -> None:
+        import shtab
+
+        for action in parser._actions:
+            for subparser in (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ():
+                for argument in subparser._actions:
+                    if argument.metavar in FILES:
+                        argument.complete = shtab.FILE
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
+def make_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
+    """Returns the parser of these subcommands. Parsed arguments have the function `run` of the chosen one."""
+    parser = _Parser(prog=PROGRAM, description="Fast, exact dynamic quantization for ONNX Runtime on CPUs.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=("bash", "zsh", "tcsh"),
+        action=_PrintCompletion,
+        help=f'print a completion script for a shell and exit; for bash: eval "$({PROGRAM} --print-completion bash)"',
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND")
+    for command in commands:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.doc,
+            description=command.doc,
+            epilog="\n".join(("examples:", *(f"  {example}" for example in command.examples))),
+            formatter_class=_KeepExamples,
+        )
+        command.arguments(subparser)
+        subparser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+class _KeepExamples(argparse.HelpFormatter):
+    """Wraps all texts but the examples, whose lines are kept."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return text
+        return super()._fill_text(text, width, indent)

@@ -1,0 +1,49 @@
+"""``ort-dynq doctor``: checks the installation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .command import FAILED, Command, Outcome
+from .render import one_line, progress, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def _arguments(_: argparse.ArgumentParser) -> None:
+    """Adds nothing."""
+
+
+def _run(_: argparse.Namespace) -> Outcome:
+    with progress() as track:
+        from ..doctor import examine
+
+        found = examine(track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield table(
+            ("package", "version"), [(name, version or "not installed") for name, version in found.versions.items()]
+        )
+        yield ""
+        yield one_line(f"{found.cpu}: {' '.join(found.features) or 'features unknown'}")
+        yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}\n"
+        rows = [(each.name, "ok" if each.well else "FAILED", each.detail) for each in found.checks]
+        yield table(("check", "result", "detail"), rows, style=lambda row: "green" if row[1] == "ok" else "red")
+        yield ""
+        if found.wrong:
+            yield one_line(f"{found.wrong.name}: {found.wrong.detail}; {found.wrong.advice}")
+        yield "FAILED" if found.wrong else "PASSED"
+
+    return Outcome(found.to_dict(), text, FAILED if found.wrong else 0)
+
+
+COMMAND = Command(
+    "doctor",
+    "check this installation: versions, CPU, both backends, and a self-test of the kernels",
+    ("ort-dynq doctor --json",),
+    _arguments,
+    _run,
+)

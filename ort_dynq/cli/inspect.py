@@ -1,0 +1,88 @@
+"""``ort-dynq inspect``: shows what a rewrite would do with a model, or the function body of an operator."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .arguments import add_exact, positive
+from .command import Command, Outcome
+from .render import one_line, table, working
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..rewriter import Report
+    from ..rewriter.grouping import Group
+
+_OPSET = 21
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
+    add_exact(parser)
+    body = parser.add_argument_group("operators")
+    body.add_argument("--body", metavar="NAME", help="print the function body of one of ort_dynq's operators")
+    body.add_argument(
+        "--opset", type=positive, metavar="N", help=f"the version of the standard operators (default: {_OPSET})"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> Outcome:
+    if arguments.body is not None:
+        if arguments.model is not None:
+            raise DynqError("--body takes no model; give either IN or --body NAME")
+        return _body(arguments.body, arguments.opset or _OPSET)
+    if arguments.opset is not None:
+        raise DynqError("--opset needs --body NAME")
+    if arguments.model is None:
+        raise DynqError("there is nothing to inspect; give a model, or --body NAME (see ort-dynq inspect --help)")
+    with working(f"inspecting {arguments.model}"):
+        from ..rewriter.grouping import grouped, inspect
+
+        report = inspect(arguments.model, exact=arguments.exact)
+    groups = grouped(report.findings)
+
+    def text() -> Iterator[RenderableType]:
+        yield one_line(f"{arguments.model}: {summary(report)}")
+        yield f"{sum(report.before.values())} nodes, {sum(report.after.values())} after a rewrite"
+        yield from _groups("rewritten", "becomes", "green", [each for each in groups if each.operator])
+        yield from _groups("left", "reason", "yellow", [each for each in groups if not each.operator])
+
+    data = {"input": arguments.model, **report.to_dict(), "groups": list(map(asdict, groups))}
+    return Outcome(data, text)
+
+
+def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Iterator[RenderableType]:
+    if groups:
+        rows = [(each.count, each.node, each.graph, each.op_type, each.operator or each.reason) for each in groups]
+        yield ""
+        yield table((title, "nodes", "graph", "operator", last), rows, style=lambda _: color)
+
+
+def _body(name: str, opset: int) -> Outcome:
+    from ..operators import OPERATORS
+
+    if name not in OPERATORS:
+        raise DynqError(f"there is no operator {name}, expected one of {', '.join(OPERATORS)}")
+    lines = filter(None, map(str.strip, OPERATORS[name].body(opset).splitlines()))
+    body = "\n".join(line if line in ("{", "}") else f"    {line}" for line in lines)
+    return Outcome({"operator": name, "opset": opset, "body": body}, lambda: [body])
+
+
+def summary(report: Report) -> str:
+    """Counts the findings of a rewrite."""
+    rewritten, left = len(report.rewritten), len(report.left)
+    return f"{rewritten} dynamic quantization chains and products to rewrite, {left} to leave"
+
+
+COMMAND = Command(
+    "inspect",
+    "show the dynamic quantization chains of a model, what a rewrite would do with each, and why it would leave some",
+    ("ort-dynq inspect model.onnx", "ort-dynq inspect --body DynamicQuantize"),
+    _arguments,
+    _run,
+)

@@ -1,0 +1,117 @@
+"""Text output: tables, figures, single lines, and the progress on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod, RenderableType
+
+    from ..bench.timing import Track
+
+_STYLES = {"PASSED": "bold green", "FAILED": "bold red"}  # of lines with only this text
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number in a table.
+
+    Attributes:
+        value: The number, or None if there is none.
+        digits: Digits after the decimal point.
+        absent: The text for None.
+    """
+
+    value: float | None
+    digits: int
+    absent: str = "-"
+
+    def __str__(self) -> str:
+        return self.absent if self.value is None else f"{self.value:.{self.digits}f}"
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Any]], style: Callable[[Sequence[Any]], str] = lambda _: ""
+) -> RenderableType:
+    """Returns a table. Columns of integers and figures are aligned to the right.
+
+    Args:
+        head: The titles of the columns.
+        rows: The cells.
+        style: Returns the style of a row, as rich names styles.
+    """
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    listed = list(rows)
+    for i, title in enumerate(head):
+        numeric = all(isinstance(row[i], int | Figure) for row in listed)
+        justify: JustifyMethod = "right" if numeric else "left"
+        result.add_column(title, justify=justify, no_wrap=numeric, min_width=len(title), overflow="fold")
+    for row in listed:
+        result.add_row(*(one_line(str(cell)) for cell in row), style=style(row))
+    return result
+
+
+def one_line(text: str) -> str:
+    """Puts a text on one line and escapes control characters, which a terminal would interpret."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    """Writes a shape as 2x3x4."""
+    return "x".join(map(str, sizes)) or "scalar"
+
+
+def rendered(text: Iterable[RenderableType]) -> str:
+    """Returns the text for stdout, as wide as the terminal, or as its longest row if there is no terminal."""
+    from rich.console import Console
+
+    console = Console(
+        markup=False, highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 100_000
+    )
+    with console.capture() as capture:
+        for each in text:
+            console.print(each, style=_STYLES.get(str(each)))
+    return capture.get().rstrip("\n")
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows a spinner with a text while the block runs, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, markup=False).status(one_line(what)):
+        yield
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Track]:
+    """Gives a function that iterates over steps and shows a progress bar, if stderr is a terminal.
+
+    The bar is drawn between steps only, so that it takes no time from what is timed.
+    """
+    if not sys.stderr.isatty():
+        yield iter
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+
+        def track(steps: Sequence[Any]) -> Iterator[Any]:
+            task = bar.add_task("", total=len(steps))
+            for step in steps:
+                bar.update(task, description=one_line(str(step)), refresh=True)
+                yield step
+                bar.advance(task)
+
+        yield track

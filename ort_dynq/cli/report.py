@@ -1,0 +1,77 @@
+"""``ort-dynq report``: writes a self-contained HTML report on one model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .arguments import add_data, add_exact, check_target, given_data, positive, seconds
+from .command import FAILED, Command, Outcome
+from .inspect import summary
+from .render import Figure, one_line, progress
+from .verify import inputs_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN", help="the model to report on; it is not changed")
+    parser.add_argument("-o", "--output", metavar="OUT.html", required=True, help="the file of the report")
+    parser.add_argument(
+        "--threads", type=positive, default=1, metavar="N", help="intra-op threads of ONNX Runtime (default: 1)"
+    )
+    parser.add_argument(
+        "--seconds", type=seconds, default=5.0, metavar="S", help="time for timing and profiling (default: 5)"
+    )
+    add_exact(parser)
+    add_data(parser)
+
+
+def _run(arguments: argparse.Namespace) -> Outcome:
+    source, target = Path(arguments.model), Path(arguments.output)
+    check_target(source, target, force=True)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise DynqError(f"{target} is the model itself; -o takes the name of the report")
+    shapes, inputs = given_data(arguments)
+    with progress() as track:
+        from ..report.model import make_report
+
+        found = make_report(
+            source,
+            inputs=inputs,
+            shapes=shapes,
+            seed=arguments.seed,
+            backend=arguments.backend,
+            exact=arguments.exact,
+            threads=arguments.threads,
+            seconds=arguments.seconds,
+            track=track,
+        )
+    found.save(target)
+
+    def text() -> Iterator[RenderableType]:
+        yield from inputs_text(found.verification.inputs, found.verification.seed)
+        yield one_line(f"{source}: {summary(found.rewrite_report)}")
+        if found.problem:
+            yield one_line(found.problem)
+        if found.before and found.after:
+            before, after = found.before.latency.median_ms, found.after.latency.median_ms
+            yield f"median {before:.4f} ms before, {after:.4f} ms after: {Figure(found.ratio, 2)}x speed"
+        yield one_line(f"{target} is written")
+        yield "PASSED" if found.verification.passed else "FAILED"
+
+    data = {"output": str(target), **found.to_dict()}
+    return Outcome(data, text, 0 if found.verification.passed else FAILED)
+
+
+COMMAND = Command(
+    "report",
+    "write a self-contained HTML report: what a rewrite changes, time by operator before and after, verification",
+    ("ort-dynq report model.onnx -o report.html --shape x=1x128x768",),
+    _arguments,
+    _run,
+)

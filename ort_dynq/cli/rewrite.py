@@ -1,0 +1,82 @@
+"""``ort-dynq rewrite``: writes the rewritten model."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .arguments import add_data, add_exact, check_target
+from .command import FAILED, Command, Outcome
+from .inspect import summary
+from .render import one_line, table, working
+from .verify import compare, verification_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..rewriter import Report
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN", help="the model to rewrite")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the file of the rewritten model")
+    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
+    )
+    add_exact(parser)
+    add_data(parser)
+
+
+def _run(arguments: argparse.Namespace) -> Outcome:
+    source, target = Path(arguments.model), Path(arguments.output)
+    check_target(source, target, force=arguments.force)
+    with working(f"rewriting {source}"):
+        from ..rewriter import rewrite
+
+        result = rewrite(source, exact=arguments.exact)
+    verification = compare(arguments, source, result.model) if arguments.verify else None
+    passed = verification is None or verification.passed
+    if passed:
+        with working(f"writing {target}"):
+            result.save(target)
+
+    def text() -> Iterator[RenderableType]:
+        yield one_line(f"{source}: {summary(result.report)}")
+        yield from _findings(result.report)
+        yield "\n" + one_line(f"{target} is written" if passed else f"{target} is not written")
+        if verification is not None:
+            yield from verification_text(verification)
+
+    data = {"input": str(source), "output": str(target) if passed else None, **result.report.to_dict()}
+    data["verification"] = None if verification is None else verification.to_dict()
+    return Outcome(data, text, 0 if passed else FAILED)
+
+
+def _findings(report: Report) -> Iterator[RenderableType]:
+    counts = ((op, report.before.get(op, 0), report.after.get(op, 0)) for op in {**report.before, **report.after})
+    yield table(
+        ("operator", "before", "after"),
+        [*sorted(counts), ("total", sum(report.before.values()), sum(report.after.values()))],
+        style=lambda row: "green" if row[2] < row[1] else "cyan" if row[2] > row[1] else "",
+    )
+    if report.rewritten:
+        rules = Counter(finding.rule for finding in report.rewritten)
+        yield ""
+        yield table(("rewritten", "rule"), [(count, rule) for rule, count in rules.most_common()])
+    if report.left:
+        reasons = Counter((finding.op_type, finding.reason) for finding in report.left)
+        yield ""
+        yield table(("left", "operator", "reason"), [(count, *reason) for reason, count in reasons.most_common()])
+
+
+COMMAND = Command(
+    "rewrite",
+    "replace dynamic quantization chains by ort_dynq's operators",
+    ("ort-dynq rewrite model.onnx -o fast.onnx --verify",),
+    _arguments,
+    _run,
+)

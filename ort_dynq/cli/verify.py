@@ -1,0 +1,134 @@
+"""``ort-dynq verify``: compares two models."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .arguments import add_data, given_data
+from .command import FAILED, Command, Outcome
+from .render import format_shape, one_line, table, working
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..verification import Comparison, Difference, Input, Verification
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="the original; it runs in stock ONNX Runtime, all optimizations off")
+    parser.add_argument("b", metavar="B", help="the model to verify; it runs with the plugin")
+    add_data(parser)
+
+
+def _run(arguments: argparse.Namespace) -> Outcome:
+    verification = compare(arguments, arguments.a, arguments.b)
+    data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
+    return Outcome(data, lambda: verification_text(verification), 0 if verification.passed else FAILED)
+
+
+def compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
+    """Verifies B against A with the data and the backend that the arguments name."""
+    shapes, inputs = given_data(arguments)
+    with working("running both models"):
+        from ..verification import verify
+
+        return verify(a, b, inputs=inputs, shapes=shapes, seed=arguments.seed, backend=arguments.backend)
+
+
+def verification_text(verification: Verification) -> Iterator[RenderableType]:
+    """Renders a verification; the last line is PASSED or FAILED."""
+    yield from inputs_text(verification.inputs, verification.seed)
+    if not verification.zero_rows:
+        yield "the generated inputs have no rows of zeros, which would make a whole output NaN"
+    yield from _products(verification)
+    if verification.outputs:
+        given = ", with A's results of these products" if verification.end_to_end else ""
+        yield f"\nAll optimizations off{given}:"
+        yield from _comparisons(verification.outputs, differing="red")
+    if verification.end_to_end:
+        yield from _end_to_end(verification)
+    if verification.default_outputs:
+        yield "\nB at the default optimization level, for information:"
+        yield from _comparisons(verification.default_outputs, differing="")
+    if verification.failure:
+        yield one_line(verification.failure)
+    yield "PASSED" if verification.passed else "FAILED"
+
+
+def inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
+    """Renders the inputs of a model."""
+    for each in inputs:
+        origin = "given" if each.given else f"generated, seed {seed}"
+        if each.assumed:
+            sizes = ", ".join(f"{name} = {size}" for name, size in each.assumed.items())
+            origin += f"; assumed {sizes}: set it with --shape {each.name}={format_shape(each.shape)}"
+        yield one_line(f"input {each.name}: {each.dtype} {format_shape(each.shape)}, {origin}")
+
+
+def _comparisons(outputs: Sequence[Comparison], differing: str) -> Iterator[RenderableType]:
+    """Renders comparisons; `differing` is the style of outputs that differ."""
+    rows = []
+    for each in outputs:
+        ulp = "-" if each.problem or each.max_ulp is None else each.max_ulp
+        rows.append((each.name, each.dtype, format_shape(each.shape), each.elements, each.nans, *_measured(each), ulp))
+    head = ("output", "type", "shape", "elements", "NaN", "differing", "max abs", "max ULP")
+    yield table(head, rows, style=lambda row: differing if row[5] else "")
+    for each in outputs:
+        if each.problem:
+            yield one_line(f"{each.name}: A gives {each.dtype} {list(each.shape)}, {each.problem}")
+        if each.first is not None:
+            values = _values(each.dtype, each.first)
+            yield one_line(f"{each.name} first differs at {list(each.first.index)}: {values}")
+
+
+def _products(verification: Verification) -> Iterator[RenderableType]:
+    products, worst = verification.products, verification.worst_product
+    if worst is not None:
+        yield (
+            f"\nFloat products that became integer products: {len(products)}. Each is computed from A's values and "
+            "compared with float64; errors are in units of 2^-24 * abs(x) @ abs(w)"
+        )
+        if not worst.problem:
+            errors = f"B's error {worst.b_error:.3g}, A's {worst.a_error:.3g}, allowed {worst.allowed:.3g}"
+            yield one_line(f"worst: {worst.name}, K = {worst.depth}: {errors}")
+        yield from (one_line(f"incorrect: {each.name}: {each.problem}") for each in products if each.problem)
+        if skipped := sum(each.skipped for each in products):
+            yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
+    if verification.unreachable:
+        count = verification.unreachable
+        yield f"\nNot compared: {count} integer products in subgraphs or functions, and the outputs of these"
+
+
+def _end_to_end(verification: Verification) -> Iterator[RenderableType]:
+    perturbed = ", and A with its results of these products changed by 2^-22" if verification.perturbed else ""
+    yield f"\nEnd to end, for information: B{perturbed}:"
+    others = verification.perturbed or [None] * len(verification.end_to_end)
+    rows = [
+        (b.name, b.elements, *_measured(b), *_measured(a)) for b, a in zip(verification.end_to_end, others, strict=True)
+    ]
+    yield table(("output", "elements", "B differing", "B max abs", "changed A differing", "changed A max abs"), rows)
+
+
+def _measured(each: Comparison | None) -> tuple[object, str]:
+    if each is None or each.problem:
+        return "-", "-"
+    return each.differing, "-" if each.max_abs is None else f"{each.max_abs:.6g}"
+
+
+def _values(dtype: str, difference: Difference) -> str:
+    """Writes both values with the fewest digits that identify them in their type."""
+    import numpy as np
+
+    a, b = (np.dtype(dtype).type(value) for value in (difference.a, difference.b))
+    return f"A {a!s}, B {b!s}"
+
+
+COMMAND = Command(
+    "verify",
+    "run two models on the same inputs; compare every output bit for bit, and integer products with float64",
+    ("ort-dynq verify model.onnx fast.onnx --shape x=1x128x768",),
+    _arguments,
+    _run,
+)

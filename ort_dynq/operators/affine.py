@@ -1,0 +1,152 @@
+"""AffineQuantize, AffineFakeQuantize and AffineDequantize: scales that broadcast, arithmetic chosen by attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import DynqError
+from .affine_arithmetic import (
+    CHOICES,
+    CODE_OFFSET,
+    TO_CODES,
+    TO_FLOATS,
+    AffineArithmetic,
+    codes_text,
+    floats_text,
+    stored_text,
+)
+from .function_text import integers
+from .reference_ops import Array, Attributes, check_zero_point, shape_text
+from .spec import Family, Input, Operator, Signature
+
+_SRC = Input("src", ("float32",), "Any shape.")
+_SCALE = Input("scale", ("float32",), "Broadcasts to the shape of `src`, as in NumPy.")
+_DST = Input("dst", ("float32",), "The shape of `src`.")
+
+
+# Function bodies
+
+
+def _quantize_body(opset: int) -> str:
+    return f"""{{
+        {integers(3)} {CHOICES} {CODE_OFFSET}
+        zero_point_stored = Cast<to = 6>(zero_point)
+        zero_point_int = Sub(zero_point_stored, offset)
+        zero_point_real = Cast<to = 1>(zero_point_int)
+        {codes_text("src", "scale", "zero_point_real")}
+        {stored_text("code", "dst")}
+    }}"""
+
+
+def _fake_quantize_body(opset: int) -> str:
+    return f"""{{
+        {integers(3)} {CHOICES}
+        zero_point_real = Cast<to = 1>(zero_point)
+        {codes_text("src", "scale", "zero_point_real")}
+        {floats_text("scale", "zero_point_real", "dst")}
+    }}"""
+
+
+def _dequantize_body(opset: int) -> str:
+    return """{
+        real = Cast<to = 1>(src)
+        zero_point_real = Cast<to = 1>(zero_point)
+        difference = Sub(real, zero_point_real)
+        dst = Mul(difference, scale)
+    }"""
+
+
+# References
+
+
+def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
+    def quantize(given: Attributes, src: Array, scale: Array, zero_point: Array) -> list[Array]:
+        arithmetic = AffineArithmetic(given, to_codes)
+        zp = _broadcast(src, scale, zero_point)
+        arithmetic.check_type("zero_point", zero_point)
+        return [arithmetic.run(src, scale, zp.astype(np.float32) - np.float32(arithmetic.offset))]
+
+    return quantize
+
+
+def _dequantize(given: Attributes, src: Array, scale: Array, zero_point: Array) -> list[Array]:
+    zp = _broadcast(src, scale, zero_point)
+    return [np.asarray((src.astype(np.float32) - zp.astype(np.float32)) * scale)]
+
+
+def _broadcast(src: Array, scale: Array, zero_point: Array) -> Array:
+    """The zero point in a shape that broadcasts to src as the scale does, after the checks of both shapes."""
+    missing = src.ndim - scale.ndim
+    if missing < 0 or any(ours not in (1, full) for ours, full in zip(scale.shape, src.shape[missing:], strict=True)):
+        raise DynqError(
+            f"scale has shape {shape_text(scale.shape)}, expected one that broadcasts to {shape_text(src.shape)}"
+        )
+    check_zero_point("zero_point", zero_point, "scale", scale)
+    return zero_point.reshape(()) if zero_point.size == 1 else zero_point
+
+
+FAMILY = Family(
+    "Affine",
+    "`scale` and `zero_point` are inputs and broadcast as in NumPy. Every step is float32, in the order that the "
+    "attributes select, as exporters write it with Div, Round, Add, Clip and Cast. The formulas are those of the "
+    "default values; [Encodings](#encodings) has the others.",
+    (
+        Operator(
+            "AffineQuantize",
+            "Quantizes float32 to 8-bit codes.",
+            "t = src / scale                                           scaling = 0\n"
+            "code = clip(round(t) + zero_point, quant_min, quant_max)  rounding_order = 0\n"
+            "dst = code                                                output_dtype = code_type\n"
+            "dst = code + 128                                          output_dtype = 2, code_type = 3\n"
+            "dst = code - 128                                          output_dtype = 3, code_type = 2",
+            (
+                _SRC,
+                _SCALE,
+                Input(
+                    "zero_point", ("uint8", "int8"), "The shape of `scale`, or one element. Its type is `output_dtype`."
+                ),
+            ),
+            (Input("dst", ("uint8", "int8"), "The shape of `src`."),),
+            TO_CODES,
+            tuple(Signature(("float32", "float32", code), (code,)) for code in ("uint8", "int8")),
+            _quantize_body,
+            _quantize(to_codes=True),
+        ),
+        Operator(
+            "AffineFakeQuantize",
+            "Quantizes float32 and dequantizes the codes, in one pass. `rounding_order` 2 uses no zero point in either "
+            "step.",
+            "t = src / scale                                           scaling = 0\n"
+            "code = clip(round(t) + zero_point, quant_min, quant_max)  rounding_order = 0\n"
+            "dst = (code - zero_point) * scale                         scaling = 0 or 1\n"
+            "dst = (code - zero_point) / scale                         scaling = 2",
+            (
+                _SRC,
+                _SCALE,
+                Input("zero_point", ("float32", "uint8", "int8", "int32"), "The shape of `scale`, or one element."),
+            ),
+            (_DST,),
+            TO_FLOATS,
+            tuple(Signature(("float32", "float32", zp), ("float32",)) for zp in ("float32", "uint8", "int8", "int32")),
+            _fake_quantize_body,
+            _quantize(to_codes=False),
+        ),
+        Operator(
+            "AffineDequantize",
+            "Dequantizes 8-bit codes to float32.",
+            "dst = (src - zero_point) * scale",
+            (
+                Input("src", ("uint8", "int8"), "Any shape."),
+                _SCALE,
+                Input("zero_point", ("uint8", "int8"), "The shape of `scale`, or one element. The type of `src`."),
+            ),
+            (_DST,),
+            (),
+            tuple(Signature((code, "float32", code), ("float32",)) for code in ("uint8", "int8")),
+            _dequantize_body,
+            _dequantize,
+        ),
+    ),
+)

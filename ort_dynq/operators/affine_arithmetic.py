@@ -1,0 +1,212 @@
+"""The arithmetic from float32 to codes and back that the affine and the dynamic range operators share.
+
+Exporters write it with Div, Round, Add, Clip and Cast, in several orders. Attributes select the order. Below are the
+attributes, the text of function bodies, and the NumPy reference; in C++ it is the class AffineArithmetic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import DynqError
+from .encodings import CodeType, NanCode, RoundingOrder, Scaling
+from .function_text import integer, select
+from .reference_ops import ONE, Array, Attributes, CodeDtype, clip
+from .spec import Attribute, flag
+
+CODES = (CodeType.UINT8, CodeType.INT8)
+CODE_DTYPES: dict[int, CodeDtype] = {CodeType.UINT8: np.uint8, CodeType.INT8: np.int8}
+
+
+def _attributes(code_type: CodeType, code_types: tuple[CodeType, ...], nan_code: NanCode) -> tuple[Attribute, ...]:
+    return (
+        Attribute("scaling", Scaling.DIVIDE, "How `src` is scaled.", Scaling),
+        Attribute("rounding_order", RoundingOrder.ROUND_THEN_ADD, "Where the zero point is added.", RoundingOrder),
+        Attribute("code_type", code_type, "The type that codes are cast to. The cast truncates.", CodeType, code_types),
+        Attribute("quant_min", -128, "The lowest code: the lower bound of the Clip."),
+        Attribute("quant_max", 127, "The highest code: the upper bound of the Clip."),
+        flag("clip", 1, "1: codes are clipped. 0: they are not, which requires `code_type` 1."),
+        Attribute("nan_code", nan_code, "The code of a NaN. It is 2 if and only if `code_type` is 1.", NanCode),
+    )
+
+
+TO_CODES = (
+    *_attributes(CodeType.INT8, CODES, NanCode.ZERO),
+    Attribute(
+        "output_dtype",
+        CodeType.INT8,
+        "The type of codes and zero points in inputs and outputs. If it differs from `code_type`, stored values are "
+        "shifted by 128: int8 codes can be stored as uint8, which ONNX Runtime multiplies faster.",
+        CodeType,
+        CODES,
+    ),
+)
+TO_FLOATS = _attributes(CodeType.FLOAT32, tuple(CodeType), NanCode.NAN)
+
+
+# Text of function bodies. It uses the integers 0 to 2 of function_text.integers.
+
+CHOICES = f"""
+    zero = Constant<value_float = 0.0>()
+    one = Constant<value_float = 1.0>()
+    minus_one = Neg(one)
+    minus_infinity = Div(minus_one, zero)
+    infinity = Div(one, zero)
+    scaling = Constant<value_int: int = @scaling>()
+    rounding_order = Constant<value_int: int = @rounding_order>()
+    clip = Constant<value_int: int = @clip>()
+    nan_code = Constant<value_int: int = @nan_code>()
+    quant_min_int = Constant<value_int: int = @quant_min>()
+    quant_max_int = Constant<value_int: int = @quant_max>()
+    quant_min = Cast<to = 1>(quant_min_int)
+    quant_max = Cast<to = 1>(quant_max_int)
+    is_unclipped = Equal(clip, {integer(0)})
+    lowest = Where(is_unclipped, minus_infinity, quant_min)
+    highest = Where(is_unclipped, infinity, quant_max)
+    divides = Equal(scaling, {integer(Scaling.DIVIDE.value)})
+    is_inverse = Equal(scaling, {integer(Scaling.MULTIPLY.value)})
+    adds_first = Equal(rounding_order, {integer(RoundingOrder.ADD_THEN_ROUND.value)})
+    has_no_zero_point = Equal(rounding_order, {integer(RoundingOrder.NO_ZERO_POINT.value)})
+    keeps_nan = Equal(nan_code, {integer(NanCode.NAN.value)})
+    nan_is_quant_min = Equal(nan_code, {integer(NanCode.QUANT_MIN.value)})
+    nan_replacement = Where(nan_is_quant_min, lowest, zero)
+"""
+# The shift from code_type to output_dtype, int32: 128 if int8 codes are stored as uint8, -128 for the reverse, else 0.
+CODE_OFFSET = """
+    code_type = Constant<value_int: int = @code_type>()
+    output_dtype = Constant<value_int: int = @output_dtype>()
+    type_difference = Sub(code_type, output_dtype)
+    half = Constant<value_int = 128>()
+    offset_int = Mul(type_difference, half)
+    offset = Cast<to = 6>(offset_int)
+"""
+
+
+def codes_text(src: str, scale: str, zero_point: str) -> str:
+    """Computes ``code``, of code_type. All three arguments name float32 tensors.
+
+    One body serves every chain: where a chain does not multiply or divide, the body does so by one, which is exact.
+    """
+    return f"""
+    reciprocal = Reciprocal({scale})
+    {select("multiplier", "is_inverse", scale, "reciprocal")}
+    {select("t_factor", "divides", "one", "multiplier")}
+    {select("t_divisor", "divides", scale, "one")}
+    t_scaled = Mul({src}, t_factor)
+    t = Div(t_scaled, t_divisor)
+    t_rounded = Round(t)
+    {select("addend", "adds_first", "t", "t_rounded")}
+    added = Add(addend, {zero_point})
+    {select("unclipped", "has_no_zero_point", "t_rounded", "added")}
+    clipped = Clip(unclipped, lowest, highest)
+    rounded_late = Round(clipped)
+    {select("rounded", "adds_first", "rounded_late", "clipped")}
+    is_nan = IsNaN(rounded)
+    without_nan = Where(is_nan, nan_replacement, rounded)
+    {select("defined", "keeps_nan", "rounded", "without_nan")}
+    code = Cast<to: int = @code_type>(defined)
+    """
+
+
+def floats_text(scale: str, zero_point: str, dst: str) -> str:
+    """Computes `dst`, float32, from ``code``."""
+    return f"""
+    real = Cast<to = 1>(code)
+    above_zero_point = Sub(real, {zero_point})
+    {select("difference", "has_no_zero_point", "real", "above_zero_point")}
+    {select("dst_factor", "is_inverse", "one", scale)}
+    {select("dst_divisor", "is_inverse", scale, "one")}
+    dst_scaled = Mul(difference, dst_factor)
+    {dst} = Div(dst_scaled, dst_divisor)
+    """
+
+
+def stored_text(code: str, name: str) -> str:
+    """Computes `name`, of output_dtype, from `code`, of code_type."""
+    return f"""
+    {name}_int = Cast<to = 6>({code})
+    {name}_shifted = Add({name}_int, offset)
+    {name} = Cast<to: int = @output_dtype>({name}_shifted)
+    """
+
+
+class AffineArithmetic:
+    """The NumPy reference, and the checks of the attributes.
+
+    Attributes:
+        offset: What is added to a code of code_type to store it as output_dtype: 0, 128 or -128.
+    """
+
+    def __init__(self, given: Attributes, to_codes: bool) -> None:
+        """
+        Args:
+            given: The attributes of the operator.
+            to_codes: Whether the result is codes; otherwise it is floats.
+
+        Raises:
+            DynqError: Attributes exclude each other.
+        """
+        code_type = CodeType(given["code_type"])
+        nan_code, low, high = NanCode(given["nan_code"]), given["quant_min"], given["quant_max"]
+        name = code_type.name.lower()
+        stays_float = code_type == CodeType.FLOAT32
+        if (nan_code == NanCode.NAN) != stays_float:
+            expected = NanCode.describe([NanCode.NAN] if stays_float else [NanCode.ZERO, NanCode.QUANT_MIN])
+            raise DynqError(f"nan_code is {nan_code.text} for codes of {name}, expected {expected}")
+        if low > high:
+            raise DynqError(f"quant_min is {low}, quant_max {high}, expected quant_min <= quant_max")
+        if not stays_float:
+            limits = np.iinfo(CODE_DTYPES[code_type])
+            if not given["clip"] or low < limits.min or high > limits.max:
+                clipped_to = f"{low} to {high}" if given["clip"] else "nothing"
+                raise DynqError(
+                    f"codes are clipped to {clipped_to}, expected a range within {limits.min} to {limits.max} of {name}"
+                )
+        output_dtype = given["output_dtype"] if to_codes else code_type
+        self._scaling, self._order = Scaling(given["scaling"]), RoundingOrder(given["rounding_order"])
+        self._to_codes, self._code_type = to_codes, code_type
+        self._output_dtype = np.dtype(CODE_DTYPES.get(output_dtype, np.float32))
+        self._low = np.float32(low if given["clip"] else -np.inf)
+        self._high = np.float32(high if given["clip"] else np.inf)
+        self._nan_replacement = {
+            NanCode.ZERO: np.float32(0),
+            NanCode.QUANT_MIN: self._low,
+            NanCode.NAN: np.float32(np.nan),
+        }[nan_code]
+        self.offset = 128 * (code_type - output_dtype)
+
+    def check_type(self, name: str, array: Array) -> None:
+        """Checks that an input, if the result is codes, has their type.
+
+        Raises:
+            DynqError: It has another type than output_dtype.
+        """
+        if self._to_codes and array.dtype != self._output_dtype:
+            raise DynqError(f"{name} is {array.dtype.name}, expected output_dtype, {self._output_dtype}")
+
+    def stored(self, codes: Array) -> Array:
+        """Codes or zero points of code_type as values of output_dtype."""
+        return (codes.astype(np.int32) + self.offset).astype(self._output_dtype)
+
+    def run(self, src: Array, scale: Array, zero_point: Array) -> Array:
+        """The codes, or the floats that they stand for; the arguments are float32 and broadcast."""
+        if self._scaling == Scaling.DIVIDE:
+            t = src / scale
+        else:
+            t = src * (scale if self._scaling == Scaling.MULTIPLY else ONE / scale)
+        if self._order == RoundingOrder.ROUND_THEN_ADD:
+            code = self._clip(np.rint(t) + zero_point)
+        elif self._order == RoundingOrder.ADD_THEN_ROUND:
+            code = np.rint(self._clip(t + zero_point))
+        else:
+            code = self._clip(np.rint(t))
+        code = np.where(np.isnan(code), self._nan_replacement, code)
+        if self._code_type != CodeType.FLOAT32:
+            code = np.trunc(code) + np.float32(0)  # integers have no fraction and no negative zero
+        if self._to_codes:
+            return self.stored(np.asarray(code))
+        difference = code if self._order == RoundingOrder.NO_ZERO_POINT else code - zero_point
+        return np.asarray(difference / scale if self._scaling == Scaling.MULTIPLY else difference * scale)
+
+    def _clip(self, values: Array) -> Array:
+        return clip(values, self._low, self._high)

@@ -1,0 +1,341 @@
+"""Operators that compute scale and zero point from the range of each row, then quantize the row.
+
+A row is what the dimensions from `axis` on hold together: axis -1 is per token, 0 is per tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import DynqError
+from .affine_arithmetic import (
+    CHOICES,
+    CODE_DTYPES,
+    CODE_OFFSET,
+    TO_CODES,
+    TO_FLOATS,
+    AffineArithmetic,
+    codes_text,
+    floats_text,
+    stored_text,
+)
+from .encodings import CodeType, RangeConstants, RangeKind, ZeroPointRule
+from .function_text import integer, integers, reshape, select
+from .reference_ops import ONE, Array, Attributes, cast, clip, row_maximum, row_minimum, shape_text
+from .spec import Attribute, Family, Input, Operator, Signature, flag
+
+_RANGE = (
+    Attribute(
+        "axis", -1, "The first of the dimensions that share a scale, -rank to rank - 1: -1 per token, 0 per tensor."
+    ),
+    Attribute("range_kind", RangeKind.ABS_MAX, "The range of a row.", RangeKind),
+    flag("inverse_scale", 0, "1: the output `scale` is an inverse scale, from 1 / range. It requires `range_kind` 0."),
+    Attribute(
+        "zero_point_rule",
+        ZeroPointRule.NONE,
+        "How the zero point is computed. It is 0 for `range_kind` 0 and 3.",
+        ZeroPointRule,
+    ),
+    flag(
+        "zero_point_before_epsilon",
+        0,
+        "1: the zero point is computed from the scale before `lowest_scale`, `highest_scale` and `scale_of_zero` are "
+        "applied to it.",
+    ),
+    Attribute("zero_point_type", CodeType.FLOAT32, "The type that the zero point is cast to.", CodeType),
+)
+_SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
+_SRC = Input("src", ("float32",), "Any shape.")
+_CONSTANTS = Input(
+    "constants", ("float32",), f"{len(RangeConstants._fields)} elements: [the input constants](#the-input-constants)."
+)
+_SCALE = Input("scale", ("float32",), "The shape of `src`, with 1 for the dimensions from `axis` on.")
+
+
+# Function bodies
+
+
+def _gather(name: str) -> str:
+    """A scalar from the input constants, under its name."""
+    return f"{name} = Gather(constants, {integer(RangeConstants._fields.index(name))})"
+
+
+def _range_body(to_codes: bool) -> Callable[[int], str]:
+    def body(opset: int) -> str:
+        # From opset 18 on, axes are an input of ReduceMin and ReduceMax.
+        attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
+        return f"""{{
+    {integers(len(RangeConstants._fields))} {CHOICES} {CODE_OFFSET if to_codes else ""}
+    axes = Constant<value_ints = [1]>()
+    rows = Flatten<axis: int = @axis>(src)
+    magnitudes = Abs(rows)
+    abs_max = ReduceMax<keepdims = 1{attribute}>(magnitudes{axes})
+    minimum = ReduceMin<keepdims = 1{attribute}>(rows{axes})
+    maximum = ReduceMax<keepdims = 1{attribute}>(rows{axes})
+    {_gather("lowest_minimum")}
+    {_gather("highest_maximum")}
+    minimum_with_zero = Clip(minimum, lowest_minimum, zero)
+    maximum_with_zero = Clip(maximum, zero, highest_maximum)
+    range_kind = Constant<value_int: int = @range_kind>()
+    is_abs_max = Equal(range_kind, {integer(RangeKind.ABS_MAX.value)})
+    has_zero = Equal(range_kind, {integer(RangeKind.MIN_MAX_WITH_ZERO.value)})
+    {select("low", "has_zero", "minimum_with_zero", "minimum")}
+    {select("high", "has_zero", "maximum_with_zero", "maximum")}
+    width = Sub(high, low)
+    above_zero = Div(high, highest_maximum)
+    below_zero = Div(low, lowest_minimum)
+    larger = Max(above_zero, below_zero)
+    is_larger_side = Equal(range_kind, {integer(RangeKind.LARGER_SIDE.value)})
+    {select("two_sided", "is_larger_side", "larger", "width")}
+    {select("range_raw", "is_abs_max", "abs_max", "two_sided")}
+    {_gather("lowest_range")}
+    {_gather("highest_range")}
+    {_gather("divisor")}
+    {_gather("factor")}
+    {_gather("lowest_scale")}
+    {_gather("highest_scale")}
+    {_gather("scale_of_zero")}
+    range = Clip(range_raw, lowest_range, highest_range)
+    inverse_range = Reciprocal(range)
+    inverse_scale = Constant<value_int: int = @inverse_scale>()
+    inverts = Equal(inverse_scale, {integer(1)})
+    {select("base", "inverts", "inverse_range", "range")}
+    divided = Div(base, divisor)
+    scale_raw = Mul(divided, factor)
+    scale_clipped = Clip(scale_raw, lowest_scale, highest_scale)
+    scale_is_zero = Equal(scale_clipped, zero)
+    row_scale = Where(scale_is_zero, scale_of_zero, scale_clipped)
+    before_epsilon = Constant<value_int: int = @zero_point_before_epsilon>()
+    is_before_epsilon = Equal(before_epsilon, {integer(1)})
+    {select("zero_point_scale", "is_before_epsilon", "scale_raw", "row_scale")}
+    steps = Div(low, zero_point_scale)
+    unclipped_1 = Sub(quant_min, steps)
+    unrounded_1 = Clip(unclipped_1, quant_min, quant_max)
+    round_clipped = Round(unrounded_1)
+    rounded_2 = Round(steps)
+    unclipped_2 = Sub(quant_min, rounded_2)
+    subtract_rounded = Clip(unclipped_2, quant_min, quant_max)
+    negated = Neg(low)
+    steps_3 = Div(negated, zero_point_scale)
+    rounded_3 = Round(steps_3)
+    round_negated = Clip(rounded_3, quant_min, quant_max)
+    below = Sub(zero, low)
+    steps_4 = Div(below, zero_point_scale)
+    floor_negated = Floor(steps_4)
+    row_shape = Shape(row_scale)
+    no_zero_point = Expand(zero, row_shape)
+    rule = Constant<value_int: int = @zero_point_rule>()
+    is_round_clipped = Equal(rule, {integer(ZeroPointRule.ROUND_CLIPPED.value)})
+    is_subtract_rounded = Equal(rule, {integer(ZeroPointRule.SUBTRACT_ROUNDED.value)})
+    is_round_negated = Equal(rule, {integer(ZeroPointRule.ROUND_NEGATED.value)})
+    is_floor_negated = Equal(rule, {integer(ZeroPointRule.FLOOR_NEGATED.value)})
+    {select("rule_4", "is_floor_negated", "floor_negated", "no_zero_point")}
+    {select("rule_3", "is_round_negated", "round_negated", "rule_4")}
+    {select("rule_2", "is_subtract_rounded", "subtract_rounded", "rule_3")}
+    {select("uncast", "is_round_clipped", "round_clipped", "rule_2")}
+    zero_point_type = Constant<value_int: int = @zero_point_type>()
+    stays_float = Equal(zero_point_type, {integer(CodeType.FLOAT32.value)})
+    uncast_is_nan = IsNaN(uncast)
+    uncast_defined = Where(uncast_is_nan, zero, uncast)
+    zero_point_code = Cast<to: int = @zero_point_type>(uncast_defined)
+    zero_point_cast = Cast<to = 1>(zero_point_code)
+    {select("row_zero_point", "stays_float", "uncast", "zero_point_cast")}
+    {codes_text("rows", "row_scale", "row_zero_point")}
+    {stored_text("code", "row_dst") if to_codes else floats_text("row_scale", "row_zero_point", "row_dst")}
+    shape = Shape(src)
+    dst = {reshape(opset)}(row_dst, shape)
+    start = Constant<value_ints = [0]>()
+    axis = Constant<value_int: int = @axis>()
+    axis_1d = Unsqueeze(axis, start)
+    lead = Slice(shape, start, axis_1d)
+    rank = Shape(shape)
+    lead_rank = Shape(lead)
+    row_rank = Sub(rank, lead_rank)
+    ones = ConstantOfShape<value = int64[1] {{1}}>(row_rank)
+    parameter_shape = Concat<axis = 0>(lead, ones)
+    scale = {reshape(opset)}(row_scale, parameter_shape)
+    {_STORED_ZERO_POINT if to_codes else "stored_zero_point = Identity(row_zero_point)"}
+    zero_point = {reshape(opset)}(stored_zero_point, parameter_shape)
+}}"""
+
+    return body
+
+
+_STORED_ZERO_POINT = f"""
+    zero_point_of_code_type = Cast<to: int = @code_type>(row_zero_point)
+    {stored_text("zero_point_of_code_type", "stored_zero_point")}
+"""
+
+
+def _linear_body(opset: int) -> str:
+    return """{
+        codes, scale, zero_point = DynamicQuantizeLinear(src)
+        dst = DequantizeLinear(codes, scale, zero_point)
+    }"""
+
+
+# References
+
+
+def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
+    def quantize(given: Attributes, src: Array, constants: Array, like: Array | None = None) -> list[Array]:
+        arithmetic = AffineArithmetic(given, to_codes)
+        _check_range_attributes(given)
+        if like is not None:
+            arithmetic.check_type("like", like)
+        count = len(RangeConstants._fields)
+        if constants.shape != (count,):
+            raise DynqError(f"constants has shape {shape_text(constants.shape)}, expected {count}")
+        last = max(0, src.ndim - 1)
+        if not -src.ndim <= given["axis"] <= last:
+            raise DynqError(
+                f"axis is {given['axis']}, expected {-src.ndim} to {last} for src of shape {shape_text(src.shape)}"
+            )
+        axis = given["axis"] % max(1, src.ndim)
+        shape = (*src.shape[:axis], *(1 for _ in src.shape[axis:]))
+        rows = src.reshape(math.prod(shape), math.prod(src.shape[axis:]))
+        scale, zp = _row_parameters(given, rows, RangeConstants(*constants))
+        dst = arithmetic.run(rows, scale, zp).reshape(src.shape)
+        zero_point = arithmetic.stored(cast(zp, CODE_DTYPES[given["code_type"]])) if to_codes else zp
+        return [dst, scale.reshape(shape), zero_point.reshape(shape)]
+
+    return quantize
+
+
+def _check_range_attributes(given: Attributes) -> None:
+    kind, rule = RangeKind(given["range_kind"]), ZeroPointRule(given["zero_point_rule"])
+    if given["inverse_scale"] and kind != RangeKind.ABS_MAX:
+        raise DynqError(f"inverse_scale is 1 for range_kind {kind.text}, expected range_kind {RangeKind.ABS_MAX.text}")
+    if kind in _SYMMETRIC_KINDS and rule != ZeroPointRule.NONE:
+        raise DynqError(
+            f"zero_point_rule is {rule.text} for range_kind {kind.text}, expected {ZeroPointRule.NONE.text}"
+        )
+
+
+def _row_parameters(given: Attributes, rows: Array, constants: RangeConstants) -> tuple[Array, Array]:
+    """The scale and the zero point of each row, as columns of float32."""
+    zero, kind = np.float32(0), given["range_kind"]
+    if kind == RangeKind.ABS_MAX:
+        range_ = row_maximum(np.abs(rows))
+        low = np.zeros_like(range_)
+    else:
+        low, high = row_minimum(rows), row_maximum(rows)
+        if kind == RangeKind.MIN_MAX_WITH_ZERO:
+            low = clip(low, constants.lowest_minimum, zero)
+            high = clip(high, zero, constants.highest_maximum)
+        if kind == RangeKind.LARGER_SIDE:
+            above, below = high / constants.highest_maximum, low / constants.lowest_minimum
+            range_ = np.where((below > above) | np.isnan(below), below, above)
+        else:
+            range_ = high - low
+    range_ = clip(range_, constants.lowest_range, constants.highest_range)
+    before_epsilon = (ONE / range_ if given["inverse_scale"] else range_) / constants.divisor * constants.factor
+    scale = clip(before_epsilon, constants.lowest_scale, constants.highest_scale)
+    scale = np.where(scale == 0, constants.scale_of_zero, scale)
+    zero_point = _zero_point(given, low, before_epsilon if given["zero_point_before_epsilon"] else scale)
+    if given["zero_point_type"] != CodeType.FLOAT32:
+        zero_point = cast(zero_point, CODE_DTYPES[given["zero_point_type"]]).astype(np.float32)
+    return scale, zero_point
+
+
+def _zero_point(given: Attributes, low: Array, scale: Array) -> Array:
+    quant_min, quant_max = np.float32(given["quant_min"]), np.float32(given["quant_max"])
+    rule = given["zero_point_rule"]
+    if rule == ZeroPointRule.ROUND_CLIPPED:
+        return np.rint(clip(quant_min - low / scale, quant_min, quant_max))
+    if rule == ZeroPointRule.SUBTRACT_ROUNDED:
+        return clip(quant_min - np.rint(low / scale), quant_min, quant_max)
+    if rule == ZeroPointRule.ROUND_NEGATED:
+        return clip(np.rint(-low / scale), quant_min, quant_max)
+    if rule == ZeroPointRule.FLOOR_NEGATED:
+        return np.floor((np.float32(0) - low) / scale)
+    return np.zeros_like(scale)
+
+
+def _linear(_: Attributes, src: Array) -> list[Array]:
+    rows = src.reshape(1, src.size)
+    low = clip(row_minimum(rows), -np.inf, np.float32(0))
+    high = clip(row_maximum(rows), np.float32(0), np.inf)
+    scale = np.where(high == low, ONE, (high - low) / np.float32(255))
+    steps = np.float32(0) - low / scale
+    zp = np.where(np.isnan(steps), np.float32(255), np.rint(clip(steps, 0, 255)))
+    codes = clip(np.rint(rows / scale) + zp, 0, 255)
+    codes = np.where(np.isnan(codes), np.float32(0), codes)
+    return [((codes - zp) * scale).astype(np.float32).reshape(src.shape)]
+
+
+_DOC = """\
+The range of each row gives its scale and zero point, with which the row is quantized. A row is what the dimensions from
+`axis` on hold together. Every step is float32.
+
+```
+range      = see range_kind, which also defines low
+range      = clip(range, lowest_range, highest_range)
+scale      = range / divisor * factor           (1 / range) / divisor * factor if inverse_scale = 1
+scale      = clip(scale, lowest_scale, highest_scale); scale_of_zero if the result is 0
+zero_point = see zero_point_rule; then a cast to zero_point_type
+```
+
+The codes follow from `src`, `scale` and `zero_point` as in [AffineQuantize](#affinequantize). If the first element of a
+row is NaN, its range is NaN; a NaN elsewhere in a row is ignored.
+"""
+
+FAMILY = Family(
+    "Dynamic range",
+    _DOC,
+    (
+        Operator(
+            "DynamicRangeQuantize",
+            "Computes the range, scale and zero point of each row, and quantizes the row to 8-bit codes.",
+            "",
+            (
+                _SRC,
+                _CONSTANTS,
+                Input("like", ("int8", "uint8"), "Any tensor of type `output_dtype`; its value is not used."),
+            ),
+            (
+                Input("dst", ("int8", "uint8"), "The shape of `src`."),
+                _SCALE,
+                Input("zero_point", ("int8", "uint8"), "The shape of `scale`."),
+            ),
+            (*_RANGE, *TO_CODES),
+            tuple(Signature(("float32", "float32", code), (code, "float32", code)) for code in ("int8", "uint8")),
+            _range_body(to_codes=True),
+            _quantize(to_codes=True),
+        ),
+        Operator(
+            "DynamicRangeFakeQuantize",
+            "Computes the range, scale and zero point of each row, quantizes the row and dequantizes it, as "
+            "[AffineFakeQuantize](#affinefakequantize) does.",
+            "",
+            (_SRC, _CONSTANTS),
+            (
+                Input("dst", ("float32",), "The shape of `src`."),
+                _SCALE,
+                Input("zero_point", ("float32",), "The shape of `scale`."),
+            ),
+            (*_RANGE, *TO_FLOATS),
+            (Signature(("float32", "float32"), ("float32", "float32", "float32")),),
+            _range_body(to_codes=False),
+            _quantize(to_codes=False),
+        ),
+        Operator(
+            "DynamicQuantizeDequantizeLinear",
+            "ONNX's DynamicQuantizeLinear, then DequantizeLinear, in one pass: per tensor, through uint8.",
+            "low = min(min(src), 0); high = max(max(src), 0)\n"
+            "scale = (high - low) / 255; 1 if high = low\n"
+            "zero_point = round(clip(0 - low / scale, 0, 255))\n"
+            "code = clip(round(src / scale) + zero_point, 0, 255)\n"
+            "dst = (code - zero_point) * scale",
+            (_SRC,),
+            (Input("dst", ("float32",), "The shape of `src`."),),
+            (),
+            (Signature(("float32",), ("float32",)),),
+            _linear_body,
+            _linear,
+        ),
+    ),
+)

@@ -1,0 +1,280 @@
+"""DynamicQuantize, DynamicDequantize and DynamicFakeQuantize: scales per tensor, per channel or per group.
+
+The first two are oneDNN Graph's DynamicQuantize-1 and DynamicDequantize-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import DynqError
+from .encodings import CodeType
+from .reference_ops import ONE, Array, Attributes, CodeDtype, check_zero_point, shape_text
+from .spec import Attribute, Family, Input, Operator, Signature
+
+_GRANULARITY = (
+    Attribute(
+        "qtype",
+        "per_tensor",
+        "Which elements share a scale. per_tensor: all. per_channel: those with the same index along `axis`. "
+        "per_group: `scales` has the rank of `src`, and each of its dimensions divides that of `src`. auto: chosen by "
+        "`scales` as in ONNX's QuantizeLinear: per_group if block_size is not 0, otherwise per_tensor for one "
+        "element of rank 0 or 1, otherwise per_channel.",
+        choices=("per_tensor", "per_channel", "per_group", "auto"),
+    ),
+    Attribute("axis", 1, "The dimension for per_channel and block_size: -rank to rank - 1."),
+    Attribute(
+        "block_size",
+        0,
+        "For per_group: the number of elements along `axis` that share a scale; the last group can be shorter. "
+        "0: the shapes of `src` and `scales` give the size of the groups.",
+    ),
+)
+_SRC = Input("src", ("float32",), "Any shape, rank 0 and empty tensors included.")
+_CODES = Input("src", ("uint8", "int8"), "Any shape, rank 0 and empty tensors included.")
+_SCALES = Input(
+    "scales",
+    ("float32",),
+    "per_tensor: one element, rank 0 or 1. per_channel: rank 1, src.shape[axis] elements. per_group: rank of `src`.",
+)
+_ZPS = Input(
+    "zps", ("uint8", "int8", "int32"), "Zero points: the shape of `scales`, or one element for all scales.", "zero"
+)
+
+
+# Function bodies
+
+
+def _standard(op_type: str, further_attributes: str = "") -> Callable[[int], str]:
+    """The body of an operator that is one standard operator with inputs src, scales and zps."""
+
+    def body(opset: int) -> str:
+        return f"""{{
+            {_EXPANDED_ZPS}
+            dst = {op_type}{_axis(opset, further_attributes)}(src, scales, expanded)
+        }}"""
+
+    return body
+
+
+def _fake_quantize_body(opset: int) -> str:
+    return f"""{{
+        {_EXPANDED_ZPS}
+        codes = QuantizeLinear{_axis(opset)}(src, scales, expanded)
+        dst = DequantizeLinear{_axis(opset)}(codes, scales, expanded)
+    }}"""
+
+
+# The standard operators require zero points in the shape of the scales.
+_EXPANDED_ZPS = """
+    shape = Shape(scales)
+    expanded = Expand(zps, shape)
+"""
+
+
+def _axis(opset: int, further_attributes: str = "") -> str:
+    """The attributes of QuantizeLinear and DequantizeLinear that the opset has."""
+    if opset < 13:
+        return ""
+    return f"<axis: int = @axis{', block_size: int = @block_size' + further_attributes if opset >= 21 else ''}>"
+
+
+# References
+
+
+def _quantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
+    by_default = CodeType.INT8 if zps is not None and zps.dtype == np.int8 else CodeType.UINT8
+    dtype: CodeDtype = np.int8 if (given["output_dtype"] or by_default) == CodeType.INT8 else np.uint8
+    scale, zp = _per_element(given, src, scales, zps)
+    if given["arithmetic"] == "onnx":
+        return [_codes(src, scale, zp, dtype).astype(dtype)]
+    return [_saturate(np.rint(src * (ONE / scale) + zp.astype(np.float32)), dtype).astype(dtype)]
+
+
+def _dequantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
+    scale, zp = _per_element(given, src, scales, zps)
+    return [np.asarray((src.astype(np.int64) - zp).astype(np.float32) * scale)]
+
+
+def _fake_quantize(given: Attributes, src: Array, scales: Array, zps: Array) -> list[Array]:
+    scale, zp = _per_element(given, src, scales, zps)
+    codes = _codes(src, scale, zp, np.int8 if zps.dtype == np.int8 else np.uint8)
+    return [((codes - zp).astype(np.float32) * scale).astype(np.float32)]
+
+
+def _codes(src: Array, scale: Array, zp: Array, dtype: CodeDtype) -> Array:
+    """The codes of QuantizeLinear, as floats.
+
+    The sum is in float64, where it is exact unless the code saturates anyway.
+    """
+    return _saturate(np.rint(src / scale).astype(np.float64) + zp, dtype)
+
+
+def _saturate(codes: Array, dtype: CodeDtype) -> Array:
+    """The codes within the type's limits, still as floats; a NaN becomes the lowest code."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return np.where(np.isnan(codes), low, np.clip(codes, low, high))
+
+
+def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None) -> tuple[Array, Array]:
+    """Scales (float32) and zero points (int64) in shapes that broadcast to src."""
+    qtype, axis, block_size = given["qtype"], given["axis"], given["block_size"]
+    if block_size < 0:
+        raise DynqError(f"block_size is {block_size}, expected 0 or more")
+    zero_points = np.zeros((), np.int64) if zps is None else zps.astype(np.int64)
+    if qtype == "auto":
+        is_single = scales.ndim <= 1 and scales.size == 1
+        qtype = "per_group" if block_size else "per_tensor" if is_single else "per_channel"
+    along = 0
+    if qtype == "per_tensor":
+        if scales.ndim > 1 or scales.size != 1:
+            raise DynqError(
+                f"scales has shape {shape_text(scales.shape)}, expected one element of rank 0 or 1 for per_tensor"
+            )
+    elif qtype == "per_channel":
+        along = _checked_axis(axis, src)
+        if scales.ndim != 1:
+            raise DynqError(f"scales has shape {shape_text(scales.shape)}, expected rank 1 for per_channel")
+        if scales.size != src.shape[along]:
+            raise DynqError(f"scales has {scales.size} elements, src has {src.shape[along]} along axis {axis}")
+    else:
+        if scales.ndim != src.ndim:
+            raise DynqError(
+                f"scales has shape {shape_text(scales.shape)}, expected the rank of src, {src.ndim}, for per_group"
+            )
+        if block_size:
+            along = _checked_axis(axis, src)
+            _check_blocks(scales, src, along, axis, block_size)
+        else:
+            _check_groups(scales, src)
+    check_zero_point("zps", zero_points, "scales", scales)
+
+    def spread(parameters: Array) -> Array:
+        if parameters.size == 1:
+            return parameters.reshape(())
+        if qtype == "per_channel":
+            return parameters.reshape([-1 if i == along else 1 for i in range(src.ndim)])
+        for i, length in enumerate(src.shape):
+            size = block_size if block_size and i == along else length // max(1, parameters.shape[i])
+            parameters = np.repeat(parameters, min(size, length), axis=i)
+        return parameters[tuple(slice(length) for length in src.shape)]
+
+    return spread(scales), spread(zero_points)
+
+
+def _checked_axis(axis: int, src: Array) -> int:
+    if not -src.ndim <= axis < src.ndim:
+        raise DynqError(
+            f"axis is {axis}, expected {-src.ndim} to {src.ndim - 1} for src of shape {shape_text(src.shape)}"
+        )
+    return axis % src.ndim
+
+
+def _check_blocks(scales: Array, src: Array, along: int, axis: int, block_size: int) -> None:
+    for i, (length, groups) in enumerate(zip(src.shape, scales.shape, strict=True)):
+        expected = -(-length // block_size) if i == along else length
+        if groups != expected:
+            raise DynqError(
+                f"scales has shape {shape_text(scales.shape)}, expected {expected} along dimension {i} for blocks of "
+                f"{block_size} along axis {axis} of src of shape {shape_text(src.shape)}"
+            )
+
+
+def _check_groups(scales: Array, src: Array) -> None:
+    for i, (length, groups) in enumerate(zip(src.shape, scales.shape, strict=True)):
+        if length % groups if groups else length:
+            raise DynqError(
+                f"scales has shape {shape_text(scales.shape)}, src {shape_text(src.shape)}: {groups} groups do not "
+                f"divide {length} elements along dimension {i}"
+            )
+
+
+FAMILY = Family(
+    "Scales per tensor, channel or group",
+    "`scales` and `zps` are inputs. `DynamicQuantize` and `DynamicDequantize` are the operators of the same names in "
+    "oneDNN Graph's specification. Extensions to the specification: `per_group`, `auto`, `block_size`, `output_dtype`, "
+    "`arithmetic`, and one zero point for all scales.",
+    (
+        Operator(
+            "DynamicQuantize",
+            "Quantizes float32 to 8-bit codes: oneDNN Graph's DynamicQuantize-1. A NaN becomes the lowest code.",
+            "dst = saturate(round(src / scales) + zps)          arithmetic = onnx\n"
+            "dst = saturate(round(src * (1 / scales) + zps))    arithmetic = onednn",
+            (_SRC, _SCALES, _ZPS),
+            (Input("dst", ("uint8", "int8"), "The shape of `src`."),),
+            (
+                *_GRANULARITY,
+                Attribute(
+                    "output_dtype",
+                    0,
+                    "The type of `dst`. 0: the type of `zps` if that is uint8 or int8, otherwise uint8.",
+                    CodeType,
+                    (CodeType.UINT8, CodeType.INT8),
+                ),
+                Attribute(
+                    "arithmetic",
+                    "onnx",
+                    "onnx: as ONNX's QuantizeLinear; the zero point is added in integers. onednn: as oneDNN 3.12; "
+                    "every step is float32.",
+                    choices=("onnx", "onednn"),
+                ),
+            ),
+            tuple(
+                Signature(("float32", "float32", zps), (dst,))
+                for zps, dst in (
+                    ("uint8", "uint8"),
+                    ("int8", "int8"),
+                    ("int32", "uint8"),
+                    ("int32", "int8"),
+                    ("uint8", "int8"),
+                    ("int8", "uint8"),
+                )
+            ),
+            _standard("QuantizeLinear", ", output_dtype: int = @output_dtype"),
+            _quantize,
+        ),
+        Operator(
+            "DynamicDequantize",
+            "Dequantizes 8-bit codes to float32: oneDNN Graph's DynamicDequantize-1. The difference is exact.",
+            "dst = (src - zps) * scales",
+            (_CODES, _SCALES, _ZPS),
+            (Input("dst", ("float32",), "The shape of `src`."),),
+            _GRANULARITY,
+            tuple(
+                Signature((src, "float32", zps), ("float32",))
+                for src, zps in (
+                    ("uint8", "uint8"),
+                    ("int8", "int8"),
+                    ("uint8", "int32"),
+                    ("int8", "int32"),
+                    ("uint8", "int8"),
+                    ("int8", "uint8"),
+                )
+            ),
+            _standard("DequantizeLinear"),
+            _dequantize,
+        ),
+        Operator(
+            "DynamicFakeQuantize",
+            "DynamicQuantize, then DynamicDequantize, in one pass. The codes are not stored.",
+            "code = saturate(round(src / scales) + zps)\ndst = (code - zps) * scales",
+            (
+                _SRC,
+                _SCALES,
+                Input(
+                    "zps",
+                    ("uint8", "int8"),
+                    "Zero points: the shape of `scales`, or one element for all scales. Their type is the type of the "
+                    "codes.",
+                ),
+            ),
+            (Input("dst", ("float32",), "The shape of `src`."),),
+            _GRANULARITY,
+            tuple(Signature(("float32", "float32", zps), ("float32",)) for zps in ("uint8", "int8")),
+            _fake_quantize_body,
+            _fake_quantize,
+        ),
+    ),
+)

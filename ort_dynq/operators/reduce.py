@@ -1,0 +1,165 @@
+"""ReduceAbsMax and ReduceMinMax: the range over some of the dimensions, in one pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import DynqError
+from .function_text import reshape
+from .reference_ops import Array, Attributes, row_maximum, row_minimum, shape_text
+from .spec import Attribute, Family, Input, Operator, Signature, flag
+
+_RUN = (
+    Attribute("axis", -1, "The first dimension of the run: -rank to rank."),
+    Attribute("count", 1, "The number of dimensions in the run: 0 to the number from `axis` on."),
+    flag("reduce_others", 0, "0: the dimensions of the run are reduced. 1: all other dimensions are reduced."),
+    flag("keepdims", 1, "1: reduced dimensions become 1. 0: they are removed."),
+)
+_SRC = Input("src", ("float32",), "Any shape.")
+
+
+# Function bodies
+
+
+def _body(is_abs_max: bool) -> Callable[[int], str]:
+    """ReduceMax(Abs(src)), or ReduceMin(src) and ReduceMax(src).
+
+    src is viewed as three dimensions: those before the run, the run, and those after it.
+    """
+
+    def body(opset: int) -> str:
+        if is_abs_max:
+            reductions = "magnitudes = Abs(view)" + _reduce(opset, "ReduceMax", "magnitudes", "magnitude")
+        else:
+            reductions = _reduce(opset, "ReduceMin", "view", "minimum") + _reduce(opset, "ReduceMax", "view", "maximum")
+        return f"""{{
+        start = Constant<value_ints = [0]>()
+        one = Constant<value_ints = [1]>()
+        axis_int = Constant<value_int: int = @axis>()
+        count_int = Constant<value_int: int = @count>()
+        reduce_others_int = Constant<value_int: int = @reduce_others>()
+        keepdims_int = Constant<value_int: int = @keepdims>()
+        axis = Unsqueeze(axis_int, start)
+        count = Unsqueeze(count_int, start)
+        reduces_others = Cast<to = 9>(reduce_others_int)
+        shape = Shape(src)
+        rank = Shape(shape)
+        is_from_end = Less(axis, start)
+        from_end = Add(axis, rank)
+        begin = Where(is_from_end, from_end, axis)
+        end = Add(begin, count)
+        before = Slice(shape, start, begin)
+        run = Slice(shape, begin, end)
+        after = Slice(shape, end, rank)
+        before_one = Concat<axis = 0>(before, one)
+        run_one = Concat<axis = 0>(run, one)
+        after_one = Concat<axis = 0>(after, one)
+        before_size = ReduceProd<keepdims = 1>(before_one)
+        run_size = ReduceProd<keepdims = 1>(run_one)
+        after_size = ReduceProd<keepdims = 1>(after_one)
+        sizes = Concat<axis = 0>(before_size, run_size, after_size)
+        view = {reshape(opset)}(src, sizes)
+        kept_count = Mul(rank, keepdims_int)
+        ones = ConstantOfShape<value = int64[1] {{1}}>(rank)
+        kept_ones = Slice(ones, start, kept_count)
+        before_rank = Shape(before)
+        run_rank = Shape(run)
+        after_rank = Shape(after)
+        before_reduced = Slice(kept_ones, start, before_rank)
+        run_reduced = Slice(kept_ones, start, run_rank)
+        after_reduced = Slice(kept_ones, start, after_rank)
+        dst_shape = If(reduces_others) <
+            then_branch = others_reduced () => (int64[] shape_of_run) {{
+                shape_of_run = Concat<axis = 0>(before_reduced, run, after_reduced)
+            }},
+            else_branch = run_is_reduced () => (int64[] shape_of_others) {{
+                shape_of_others = Concat<axis = 0>(before, run_reduced, after)
+            }}
+        >
+        {reductions}
+    }}"""
+
+    return body
+
+
+def _reduce(opset: int, op_type: str, src: str, name: str) -> str:
+    """Reduces the run, or the other dimensions, of the three-dimensional `src`."""
+
+    def branch(which: str, axes: str) -> str:
+        # From opset 18 on, axes are an input.
+        attribute, inputs = (", axes = " + axes, src) if opset < 18 else ("", f"{src}, axes_{which}_{name}")
+        constant = "" if opset < 18 else f"axes_{which}_{name} = Constant<value_ints = {axes}>()"
+        return (
+            f"{which}_{name} () => (float[] {name}_{which}) {{\n"
+            f"{constant}\n{name}_{which} = {op_type}<keepdims = 1{attribute}>({inputs})\n}}"
+        )
+
+    return f"""
+        {name}_view = If(reduces_others) <
+            then_branch = {branch("others", "[0, 2]")},
+            else_branch = {branch("run", "[1]")}
+        >
+        {name} = {reshape(opset)}({name}_view, dst_shape)"""
+
+
+# References
+
+
+def _reference(*extremes: Callable[[Array], Array]) -> Callable[..., list[Array]]:
+    """The reference of an operator with one output for each function of `extremes`, which reduces rows."""
+
+    def reduce(given: Attributes, src: Array) -> list[Array]:
+        axis, count, shape = given["axis"], given["count"], shape_text(src.shape)
+        if not -src.ndim <= axis <= src.ndim:
+            raise DynqError(f"axis is {axis}, expected {-src.ndim} to {src.ndim} for src of shape {shape}")
+        begin = axis + src.ndim if axis < 0 else axis
+        if not 0 <= count <= src.ndim - begin:
+            raise DynqError(f"count is {count}, expected 0 to {src.ndim - begin} for src of shape {shape}")
+        is_reduced = [(begin <= i < begin + count) != bool(given["reduce_others"]) for i in range(src.ndim)]
+        kept = [length for length, reduced in zip(src.shape, is_reduced, strict=True) if not reduced]
+        width = math.prod(length for length, reduced in zip(src.shape, is_reduced, strict=True) if reduced)
+        kept_first = sorted(range(src.ndim), key=lambda i: is_reduced[i])
+        rows = np.transpose(src, kept_first).reshape(math.prod(kept), width)
+        if given["keepdims"]:
+            kept = [1 if reduced else length for length, reduced in zip(src.shape, is_reduced, strict=True)]
+        return [extreme(rows).reshape(kept) for extreme in extremes]
+
+    return reduce
+
+
+FAMILY = Family(
+    "Reductions",
+    "The dimensions `axis` to `axis` + `count` - 1 are the *run*. Either the run is reduced, or all other dimensions "
+    "are. The result is NaN if the first of the reduced elements is NaN; a NaN elsewhere is ignored. The maximum of no "
+    "elements is -infinity, the minimum is +infinity, and the largest magnitude is -infinity.",
+    (
+        Operator(
+            "ReduceAbsMax",
+            "The largest magnitude over some of the dimensions, in one pass.",
+            "magnitude = ReduceMax(Abs(src))",
+            (_SRC,),
+            (Input("magnitude", ("float32",), "The shape of `src` with the reduced dimensions 1 or removed."),),
+            _RUN,
+            (Signature(("float32",), ("float32",)),),
+            _body(is_abs_max=True),
+            _reference(lambda rows: row_maximum(np.abs(rows))),
+        ),
+        Operator(
+            "ReduceMinMax",
+            "The minimum and the maximum over some of the dimensions, in one pass.",
+            "minimum = ReduceMin(src)\nmaximum = ReduceMax(src)",
+            (_SRC,),
+            (
+                Input("minimum", ("float32",), "The shape of `src` with the reduced dimensions 1 or removed."),
+                Input("maximum", ("float32",), "The shape of `minimum`."),
+            ),
+            _RUN,
+            (Signature(("float32",), ("float32", "float32")),),
+            _body(is_abs_max=False),
+            _reference(row_minimum, row_maximum),
+        ),
+    ),
+)

@@ -1,0 +1,121 @@
+"""The types that describe an operator: its inputs, attributes, signatures, function body and NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..errors import DynqError
+from .encodings import Encoding, one_of
+from .reference_ops import Array, Attributes
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input or an output.
+
+    Attributes:
+        name: Its name.
+        types: The element types that it can have, as NumPy names them.
+        doc: Its shape and meaning.
+        absent: What an absent input stands for; empty if the input is required.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    doc: str
+    absent: str = ""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute: an integer or a string.
+
+    Attributes:
+        name: Its name.
+        default: Its value where it is left out. The type of the default is the type of the attribute.
+        doc: Its meaning.
+        encoding: The enumeration that its values belong to, if it has one.
+        choices: The values that it can have. Empty: every member of `encoding`; any value if there is no encoding. The
+            default is valid even if it is not among them.
+    """
+
+    name: str
+    default: str | int
+    doc: str
+    encoding: type[Encoding] | None = None
+    choices: tuple[str | int, ...] = field(default=())
+
+    def values(self) -> tuple[str | int, ...]:
+        """The values that the attribute can have; empty if they are not listed."""
+        return self.choices or tuple(self.encoding or ())
+
+    def check(self, value: str | int) -> None:
+        """Checks a value against the list of values.
+
+        Raises:
+            DynqError: The attribute cannot have this value.
+        """
+        values = self.values()
+        if values and value != self.default and value not in values:
+            given = f"'{value}'" if isinstance(value, str) else value
+            raise DynqError(f"{self.name} is {given}, expected {one_of(values)}")
+
+
+def flag(name: str, default: int, doc: str) -> Attribute:
+    """An attribute that is 0 or 1."""
+    return Attribute(name, default, doc, choices=(0, 1))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One combination of element types that an operator is registered for."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the domain ``ort_dynq``.
+
+    Attributes:
+        name: Its name.
+        doc: What it computes.
+        formula: The same as formulas, one to a line; `round` is half to even.
+        inputs, outputs, attributes: In order.
+        signatures: The combinations of types, as the native library registers them.
+        body: Gives, for an opset version of ONNX, the text of the function that the operator stands for in a rewritten
+            model: ``onnx.parser``'s syntax, without the head. A model has one body for each operator name. A difference
+            that a body cannot express by attributes therefore needs an operator of its own.
+        reference: The operator in NumPy. It takes the attributes, all of them, and the inputs. Its errors do not name
+            the operator: :func:`ort_dynq.operators.reference.run` adds the name.
+    """
+
+    name: str
+    doc: str
+    formula: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Input, ...]
+    attributes: tuple[Attribute, ...]
+    signatures: tuple[Signature, ...]
+    body: Callable[[int], str]
+    reference: Callable[..., list[Array]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Operators that share their arithmetic, and one file.
+
+    Attributes:
+        title: Its name in the documentation.
+        doc: What the operators have in common, in Markdown.
+        operators: The operators.
+    """
+
+    title: str
+    doc: str
+    operators: tuple[Operator, ...]
+
+
+__all__ = ["Array", "Attribute", "Attributes", "Family", "Input", "Operator", "Signature", "flag"]

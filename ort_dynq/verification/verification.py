@@ -1,0 +1,166 @@
+"""Compares two models on the same inputs: A in stock ONNX Runtime, B with the plugin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime as ort
+
+from ..backends.register import register
+from ..errors import DynqError
+from .comparison import Comparison, compare, count_nans
+from .inputs import Array, Input, make_feeds, resolve_inputs
+from .products import Product, check_products
+from .sessions import SessionError, open_session, run, run_original
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+    from ..runtime import Model
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of :func:`verify`.
+
+    Attributes:
+        inputs: The inputs that both models ran on.
+        seed: The seed of the generated values.
+        zero_rows: Whether the generated values contain rows of zeros. They do not if these make a whole output NaN.
+        outputs: The comparison that decides: both models with all optimizations of ONNX Runtime off. If B has integer
+            products, B runs on A's results of these products, and outputs that are such a result are left out.
+        default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
+        failure: Why B does not load or run; empty if it does.
+        products: The float products of A that are integer products in B. They decide too.
+        unreachable: The number of integer products in subgraphs and functions. They are not compared, and neither are
+            the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
+        end_to_end: For information, if B has integer products: B from its inputs to its outputs.
+        perturbed: For information, beside it: A itself, with its results of these products changed by 2**-22,
+            relatively.
+    """
+
+    inputs: tuple[Input, ...]
+    seed: int
+    zero_rows: bool
+    outputs: tuple[Comparison, ...]
+    default_outputs: tuple[Comparison, ...]
+    failure: str = ""
+    products: tuple[Product, ...] = ()
+    unreachable: int = 0
+    end_to_end: tuple[Comparison, ...] = ()
+    perturbed: tuple[Comparison, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether B loads and runs at both levels, its products are correct, and every other output equals A's."""
+        correct = all(output.equal for output in self.outputs) and not any(each.problem for each in self.products)
+        return correct and not self.failure
+
+    @property
+    def worst_product(self) -> Product | None:
+        """The first product with a problem, or the one whose error is nearest to its bound."""
+        return max(self.products, key=lambda each: (bool(each.problem), each.b_error / each.allowed), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON. NaN and infinities, which JSON does not have, become text."""
+        worst = None if self.worst_product is None else self.worst_product.name
+        return {"passed": self.passed, "worst_product": worst, **_plain(asdict(self))}
+
+
+def verify(
+    a: Model,
+    b: Model,
+    *,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    backend: Backend = "native",
+) -> Verification:
+    """Runs A in stock ONNX Runtime and B with the plugin, all optimizations off, and compares every output bit for bit.
+
+    If B replaces float products by integer products (:func:`ort_dynq.rewrite` without ``exact``), verification has two
+    parts. 1. Each product is computed from A's intermediate values and compared with a float64 reference; B's error may
+    be at most twice A's, or 8 units, see :class:`Product`. 2. B's products are overridden with A's results, and every
+    output must then equal A's bit for bit.
+
+    B also has to run at the default optimization level. Differences there are for information only.
+
+    Args:
+        a: The original: a path, a serialized model, a ModelProto or an onnx_ir Model.
+        b: The model to verify.
+        inputs: Values of inputs, by name. Others are generated: normal floats with ties, outliers and rows of zeros.
+        shapes: Shapes of generated inputs, by name. Other dynamic sizes are assumed.
+        seed: The seed of the generated values.
+        backend: How B gets the operators, see :func:`ort_dynq.register`.
+
+    Raises:
+        DynqError: A or B is not a model, their inputs or outputs differ, an input does not fit, A does not run, or the
+            operators cannot be registered.
+    """
+    register(ort.SessionOptions(), backend)  # an error of the backend is not an error of B
+    session = open_session(a, "A")
+    names = [output.name for output in session.get_outputs()]
+    signature = _signature(session)
+    declared, given = session.get_inputs(), dict(inputs or {})
+    resolved = resolve_inputs(declared, given, shapes or {})
+    zero_rows = True
+    feeds = make_feeds(resolved, given, seed, zero_rows)
+    expected = run_original(session, names, feeds, resolved)
+    if any(count_nans(array) == array.size > 0 for array in expected) and len(given) < len(resolved):
+        zero_rows = False
+        feeds = make_feeds(resolved, given, seed, zero_rows)
+        expected = run_original(session, names, feeds, resolved)
+    del session  # before B is opened: both may be large
+
+    def compare_outputs(level: str, optimize: bool) -> tuple[Comparison, ...]:
+        try:
+            session = open_session(b, "B", backend=backend, optimize=optimize)
+            _check_signature(signature, _signature(session))
+            outputs = run(session, names, feeds)
+        except SessionError as error:
+            raise SessionError(f"B fails {level}: {error}") from error
+        return tuple(map(compare, names, expected, outputs))
+
+    result = Verification(tuple(resolved), seed, zero_rows, (), ())
+    try:
+        result = replace(result, outputs=compare_outputs("with optimizations off", False))
+        result = replace(result, default_outputs=compare_outputs("at the default optimization level", True))
+        try:
+            found = check_products(a, b, feeds, backend)
+        except SessionError as error:
+            raise SessionError(f"B fails with A's results of its integer products: {error}") from error
+    except SessionError as error:
+        return replace(result, failure=str(error))
+    if found is None:
+        return result
+    return replace(
+        result,
+        outputs=tuple(map(compare, found.a, found.a.values(), found.b.values())),
+        products=found.products,
+        unreachable=found.unreachable,
+        end_to_end=result.outputs,
+        perturbed=tuple(map(compare, names, found.original, found.perturbed)),
+    )
+
+
+def _signature(session: ort.InferenceSession) -> list[str]:
+    inputs = sorted(f"input {each.name} of type {each.type}" for each in session.get_inputs())
+    return inputs + [f"output {each.name}" for each in session.get_outputs()]
+
+
+def _check_signature(a: list[str], b: list[str]) -> None:
+    if a == b:
+        return
+    sides = (("A", sorted({*a} - {*b})), ("B", sorted({*b} - {*a})))
+    found = "; ".join(f"only {role} has {', '.join(only)}" for role, only in sides if only)
+    raise DynqError(f"A and B are not interchangeable: {found or 'their outputs are in another order'}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

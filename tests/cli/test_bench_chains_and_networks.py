@@ -1,0 +1,79 @@
+"""`ort-dynq bench chains` and `ort-dynq bench networks`: JSON, text and the exactness of the chains."""
+
+from __future__ import annotations
+
+import helpers
+import numpy as np
+import onnx
+import pytest
+from bench_command import check_latency, run_bench, run_bench_json
+
+from ort_dynq.bench import chains, transformers
+from ort_dynq.bench.onnx_text import parse
+from ort_dynq.rewriter import rewrite
+
+SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
+
+
+def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_bench_json(capsys, "chains")
+    assert {each["name"]: (each["nodes"], each["rewritten"]) for each in data["timings"]} == {
+        "symmetric per token to int8": (8, {"DynamicRangeQuantize": 1}),
+        "symmetric per token, fake-quantized": (8, {"DynamicRangeFakeQuantize": 1}),
+        "torchao asymmetric per token, fake-quantized": (28, {"DynamicRangeFakeQuantize": 1}),
+        "asymmetric per tensor -> Q -> DQ": (15, {"DynamicRangeFakeQuantize": 1}),
+    }
+    for each in data["timings"]:
+        for role in ("stock", "ours", "relu"):
+            check_latency(each[role])
+        assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
+        assert each["relu_ratio"] == pytest.approx(each["ours"]["median_ms"] / each["relu"]["median_ms"])
+
+
+def test_bench_chains_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_bench(capsys, "chains").splitlines()
+    assert sum(line.rstrip().endswith(("DynamicRangeQuantize", "DynamicRangeFakeQuantize")) for line in lines) == 4
+
+
+@pytest.mark.parametrize("chain", chains.CHAINS, ids=str)
+def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
+    model = parse("float[512, 4096] x", chain.outputs, chain.nodes, opset=20, constants=chain.constants)
+    onnx.checker.check_model(model, full_check=True)
+    x = np.random.default_rng(1).standard_normal((512, 4096), np.float32)
+    expected = helpers.stock_session(model).run(None, {"x": x})
+    actual = helpers.make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})
+    for a, b in zip(actual, expected, strict=True):
+        helpers.assert_same(a, b)
+
+
+def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_bench_json(capsys, *SMALL, "--tokens", "1,3")
+    assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2}
+    assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
+        (network, form, tokens, 1)
+        for network in ("encoder", "decoder")
+        for form in transformers.FORMS
+        for tokens in (1, 3)
+    ]
+    for each in data["timings"]:
+        assert (each["rewritten"] == {}) == (each["name"] == "float")
+        check_latency(each["stock"])
+        check_latency(each["ours"])
+        assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
+
+
+def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (*SMALL, "--networks", "decoder", "--forms", "torchao,float", "--tokens", "2", "--threads", "1,2")
+    lines = run_bench(capsys, *arguments).splitlines()
+    assert lines[3] == "layers 1, hidden size 16, heads 2; medians; ratio: stock / ours"
+    rows = [line.split() for line in lines if line.startswith("decoder ")]
+    assert [row[:4] for row in rows] == [
+        ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
+    ]
+    converted = ["4", "DynamicRangeFakeQuantize,", "6", "AccumulatorDequantize"]
+    assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
+
+
+def test_bench_networks_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_bench_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
+    assert data["timings"][0]["rewritten"] == {"DynamicRangeFakeQuantize": 4}

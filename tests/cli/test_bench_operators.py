@@ -1,0 +1,144 @@
+"""`ort-dynq bench ops`: its JSON and text, aligned and misaligned outputs, and the plain copy."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import onnx
+import pytest
+from bench_command import QUICK, run_bench, run_bench_json
+
+from ort_dynq import DynqError, kernels
+from ort_dynq.bench import operators
+from ort_dynq.rewriter import rewrite
+
+
+def test_bench_ops_json(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_bench_json(capsys, "ops", "--sizes", "1x64,130x3", "--threads", "1,2", "--isa", "portable")
+    versions = {"onnxruntime", "ort_dynq", "python"}
+    assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", *versions}
+    assert (data["machine"]["isa"], data["machine"]["backend"]) == ("portable", "native")
+    assert data["settings"] == {"threads": [1, 2], "seconds": 0.001, "warmup": 1, "backend": "native", "exact": False}
+    assert {
+        (each["operator"], each["granularity"], tuple(each["shape"]), each["threads"]) for each in data["timings"]
+    } == {
+        (operator, granularity, shape, threads)
+        for operator in ("QuantizeLinear", "DequantizeLinear")
+        for granularity in (
+            "per tensor",
+            "axis 0",
+            "last axis",
+            "blocks of 128, last axis",
+            "blocks of 128, axis 0",
+        )
+        for shape in ((1, 64), (130, 3))
+        for threads in (1, 2)
+    }
+    assert len(data["timings"]) == 2 * 5 * 2 * 2
+    for each in data["timings"]:
+        assert each["ratio"] == pytest.approx(each["stock_ns"] / each["ours_ns"])
+        assert min(each["ours_ns"], each["stock_ns"], each["copy_ratio"]) > 0
+
+
+def test_bench_ops_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_bench(capsys, "ops", "--sizes", "2x3", "--threads", "1").splitlines()
+    assert re.fullmatch(r".+, [0-9]+ cores, load [0-9.]+ before", lines[0])
+    assert lines[1] == f"instruction set {kernels.isa()}, backend native"
+    assert re.fullmatch(r"onnxruntime [0-9.]+\S*, ort_dynq \S+, Python [0-9.]+\S*", lines[2])
+    rows = [line for line in lines if re.search(r" 2x3 +1 +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+$", line.rstrip())]
+    assert len(rows) == 10
+
+
+def test_bench_restores_the_instruction_set(capsys: pytest.CaptureFixture[str]) -> None:
+    before = kernels.isa()
+    run_bench(capsys, "ops", "--sizes", "2x2", "--threads", "1", "--isa", "portable")
+    assert kernels.isa() == before
+
+
+def test_bench_ops_misaligned_json_and_text(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("ops", "--misaligned", "--sizes", "3x20,2x64", "--threads", "1,2")
+    timings = run_bench_json(capsys, *arguments)["timings"]
+    assert [
+        (each["threads"], tuple(each["shape"]), each["operator"], each["granularity"], each["offset"])
+        for each in timings
+    ] == list(
+        itertools.product(
+            (1, 2),
+            ((3, 20), (2, 64)),
+            ("QuantizeLinear", "DequantizeLinear"),
+            ("per tensor", "axis 0", "last axis"),
+            (0, 16, 32),
+        )
+    )
+    for each in timings:
+        assert each["ratio"] == pytest.approx(each["stock_ns"] / each["ours_ns"])
+        assert min(each["ours_ns"], each["stock_ns"]) > 0
+    lines = run_bench(capsys, *arguments).splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("operator "))
+    assert re.split(r" {2,}", lines[head].strip()) == [
+        *("operator", "scales", "tensor", "threads"),
+        *("ours ns", "stock ns", "ratio", "offset"),
+    ]
+    rows = [line.rstrip() for line in lines[head + 1 :]]
+    assert len(rows) == len(timings)
+    for row, each in zip(rows, timings, strict=True):
+        assert re.search(rf"{each['threads']} +[0-9.]+ +[0-9.]+ +[0-9.]+ +{each['offset']}$", row)
+
+
+@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
+@pytest.mark.parametrize("offset", [0, 16, 32])
+def test_output_is_written_at_its_offset(offset: int, operator: str) -> None:
+    """Both sessions write into the bound array. Outputs that ONNX Runtime allocates are always aligned."""
+    granularity = operators.Granularity("last axis", 1, (1,))
+    case = operators.Case(operator, granularity, (3, 20), 1, offset)
+    for contender in operators.contenders(case, QUICK):
+        output = contender.arrays[-1]
+        assert output.ctypes.data % 64 == offset
+        expected = output.copy()
+        assert expected.any()
+        output.fill(0)
+        contender.run()
+        assert output.tobytes() == expected.tobytes()
+
+
+def test_default_sizes_of_misaligned_operators() -> None:
+    assert operators.MISALIGNED_SIZES == ((256, 1000), (2560, 100), (4096, 60), (256, 1024))
+
+
+def test_every_timed_operator_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise stock ONNX Runtime would be timed twice. The last block of each row is not whole."""
+    rewritten = []
+
+    def recorded(model: onnx.ModelProto) -> Any:
+        result = rewrite(model)
+        rewritten.append([finding.operator for finding in result.report.findings])
+        return result
+
+    monkeypatch.setattr(operators, "rewrite", recorded)
+    operators.bench_operators(QUICK, [(3, 130)])
+    assert rewritten == [["DynamicQuantize"]] * 5 + [["DynamicDequantize"]] * 5
+
+
+def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: onnx.ModelProto) -> Any:
+        model = onnx.ModelProto.FromString(model.SerializeToString())
+        model.graph.node[0].input[2] = ""
+        return rewrite(model)
+
+    monkeypatch.setattr(operators, "rewrite", wrong)
+    with pytest.raises(DynqError, match="QuantizeLinear 4x4 per tensor, threads: 1 differs from stock ONNX Runtime's"):
+        operators.bench_operators(QUICK, [(4, 4)])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("size", [2, 1000, 2**20 + 2])
+def test_copy_contender_copies_every_byte(size: int, threads: int) -> None:
+    copy = operators.copy_contender(size, threads)
+    source, target = copy.arrays
+    assert source.nbytes + target.nbytes == size
+    assert not target.any()
+    copy.run()
+    assert target.all()
+    assert (copy.repeats > 1) == (threads > 1 and size >= 2**20)

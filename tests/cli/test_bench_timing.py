@@ -1,0 +1,59 @@
+"""How contenders are timed: turns, repeats, aligned arrays, bound outputs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import helpers
+import numpy as np
+import onnx
+import pytest
+from bench_command import QUICK
+
+from ort_dynq.bench import timing
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_contenders_take_turns(threads: int) -> None:
+    log: list[str] = []
+    contenders = [timing.Contender(lambda name=name: log.append(name), []) for name in "abc"]
+    samples = timing.interleave(contenders, timing.Settings(seconds=0.002, warmup=3), threads)
+    assert "".join(log).startswith("aaabbbccc")
+    turns = re.sub(r"(.)\1*", r"\1", "".join(log[9:]))
+    assert re.match("abcbabcbabc", turns)  # forward and backward, so that no contender always follows the same one
+    counts = [log[9:].count(name) for name in "abc"]
+    untimed = [count - each.size for each, count in zip(samples, counts, strict=True)]
+    assert all(each.size >= 5 for each in samples)
+    if threads == 1:  # a turn begins with one call that is not timed
+        assert len({*untimed}) == 1
+    assert all(each >= 5 for each in untimed)
+
+
+def test_times_are_divided_by_the_repeats() -> None:
+    event = threading.Event()
+    one, many = (timing.Contender(lambda: event.wait(0.002), [], times) for times in (1, 1000))
+    a, b = timing.interleave([one, many], QUICK, 1)
+    assert np.median(a) > 100 * np.median(b)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 7)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float16])
+def test_aligned_copies_to_an_offset(shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape), dtype)
+    for offset in (0, 16, 32):
+        aligned = timing.aligned(array, offset)
+        assert aligned.ctypes.data % 64 == offset or not array.size
+        assert (aligned.dtype, aligned.shape) == (array.dtype, array.shape)
+        assert np.array_equal(aligned, array)
+
+
+def test_session_contender_binds_outputs_of_every_type(tmp_path: Path) -> None:
+    """Strings and sequences have no array; ONNX Runtime allocates them."""
+    body = "b = Greater(x, x) t = Cast<to = 8>(x) h = Cast<to = 10>(x) i = Cast<to = 7>(x) q = SequenceConstruct(x)"
+    outputs = "bool[2] b, string[2] t, float16[2] h, int64[2] i, seq(float[2]) q"
+    onnx.save(helpers.parse("float[2] x", outputs, body), tmp_path / "model.onnx")
+    contender = timing.session_contender("it", str(tmp_path / "model.onnx"), {"x": np.ones(2, np.float32)}, 1)
+    contender.run()
+    assert [array.dtype for array in contender.arrays] == [np.float32, np.bool_, np.float16, np.int64]

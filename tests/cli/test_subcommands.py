@@ -1,0 +1,193 @@
+"""`ort-dynq rewrite`, `inspect` and `verify`: their results as text and JSON, and the files that they write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import helpers
+import numpy as np
+import onnx
+import pytest
+from commands import ENCODER, run, run_json
+
+import ort_dynq
+from ort_dynq import cli
+from ort_dynq.operators import OPERATORS
+
+
+def test_rewrite_writes_a_verified_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", "--shape", "x=3x4")
+    assert data["output"] == "fast.onnx"
+    assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize", "ReduceMinMax"]
+    assert data["left"] == []
+    assert data["after"]["ort_dynq.DynamicQuantize"] == data["before"]["QuantizeLinear"] == 1
+    assert data["verification"]["passed"] is True
+    assert data["verification"]["inputs"][0]["shape"] == [3, 4]
+    assert ort_dynq.verify("model.onnx", "fast.onnx").passed
+    assert sorted(path.name for path in folder.iterdir()) == ["fast.onnx", "model.onnx", "wrong.onnx", "x.npy"]
+
+
+def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")["verification"] is None
+    assert cli.main(["rewrite", "fast.onnx", "-o", "again.onnx"]) == 0
+    text = capsys.readouterr().out
+    assert "0 dynamic quantization chains and products to rewrite" in text
+    assert text.splitlines()[-1] == "again.onnx is written"
+
+
+def test_rewrite_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("model.onnx").read_bytes()
+    Path("link.onnx").symlink_to("model.onnx")
+    for same in ("model.onnx", "./model.onnx", "link.onnx"):
+        assert cli.main(["rewrite", "model.onnx", "-o", same]) == 2
+        assert (
+            capsys.readouterr().err
+            == f"ort-dynq: error: {Path(same)} is the input itself; use --force to overwrite it\n"
+        )
+    assert Path("model.onnx").read_bytes() == before
+    assert cli.main(["rewrite", "model.onnx", "-o", "model.onnx", "--force", "--verify"]) == 0
+    assert Path("model.onnx").read_bytes() != before
+
+
+def test_rewrite_that_fails_verification_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ort_dynq import rewriter
+
+    result = rewriter.rewrite("wrong.onnx")
+    monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
+    before = sorted(folder.iterdir())
+    assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx", "--verify"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "FAILED"
+    assert "fast.onnx is not written" in lines
+    assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", status=1)["output"] is None
+    assert sorted(folder.iterdir()) == before
+
+
+def test_rewrite_copies_external_data(folder: Path) -> None:
+    """The rewritten model is verified with its external data before it is written, and both are written."""
+    model = helpers.parse(
+        "float[2, 5] x, float s",
+        "float[2, 5] product, int8[2, 5] codes",
+        "zero = Constant<value = int8 {0}>() product = Mul(x, weights) codes = QuantizeLinear(product, s, zero)",
+    )
+    del model.opset_import[1]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(5, dtype=np.float32), "weights"))
+    onnx.save(model, "large.onnx", save_as_external_data=True, location="large.data", size_threshold=0)
+    Path("elsewhere").mkdir()
+    done = run("rewrite", "large.onnx", "-o", "elsewhere/fast.onnx", "--verify")
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "PASSED")
+    assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["fast.onnx", "large.data"]
+    assert run("verify", "large.onnx", "elsewhere/fast.onnx").returncode == 0
+
+
+def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--exact keeps float products. Without it, verification compares the integer products."""
+    data = run_json(capsys, "inspect", str(ENCODER), "--exact")
+    assert (len(data["rewritten"]), len(data["left"])) == (28, 20)
+    exact = run_json(capsys, "rewrite", str(ENCODER), "-o", "exact.onnx", "--exact", "--verify")["verification"]
+    assert (exact["passed"], exact["products"], exact["worst_product"]) == (True, [], None)
+    fast = run_json(capsys, "rewrite", str(ENCODER), "-o", "fast.onnx", "--verify")["verification"]
+    assert (fast["passed"], len(fast["products"]), fast["unreachable"]) == (True, 12, 0)
+    assert fast["worst_product"] in [product["name"] for product in fast["products"]]
+    assert len(fast["end_to_end"]) == len(fast["perturbed"]) == 1
+
+    assert cli.main(["verify", str(ENCODER), "fast.onnx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("Float products that became integer products: 12. Each is computed") for line in lines)
+    assert any(line.startswith("worst: node_") and "allowed 8" in line for line in lines)
+    assert "All optimizations off, with A's results of these products:" in lines
+    assert any(line.startswith("End to end, for information: B, and A with its results") for line in lines)
+    assert lines[-1] == "PASSED"
+    assert cli.main(["verify", str(ENCODER), "exact.onnx"]) == 0
+    assert "integer products" not in capsys.readouterr().out
+
+
+def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "inspect", str(ENCODER))
+    assert (len(data["rewritten"]), len(data["left"])) == (28, 8)
+    assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12]
+    assert cli.main(["inspect", str(ENCODER)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 8 to leave"
+    nodes = sum(data["before"].values()), sum(data["after"].values())
+    assert lines[1] == f"{nodes[0]} nodes, {nodes[1]} after a rewrite"
+    assert [line.split() for line in lines[3:7]] == [
+        ["rewritten", "nodes", "graph", "operator", "becomes"],
+        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeFakeQuantize"],
+        ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeQuantize"],
+        ["12", "node_matmul_*", "main", "MatMul", "AccumulatorDequantize"],
+    ]
+    assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
+    assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
+    assert "ONNX Runtime fuses" in lines[9]  # one line, however long, where there is no terminal
+    assert len(lines) == 10
+
+
+def test_inspect_escapes_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are not interpreted as markup; control characters and line breaks are escaped."""
+    model = onnx.load("model.onnx")
+    model.graph.node[4].name = "[bold]a[/bold] :smile: \x1b[31m\nnext"
+    onnx.save(model, "named.onnx")
+    assert cli.main(["inspect", "named.onnx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 + 3
+    assert sum(r"[bold]a[/bold] :smile: \x1b[31m next" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("opset", [None, 13])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_inspect_prints_the_body_of_an_operator(
+    name: str, opset: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["inspect", "--body", name, *([] if opset is None else ["--opset", str(opset)])]
+    data = run_json(capsys, *arguments)
+    assert (data["operator"], data["opset"]) == (name, opset or 21)
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text == data["body"] + "\n"
+    expected = OPERATORS[name].body(opset or 21)
+    assert text.split() == expected.split()
+
+
+def test_verify_equal_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "model.onnx", "model.onnx"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == ("input x: float32 2x4, generated, seed 0; assumed batch = 2: set it with --shape x=2x4")
+    assert lines[-1] == "PASSED"
+    data = run_json(capsys, "verify", "model.onnx", "model.onnx", "--seed", "7", "--shape", "x=5x4")
+    assert (data["seed"], data["inputs"][0]["shape"], data["inputs"][0]["assumed"]) == (7, [5, 4], {})
+
+
+def test_verify_finds_the_first_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The expected difference is computed with NumPy from the outputs of both models."""
+    data = run_json(capsys, "verify", "model.onnx", "wrong.onnx", "--input", "x=x.npy", status=1)
+    y, codes = data["outputs"]
+    session = helpers.stock_session(onnx.load("model.onnx")), helpers.stock_session(onnx.load("wrong.onnx"))
+    a, b = (each.run(None, {"x": np.load("x.npy")}) for each in session)
+    differing = np.argwhere(a[0] != b[0])
+    assert data["passed"] is False
+    assert codes["differing"] == np.count_nonzero(a[1] != b[1])
+    assert y["differing"] == len(differing) > 0
+    first = tuple(differing[0])
+    assert y["first"] == {"index": [int(i) for i in first], "a": float(a[0][first]), "b": float(b[0][first])}
+    assert y["max_ulp"] == np.max(np.abs(a[0].view(np.int32) - b[0].view(np.int32)))
+
+    assert cli.main(["verify", "model.onnx", "wrong.onnx", "--input", "x=x.npy"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "input x: float32 2x4, given"
+    assert lines[-1] == "FAILED"
+    assert any(f"{[int(i) for i in first]}: A {a[0][first]!s}, B {b[0][first]!s}" in line for line in lines)
+
+
+def test_verify_names_an_incorrect_product(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ort_dynq.rewrite(ENCODER).to_proto()
+    product = [node for node in wrong.graph.node if node.op_type == "AccumulatorDequantize"][3]
+    (bias,) = (tensor for tensor in wrong.graph.initializer if tensor.name == product.input[5])
+    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) * np.float32(1.01), bias.name))
+    onnx.save(wrong, "wrong.onnx")
+    assert cli.main(["verify", str(ENCODER), "wrong.onnx"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(f"incorrect: {product.name}: B's error is ") for line in lines) == 1
+    assert lines[-1] == "FAILED"

@@ -1,0 +1,48 @@
+"""Rows and units of every length around the task size: how work is split must not change results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_same
+
+from ort_dynq import kernels
+from ort_dynq.operators.encodings import CodeType, NanCode, RangeConstants
+
+TASK = 32768  # kTaskElements in ops/core/parallel.h
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("cols", [9363, 10000, TASK - 1, TASK, TASK + 1, 2 * TASK, 2 * TASK + 1, 5 * TASK + 3])
+def test_few_units(rows: int, cols: int) -> None:
+    """Includes units that are each shorter than a task and together longer than two tasks."""
+    x = np.random.default_rng(rows * cols).standard_normal((rows, cols)).astype(np.float32)
+    low, high = kernels.run("ReduceMinMax", [x])
+    assert_same(low, x.min(axis=1, keepdims=True))
+    assert_same(high, x.max(axis=1, keepdims=True))
+    (largest,) = kernels.run("ReduceAbsMax", [x])
+    assert_same(largest, np.abs(x).max(axis=1, keepdims=True))
+    (largest,) = kernels.run("ReduceAbsMax", [x.reshape(rows, -1, 1).repeat(2, axis=2)], axis=1)
+    assert_same(largest, np.abs(x).max(axis=1).reshape(rows, 1, 1).repeat(2, axis=2))
+
+
+@pytest.mark.parametrize("code", [NanCode.ZERO, NanCode.QUANT_MIN])
+@pytest.mark.parametrize("name", kernels.supported_isas())
+def test_nan_at_the_start_of_a_part(name: str, code: NanCode) -> None:
+    """A long row is split into parts. A NaN at the start of a part must not be taken for a finite element."""
+    x = np.random.default_rng(1).standard_normal((1, 200_000)).astype(np.float32)
+    for start in (slice(64, None, 64), [33280]):
+        src = x.copy()
+        src[0, start] = np.nan
+        largest = np.nanmax(np.abs(src))
+        constants = np.float32(RangeConstants(divisor=127))
+        with kernels.use_isa(name):
+            codes, scale, _ = kernels.run("DynamicRangeQuantize", [src, constants, np.int8(0)], nan_code=code)
+            values, _, _ = kernels.run(
+                "DynamicRangeFakeQuantize", [src, constants], code_type=CodeType.INT8, nan_code=code
+            )
+        expected = np.rint(src / (largest / np.float32(127)))
+        expected = np.where(np.isnan(expected), 0 if code == NanCode.ZERO else -128, expected)
+        assert_same(scale, np.float32([[largest / np.float32(127)]]))
+        assert_same(codes, expected.astype(np.int8))
+        assert_same(values, (expected.astype(np.int8) * scale).astype(np.float32))
