@@ -113,7 +113,7 @@ def save(model: ir.Model, path: Path) -> None:
     """
     try:
         if path.exists() and not path.is_file():
-            raise DynqError(f"{path} exists and is not a file; choose another name")
+            raise DynqError(f"{path} is not a file; choose another name")
         sources = {os.path.realpath(tensor.path) for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)}
         with replacing(path) as temporary:
             if is_large(model):

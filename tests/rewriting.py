@@ -1,4 +1,4 @@
-"""What the tests of the rewriter share: models, data, and the comparison of a rewritten model with the original."""
+"""Shared by the tests of the rewriter: models, data, and the comparison of a rewritten model with the original."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLDERS = sorted(path.parent.name for path in MODELS.glob("*/model.onnx"))
 
 
 def load(name: str) -> onnx.ModelProto:
-    """The model, with metadata and doc strings that a rewrite must keep."""
+    """Returns the model with metadata and doc strings, which a rewrite must keep."""
     model = onnx.load(MODELS / name / "model.onnx")
     model.doc_string, model.graph.doc_string = "of the model", "of the graph"
     model.metadata_props.add(key="ort_dynq test", value="kept")
@@ -46,14 +46,14 @@ def rewritten(name: str, exact: bool = False) -> tuple[Result, bytes]:
 
 
 def has_products(name: str) -> bool:
-    """Whether products of floats have become integer products."""
+    """Returns whether float products have become integer products."""
     model = onnx.ModelProto.FromString(rewritten(name)[1])
     bodies = (model.graph, *model.functions)
     return any(entry.key == ACTIVATION for body in bodies for node in nodes_of(body) for entry in node.metadata_props)
 
 
 def data_sets(name: str) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-    """Each data set's inputs and outputs by name."""
+    """Yields the inputs and outputs of each data set by name."""
     folders = sorted((MODELS / name).glob("test_data_set_*"))
     assert folders
     for folder in folders:
@@ -68,7 +68,7 @@ def tensors(folder: Path, kind: str) -> dict[str, Array]:
 
 
 def operators(model: onnx.ModelProto) -> dict[str, int]:
-    """How many of our operators the model calls, the bodies of our own functions left out."""
+    """Counts the calls of ort_dynq's operators, except those in the functions of these operators."""
     bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
     return dict(
         Counter(f"ort_dynq.{node.op_type}" for body in bodies for node in nodes_of(body) if node.domain == "ort_dynq")
@@ -77,9 +77,12 @@ def operators(model: onnx.ModelProto) -> dict[str, int]:
 
 # Models of one chain
 
+REDUCE = {13: "Reduce{0}<axes = [-1], keepdims = {2}>({1})", 18: "Reduce{0}<keepdims = {2}>({1}, one)"}
+"""The text of a reduction over the last dimension, by opset: of what kind, of what value, with what keepdims."""
+
 
 def parse(body: str, *, opset: int = 18, inputs: str = "float[N, K] x", outputs: str = "float[] y") -> onnx.ModelProto:
-    """A model in which `one` is the axes [-1] and c127, c255, zero and the like are scalar constants."""
+    """Returns a model of these nodes. The constant `one` is [-1]; c127, c255, zero and the like are scalars."""
     constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5, "one_255th": 1 / 255}
     text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
     head = f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => ({outputs})'
@@ -101,7 +104,7 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
 
 
 def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:
-    """Rows whose range gives a power of two for a scale, most elements ties; of one sign, zeros, infinite, denormal."""
+    """Returns rows with a power of two as their scale and ties as most elements; also zeros, infinities, denormals."""
     rng = np.random.default_rng(seed)
     x = np.zeros(shape, F)
     length = shape[-1]
@@ -130,7 +133,7 @@ def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:
 
 
 def found(report: Report) -> list[str]:
-    """What chains became; ranges of their own, which are left of those that did not become whole, not included."""
+    """Returns the operators that nodes became, without those of ranges alone."""
     return sorted(
         finding.operator for finding in report.rewritten if finding.operator and finding.rule != reductions.RULE.name
     )
@@ -139,7 +142,7 @@ def found(report: Report) -> list[str]:
 def check(
     model: onnx.ModelProto, *data: dict[str, Array], stock_data: tuple[dict[str, Array], ...] = (), exact: bool = True
 ) -> Report:
-    """Rewrites a model and compares it with the original on all data; on `stock_data` without the plugin."""
+    """Rewrites a model and compares all outputs bit for bit; on `stock_data` only without the plugin."""
     before = model.SerializeToString()
     result = rewrite(model, exact=exact)
     assert model.SerializeToString() == before
@@ -160,7 +163,7 @@ def check(
 
 
 def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
-    """Where a rewrite that is not exact makes integer products, they are right, and all else is bit for bit."""
+    """Verifies the integer products of a rewrite that is not exact, if there are any."""
     converted = rewrite(model).to_proto()
     if any(ACTIVATION in (entry.key for entry in node.metadata_props) for node in nodes_of(converted.graph)):
         result = ort_dynq.verify(model, converted, inputs=inputs)
@@ -168,13 +171,13 @@ def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
 
 
 def one_nan(values: Any) -> Array:
-    """The same with one NaN for all: what inf / inf gives has a sign on x86 that the kernels do not keep."""
+    """Replaces every NaN by the same one: inf / inf is a negative NaN on x86, whose sign the kernels do not keep."""
     array = np.asarray(values)
     return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 
 
 def is_valid(model: onnx.ModelProto, results: list[Any]) -> bool:
-    """What the checker says; it wants outputs to have shapes, if only of a rank."""
+    """Returns whether the checker accepts a model. It demands outputs with a rank, which the results provide."""
     shaped = onnx.ModelProto()
     shaped.CopyFrom(model)
     for output, result in zip(shaped.graph.output, results, strict=True):

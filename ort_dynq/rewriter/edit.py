@@ -90,13 +90,17 @@ class Edit:
         Returns:
             The first output of the last new node.
         """
-        self._insertions.append(_Insertion(nodes, before, False, origin or self.node))
-        return nodes[-1].outputs[0]
+        return self._insert(_Insertion(nodes, before, False, origin or self.node))
 
     def insert_after(self, *nodes: ir.Node, after: ir.Node) -> ir.Value:
         """Records new nodes behind an old one, whose metadata they inherit; returns the last one's first output."""
-        self._insertions.append(_Insertion(nodes, after, True, after))
-        return nodes[-1].outputs[0]
+        return self._insert(_Insertion(nodes, after, True, after))
+
+    def _insert(self, insertion: _Insertion) -> ir.Value:
+        for node in insertion.nodes:
+            _note_constant(node, self.facts)  # the rule may ask for its shape
+        self._insertions.append(insertion)
+        return insertion.nodes[-1].outputs[0]
 
     def insert_main(self, main: ir.Node, *, before: ir.Node) -> ir.Value:
         """Records the new node that gets the name and the doc string of :attr:`node`; returns its first output."""
@@ -210,11 +214,16 @@ def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts) -> None:
     """
     for output in added.outputs:
         output.name = facts.new_name()
-    if added.op_type == "Constant" and not added.domain:
-        tensor = added.attributes["value"].as_tensor()
-        facts.note(added.outputs[0], tensor.dtype, ir.Shape(tensor.shape.numpy()))
+    _note_constant(added, facts)
     added.metadata_props.update(origin.metadata_props)
     added.metadata_props[metadata.RULE] = rule
+
+
+def _note_constant(node: ir.Node, facts: Facts) -> None:
+    """Sets the type and shape of the output, if a new node is a Constant."""
+    if node.op_type == "Constant" and not node.domain:
+        tensor = node.attributes["value"].as_tensor()
+        facts.note(node.outputs[0], tensor.dtype, ir.Shape(tensor.shape.numpy()))
 
 
 def _replace_value(old: ir.Value, new: ir.Value, facts: Facts) -> None:

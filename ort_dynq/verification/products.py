@@ -7,7 +7,7 @@ with a float64 reference. Then B's products are overridden with A's results, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, functions, graphs, label
+from ..graphs import STANDARD_DOMAINS, functions, graphs, label, subgraphs
 from ..rewriter.facts.values import only_use
 from ..rewriter.metadata import ACTIVATION, EXACT
 from ..storage import load
@@ -172,7 +172,8 @@ def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
     calls: set[ir.OperatorIdentifier] = set()  # the functions that contain products
 
     def contains(node: ir.Node) -> bool:
-        return node.op_identifier() in calls or any(_is_product(each) or contains(each) for each in _inner(node))
+        inner = (each for _, graph in subgraphs(node) for each in graph)
+        return node.op_identifier() in calls or any(_is_product(each) or contains(each) for each in inner)
 
     for _ in functions(model):  # a function may call another one
         for function in functions(model):
@@ -180,15 +181,6 @@ def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
                 calls.add(function.identifier())
     count = sum(_is_product(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
     return [node for node in model.graph if contains(node)], count
-
-
-def _inner(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                yield from graph
 
 
 def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:

@@ -1,4 +1,4 @@
-"""Every model in models/, rewritten, gives its recorded outputs, with the plugin and without it.
+"""Every model in models/ computes its recorded outputs after a rewrite, with the plugin and without it.
 
 Bit for bit, where the rewrite is exact or makes no product of floats an integer product; else those are compared with
 float64, and all the rest bit for bit: see ort_dynq.verify.
@@ -116,7 +116,7 @@ def test_models_are_there() -> None:
 
 
 def check(session: Any, name: str) -> None:
-    """The outputs of the original model in ONNX Runtime as it comes, which are the recorded ones: see below."""
+    """Compares with the original model in stock ONNX Runtime. test_recorded_outputs compares that with the records."""
     original = stock_session(load(name))
     for inputs, outputs in data_sets(name):
         assert list(outputs) == [output.name for output in session.get_outputs()]
@@ -141,7 +141,7 @@ def test_with_the_plugin(isa: str, backend: Backend, name: str, exact: bool) -> 
 @models
 @pytest.mark.parametrize("exact", [True, False])
 def test_without_the_plugin(name: str, exact: bool) -> None:
-    """What is not bit for bit the original is bit for bit what the plugin gives."""
+    """The results equal those of the original or, if these may differ, those of the plugin, bit for bit."""
     content = rewritten(name, exact)[1]
     session = stock_session(content)
     if exact or not has_products(name):
@@ -155,7 +155,7 @@ def test_without_the_plugin(name: str, exact: bool) -> None:
 
 @models
 def test_recorded_outputs(name: str) -> None:
-    """ONNX Runtime, as it comes, gives the recorded outputs; its float products differ between versions and CPUs."""
+    """Stock ONNX Runtime computes the recorded outputs; its float products differ between versions and CPUs."""
     original = stock_session(load(name))
     as_recorded = ort.__version__.startswith("1.31.") and "avx512" in kernels.supported_isas()
     for inputs, outputs in data_sets(name):
@@ -184,7 +184,7 @@ def test_operators(name: str) -> None:
 
 @models
 def test_exact_operators(name: str) -> None:
-    """Nothing but the products of floats is left as it is."""
+    """An exact rewrite leaves float products, and converts the rest."""
     result, content = rewritten(name, exact=True)
     model = onnx.ModelProto.FromString(content)
     assert not any(entry.key == ACTIVATION for node in nodes_of(model.graph) for entry in node.metadata_props)
@@ -251,7 +251,7 @@ def test_what_survives(name: str) -> None:
 
 @models
 def test_default_optimisations(backend: str, name: str) -> None:
-    """ONNX Runtime's fusions round otherwise, so only that it loads, runs and gives outputs of these shapes."""
+    """Checks types and shapes only: ONNX Runtime's fusions round otherwise."""
     session = make_session(rewritten(name)[1], backend, optimised=True)
     for inputs, outputs in data_sets(name):
         for array, expected in zip(session.run(list(outputs), inputs), outputs.values(), strict=True):

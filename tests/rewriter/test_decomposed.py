@@ -1,4 +1,4 @@
-"""Chains of primitive operators: every form of models/README.md's union of patterns, and what only looks like one.
+"""Chains of primitive operators: every form of the union of patterns in models/README.md, and near misses.
 
 Whatever the rewriter makes of a model, the outputs are those of the original bit for bit, with the plugin and without
 it. Rows with a NaN are left to the function's body: where in a row ONNX Runtime's own ReduceMax meets one decides
@@ -22,7 +22,7 @@ import onnx.shape_inference
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from onnx import TensorProto, helper
-from rewriting import FOLDERS, MODELS, check, check_products, found, nodes_of, parse, rows, tensors
+from rewriting import FOLDERS, MODELS, REDUCE, check, check_products, found, nodes_of, parse, rows, tensors
 
 import ort_dynq.rewriter
 from ort_dynq.rewriter import rewrite
@@ -31,8 +31,6 @@ F = np.float32
 
 # Every form
 
-
-REDUCE = {13: "Reduce{0}<axes = [-1], keepdims = {2}>({1})", 18: "Reduce{0}<keepdims = {2}>({1}, one)"}  # by opset
 
 FORMS: dict[str, tuple[str, ...]] = {
     "opset": ("13", "17", "18", "21"),
@@ -50,7 +48,7 @@ SYMMETRIC = ("abs", "two_neg", "two_abs", "larger")
 
 
 def is_form(form: dict[str, str]) -> bool:
-    """Whether there is such a chain."""
+    """Returns whether there is such a chain."""
     symmetric, zero = form["range"] in SYMMETRIC, form["zero"]
     return not (
         (symmetric and zero not in ("none", "constant"))
@@ -65,7 +63,7 @@ def is_form(form: dict[str, str]) -> bool:
 
 
 def sampled() -> list[dict[str, str]]:
-    """Forms in which each two choices that go together meet at least once."""
+    """Returns forms in which every possible pair of choices occurs at least once."""
     forms = [
         form for values in itertools.product(*FORMS.values()) if is_form(form := dict(zip(FORMS, values, strict=True)))
     ]
@@ -80,14 +78,14 @@ def sampled() -> list[dict[str, str]]:
 
 
 class Text:
-    """A graph's text, line by line."""
+    """The text of a graph, line by line."""
 
     def __init__(self, glued: bool) -> None:
         self.lines: list[str] = []
         self.glued = glued
 
     def add(self, value: str, *steps: str) -> str:
-        """Applies operators one after the other, {} being the value so far; with Identity behind each, if glued."""
+        """Applies operators in turn, {} being the value so far; an Identity follows each one if `glued`."""
         for step in steps:
             for text in (step, "Identity({})") if self.glued else (step,):
                 name = f"v{len(self.lines)}"
@@ -145,7 +143,7 @@ def chain(form: dict[str, str]) -> onnx.ModelProto:
 
 
 def span(text: Text, form: dict[str, str]) -> tuple[str, str]:
-    """The minimum, if the range has one, and the range."""
+    """Returns the minimum, if the range has one, and the range."""
     add, kind = text.add, form["range"]
     reduction = REDUCE[18 if int(form["opset"]) >= 18 else 13].format("{0}", "{{}}", int(form["rows"] == "keepdims"))
     if form["rows"] == "tensor":
@@ -168,7 +166,7 @@ def span(text: Text, form: dict[str, str]) -> tuple[str, str]:
 
 
 def scale_of(text: Text, form: dict[str, str], m: str) -> tuple[str, str]:
-    """The scale before and after its epsilon."""
+    """Returns the scale before and after its epsilon."""
     add, kind = text.add, form["range"]
     if form["epsilon"] == "before":
         m = add(m, "Clip({}, eps)")
@@ -186,7 +184,7 @@ def scale_of(text: Text, form: dict[str, str], m: str) -> tuple[str, str]:
 
 
 def expected(form: dict[str, str]) -> str:
-    """The operator that a form becomes."""
+    """Returns the operator that a form becomes."""
     to_codes = form["dequantize"] == "codes"
     stays_float = form["zero"] in ("z3", "z4") and form["zero_type"] == "float"
     if stays_float:
@@ -202,33 +200,6 @@ def test_form(form: dict[str, str]) -> None:
     data = [{"x": rows((6, 3, 33), seed)} for seed in range(2)] + [{"x": rows((6, 3, 5), 2)}]
     report = check(chain(form), *data, stock_data=({"x": rows((6, 3, 33), 3, nan=True)},))
     assert found(report) == ([expected(form)] if expected(form) else []), [f.reason for f in report.left]
-
-
-@pytest.mark.parametrize("opset", [13, 18, 21])
-@pytest.mark.parametrize("dequantizes", [True, False])
-@pytest.mark.parametrize("zero", ["none", "z1", "z2", "z3"])
-@pytest.mark.parametrize("per_row", [True, False])
-def test_linear_form(opset: int, dequantizes: bool, zero: str, per_row: bool) -> None:
-    """QuantizeLinear in the place of the primitive operators."""
-    if per_row:
-        low, high = (f"{REDUCE[18 if opset >= 18 else 13].format(which, 'x', 0)}" for which in ("Min", "Max"))
-    else:
-        low, high = "ReduceMin<keepdims = 0>(x)", "ReduceMax<keepdims = 0>(x)"
-    steps = "steps = Div(mn, s)"
-    zeros = {
-        "none": "",
-        "z1": f"{steps} o = Sub(low, steps) c = Clip(o, low, high) z0 = Round(c) z = Cast<to = 3>(z0)",
-        "z2": f"{steps} r = Round(steps) o = Sub(low, r) z0 = Clip(o, low, high) z = Cast<to = 3>(z0)",
-        "z3": "n = Neg(mn) steps = Div(n, s) r = Round(steps) z0 = Clip(r, low, high) z = Cast<to = 3>(z0)",
-    }
-    inputs = "x, s, z" if zero != "none" else "x, s"
-    body = f"""mn0 = {low} mx0 = {high} mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn) s0 = Div(w, c255)
-        s = Clip(s0, eps) {zeros[zero]} q = QuantizeLinear<axis = 0>({inputs})
-        {f"y = DequantizeLinear<axis = 0>(q, {inputs[3:]})" if dequantizes else "y = Identity(q)"}"""
-    output = "float[] y" if dequantizes else "int8[] y" if zero != "none" else "uint8[] y"
-    model = parse(body, opset=opset, outputs=output)
-    report = check(model, *({"x": rows((18, 33), seed)} for seed in range(2)), {"x": rows((1, 33))})
-    assert found(report) == ["DynamicRangeFakeQuantize" if dequantizes else "DynamicRangeQuantize"]
 
 
 # Wrong conversions of the past
@@ -262,7 +233,7 @@ def test_rows_of_a_square_are_not_its_columns() -> None:
     ],
 )
 def test_reshaped_scale(shape: str, target: str, operator: str | None) -> None:
-    """A scale that no longer lines up with the rows, or makes x larger."""
+    """A reshaped scale may not line up with the rows any more, or may enlarge the result."""
     body = symmetric(f"shape = Constant<value_ints = {target}>() u = Reshape(s, shape)", "u")
     if shape == "2, 2, 2":
         body = body.replace("ReduceMax<keepdims = 1>", "ReduceMax<keepdims = 0>")
@@ -274,7 +245,7 @@ def test_reshaped_scale(shape: str, target: str, operator: str | None) -> None:
 @pytest.mark.parametrize("dims", ["[?, ?, ?]", "[]"])
 @pytest.mark.parametrize("align", ["kept", "unsqueezed", "concatenated"])
 def test_dimensions_without_names(dims: str, align: str) -> None:
-    """Where inference knows nothing, the nodes themselves say that a scale lines up with the rows of x."""
+    """Without inferred shapes, the nodes show that a scale lines up with the rows of x."""
     parts = (
         "first = Shape<start = 0, end = 1>(x) second = Shape<start = 1, end = 2>(x) i = Constant<value_ints = [1]>()"
     )
@@ -329,7 +300,7 @@ def test_two_sides_bounded_away_from_zero(bounds: str) -> None:
 
 
 def test_negative_zero() -> None:
-    """-0.0 + -0.0 is -0.0, -0.0 + 0.0 is not; Clip at 0 before a Round takes from it a sign that it keeps after it."""
+    """-0.0 + -0.0 is -0.0, -0.0 + 0.0 is 0.0. Clip at 0 and then Round gives 0.0, Round and then Clip keeps -0.0."""
     minus = "minus_zero = Neg(zero)"
     given = f"{minus} a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) d = Div(x, s)"
     bodies = (
@@ -363,7 +334,7 @@ def test_copy_of_x_behind_its_range() -> None:
 
 
 def test_zero_point_that_stays_a_float() -> None:
-    """Its NaN, where scale and range are 0, has no place among integer zero points."""
+    """It is NaN if scale and range are 0, which an integer zero point cannot be."""
     body = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
         s = Div(w, c255) t = Div(mn, s) rt = Round(t) o = Sub(low, rt) z = Clip(o, low, high) d = Div(x, s)
         rd = Round(d) a = Add(rd, z) c = Clip(a, low, high) q = Cast<to = 3>(c) real = Cast<to = 1>(q)
@@ -385,7 +356,7 @@ def test_scale_and_its_copy_are_outputs() -> None:
 
 
 def test_wide_clip() -> None:
-    """Bounds that no integer attribute holds, and those that no float32 does."""
+    """Bounds beyond the integers that float32 represents exactly are left."""
     for bound, operator in ((32767.0, "DynamicRangeFakeQuantize"), (3e38, None), (1e10, None)):
         body = f"""most = Constant<value_float = {bound:e}>() least = Neg(most) a = Abs(x) m = ReduceMax(a, one)
             s = Div(m, most) d = Div(x, s) r = Round(d) c = Clip(r, least, most) y = Mul(c, s)"""
@@ -409,7 +380,7 @@ PARTS = [
 
 @pytest.mark.parametrize("outside", range(len(PARTS) + 1))
 def test_chain_that_begins_around_a_branch(outside: int) -> None:
-    """In the graph around it, in the branch, or in both."""
+    """The chain is in the outer graph, in the branch, or in both."""
     body = "yes = Constant<value = bool {1}>() " + " ".join(PARTS[:outside])
     model = parse(body + IF.format(" ".join([*PARTS[outside:], "inner = Mul(c, s)"])), inputs="float[9, 33] x")
     report = check(model, {"x": rows((9, 33))})
@@ -418,7 +389,7 @@ def test_chain_that_begins_around_a_branch(outside: int) -> None:
 
 
 def test_names_of_a_branch_are_not_those_around_it() -> None:
-    """Names that torch gives, and names that a converted chain outside has."""
+    """Names in a branch must differ from those around it, also from new ones."""
     body = """yes = Constant<value = bool {1}>() val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
         d = Div(x, val_2) r = Round(d) q = Clip(r, low, high) val_3 = Mul(q, val_2)"""
     inner = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) e = Div(x, s) w = Round(e) v = Mul(w, s)
@@ -428,7 +399,7 @@ def test_names_of_a_branch_are_not_those_around_it() -> None:
 
 
 def test_text_and_references() -> None:
-    """Constants of text, and attributes that a function's caller gives."""
+    """Constants of text and references to attributes do not break a rewrite."""
     body = """text = Constant<value_string = "no">() e = Equal(text, text) s0 = Identity(factor) s = Where(e, eps, s0)
         d = Div(x, s) r = Round(d) y = Mul(r, s)"""
     model = parse(body, opset=19, inputs="float[N, K] x, float[N, 1] factor")
@@ -484,7 +455,7 @@ def test_what_the_near_misses_miss() -> None:
     ],
 )
 def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None) -> None:
-    """What looks like a chain keeps its meaning, as another operator or as it is; and the reason says what it lacks."""
+    """A near miss keeps its results, as another operator or as it is, and the reason names the difference."""
     assert MEANT.count(old) == 1
     report = check(parse(MEANT.replace(old, new)), {"x": rows((9, 33))})
     assert found(report) == operators_
@@ -536,7 +507,7 @@ def inputs_of(name: str) -> dict[str, Array]:
 
 
 def typed_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What the main graph's nodes compute, with its type alone."""
+    """Returns the outputs of the main graph's nodes with their types but not their shapes."""
     outputs = {output.name for output in model.graph.output}
     inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
     types = {info.name: info.type.tensor_type.elem_type for info in inferred}
@@ -550,7 +521,7 @@ def typed_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 @models
 def test_one_more_consumer(name: str) -> None:
-    """Every intermediate value in turn is an output too: it has its bits, and so have the others."""
+    """An intermediate value as a further output keeps its bits, and so do the other outputs."""
     model = onnx.load(MODELS / name / "model.onnx")
     inputs, values = inputs_of(name), typed_values(model)
     everything = onnx.ModelProto()
@@ -602,7 +573,7 @@ def test_identities_between_all_nodes(name: str) -> None:
 @models
 @pytest.mark.parametrize("rank", [1, 3])
 def test_constants_of_another_rank(name: str, rank: int) -> None:
-    """Scalars of elementwise operators become [1] and [1, 1, 1], which may make results larger."""
+    """Scalars of elementwise operators become [1] and [1, 1, 1], which may enlarge results."""
     model = onnx.load(MODELS / name / "model.onnx")
     elementwise = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Equal")
     used = {v for node in model.graph.node if node.op_type in elementwise for v in node.input}
@@ -628,7 +599,7 @@ def test_constants_of_another_rank(name: str, rank: int) -> None:
 
 
 def test_what_an_extra_consumer_leaves() -> None:
-    """Scale and codes stay available; what lies between rounding and codes does not, and is computed as it was."""
+    """Scale and codes are outputs of the operator. A value between rounding and codes is not: its chain stays."""
     for value, operators_ in {
         "w": ["DynamicRangeFakeQuantize"],
         "s": ["DynamicRangeFakeQuantize"],
@@ -649,7 +620,7 @@ def test_what_an_extra_consumer_leaves() -> None:
 
 
 def calls(chains: int) -> int:
-    """How often functions of the rewriter are called for a model of so many chains, one behind the other."""
+    """Returns the number of Python calls in the rewriter for a model of several chains in a row."""
     parts, x = [], "x"
     names = "|".join(re.findall(r"(\w+) = [A-Z]", MEANT))
     for i in range(chains):

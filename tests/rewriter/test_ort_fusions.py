@@ -1,4 +1,4 @@
-"""What `policy` says ONNX Runtime fuses is what the ONNX Runtime that is installed does, node by node.
+"""What facts/ort_fusions.py says about fusions is what the installed ONNX Runtime does, node by node.
 
 Each case is a small model in ONNX's text form. The tests ask stock ONNX Runtime, at its default level, which of the
 model's QuantizeLinear and DequantizeLinear nodes are left, and compare the results with those without optimisations.
@@ -16,7 +16,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.facts.ort_fusions import fused_by_onnxruntime
 
 VERSION = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
@@ -495,7 +494,7 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def verdicts(model: onnx.ModelProto) -> dict[str, str | None]:
-    """What policy says of each Q and DQ with a run-time scale or zero point."""
+    """Returns the answer of fused_by_onnxruntime for each Q and DQ with a run-time scale or zero point."""
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(model, data_prop=True))
     nodes = [n for n in inferred.graph.all_nodes() if n.op_type in QDQ and not all(map(is_constant, n.inputs[1:]))]
     return {str(n.name): fused_by_onnxruntime(n, is_constant) for n in nodes}
@@ -519,14 +518,14 @@ def plain_results(case: Case) -> list[np.ndarray]:
 
 
 def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    """Integer sums are exact; what differs is one float rounding: 1e-5 of the largest value, or one code."""
+    """Allows for one float rounding: 1e-5 of the largest value, or one code. Integer sums are exact."""
     for f, e in zip(found, expected, strict=True):
         tolerance = 1e-5 * np.abs(e).max() if f.dtype == np.float32 else 1
         np.testing.assert_allclose(f.astype(np.float64), e.astype(np.float64), rtol=0, atol=tolerance)
 
 
 def kept(case: Case, optimised: onnx.ModelProto) -> set[str]:
-    """The Q and DQ nodes that ONNX Runtime left, but for those behind whose Transpose it inserted a Q of its own."""
+    """Returns the Q and DQ nodes that ONNX Runtime left, except those followed by a Transpose and an inserted Q."""
     own, nodes = {n.name for n in case.model().graph.node}, optimised.graph.node
     inserted = {n.input[0] for n in nodes if n.op_type == "QuantizeLinear" and n.name not in own}
     moved = {n.input[0] for n in nodes if n.op_type == "Transpose" and n.output[0] in inserted}
@@ -543,7 +542,7 @@ def cases(group: list[Case]) -> pytest.MarkDecorator:
 def _new_enough(request: pytest.FixtureRequest) -> None:
     case = request.node.callspec.params.get("case") if hasattr(request.node, "callspec") else None
     if case is not None and case.since > VERSION:
-        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} differs; policy follows the newest")
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} differs; the list follows the newest")
 
 
 @cases(FUSED)
@@ -616,7 +615,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_signed_pair_with_constant_zero_point(name: str, tmp_path: Path) -> None:
-    """ONNX Runtime makes the pair unsigned and fuses; without its Q or its DQ it cannot, so these stay as well."""
+    """ONNX Runtime makes the pair unsigned and fuses it, which needs both nodes: so both stay."""
     case = PAIRS[name]
     assert None not in verdicts(case.model()).values()
     assert not {n.op_type for n in optimised(case.model(), tmp_path)[1].graph.node} & {"MatMul"}
@@ -640,7 +639,7 @@ def test_signed_pair_shared_by_two_is_not_fused(shared: bool, tmp_path: Path) ->
 
 
 def test_inside_a_branch(tmp_path: Path) -> None:
-    """A group is fused inside a subgraph, not across its border."""
+    """A group is fused inside a subgraph, not across its boundary."""
     otherwise = "else_branch = e () => (float[8,8] v) {{ v = Neg(n) }}"
     branch = "y = If(p) <then_branch = t () => (float[8,8] u) {{ {} }}, " + otherwise + ">"
     inputs = f"{A}, {B}, bool p, float[8,8] n"
@@ -652,61 +651,3 @@ def test_inside_a_branch(tmp_path: Path) -> None:
     across = Case("", AB + branch.format("u = MatMul(af, bf)"), inputs)
     assert set(verdicts(across.model()).values()) == {None}
     assert "MatMulIntegerToFloat" not in str(optimised(across.model(), tmp_path)[1])
-
-
-# Size
-
-
-def reasons(case: Case) -> list[str]:
-    """What is left of a model, and why; empty for what is converted."""
-    return [finding.reason for finding in rewrite(case.model()).report.findings]
-
-
-SMALL = "a tensor of {} elements: calling a custom operator costs more than it saves"
-ASSUMED = SMALL.replace("elements", "elements, taking 8 for what is not fixed")
-
-
-@pytest.mark.parametrize(
-    ("x", "scale", "attributes", "quantize", "dequantize"),
-    [
-        ("4, 16", "", "", True, True),
-        ("4, 16", "1", "", True, True),
-        ("4, 16", "4", "axis = 0", False, True),
-        ("4, 16", "4", "axis = -2", False, True),
-        ("4, 16", "16", "axis = 1", False, False),
-        ("4, 16", "4, 2", "axis = 1, block_size = 8", True, False),
-        ("4, 16", "2, 16", "axis = 0, block_size = 2", False, True),
-        ("32, 64", "", "", False, False),
-        ("31, 66", "", "", True, True),
-        ("n, 16", "", "", True, True),
-        ("n, m, 31", "", "", True, True),
-        ("n, m, 32", "", "", False, False),
-        ("n, m", "", "", False, False),
-        ("", "", "", False, False),
-    ],
-)
-def test_small_tensors_where_the_built_in_kernel_is_quick(
-    x: str, scale: str, attributes: str, quantize: bool, dequantize: bool
-) -> None:
-    for op_type, is_left in (("QuantizeLinear", quantize), ("DequantizeLinear", dequantize)):
-        types = ("float", "uint8") if op_type == "QuantizeLinear" else ("uint8", "float")
-        s = f"float[{scale}] s" if scale else "float s"
-        z = s.replace("float", "uint8").replace(" s", " z")
-        given = f"<{attributes}>" if attributes else ""
-        case = Case("", f"y = {op_type}{given}(x, s, z)", f"{types[0]}[{x}] x, {s}, {z}", f"{types[1]}[{x}] y")
-        (said,) = reasons(case)
-        elements = np.prod([int(n) if n.strip().isdecimal() else 8 for n in x.split(",")]) if x else 1
-        assert said == ((ASSUMED if "n" in x else SMALL).format(elements) if is_left else "")
-
-
-def test_small_tensors_beside_what_is_fused() -> None:
-    """What ONNX Runtime gets wrong, or makes slower, is converted however small it is."""
-    inputs = "uint8[4,4] a, float[1] s, uint8[1] z, uint8[4,4] b"
-    add = "p = DequantizeLinear(a, s, z) q = DequantizeLinear(b, s, z) r = Add(p, q) y = QuantizeLinear(r, s, z)"
-    assert reasons(Case("", add, inputs, "uint8[4,4] y")) == ["", "", SMALL.format(16)]  # not beside any, by then
-    constants = "c = Constant<value_float = 0.5>() " + add.replace("(a, s, z)", "(a, c)").replace("(b, s, z)", "(b, c)")
-    assert reasons(Case("", constants, inputs, "uint8[4,4] y")) == [""]
-    alone = "p = DequantizeLinear(a, s, z) y = Neg(p)"
-    assert reasons(Case("", alone, inputs, "float[4,4] y")) == [SMALL.format(16)]
-    pair = "p = QuantizeLinear(x, s, z) y = DequantizeLinear(p, s, z)"
-    assert reasons(Case("", pair, "float[4,4] x, float s, uint8 z", "float[4,4] y")) == [""]  # two nodes become one

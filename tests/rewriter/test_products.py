@@ -1,4 +1,4 @@
-"""Matrix products: which become integer products, what their results are, and what stays.
+"""Matrix products: which ones become integer products, their results, and which ones are left.
 
 What was an integer product keeps its bits. What was a product of floats is compared with float64, on the activations
 and weights of the original model: the sum of integers is exact, so that four roundings are left, where the original
@@ -20,7 +20,6 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, one_nan, rows
 
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.facts.grid import grid_of
 
 F = np.float32
 K, N = 33, 18
@@ -30,7 +29,7 @@ _ROUNDINGS = 4  # int32 to float32, the scales' product, the product with it, th
 def model_of(
     body: str, weights: dict[str, Array], *, opset: int = 18, inputs: str = "", outputs: str = "float[] y"
 ) -> onnx.ModelProto:
-    """A model over x, float32 [B, M, K], with scalar constants like those of tests/test_chains.py."""
+    """A model over x, float32 [B, M, K], with scalar constants like those of rewriting.parse()."""
     constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5}
     text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
     head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["": {opset}]>'
@@ -65,7 +64,7 @@ def reduced(kind: str, value: str, opset: int) -> str:
 
 
 def symmetric(opset: int = 18, *, epsilon: bool = True) -> str:
-    """x to the scale s and the clipped float codes c, per token."""
+    """Computes the scale s and the clipped float codes c of each token of x."""
     largest = "m0 = Identity(m)" if not epsilon else "m0 = Max(m, eps)"
     return f"a = Abs(x)\n m = {reduced('Max', 'a', opset)}\n {largest}\n s = Div(m0, c127)\n" + (
         "t = Div(x, s)\n r = Round(t)\n c = Clip(r, low, high)\n"
@@ -73,7 +72,7 @@ def symmetric(opset: int = 18, *, epsilon: bool = True) -> str:
 
 
 def asymmetric(opset: int = 18) -> str:
-    """The same as torchao has it, with a zero point z."""
+    """Computes s and c as torchao does, with a zero point z."""
     return (
         f"mn = {reduced('Min', 'x', opset)}\n mx = {reduced('Max', 'x', opset)}\n mn0 = Min(mn, zero)\n"
         "mx0 = Max(mx, zero)\n d = Sub(mx0, mn0)\n e = Div(d, c255)\n s = Max(e, eps)\n g = Div(mn0, s)\n"
@@ -123,7 +122,7 @@ DATA = {"x": rows((2, 9, K), seed=4)[:, [0, 1, 2, 3, 4, 6, 7]]}  # finite
 
 
 def check_products(model: onnx.ModelProto, x: dict[str, Array], products: Sequence[str] = ("y",)) -> Report:
-    """The rewritten model is as near to float64 as the original; the exact one is equal; both without the plugin, too.
+    """Checks that the rewritten model is as close to float64 as the original, and that the exact one equals it.
 
     The activation that is multiplied is dx, the weights are w.
     """
@@ -220,7 +219,7 @@ def test_bias_and_glue(activation: str, product: str, bias: str) -> None:
     ],
 )
 def test_a_scale_behind_the_product(body: str, tail: str) -> None:
-    """The float product of the integers themselves is exact here: K is small."""
+    """The float product of the codes is exact here: K is small."""
     weights = {"w": codes_of().astype(F), "ws": scales_of(), "b": np.linspace(-3, 3, N).astype(F)}
     model = model_of(symmetric() + body + tail, weights)
     result = rewrite(model)
@@ -267,7 +266,7 @@ INTEGER_WEIGHTS = {
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("zero_points", ["", ", zq", ", zq, wz"])
 def test_integer_convolutions(zero_points: str, exact: bool) -> None:
-    """The zero point is what ConvInteger pads with."""
+    """ConvInteger pads with the zero point."""
     weights = {"w": codes_of()[:12, :9].reshape(4, 3, 3, 3), "zq": np.int8(-3), "wz": np.int8(2)}
     body = (
         f"{symmetric()} q = Cast<to = 3>(c)\n i = ConvInteger<pads = [1, 1, 0, 2], strides = [2, 1]>(q, w{zero_points})"
@@ -292,7 +291,7 @@ def test_integer_products(tail: str, product: str, exact: bool) -> None:
 
 @pytest.mark.parametrize("per", ["token", "tensor"])
 def test_run_time_zero_points(per: str) -> None:
-    """MatMulInteger takes one zero point for all rows: it is that of the tensor, or there is another correction."""
+    """MatMulInteger takes one zero point for all rows; zero points of rows need a correction by other nodes."""
     chain = asymmetric().replace("<keepdims = 1>(x, last)", "<keepdims = 0>(x)") if per == "tensor" else asymmetric()
     z8 = ", z8" if per == "tensor" else ""
     body = (
@@ -345,7 +344,7 @@ def test_outputs_of_the_chain_stay() -> None:
 
 
 def test_exact_products_do_not_saturate_on_older_cpus() -> None:
-    """Without VNNI, pairs of u8 x s8 products are added in int16; weights up to 64 fit; u8 x u8 is added otherwise."""
+    """Without VNNI, pairs of u8 x s8 products are added in int16; weights up to 64 fit. u8 x u8 does not saturate."""
     body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS["plain"] + INTEGER_TAILS["row, column"]
     for largest, expected in ((64, np.int8), (65, np.uint8)):
         model = model_of(body, INTEGER_WEIGHTS | {"wq": codes_of(-largest, largest)})
@@ -424,7 +423,7 @@ def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
 
 @pytest.mark.parametrize(("depth", "fits"), [(66311, True), (66312, False)])
 def test_sums_that_may_overflow(depth: int, fits: bool) -> None:
-    """255 * (127 * 66311 - 1) is the last to fit int32."""
+    """255 * (127 * 66311 - 1) is the largest sum that fits int32."""
     text = symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)"
     weights = np.full((depth, 1), 127 * 0.5, F)
     weights[0] = 126 * 0.5  # so that the others are not 1
@@ -468,7 +467,7 @@ def test_static_quantization_is_left_alone() -> None:
 
 
 def test_rows_without_an_epsilon() -> None:
-    """0 / 0: of codes that stay floats it makes a row of NaN, of integers a row of zeros. Infinity gives NaN."""
+    """0 / 0 gives a row of NaN if the codes stay floats, and a row of zeros if they are integers."""
     x = rows((1, 9, K), seed=4)
     for kind, dx in (
         ("floats", "dx = Mul(c, s)"),
@@ -485,7 +484,7 @@ def test_rows_without_an_epsilon() -> None:
 
 @pytest.mark.parametrize(("zero_point", "weights"), [*itertools.product([True, False], ["DequantizeLinear", "folded"])])
 def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) -> None:
-    """u8 per row: its default level fails for zero points, and returns wrong numbers without them where M is N."""
+    """u8 per row: ONNX Runtime's default level fails with zero points; without them it is wrong if M equals N."""
     z = ", z8" if zero_point else ""
     body = "m = ReduceMax<keepdims = 0>(x, last)\n p = Max(m, eps)\n s = Div(p, c255)\n zs = Shape(s)\n"
     body += (
@@ -504,7 +503,7 @@ def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) ->
 
 @pytest.mark.parametrize(("rows_", "is_left"), [(6, True), (7, False)])
 def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
-    """Their scales, of rank 1, take nodes of their own. 7 * 33 * 18 products are more than 4096."""
+    """Scales of rank 1 have to be reshaped. 7 * 33 * 18 products are more than 4096."""
     body = "m = ReduceMax<keepdims = 0>(x, last)\n m0 = Max(m, eps)\n s = Div(m0, c255)\n"
     body += "q = QuantizeLinear<axis = 0>(x, s)\n dx = DequantizeLinear<axis = 0>(q, s)\n y = MatMul(dx, w)"
     model = model_of(body, WEIGHTS["folded"][1], inputs=f"float[{rows_}, {K}] x")
@@ -515,7 +514,7 @@ def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
 
 
 def test_weights_that_stay_float_are_folded() -> None:
-    """Nothing is dequantized at every inference, and nothing for MatMulNBits to be made of; but for exact rewrites."""
+    """No DequantizeLinear is left that ONNX Runtime runs at every inference or fuses into MatMulNBits."""
     group = np.repeat(scales_of()[None], 3, 0) * F(np.arange(1, 4))[:, None]
     body = ACTIVATIONS["per tensor, QuantizeLinear"] + "wd = DequantizeLinear<axis = 1, block_size = 11>(wt, wg)\n"
     weights = {"wt": np.ascontiguousarray(codes_of().T), "wg": np.ascontiguousarray(group.T)}
@@ -550,7 +549,7 @@ def test_twice_the_same_bytes() -> None:
 
 
 def activations_of(model: onnx.ModelProto) -> set[int]:
-    """The types of what MatMulInteger multiplies with weights, as the operators before it say."""
+    """Returns the types of the codes that MatMulInteger multiplies, from the operators before it."""
     producers = {output: node for node in model.graph.node for output in node.output}
     types = set()
     for node in model.graph.node:
@@ -561,38 +560,3 @@ def activations_of(model: onnx.ModelProto) -> set[int]:
             given = {attribute.name: attribute.i for attribute in source.attribute}
             types.add(given["to"] if source.op_type == "Cast" else given["output_dtype"])
     return types
-
-
-# The grid
-
-
-def columns(codes: Array, scale: Array | float) -> Array:
-    return np.asarray(np.asarray(codes).astype(F) * F(scale))
-
-
-@pytest.mark.parametrize("low", [-127, -128, -1, -7, 0, -255])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 2.0**-20, 1 / 3, 1e-38, 3e35, 1.4e-45])
-def test_a_grid_is_found_again(low: int, scale: float) -> None:
-    rng = np.random.default_rng(0)
-    high = min(127, low + 255) if low < 0 else 255
-    codes = rng.integers(low, high + 1, (200, 40))
-    scales = F(scale) * F(1) if scale < 1e-40 else (rng.uniform(1, 2, 40) * scale).astype(F)
-    weights = columns(codes, scales)
-    weights[:, 5] = 0
-    grid = grid_of(weights)
-    assert grid is not None
-    assert_same(columns(grid.numbers, grid.scale) + F(0), weights + F(0))  # -0 is 0
-
-
-@pytest.mark.parametrize("column", [0, 39])
-def test_what_is_nearly_a_grid_is_none(column: int) -> None:
-    weights = columns(np.random.default_rng(0).integers(-127, 128, (200, 40)), 0.01)
-    for change in (np.nextafter(weights[7, column], F(1)), F(np.nan), F(np.inf), weights[7, column] + F(0.005)):
-        changed = weights.copy()
-        changed[7, column] = change
-        assert grid_of(changed) is None
-    assert grid_of(weights) is not None
-    assert grid_of(columns(np.random.default_rng(0).integers(-128, 129, (300, 3)), 0.01)) is None  # 257 codes
-    assert grid_of(weights.astype(np.float64)) is None
-    assert grid_of(weights[0]) is None
-    assert grid_of(weights[:0]) is None

@@ -1,0 +1,136 @@
+"""Chains in the subgraphs of If, Loop and Scan inside model-local functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from rewriting import F, found, nodes_of, one_nan, rows
+
+from ort_dynq.rewriter import rewrite
+
+CONSTANTS = "int64[1] one = {-1}, float c127 = {127.0}, float low = {-128.0}, float high = {127.0}"
+WEIGHTS = ", ".join(str(code) for code in np.random.default_rng(0).integers(-127, 128, 33 * 4 - 1))
+W = f"float[33, 4] w = {{127, {WEIGHTS}}}"
+
+
+def chain(x: str, y: str) -> str:
+    """A whole chain: it needs the type of x alone."""
+    return f"""a = Abs({x}) m = ReduceMax(a, one) s = Div(m, c127) d = Div({x}, s) r = Round(d) c = Clip(r, low, high)
+        {y} = Mul(c, s)"""
+
+
+def if_(
+    body: str, *, otherwise: str = "other = Identity(x)", constants: str = CONSTANTS, type_: str = "float[P, Q]"
+) -> str:
+    """The body of a function: an If whose branch computes `inner` and has the constants as its initializers."""
+    return f"""yes = Constant<value = bool {{1}}>() y = If(yes) <
+        then_branch = t () => ({type_} inner) <{constants}> {{ {body} }},
+        else_branch = e () => ({type_} other) <{constants}> {{ {otherwise} }}>"""
+
+
+IF_IN_SCAN = if_(chain("row", "inner"), otherwise="other = Identity(row)", type_="float[P]")
+BODIES = {
+    "If": if_(chain("x", "inner")),
+    "Loop": f"""count = Constant<value_int = 2>() yes = Constant<value = bool {{1}}>() y = Loop(count, yes, x) <
+        body = b (int64 i, bool go, float[9, 33] state) => (bool goes, float[9, 33] next) <{CONSTANTS}>
+        {{ goes = Identity(go) {chain("state", "q")} next = Sub(state, q) }}>""",
+    "Scan": f"""y = Scan<num_scan_inputs = 1, body = b (float[33] row) => (float[33] out) <{CONSTANTS}>
+        {{ {chain("row", "out")} }}>(x)""",
+    "If in a Scan": f"""y = Scan<num_scan_inputs = 1, body = b (float[33] row) => (float[P] out)
+        {{ {IF_IN_SCAN.replace("y = If", "out = If")} }}>(x)""",
+}
+
+
+def model_of(
+    body: str, calls: str = "y = own.f(x)", *, parameters: str = "x", graph: str = "float[9, 33] x", opset: int = 18
+) -> onnx.ModelProto:
+    """A model that calls own.f, whose body imports version `opset` of the standard operators."""
+    outputs = ", ".join(f"float[M{i}, N{i}] {part.split(' =')[0]}" for i, part in enumerate(calls.split("; ")))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18, "own": 1]> g ({graph}) => ({outputs}) {{ {calls.replace(";", "")} }}
+        <domain: "own", opset_import: ["": {opset}]> f ({parameters}) => (y) {{ {body} }}""")
+    onnx.checker.check_model(model)
+    return model
+
+
+def check(model: onnx.ModelProto, feeds: dict[str, Array], *, exact: bool = True) -> list[str]:
+    """Rewrites a model; the result is valid and, if exact, computes the same with and without the plugin.
+
+    Returns:
+        The operators that chains became.
+    """
+    result = rewrite(model, exact=exact)
+    converted = result.to_proto()
+    onnx.checker.check_model(converted)
+    plain = stock_session(converted).run(None, feeds)
+    expected = stock_session(model).run(None, feeds) if exact else plain
+    for session_results in (plain, make_session(converted, "native").run(None, feeds)):
+        for actual, wanted in zip(session_results, expected, strict=True):
+            assert_same(one_nan(actual), one_nan(wanted))
+    return found(result.report)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_chain_with_its_constants_in_the_subgraph(name: str) -> None:
+    """The subgraph has no imports of its own: the function has to import the domain of the operators."""
+    model = model_of(BODIES[name])
+    assert check(model, {"x": rows((9, 33))}) == ["DynamicRangeFakeQuantize"]
+    (function,) = (each for each in rewrite(model).to_proto().functions if each.domain == "own")
+    assert "ort_dynq" in {each.domain for each in function.opset_import}
+    assert "DynamicRangeFakeQuantize" in {node.op_type for node in nodes_of(function)}
+
+
+INFERRED = "x2 = Neg(x) d = Div(x2, k) r = Round(d) c = Clip(r, low, high) inner = Mul(c, k)"
+
+
+@pytest.mark.parametrize(("rows_of_v", "expected"), [(9, ["AffineFakeQuantize"]), (4, [])])
+def test_shapes_in_a_branch_where_the_calls_agree(rows_of_v: int, expected: list[str]) -> None:
+    """The type and shape of x2 are not declared; without its shape, k is not known to broadcast to it."""
+    graph = f"float[9, 33] x, float[{rows_of_v}, 33] v, float[33] k"
+    model = model_of(if_(INFERRED), "y = own.f(x, k); z = own.f(v, k)", parameters="x, k", graph=graph)
+    assert check(model, {"x": rows((9, 33)), "v": rows((rows_of_v, 33)), "k": np.full(33, 0.5, F)}) == expected
+    reasons = [finding.reason for finding in rewrite(model).report.left]
+    assert ["not known to broadcast" in reason for reason in reasons] == [True] * (not expected)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_product_in_a_branch(exact: bool) -> None:
+    body = chain("x", "dx") + " inner = MatMul(dx, w)"
+    model = model_of(if_(body, otherwise="other = MatMul(x, w)", constants=f"{CONSTANTS}, {W}"))
+    expected = ["DynamicRangeFakeQuantize"] if exact else ["AccumulatorDequantize", "DynamicRangeFakeQuantize"]
+    feeds = {"x": np.where(np.isfinite(x := rows((9, 33))), x, F(1))}
+    assert check(model, feeds, exact=exact) == expected
+    (function,) = (each for each in rewrite(model, exact=exact).to_proto().functions if each.domain == "own")
+    (branch,) = (a.g for node in function.node for a in node.attribute if a.name == "then_branch")
+    assert ("w" in {tensor.name for tensor in branch.initializer}) == exact
+
+
+def test_branch_of_a_function_of_another_opset() -> None:
+    """The functions of the operators have the model's opset. (ONNX Runtime does not run such a model.)"""
+    body = if_(chain("x", "inner").replace("ReduceMax(a, one)", "ReduceMax<axes = [-1]>(a)"))
+    model = model_of(body, opset=17)
+    assert [finding.reason for finding in rewrite(model).report.left] == [
+        "its function is of opset 17, the model of opset 18"
+    ]
+
+
+def test_weights_that_two_branches_share() -> None:
+    """Folded weights go where both branches find them."""
+    branch = """q{0} = QuantizeLinear<axis = 1>(x, s) d{0} = DequantizeLinear<axis = 1>(q{0}, s)
+        {1} = MatMul(d{0}, w)"""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]> g (float[4, 6] x, float[6] s, bool yes) => (float[4, 2] y)
+        <int8[6, 2] codes = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}, float[3, 2] ws = {{1, 2, 3, 0.3, 0.2, 0.1}}>
+        {{
+            w = DequantizeLinear<axis = 0, block_size = 2>(codes, ws)
+            y = If(yes) <then_branch = t () => (float[4, 2] u) {{ {branch.format("t", "u")} }},
+                         else_branch = e () => (float[4, 2] v) {{ {branch.format("e", "v")} }}>
+        }}""")
+    onnx.checker.check_model(model)
+    for yes in (True, False):
+        feeds = {"x": rows((9, 6))[:4], "s": np.full(6, 0.1, F), "yes": np.array(yes)}
+        assert check(model, feeds, exact=False) == ["Constant", "DynamicFakeQuantize", "DynamicFakeQuantize"]
+        assert check(model, feeds) == ["DynamicDequantize", "DynamicFakeQuantize", "DynamicFakeQuantize"]

@@ -1,0 +1,66 @@
+"""Tensors that are too small for a custom operator are left."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from ort_dynq.rewriter import rewrite
+
+
+def reasons(body: str, inputs: str, outputs: str) -> list[str]:
+    """Returns the reasons of a model's findings; those of converted nodes are empty."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+    return [finding.reason for finding in rewrite(model).report.findings]
+
+
+SMALL = "a tensor of {} elements: calling a custom operator costs more than it saves"
+ASSUMED = SMALL.replace("elements", "elements, taking 8 for what is not fixed")
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "attributes", "quantize", "dequantize"),
+    [
+        ("4, 16", "", "", True, True),
+        ("4, 16", "1", "", True, True),
+        ("4, 16", "4", "axis = 0", False, True),
+        ("4, 16", "4", "axis = -2", False, True),
+        ("4, 16", "16", "axis = 1", False, False),
+        ("4, 16", "4, 2", "axis = 1, block_size = 8", True, False),
+        ("4, 16", "2, 16", "axis = 0, block_size = 2", False, True),
+        ("32, 64", "", "", False, False),
+        ("31, 66", "", "", True, True),
+        ("n, 16", "", "", True, True),
+        ("n, m, 31", "", "", True, True),
+        ("n, m, 32", "", "", False, False),
+        ("n, m", "", "", False, False),
+        ("", "", "", False, False),
+    ],
+)
+def test_small_tensors_where_the_built_in_kernel_is_quick(
+    x: str, scale: str, attributes: str, quantize: bool, dequantize: bool
+) -> None:
+    for op_type, is_left in (("QuantizeLinear", quantize), ("DequantizeLinear", dequantize)):
+        types = ("float", "uint8") if op_type == "QuantizeLinear" else ("uint8", "float")
+        s = f"float[{scale}] s" if scale else "float s"
+        z = s.replace("float", "uint8").replace(" s", " z")
+        given = f"<{attributes}>" if attributes else ""
+        (said,) = reasons(f"y = {op_type}{given}(x, s, z)", f"{types[0]}[{x}] x, {s}, {z}", f"{types[1]}[{x}] y")
+        elements = np.prod([int(n) if n.strip().isdecimal() else 8 for n in x.split(",")]) if x else 1
+        assert said == ((ASSUMED if "n" in x else SMALL).format(elements) if is_left else "")
+
+
+def test_small_tensors_beside_what_is_fused() -> None:
+    """What ONNX Runtime gets wrong, or makes slower, is converted however small it is."""
+    inputs = "uint8[4,4] a, float[1] s, uint8[1] z, uint8[4,4] b"
+    add = "p = DequantizeLinear(a, s, z) q = DequantizeLinear(b, s, z) r = Add(p, q) y = QuantizeLinear(r, s, z)"
+    assert reasons(add, inputs, "uint8[4,4] y") == ["", "", SMALL.format(16)]  # not beside any, by then
+    constants = "c = Constant<value_float = 0.5>() " + add.replace("(a, s, z)", "(a, c)").replace("(b, s, z)", "(b, c)")
+    assert reasons(constants, inputs, "uint8[4,4] y") == [""]
+    alone = "p = DequantizeLinear(a, s, z) y = Neg(p)"
+    assert reasons(alone, inputs, "float[4,4] y") == [SMALL.format(16)]
+    pair = "p = QuantizeLinear(x, s, z) y = DequantizeLinear(p, s, z)"
+    assert reasons(pair, "float[4,4] x, float s, uint8 z", "float[4,4] y") == [""]  # two nodes become one
