@@ -144,3 +144,17 @@ def test_commands(command: str) -> None:
 
 def test_changelog_has_the_version() -> None:
     assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "changelog.md").read_text()
+
+
+def test_diffs_in_contributing() -> None:
+    """Every added line of a diff is a line of the file that the diff names."""
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    diffs = re.findall(r"^```diff\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(diffs) == 4
+    for diff in diffs:
+        lines: set[str] = set()
+        for line in diff.splitlines():
+            if line.startswith("+++ b/"):
+                lines = set((ROOT / line.removeprefix("+++ b/")).read_text().splitlines())
+            elif line.startswith("+"):
+                assert line[1:] in lines, line
