@@ -31,13 +31,13 @@ class Check:
 
     Attributes:
         name: What was checked.
-        well: Whether the check passed.
+        passed: Whether the check passed.
         detail: What was found, or the error.
         advice: What to do if the check failed.
     """
 
     name: str
-    well: bool
+    passed: bool
     detail: str
     advice: str = ""
 
@@ -63,13 +63,13 @@ class Examination:
     checks: tuple[Check, ...]
 
     @property
-    def wrong(self) -> Check | None:
+    def failure(self) -> Check | None:
         """The first check that failed; None if all passed."""
-        return next((check for check in self.checks if not check.well), None)
+        return next((check for check in self.checks if not check.passed), None)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
-        return {"well": self.wrong is None, **asdict(self)}
+        return {"passed": self.failure is None, **asdict(self)}
 
 
 def examine(*, track: Track = iter) -> Examination:

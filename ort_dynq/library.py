@@ -83,9 +83,10 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(path)
     except OSError as error:
         raise DynqError(f"{path} cannot be loaded: {error}") from error
-    if hasattr(library, "ort_dynq_version"):
-        library.ort_dynq_version.restype = ctypes.c_char_p
-        _check_version(library.ort_dynq_version().decode(), path)
+    if not hasattr(library, "ort_dynq_version"):
+        raise DynqError(f"{path} is not a library of ort_dynq {__version__}; run `pip install .` in the source folder")
+    library.ort_dynq_version.restype = ctypes.c_char_p
+    _check_version(library.ort_dynq_version().decode(), path)
     library.ort_dynq_run.argtypes = (
         ctypes.c_char_p,
         ctypes.POINTER(Attribute),

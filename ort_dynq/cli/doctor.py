@@ -30,14 +30,14 @@ def _run(_: argparse.Namespace) -> Outcome:
         yield ""
         yield one_line(f"{found.cpu}: {' '.join(found.features) or 'features unknown'}")
         yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}\n"
-        rows = [(each.name, "ok" if each.well else "FAILED", each.detail) for each in found.checks]
+        rows = [(each.name, "ok" if each.passed else "FAILED", each.detail) for each in found.checks]
         yield table(("check", "result", "detail"), rows, style=lambda row: "green" if row[1] == "ok" else "red")
         yield ""
-        if found.wrong:
-            yield one_line(f"{found.wrong.name}: {found.wrong.detail}; {found.wrong.advice}")
-        yield "FAILED" if found.wrong else "PASSED"
+        if found.failure:
+            yield one_line(f"{found.failure.name}: {found.failure.detail}; {found.failure.advice}")
+        yield "FAILED" if found.failure else "PASSED"
 
-    return Outcome(found.to_dict(), text, FAILED if found.wrong else 0)
+    return Outcome(found.to_dict(), text, FAILED if found.failure else 0)
 
 
 COMMAND = Command(

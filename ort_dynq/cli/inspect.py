@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..rewriter import Report
     from ..rewriter.grouping import Group
 
-_OPSET = 21
+_OPSET, _OLDEST_OPSET = 21, 10
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,12 +64,11 @@ def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Itera
 
 
 def _body(name: str, opset: int) -> Outcome:
-    from ..operators import OPERATORS
+    from ..documentation import body_text
 
-    if name not in OPERATORS:
-        raise DynqError(f"there is no operator {name}, expected one of {', '.join(OPERATORS)}")
-    lines = filter(None, map(str.strip, OPERATORS[name].body(opset).splitlines()))
-    body = "\n".join(line if line in ("{", "}") else f"    {line}" for line in lines)
+    if opset < _OLDEST_OPSET:
+        raise DynqError(f"--opset is {opset}, expected {_OLDEST_OPSET} or newer: older ones have no QuantizeLinear")
+    body = body_text(name, opset)
     return Outcome({"operator": name, "opset": opset, "body": body}, lambda: [body])
 
 

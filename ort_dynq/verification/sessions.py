@@ -50,7 +50,9 @@ def open_session(
         register(options, backend)
     try:
         return runtime.open_session(model, options)
-    except DynqError:
+    except DynqError as error:
+        if backend == "extensions":  # onnxruntime's error, to which the backend has added advice
+            raise SessionError(message(error)) from error
         raise
     except Exception as error:
         if type(error).__name__ in _NOT_A_MODEL:

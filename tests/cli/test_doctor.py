@@ -26,12 +26,12 @@ def _defined() -> None:
 def run(capsys: pytest.CaptureFixture[str], status: int) -> Any:
     assert cli.main(["doctor", "--json"]) == status
     data = json.loads(capsys.readouterr().out)
-    assert data["well"] is (status == 0)
+    assert data["passed"] is (status == 0)
     return data
 
 
 def checks(data: Any) -> dict[str, bool]:
-    return {check["name"]: check["well"] for check in data["checks"]}
+    return {check["name"]: check["passed"] for check in data["checks"]}
 
 
 def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_incorrect_kernel_fails_the_self_test(
 
     monkeypatch.setattr(kernels, "run", wrong)
     data = run(capsys, 1)
-    assert [name for name, well in checks(data).items() if not well] == ["self-test portable"]
+    assert [name for name, passed in checks(data).items() if not passed] == ["self-test portable"]
     assert cli.main(["doctor"]) == 1
     *_, advice, last = capsys.readouterr().out.splitlines()
     assert advice.startswith(
@@ -95,7 +95,7 @@ def test_library_of_another_version_fails(capsys: pytest.CaptureFixture[str], mo
 
     monkeypatch.setitem(OPERATORS, "NewOperator", OPERATORS["DynamicQuantize"])
     data = run(capsys, 1)
-    (check,) = (check for check in data["checks"] if not check["well"])
+    (check,) = (check for check in data["checks"] if not check["passed"])
     assert check["name"] == "native library"
     assert "they differ in the operators NewOperator" in check["detail"]
 
@@ -111,13 +111,13 @@ def test_unknown_instruction_set_fails(capsys: pytest.CaptureFixture[str], monke
 
 def test_old_onnxruntime_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "__version__", "1.19.2")
-    wrong = doctor.examine().wrong
-    assert wrong is not None
-    assert (wrong.name, wrong.detail) == ("onnxruntime", "1.19.2, expected 1.20 or newer")
+    failure = doctor.examine().failure
+    assert failure is not None
+    assert (failure.name, failure.detail) == ("onnxruntime", "1.19.2, expected 1.20 or newer")
 
 
 def test_incorrect_result_of_a_session_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "run", lambda *_, **__: [np.zeros(50, np.uint8)])
-    wrong = doctor.examine().wrong
-    assert wrong is not None
-    assert wrong.name == "backend native"
+    failure = doctor.examine().failure
+    assert failure is not None
+    assert failure.name == "backend native"

@@ -63,10 +63,8 @@ def test_version(wheel: Path, tmp_path: Path) -> None:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
         library = ctypes.CDLL(archive.extract("ort_dynq/libort_dynq.so", tmp_path))
-    assert metadata["Version"] == ort_dynq.__version__
-    if "ort_dynq_version" in (ROOT / "ops" / "c_api.h").read_text():
-        library.ort_dynq_version.restype = ctypes.c_char_p
-        assert library.ort_dynq_version().decode() == ort_dynq.__version__
+    library.ort_dynq_version.restype = ctypes.c_char_p
+    assert metadata["Version"] == ort_dynq.__version__ == library.ort_dynq_version().decode()
     urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
     assert {"Homepage", "Documentation", "Issues", "Changelog"} <= {*urls}
 
