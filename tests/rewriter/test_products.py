@@ -560,3 +560,30 @@ def activations_of(model: onnx.ModelProto) -> set[int]:
             given = {attribute.name: attribute.i for attribute in source.attribute}
             types.add(given["to"] if source.op_type == "Cast" else given["output_dtype"])
     return types
+
+
+@pytest.mark.parametrize(
+    ("node", "zero_point"),
+    [
+        ("AffineFakeQuantize", True),
+        ("DynamicFakeQuantize", True),
+        ("DynamicDequantize", True),
+        ("DynamicDequantize", False),
+    ],
+)
+def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
+    """A model written by hand may omit attributes, and the zero point of DynamicDequantize."""
+    kind = "int8" if node == "DynamicDequantize" else "float"
+    given = "(x, s, z)" if zero_point else "(x, s)"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18, "ort_dynq": 1]> g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
+        <int8 z = {{3}}> {{ dx = ort_dynq.{node}{given} y = MatMul(dx, w) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS["folded"][1]["w"], "w"))
+    result = rewrite(model)
+    assert found(result.report) == (["AccumulatorDequantize"] if zero_point else [])
+    x = {
+        "x": np.random.default_rng(0).integers(-100, 100, (7, K)).astype(np.int8 if kind == "int8" else F),
+        "s": np.array(0.5, F),
+    }
+    expected, actual = (make_session(each, "native").run(None, x)[0] for each in (model, result.to_proto()))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

@@ -7,6 +7,7 @@ import math
 import onnx_ir as ir
 
 from .ort_fusions import code_type, is_next_to_fused
+from .values import attributes_of
 
 FEWEST_ELEMENTS = 2048
 """A tensor with fewer elements gains nothing from a custom operator in place of one vectorized node: a call costs
@@ -55,7 +56,7 @@ def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:
         columns: The number of output channels.
     """
     x = source.inputs[0]
-    if source.op_type != "DynamicFakeQuantize" or source.attributes["qtype"].as_string() != "per_channel":
+    if source.op_type != "DynamicFakeQuantize" or attributes_of(source)["qtype"] != "per_channel":
         return False
     if x is None or x.shape is None or not x.shape.is_static():
         return False

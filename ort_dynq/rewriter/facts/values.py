@@ -9,6 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ...operators import OPERATORS
 
 CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
@@ -47,6 +48,12 @@ def integer(node: ir.Node, name: str, default: int) -> int | None:
     if attribute is None:
         return default
     return None if attribute.is_ref() else attribute.as_int()
+
+
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """Returns the attributes of a call of one of ort_dynq's operators by name, defaults included."""
+    defaults = {attribute.name: attribute.default for attribute in OPERATORS[node.op_type].attributes}
+    return defaults | {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 def is_given_by_caller(value: ir.Value | None) -> bool:
