@@ -368,8 +368,8 @@ def test_unknown_rank_loads_and_runs(backend: str) -> None:
               floats = ort_dynq.DynamicDequantize(codes, scales)
               dst = Transpose<perm = [1, 0]>(floats)"""
     model = parse("float[] src, float[] scales", "float[] dst", body)
-    for optimised in (False, True):
-        session = make_session(handwritten(model, backend), backend, optimised=optimised)
+    for optimize in (False, True):
+        session = make_session(handwritten(model, backend), backend, optimize=optimize)
         dst = session.run(None, {"src": np.float32([[1, 2, 3]]), "scales": np.float32([1])})[0]
         assert_same(dst, np.float32([[1], [2], [3]]))
 
@@ -383,8 +383,8 @@ def test_dimensions_without_names_load_and_run(backend: str) -> None:
     for dim in model.graph.input[0].type.tensor_type.shape.dim:
         dim.Clear()
     feeds = {"src": np.float32([[1, 2, 3]]), "scales": np.float32([1]), "weights": np.ones((3, 2), np.float32)}
-    for optimised in (False, True):
-        session = make_session(handwritten(model, backend), backend, optimised=optimised)
+    for optimize in (False, True):
+        session = make_session(handwritten(model, backend), backend, optimize=optimize)
         assert_same(session.run(None, feeds)[0], np.float32([[6, 6]]))
 
 

@@ -250,9 +250,9 @@ def test_what_survives(name: str) -> None:
 
 
 @models
-def test_default_optimisations(backend: str, name: str) -> None:
+def test_default_optimization_level(backend: str, name: str) -> None:
     """Checks types and shapes only: ONNX Runtime's fusions round otherwise."""
-    session = make_session(rewritten(name)[1], backend, optimised=True)
+    session = make_session(rewritten(name)[1], backend, optimize=True)
     for inputs, outputs in data_sets(name):
         for array, expected in zip(session.run(list(outputs), inputs), outputs.values(), strict=True):
             assert np.asarray(array).dtype == expected.dtype

@@ -151,7 +151,7 @@ def check_products(model: onnx.ModelProto, x: dict[str, Array], products: Sequen
             assert ours.dtype == F
             bound = np.maximum(floor.reshape(ours.shape), np.abs(given[name] - shaped))
             assert (np.abs(ours - shaped) <= bound).all()
-    make_session(converted, "native", optimised=True).run(None, x)
+    make_session(converted, "native", optimize=True).run(None, x)
     return result.report
 
 
@@ -497,7 +497,7 @@ def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) ->
     report = check_products(model, x)
     assert "AccumulatorDequantize" in found(report)
     plain = stock_session(model).run(None, x)[0]
-    ours = make_session(rewrite(model).to_proto(), "native", optimised=True).run(None, x)[0]
+    ours = make_session(rewrite(model).to_proto(), "native", optimize=True).run(None, x)[0]
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
 
 
