@@ -1,8 +1,9 @@
-"""Chains of primitive operators: every form of the union of patterns in models/README.md, and near misses.
+"""Chains of primitive operators: every form of the patterns in models/README.md, near misses, and mutated models.
 
-Whatever the rewriter makes of a model, the outputs are those of the original bit for bit, with the plugin and without
-it. Rows with a NaN are left to the function's body: where in a row ONNX Runtime's own ReduceMax meets one decides
-whether it keeps it.
+The outputs of every rewritten model equal the original's bit for bit, with the plugin and without it. Rows with a NaN
+are compared without the plugin only: whether ONNX Runtime's ReduceMax keeps a NaN depends on its position in the row.
+
+More than 450 lines: the tests share the data, the comparison and the text of the chains.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ SYMMETRIC = ("abs", "two_neg", "two_abs", "larger")
 
 
 def is_form(form: dict[str, str]) -> bool:
-    """Returns whether there is such a chain."""
+    """Returns whether these choices form a valid chain."""
     symmetric, zero = form["range"] in SYMMETRIC, form["zero"]
     return not (
         (symmetric and zero not in ("none", "constant"))
@@ -202,7 +203,7 @@ def test_form(form: dict[str, str]) -> None:
     assert found(report) == ([expected(form)] if expected(form) else []), [f.reason for f in report.left]
 
 
-# Wrong conversions of the past
+# Conversions that were wrong in earlier versions
 
 SYMMETRIC_BODY = """a = Abs(x) m = ReduceMax<keepdims = {keep}>(a, one) s = Div(m, c127) {align}
     d = Div(x, {s}) r = Round(d) y = Mul(r, {s})"""
@@ -318,7 +319,7 @@ def test_negative_zero() -> None:
 
 
 def test_late_scale_and_early_zero_point() -> None:
-    """compressed-tensors' zero point follows from the scale before its epsilon, and may be used before that."""
+    """compressed-tensors computes the zero point from the scale before its epsilon, and may use it before the scale."""
     body = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
         s0 = Div(w, c255) t = Div(mn, s0) o = Sub(low, t) c = Clip(o, low, high) z0 = Round(c) z = Cast<to = 3>(z0)
         copied = Cast<to = 6>(z) e = Equal(s0, zero) s = Where(e, eps, s0) d = Div(x, s) zf = Cast<to = 1>(z)
@@ -327,7 +328,7 @@ def test_late_scale_and_early_zero_point() -> None:
     assert found(report) == ["DynamicRangeFakeQuantize"]
 
 
-def test_copy_of_x_behind_its_range() -> None:
+def test_copy_of_x_that_is_computed_after_its_range() -> None:
     body = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) copy = Identity(x) d = Div(copy, s) r = Round(d)
         y = Mul(r, s)"""
     assert found(check(parse(body), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]
@@ -379,7 +380,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("outside", range(len(PARTS) + 1))
-def test_chain_that_begins_around_a_branch(outside: int) -> None:
+def test_chain_across_the_boundary_of_a_branch(outside: int) -> None:
     """The chain is in the outer graph, in the branch, or in both."""
     body = "yes = Constant<value = bool {1}>() " + " ".join(PARTS[:outside])
     model = parse(body + IF.format(" ".join([*PARTS[outside:], "inner = Mul(c, s)"])), inputs="float[9, 33] x")
@@ -388,8 +389,8 @@ def test_chain_that_begins_around_a_branch(outside: int) -> None:
         assert found(report) == ["DynamicRangeFakeQuantize"]
 
 
-def test_names_of_a_branch_are_not_those_around_it() -> None:
-    """Names in a branch must differ from those around it, also from new ones."""
+def test_names_in_a_branch_differ_from_those_outside() -> None:
+    """Names in a branch must differ from those of the outer graph, also from new ones."""
     body = """yes = Constant<value = bool {1}>() val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
         d = Div(x, val_2) r = Round(d) q = Clip(r, low, high) val_3 = Mul(q, val_2)"""
     inner = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) e = Div(x, s) w = Round(e) v = Mul(w, s)
@@ -427,7 +428,7 @@ MEANT = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) m
     real = Cast<to = 1>(q) b = Sub(real, zf) y = Mul(b, s)"""
 
 
-def test_what_the_near_misses_miss() -> None:
+def test_the_chain_of_the_near_misses_is_converted() -> None:
     assert found(check(parse(MEANT), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]
 
 
@@ -455,7 +456,7 @@ def test_what_the_near_misses_miss() -> None:
     ],
 )
 def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None) -> None:
-    """A near miss keeps its results, as another operator or as it is, and the reason names the difference."""
+    """A near miss becomes another operator or is left. It keeps its results, and the reason names the difference."""
     assert MEANT.count(old) == 1
     report = check(parse(MEANT.replace(old, new)), {"x": rows((9, 33))})
     assert found(report) == operators_
@@ -537,7 +538,7 @@ def test_one_more_consumer(name: str) -> None:
         converted = rewrite(changed, exact=True).to_proto()
         session = make_session(converted, "native") if i % 4 else stock_session(converted)
         names = [output.name for output in session.get_outputs()]
-        if is_half:  # ONNX Runtime takes Casts to float16 and back away, unless somebody looks at what is between
+        if is_half:  # ONNX Runtime removes Casts to float16 and back if nothing else uses the value
             wanted = dict(zip(names, stock_session(changed).run(None, inputs), strict=True))
         assert names == [output.name for output in changed.graph.output]
         for output, actual in zip(names, session.run(None, inputs), strict=True):
@@ -550,7 +551,7 @@ def test_one_more_consumer(name: str) -> None:
 def test_identities_between_all_nodes(name: str) -> None:
     model = onnx.load(MODELS / name / "model.onnx")
     outputs = {output.name for output in model.graph.output}
-    # ONNX's shape inference follows no computed shape through an Identity; here nothing else tells the scales' shapes.
+    # ONNX's shape inference loses computed shapes at an Identity, and this model declares no shapes of its scales.
     direct = {"Constant", "Shape", "Concat"} if name == "encoder_torchao" else {"Constant"}
     nodes = []
     for node in model.graph.node:
@@ -592,13 +593,13 @@ def test_constants_of_another_rank(name: str, rank: int) -> None:
         output.type.tensor_type.ClearField("shape")
     try:
         stock_session(model).run(None, inputs_of(name))
-    except Exception:  # a scale of rank 3 is none for QuantizeLinear
+    except Exception:  # QuantizeLinear does not accept a scale of rank 3
         return
     check(model, inputs_of(name))
     check_products(model, inputs_of(name))
 
 
-def test_what_an_extra_consumer_leaves() -> None:
+def test_operators_with_one_more_consumer() -> None:
     """Scale and codes are outputs of the operator. A value between rounding and codes is not: its chain stays."""
     for value, operators_ in {
         "w": ["DynamicRangeFakeQuantize"],
@@ -654,6 +655,6 @@ def test_time_is_linear() -> None:
         ("functions", "the bounds of the codes are given by the function's caller"),
     ],
 )
-def test_why_a_model_is_left(name: str, reason: str) -> None:
+def test_reason_why_a_model_is_left(name: str, reason: str) -> None:
     report = rewrite(MODELS / name / "model.onnx").report
     assert [finding.reason for finding in report.left] == [reason]

@@ -1,7 +1,9 @@
-"""What facts/ort_fusions.py says about fusions is what the installed ONNX Runtime does, node by node.
+"""facts/ort_fusions.py predicts, node by node, what the installed ONNX Runtime fuses.
 
 Each case is a small model in ONNX's text form. The tests ask stock ONNX Runtime, at its default level, which of the
 model's QuantizeLinear and DequantizeLinear nodes are left, and compare the results with those without optimizations.
+
+More than 450 lines: most of them are the list of cases.
 """
 
 import re
@@ -31,7 +33,7 @@ class Case:
     init: str = ""
     opset: int = 17
     kernel: str = ""  # the fused kernel that must (or, if empty, need not) be there
-    since: tuple[int, int] = (1, 20)  # ONNX Runtime 1.20.1 differs where this says (1, 31); none in between was tried
+    since: tuple[int, int] = (1, 20)  # (1, 31): ONNX Runtime 1.20.1 differs
 
     def model(self) -> onnx.ModelProto:
         head = f'<ir_version: {10 if self.opset >= 21 else 8}, opset_import: ["" : {self.opset}]>'
@@ -382,7 +384,7 @@ UNFUSED = [
     Case("MatMul f16", MATMUL, f"{A}, {B}".replace("float", "float16"), "float16[] y", opset=19),
 ]
 
-# Fused by ONNX Runtime, and wrong: the nodes are converted, which mends the model.
+# Fused by ONNX Runtime, and wrong: the nodes are converted, which repairs the model.
 SQUARE, ROW = codes("b", "int8", "16,16"), "<axis = 0>"
 WRONG = [
     *(Case(f"{op} scale [1]", **binary(op, "uint8", "1")) for op in ("Add(af, bf)", "Mul(af, bf)")),
@@ -524,9 +526,9 @@ def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(f.astype(np.float64), e.astype(np.float64), rtol=0, atol=tolerance)
 
 
-def kept(case: Case, optimized: onnx.ModelProto) -> set[str]:
+def kept(case: Case, result: onnx.ModelProto) -> set[str]:
     """Returns the Q and DQ nodes that ONNX Runtime left, except those followed by a Transpose and an inserted Q."""
-    own, nodes = {n.name for n in case.model().graph.node}, optimized.graph.node
+    own, nodes = {n.name for n in case.model().graph.node}, result.graph.node
     inserted = {n.input[0] for n in nodes if n.op_type == "QuantizeLinear" and n.name not in own}
     moved = {n.input[0] for n in nodes if n.op_type == "Transpose" and n.output[0] in inserted}
     return {n.name for n in nodes if n.op_type in QDQ and n.output[0] not in moved}

@@ -1,8 +1,10 @@
 """Matrix products: which ones become integer products, their results, and which ones are left.
 
-What was an integer product keeps its bits. What was a product of floats is compared with float64, on the activations
-and weights of the original model: the sum of integers is exact, so that four roundings are left, where the original
-adds up K rounded products.
+Integer products of the original keep their bits. Float products are compared with float64, on the activations and
+weights of the original model: the sum of integers is exact, so the result has four roundings, where the original adds
+K rounded products.
+
+More than 450 lines: the tests build their models from the chains and weights at the beginning of the file.
 """
 
 from __future__ import annotations
@@ -218,7 +220,7 @@ def test_bias_and_glue(activation: str, product: str, bias: str) -> None:
         ),
     ],
 )
-def test_a_scale_behind_the_product(body: str, tail: str) -> None:
+def test_a_scale_after_the_product(body: str, tail: str) -> None:
     """The float product of the codes is exact here: K is small."""
     weights = {"w": codes_of().astype(F), "ws": scales_of(), "b": np.linspace(-3, 3, N).astype(F)}
     model = model_of(symmetric() + body + tail, weights)
@@ -317,7 +319,7 @@ def test_codes_that_are_unsigned_by_hand(codes: str) -> None:
 
 
 @pytest.mark.parametrize("moves", ["Reshape(q, rows)", "Transpose<perm = [1, 0, 2]>(q)", "Identity(q)", "Neg(q)"])
-def test_codes_that_are_moved(moves: str) -> None:
+def test_codes_that_are_reshaped_or_transposed(moves: str) -> None:
     body = f"{symmetric()} q = Cast<to = 3>(c)\n q2 = {moves}\n i = MatMulInteger(q2, wq)\n y = Cast<to = 1>(i)"
     model = model_of(body, INTEGER_WEIGHTS)
     assert "MatMulInteger" in found(check(model, DATA))
@@ -355,7 +357,7 @@ def test_exact_products_do_not_saturate_on_older_cpus() -> None:
             assert numpy_helper.to_array(weights).dtype == dtype
 
 
-# What several products share, and what stays
+# Several uses of one activation, and weights that are no longer used
 
 
 def test_one_quantization_for_several_products() -> None:
@@ -368,7 +370,7 @@ def test_one_quantization_for_several_products() -> None:
     assert "DynamicRangeFakeQuantize" not in operators
 
 
-def test_another_use_of_the_activation_stays_as_it_is() -> None:
+def test_another_use_of_the_activation_keeps_the_floats() -> None:
     model = model_of(
         symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)\n n = Relu(dx)",
         WEIGHTS["folded"][1],
@@ -377,7 +379,7 @@ def test_another_use_of_the_activation_stays_as_it_is() -> None:
     assert found(check_products(model, DATA)) == ["AccumulatorDequantize", "DynamicRangeFakeQuantize"]
 
 
-def test_float_weights_do_not_stay_behind() -> None:
+def test_unused_float_weights_are_removed() -> None:
     model = model_of(symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)", WEIGHTS["folded"][1])
     converted = rewrite(model).to_proto()
     assert "w" not in {tensor.name for tensor in converted.graph.initializer}
@@ -510,7 +512,7 @@ def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
     x = np.abs(rows((rows_, K), seed=3))
     report = check_products(model, {"x": np.where(np.isfinite(x), x, F(1))})
     assert ("AccumulatorDequantize" in found(report)) != is_left
-    assert any("so small" in finding.reason for finding in report.left) == is_left
+    assert any("too small" in finding.reason for finding in report.left) == is_left
 
 
 def test_weights_that_stay_float_are_folded() -> None:

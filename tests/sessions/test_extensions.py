@@ -1,4 +1,7 @@
-"""The backend extensions: all operators, results without Python lists, errors, and both backends together."""
+"""The backend extensions: all operators, results without Python lists, errors, and both backends together.
+
+More than 450 lines: the tests share the models and the start of new processes, in which no operator is defined yet.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Activations:
         before = reshape.inputs[0]
         lengths = [each.shape[-1] if each is not None and each.shape else None for each in (before, value)]
         if value.shape is None or len(value.shape) != 2 or lengths != [depth, depth]:
-            raise Left("the activation is reshaped otherwise than from rows to rows")
+            raise Left("the activation is reshaped so that its rows change")
         activation = self._of_source(source, context, edit)
         rows = edit.add_constant(np.array([-1, 1]), before=reshape, origin=source)
 

@@ -1,4 +1,4 @@
-"""The nodes behind a product of codes, which turn its int32 sums into floats: they become AccumulatorDequantize."""
+"""The nodes after a product of codes, which turn its int32 sums into floats: they become AccumulatorDequantize."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Tail:
         return node
 
     def take_bias(self, columns: int, facts: Facts) -> None:
-        """Moves `last` behind an Add of a bias, if one follows."""
+        """Moves `last` past an Add of a bias, if one follows."""
         use = only_use(self.last)
         if use is None or use.node.op_type != "Add":
             return

@@ -81,7 +81,7 @@ class UnsignedCodes:
                 self._unsigned[old] = output
 
     def _shift_by_nodes(self, value: ir.Value, edit: Edit) -> None:
-        """Inserts primitive operators behind the node, or at the start of the graph, that provides the codes."""
+        """Inserts primitive operators after the node that provides the codes, or at the start of the graph."""
         half = constant(np.array(128, np.int32))
         wide = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
         shifted = ir.node("Add", [wide.outputs[0], half.outputs[0]])

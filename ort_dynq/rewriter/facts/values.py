@@ -29,7 +29,7 @@ class Use(NamedTuple):
 
 
 def only_use(value: ir.Value) -> Use | None:
-    """Returns the only use of a node's output, behind any Identity, by a standard operator of the same graph."""
+    """Returns the only use of a node's output, after any Identity, by a standard operator of the same graph."""
     while True:
         uses, producer = value.uses(), value.producer()
         if len(uses) != 1 or value.is_graph_output() or producer is None:
@@ -70,7 +70,7 @@ def cast_to(node: ir.Node) -> ir.DataType:
 
 
 def skip_identity(value: ir.Value) -> ir.Value:
-    """Returns the value that `value` is a copy of, behind any Identity and Cast from float32 to float32."""
+    """Returns the value that `value` is a copy of, before any Identity and Cast from float32 to float32."""
     while True:
         node = producer_of(value, "Identity", "Cast")
         source = None if node is None else node.inputs[0]

@@ -1,5 +1,7 @@
 """The rules for quantization written with primitive operators: Div, Round, Add, Clip, Cast, Mul.
 
+torch, torchao, compressed-tensors, BitNet and SmoothQuant export such chains.
+
 range, scale, zero point, quantize                  -> DynamicRangeQuantize
 range, scale, zero point, quantize, dequantize      -> DynamicRangeFakeQuantize
 quantize                                            -> AffineQuantize
