@@ -81,6 +81,13 @@ REDUCE = {13: "Reduce{0}<axes = [-1], keepdims = {2}>({1})", 18: "Reduce{0}<keep
 """The text of a reduction over the last dimension, by opset. Its fields are the kind, the value and keepdims."""
 
 
+WHOLE_CHAIN = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
+    s = Div(w, c255) n = Neg(mn) t = Div(n, s) rt = Round(t) zc = Clip(rt, zero, c255) z = Cast<to = 2>(zc)
+    zf = Cast<to = 1>(z) d = Div(x, s) rd = Round(d) a = Add(rd, zf) c = Clip(a, zero, c255) q = Cast<to = 2>(c)
+    real = Cast<to = 1>(q) b = Sub(real, zf) y = Mul(b, s)"""
+"""A whole asymmetric chain from x to y, as the nodes of :func:`parse`."""
+
+
 def parse(body: str, *, opset: int = 18, inputs: str = "float[N, K] x", outputs: str = "float[] y") -> onnx.ModelProto:
     """Returns a model of these nodes. The constant `one` is [-1]; c127, c255, zero and the like are scalars."""
     constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5, "one_255th": 1 / 255}
