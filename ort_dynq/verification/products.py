@@ -254,7 +254,7 @@ def _run_b(
     known: Mapping[str, Array],
     backend: Backend,
 ) -> list[Array]:
-    """Returns the products' results, then the outputs of B that are neither such a result nor a foreign value.
+    """Returns the products' results, then the other outputs of B, without foreign values.
 
     Nodes that use a product's result or a foreign value use A's value, which becomes an input.
     """

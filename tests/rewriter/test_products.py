@@ -390,13 +390,13 @@ def test_unused_float_weights_are_removed() -> None:
 
 LEFT = {
     "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
-    "Gemm transposes": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
+    "transA, alpha or beta of the Gemm": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
     "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),
     "bias is not one": (
         "d2 = Reshape(dx, rows)\n y = Gemm(d2, w, b)",
         WEIGHTS["folded"][1] | {"b": np.ones((14, 1), F)},
     ),
-    "reshaped otherwise": (
+    "reshaped so that its rows change": (
         "d2 = Reshape(dx, flat)\n y = MatMul(d2, w)",
         WEIGHTS["folded"][1] | {"flat": np.array([-1, 1, K])},
     ),
@@ -447,7 +447,7 @@ def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
     model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
     report = check(model, DATA, exact=False)
     assert "AccumulatorDequantize" not in found(report)
-    assert any("one for each row" in finding.reason for finding in report.left)
+    assert any("one scale for each row" in finding.reason for finding in report.left)
 
 
 def test_convolutions_are_left_alone() -> None:

@@ -37,7 +37,7 @@ _FEWEST_INPUTS = {  # a model written by hand may omit optional ones; then its p
     "AffineDequantize": 3,
     "DynamicDequantize": 3,
 }
-_NO_SCALE_OF_ROWS = "the scale is not known to be one for each row of the activation"
+_NO_SCALE_OF_ROWS = "the activation is not known to have one scale for each row"
 _OTHER_ZERO_POINT = "the zero point is of another type than the codes"
 
 

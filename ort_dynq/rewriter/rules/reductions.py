@@ -100,7 +100,7 @@ def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
 
 
 def _reduction(node: ir.Node) -> _Reduction | None:
-    """Returns the reduction; None if its dimensions are not known, or neither they nor the others are a run."""
+    """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
     x, axes, keepdims = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
     if x is None or axes is None or keepdims is None or node.domain not in STANDARD_DOMAINS:
         return None
