@@ -132,7 +132,11 @@ def _serialize(model: onnx.ModelProto) -> bytes:
 def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
     import onnx_ir as ir
 
-    for graph in model.graphs():
+    from .graphs import graphs
+
+    for _, graph in graphs(model):
+        if not isinstance(graph, ir.Graph):
+            continue
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 yield value, value.const_value
