@@ -390,7 +390,7 @@ def test_unused_float_weights_are_removed() -> None:
 
 LEFT = {
     "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
-    "transA, alpha or beta of the Gemm": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
+    "transA, alpha or beta": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
     "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),
     "bias is not one": (
         "d2 = Reshape(dx, rows)\n y = Gemm(d2, w, b)",
