@@ -279,7 +279,8 @@ struct CustomOp : OrtCustomOp {
 OrtCustomOpDomain* domain(const OrtApi* api, bool has_shape_reference) {
   static std::mutex mutex;
   static OrtCustomOpDomain* made = nullptr;
-  static std::deque<CustomOp> ops;
+  // Never destroyed: a session that is a global variable of the program may be destroyed after the library's own.
+  static auto& ops = *new std::deque<CustomOp>;
   const std::lock_guard<std::mutex> lock(mutex);
   if (made != nullptr) return made;
   OrtCustomOpDomain* fresh = nullptr;

@@ -45,18 +45,22 @@ def get_library_path() -> str:
     The library is not loaded.
 
     Raises:
-        DynqError: There is no library, or the only one belongs to an installed distribution of another version.
+        DynqError: There is no library, or only libraries of installed distributions of other versions.
     """
     name = _NAMES.get(sys.platform, "libort_dynq.so")
     beside = _PACKAGE / name
     if beside.is_file():
         return str(beside)
+    others = []
     for distribution in importlib.metadata.distributions(name="ort_dynq"):
         for file in distribution.files or ():
             path = Path(str(distribution.locate_file(file)))
             if file.name == name and path.is_file():
-                _check_version(distribution.version, path)
-                return str(path)
+                if distribution.version == __version__:
+                    return str(path)
+                others.append((distribution.version, path))
+    for version, path in others:
+        _check_version(version, path)
     raise DynqError(
         f"ort_dynq {__version__} was imported from {_PACKAGE}, which has no {name}, and no installed distribution of "
         "ort_dynq has one; run `pip install .` in the source folder"

@@ -40,7 +40,7 @@ class Reduce : public Node {
     const int64_t rank = static_cast<int64_t>(src.shape.rank);
     if (axis_ < -rank || axis_ > rank) fail("axis", axis_, -rank, rank, src.shape);
     const int64_t begin = axis_ < 0 ? axis_ + rank : axis_;
-    if (count_ < 0 || begin + count_ > rank) fail("count", count_, 0, rank - begin, src.shape);
+    if (count_ < 0 || count_ > rank - begin) fail("count", count_, 0, rank - begin, src.shape);
     Shape shape;
     int64_t sizes[3] = {1, 1, 1};  // elements before, within and after the `count` dimensions
     for (int64_t i = 0; i < rank; ++i) {

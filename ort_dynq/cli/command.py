@@ -68,6 +68,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     # Warnings of the libraries would be further lines on stderr.
     logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
     warnings.simplefilter("ignore")
+    if sys.stdout is None:  # the process was started without one
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         arguments = parser.parse_args(argv)
         if not hasattr(arguments, "run"):
@@ -75,7 +77,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             status = 0
         else:
             outcome = arguments.run(arguments)
-            print(json.dumps(outcome.data, indent=2, allow_nan=False) if arguments.json else rendered(outcome.text()))
+            _print(outcome, as_json=arguments.json)
             status = outcome.status
         sys.stdout.flush()
     except DynqError as error:
@@ -84,9 +86,30 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
+        _discard_stdout()
         return BROKEN_PIPE
     return int(status)
+
+
+def _print(outcome: Outcome, *, as_json: bool) -> None:
+    """Prints an outcome.
+
+    Raises:
+        BrokenPipeError: The reader of stdout is gone.
+        DynqError: stdout cannot be written: its disk is full.
+    """
+    try:
+        print(json.dumps(outcome.data, indent=2, allow_nan=False) if as_json else rendered(outcome.text()), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_stdout()
+        raise DynqError(f"stdout cannot be written: {error.strerror}") from error
+
+
+def _discard_stdout() -> None:
+    """Redirects stdout to the null device: the interpreter flushes it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

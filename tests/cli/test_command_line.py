@@ -66,6 +66,21 @@ def test_closed_stdout_exits_with_141(folder: Path) -> None:
     assert (stopped.returncode, stopped.stderr) == (141, "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device without space")
+@pytest.mark.parametrize("arguments", [("inspect", "model.onnx"), ("inspect", "model.onnx", "--json")])
+def test_stdout_on_a_full_disk(folder: Path, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        stopped = run(*arguments, stdout=full.fileno())
+    assert stopped.returncode == 2
+    assert stopped.stderr == "ort-dynq: error: stdout cannot be written: No space left on device\n"
+
+
+def test_a_process_without_stdout_prints_nothing(folder: Path) -> None:
+    command = ["sh", "-c", f"{sys.executable} -m ort_dynq inspect model.onnx >&-"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_importing_the_command_line_loads_no_large_package() -> None:
     code = "import sys; from ort_dynq import cli; print({'numpy', 'onnx', 'onnxruntime', 'rich'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -217,7 +217,17 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, 
             yield [(2,), (9,), ()], {"axis": axis}, [(2, 4, 3), (9,), ()]
         return
     if "reduce_others" in names:
-        for axis, axes in ((3, 1), (-4, 1), (2**62, 1), (1, 3), (0, 4), (0, -1), (-1, 2), (-(2**63), 1)):
+        for axis, axes in (
+            (3, 1),
+            (-4, 1),
+            (2**62, 1),
+            (1, 3),
+            (0, 4),
+            (0, -1),
+            (-1, 2),
+            (1, 2**63 - 1),
+            (-(2**63), 1),
+        ):
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
         return
     if count == 1:  # every shape is valid

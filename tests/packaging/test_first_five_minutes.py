@@ -148,6 +148,20 @@ def test_the_installed_library_is_of_another_version(clone: Path, tmp_path: Path
     assert message(tmp_path, REGISTER) == other_version(package, library)
 
 
+def test_another_installed_library_is_of_another_version(clone: Path, tmp_path: Path) -> None:
+    """The first distribution that Python finds is not the one to use, if another one has the package's version."""
+    stale = tmp_path / "stale"
+    for name, content in {
+        "ort_dynq/libort_dynq.so": "",
+        "ort_dynq-0.0.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: ort_dynq\nVersion: 0.0.1\n",
+        "ort_dynq-0.0.1.dist-info/RECORD": "ort_dynq/libort_dynq.so,,\n",
+    }.items():
+        (stale / name).parent.mkdir(parents=True, exist_ok=True)
+        (stale / name).write_text(content)
+    where = f"import sys; sys.path.insert(1, {str(stale)!r}); {WHERE}"
+    assert python(clone, "-c", where).splitlines() == python(clone, "-c", WHERE).splitlines()
+
+
 def test_the_library_beside_the_package_is_of_another_version(clone: Path, tmp_path: Path) -> None:
     """An old build in the source folder: the library itself says its version when it is loaded."""
     package, library = changed_version(clone, tmp_path)

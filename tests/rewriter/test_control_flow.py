@@ -134,3 +134,39 @@ def test_weights_that_two_branches_share() -> None:
         feeds = {"x": rows((9, 6))[:4], "s": np.full(6, 0.1, F), "yes": np.array(yes)}
         assert check(model, feeds, exact=False) == ["Constant", "DynamicFakeQuantize", "DynamicFakeQuantize"]
         assert check(model, feeds) == ["DynamicDequantize", "DynamicFakeQuantize", "DynamicFakeQuantize"]
+
+
+def nested(count: int, *, callers_first: bool) -> onnx.ModelProto:
+    """A model whose functions f0 to f<count - 1> each call the next one; the last one has a chain."""
+    last = chain("x", "y").replace("s = Div(m, c127)", "s0 = Div(m, c127) s = Mul(s0, gain)")
+    texts = [f"f{i} (x, gain) => (y) {{ n = Neg(x) y = own.f{i + 1}(n, gain) }}" for i in range(count - 1)]
+    constants = "one = Constant<value_ints = [-1]>()" + "".join(
+        f" {name} = Constant<value_float = {number}>()" for name, number in (("c127", 127.0), ("low", -128.0))
+    )
+    texts.append(f"f{count - 1} (x, gain) => (y) {{ {constants} high = Identity(c127) {last} }}")
+    imports = '<domain: "own", opset_import: ["": 18, "own": 1]>'
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18, "own": 1]> g (float[N, 33] x, float[1] gain) => (float[N, M] y)
+        {{ y = own.f0(x, gain) }} {" ".join(f"{imports} {text}" for text in texts[:: 1 if callers_first else -1])}""")
+    onnx.checker.check_model(model)
+    return model
+
+
+@pytest.mark.parametrize("callers_first", [True, False])
+def test_functions_that_call_functions(callers_first: bool) -> None:
+    """The shape of gain is known from the only call of f0, wherever it stands in the model."""
+    feeds = {"x": rows((9, 33)), "gain": np.array([1.5], F)}
+    assert check(nested(3, callers_first=callers_first), feeds) == ["AffineFakeQuantize"]
+
+
+@pytest.mark.parametrize("callers_first", [True, False])
+def test_shapes_are_inferred_once_in_each_function(callers_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of torch.onnx have hundreds of functions."""
+    infer, calls = onnx.shape_inference.infer_shapes, []
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *a, **k: (calls.append(1), infer(*a, **k))[1])
+    counts = []
+    for count in (2, 10):
+        calls.clear()
+        rewrite(nested(count, callers_first=callers_first))
+        counts.append(len(calls))
+    assert counts[1] - counts[0] == 8

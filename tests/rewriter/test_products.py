@@ -412,6 +412,22 @@ def test_left_alone(reason: str) -> None:
     assert [reason in finding.reason for finding in report.left] == [True]
 
 
+@pytest.mark.parametrize(
+    ("axes", "fits"), [([-1], True), ([-2, -1], False), ([-3, -2, -1], True), ([1, 2], False), ([2], True)]
+)
+@pytest.mark.parametrize("is_range", [True, False])
+def test_rows_that_are_reshaped_need_scales_of_their_own(axes: list[int], fits: bool, is_range: bool) -> None:
+    """One scale for each matrix [B, 1, 1] cannot become one for each row [B * M, 1] by a Reshape."""
+    chain = symmetric().replace("last", "axes")
+    if not is_range:
+        chain = chain.replace("s = Div(m0, c127)", "s0 = Div(m0, c127)\n s = Mul(s0, s0)")
+    body = chain + "dx = Mul(c, s)\n d2 = Reshape(dx, rows)\n y = MatMul(d2, w)"
+    model = model_of(body, WEIGHTS["folded"][1] | {"axes": np.array(axes)})
+    report = check_products(model, DATA)
+    assert ("AccumulatorDequantize" in found(report)) == fits
+    assert fits or ["reshaped" in finding.reason for finding in report.left] == [True]
+
+
 def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
     body = symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)"
     model = model_of(body, WEIGHTS["folded"][1])

@@ -106,6 +106,8 @@ class Activations:
         lengths = [each.shape[-1] if each is not None and each.shape else None for each in (before, value)]
         if value.shape is None or len(value.shape) != 2 or lengths != [depth, depth]:
             raise Left("the activation is reshaped so that its rows change")
+        if not _has_scale_of_each_row(source):
+            raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
         activation = self._of_source(source, context, edit)
         rows = edit.add_constant(np.array([-1, 1]), before=reshape, origin=source)
 
@@ -224,6 +226,23 @@ class Activations:
             else:
                 columns.append(edit.insert(ir.node("Unsqueeze", [value, axes]), before=source, origin=source))
         return columns[0], columns[1]
+
+
+def _has_scale_of_each_row(source: ir.Node) -> bool:
+    """Returns whether a dequantizer is known to have one scale for each row, or one for all.
+
+    Otherwise several rows may share one, as those of a matrix do. Its scales cannot be reshaped as its rows are.
+    """
+    x, attributes = source.inputs[0], _attributes(source)
+    if source.op_type == "Cast" or attributes.get("qtype") == "per_tensor":
+        return True
+    rank = None if x is None or x.shape is None else len(x.shape)
+    if source.op_type == "DynamicRangeFakeQuantize":
+        return attributes["axis"] in (-1, 0) or (rank is not None and attributes["axis"] in (-rank, rank - 1))
+    scale = source.inputs[1]
+    if x is None or scale is None:
+        return False
+    return rank == 2 or is_shape_of_rows(scale, x, is_shared=False)
 
 
 def _inputs(node: ir.Node, count: int) -> list[ir.Value]:

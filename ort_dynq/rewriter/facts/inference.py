@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
@@ -138,10 +139,21 @@ class Facts:
             for values, order in initializers:  # the pass moves large ones to the end
                 for name in order:
                     values.add(values.pop(name))
-        todo = functions(self.model)
-        for _ in range(len(todo)):  # a function may call another one
-            for function in todo:
-                _infer_function(function, self._calls[function.identifier()], data_prop)
+        for function in _callers_first(self.model):
+            _infer_function(function, self._calls[function.identifier()], data_prop)
+
+
+def _callers_first(model: ir.Model) -> list[ir.Function]:
+    """Returns the model-local functions; each one follows all functions that call it."""
+    callers: dict[ir.OperatorIdentifier, set[ir.OperatorIdentifier]] = {
+        function.identifier(): set() for function in functions(model)
+    }
+    for function in functions(model):
+        for _, graph in with_subgraphs(function):
+            for node in graph:
+                if (called := node.op_identifier()) in callers:
+                    callers[called].add(function.identifier())
+    return [model.functions[identifier] for identifier in graphlib.TopologicalSorter(callers).static_order()]
 
 
 def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:

@@ -71,8 +71,14 @@ def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
     return sum(not _is_equal(mine, its) for mine, its in zip(value.shape[:axis], x.shape[:axis], strict=True)) <= 1
 
 
-def is_shape_of_rows(value: ir.Value, x: ir.Value) -> bool:
-    """Returns whether `value` is known to have the leading dimensions of x, then 1; or one element."""
+def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) -> bool:
+    """Returns whether `value` is known to have the leading dimensions of x, then 1; or one element.
+
+    Args:
+        value: The numbers.
+        x: The tensor of the rows.
+        is_shared: Whether several rows may share a number, as those of a matrix do if there is one for each matrix.
+    """
     if value.shape is None:
         return False
     if all(dim == 1 for dim in value.shape):
@@ -80,7 +86,7 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value) -> bool:
     if x.shape is None or len(value.shape) != len(x.shape) or value.shape[-1] != 1:
         return False
     lead = next((i for i, pair in enumerate(zip(value.shape, x.shape, strict=True)) if not _is_equal(*pair)), 0)
-    return all(dim == 1 for dim in value.shape[lead:])
+    return (is_shared or lead == len(x.shape) - 1) and all(dim == 1 for dim in value.shape[lead:])
 
 
 def _is_shape_vector_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:

@@ -95,7 +95,9 @@ def _replace_dynamic_quantize_linear(node: ir.Node, context: Context) -> Edit | 
     quantizer = producer_of(node.inputs[0], "DynamicQuantizeLinear")
     if quantizer is None or quantizer.graph is not node.graph or quantizer.inputs[0] is None:
         return None
-    if list(node.inputs) != list(quantizer.outputs) or node.attributes.get_int("output_dtype", 1) != 1:
+    if list(node.inputs) != list(quantizer.outputs):
+        return None
+    if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
         return None
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in quantizer.outputs):
         return None
