@@ -220,7 +220,11 @@ def test_interrupt_leaves_no_files(tmp_path: Path) -> None:
     master, slave = os.openpty()
     command = [sys.executable, "-m", "ort_dynq", "report", str(ENCODER), "-o", str(tmp_path / "r.html")]
     with subprocess.Popen(
-        [*command, "--seconds", "600"], stdout=subprocess.PIPE, stderr=slave, env=environment
+        [*command, "--seconds", "600"],
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
     ) as program:
         os.close(slave)
         shown, end = "", time.monotonic() + 60
