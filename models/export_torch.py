@@ -1,4 +1,7 @@
-"""Writes models with the two exporters of torch.onnx.export: dynamo and TorchScript."""
+"""Writes models with the two exporters of torch.onnx.export: dynamo and TorchScript.
+
+More than 450 lines: the modules of all models, each a few lines, and the list of models.
+"""
 
 from __future__ import annotations
 

@@ -254,9 +254,9 @@ struct CustomOp : OrtCustomOp {
       const Type type = of(self).op.output_type(InferenceAttributes(api, context), types);
       const Type inferred = of(self).op.output_type(NoAttributes(), types);
       // The output gets the input's shape object, which includes symbolic dimensions, with its type changed for the
-      // call. ONNX Runtime represents unknown rank and rank 0 alike, so no shape is set for either; nor for a dimension
-      // that has neither length nor name, which ONNX Runtime would take for a length of -1. But a type cannot be set
-      // without a shape: if the type differs from the one that ONNX Runtime inferred, the shape is set in any case.
+      // call. ONNX Runtime represents unknown rank and rank 0 alike, so no shape is set for either. The same
+      // holds if a dimension has neither length nor name: ONNX Runtime would read a length of -1. But a type cannot be
+      // set without a shape: if the type differs from the one that ONNX Runtime inferred, the shape is set anyway.
       const bool has_shape = is_describable(api, src) || type != inferred;
       check(api, ort::SetTensorElementType(api, src, type));
       OrtStatus* status = nullptr;

@@ -1,7 +1,6 @@
 """Fast, exact dynamic quantization for ONNX Runtime on CPUs.
 
-Importing this package loads neither onnxruntime nor any graph library: each name below loads what it needs when it is
-first used.
+Importing this package does not load onnxruntime or a graph library. Each name below loads what it needs on first use.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def operators_page() -> str:
 
 
 def body_text(name: str, opset: int = 21) -> str:
-    """The function that an operator stands for in a rewritten model, in the text syntax of ``onnx.parser``.
+    """The function of an operator in a rewritten model, in the text syntax of ``onnx.parser``.
 
     Args:
         name: The operator's name.

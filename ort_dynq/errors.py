@@ -2,4 +2,4 @@
 
 
 class DynqError(Exception):
-    """A mistake that the caller can correct. The message says what was wrong, what was expected and what to do."""
+    """An error that the caller can correct. The message says what was wrong, what was expected and what to do."""

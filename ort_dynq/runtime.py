@@ -1,4 +1,7 @@
-"""Sessions of ONNX Runtime: session options, and opening a model in any form."""
+"""Opens sessions of ONNX Runtime: session options, and models in any form.
+
+Every session of this package is opened by :func:`open_session` or from :func:`openable`.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
 
 
 def config_entry(options: ort.SessionOptions, key: str) -> str:
-    """An entry of session options; empty if there is none."""
+    """An entry of session options; an empty string if it is not set."""
     try:
         return str(options.get_session_config_entry(key))
     except RuntimeError:
@@ -129,7 +132,11 @@ def _serialize(model: onnx.ModelProto) -> bytes:
 def _external(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
     import onnx_ir as ir
 
-    for graph in model.graphs():
+    from .graphs import graphs
+
+    for _, graph in graphs(model):
+        if not isinstance(graph, ir.Graph):
+            continue
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 yield value, value.const_value

@@ -1,4 +1,4 @@
-"""An InferenceSession that rewrites the model, then opens it."""
+"""The public class InferenceSession, which rewrites a model and opens it. runtime.py opens all other sessions."""
 
 from __future__ import annotations
 

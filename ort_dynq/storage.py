@@ -157,7 +157,7 @@ def _copy_beside(tensor: ir.ExternalTensor, folder: Path) -> None:
     source, target = Path(tensor.path), folder / tensor.location
     if target.exists():
         if not target.samefile(source) and not filecmp.cmp(source, target, shallow=False):
-            raise DynqError(f"{target} is in the way of the external data {source}; choose another folder")
+            raise DynqError(f"{target} exists and is not the external data {source}; choose another folder")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:

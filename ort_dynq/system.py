@@ -22,7 +22,7 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> tuple[str, ...]:
-    """The CPU's instruction set extensions that matter to ort_dynq, by the names of /proc/cpuinfo."""
+    """The CPU's instruction set extensions that ort_dynq and ONNX Runtime use, by the names of /proc/cpuinfo."""
     present = set(next(_cpuinfo("flags", "Features"), "").split())
     return tuple(feature for feature in _FEATURES if feature in present)
 

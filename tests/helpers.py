@@ -33,24 +33,24 @@ native_only = pytest.mark.parametrize("backend", ["native"])
 # Sessions
 
 
-def options(threads: int, optimised: bool) -> ort.SessionOptions:
+def options(threads: int, optimize: bool) -> ort.SessionOptions:
     """Options without logs, whose threads do not spin: spinning threads would block those of other sessions."""
     result = ort.SessionOptions()
     result.log_severity_level = 4
     result.intra_op_num_threads = threads
     result.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if not optimised:
+    if not optimize:
         result.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return result
 
 
 def make_session(
-    model: bytes | onnx.ModelProto, backend: str, *, optimised: bool = False, threads: int = 1
+    model: bytes | onnx.ModelProto, backend: str, *, optimize: bool = False, threads: int = 1
 ) -> ort.InferenceSession:
     """A session with ort_dynq's operators. Models from the rewriter must load without preparation."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
     return ort.InferenceSession(
-        content, ort_dynq.register(options(threads, optimised), backend), providers=["CPUExecutionProvider"]
+        content, ort_dynq.register(options(threads, optimize), backend), providers=["CPUExecutionProvider"]
     )
 
 
@@ -59,10 +59,10 @@ def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:
     return ort_dynq.ready_for_extensions(model).to_proto() if backend == "extensions" else model
 
 
-def stock_session(model: bytes | onnx.ModelProto, *, optimised: bool = False, threads: int = 1) -> ort.InferenceSession:
+def stock_session(model: bytes | onnx.ModelProto, *, optimize: bool = False, threads: int = 1) -> ort.InferenceSession:
     """A session of ONNX Runtime without ort_dynq."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
-    return ort.InferenceSession(content, options(threads, optimised), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(content, options(threads, optimize), providers=["CPUExecutionProvider"])
 
 
 def parse(inputs: str, outputs: str, body: str, *, opset: int = 21) -> onnx.ModelProto:

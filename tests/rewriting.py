@@ -78,7 +78,14 @@ def operators(model: onnx.ModelProto) -> dict[str, int]:
 # Models of one chain
 
 REDUCE = {13: "Reduce{0}<axes = [-1], keepdims = {2}>({1})", 18: "Reduce{0}<keepdims = {2}>({1}, one)"}
-"""The text of a reduction over the last dimension, by opset: of what kind, of what value, with what keepdims."""
+"""The text of a reduction over the last dimension, by opset. Its fields are the kind, the value and keepdims."""
+
+
+WHOLE_CHAIN = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
+    s = Div(w, c255) n = Neg(mn) t = Div(n, s) rt = Round(t) zc = Clip(rt, zero, c255) z = Cast<to = 2>(zc)
+    zf = Cast<to = 1>(z) d = Div(x, s) rd = Round(d) a = Add(rd, zf) c = Clip(a, zero, c255) q = Cast<to = 2>(c)
+    real = Cast<to = 1>(q) b = Sub(real, zf) y = Mul(b, s)"""
+"""A whole asymmetric chain from x to y, as the nodes of :func:`parse`."""
 
 
 def parse(body: str, *, opset: int = 18, inputs: str = "float[N, K] x", outputs: str = "float[] y") -> onnx.ModelProto:
@@ -171,7 +178,7 @@ def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
 
 
 def one_nan(values: Any) -> Array:
-    """Replaces every NaN by the same one: inf / inf is a negative NaN on x86, whose sign the kernels do not keep."""
+    """Replaces every NaN by the same one: inf / inf is a negative NaN on x86, and the kernels do not keep its sign."""
     array = np.asarray(values)
     return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 

@@ -6,13 +6,13 @@
 
 namespace dynq {
 
-// The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output are codes,
+// The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output has codes,
 // not dequantized codes.
 //
 //   scaling, rounding_order  the formulas of kernels.h
 //   quant_min, quant_max     codes are clipped to them, unless clip is 0
 //   code_type                the type that the chain casts codes to; float32: it does not
-//   output_dtype             the type of codes in the output; if it is not code_type, codes are moved by 128
+//   output_dtype             the type of codes in the output; if it is not code_type, codes are shifted by 128
 //   nan_code                 the code of NaN
 class AffineArithmetic {
  public:

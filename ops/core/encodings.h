@@ -1,5 +1,6 @@
 // The integers that attributes are encoded as. ort_dynq/operators/encodings.py has the same enumerations with the same
 // values, and explains each value. CodeType of encodings.py is `Type` in operator.h: both have ONNX's numbers.
+// attributes.cc has the names of the values and rejects other values.
 //
 // An enumeration that indexes a table of kernels has a constant beside it with the number of its values.
 // Files of one instruction set include this header (kernels/kernels.h), so it must define no function.

@@ -1,4 +1,4 @@
-// Eight lanes: AVX2 and FMA.
+// The vector type V of AVX2 and FMA: eight lanes. simd/ has the kernels, which are written for any V.
 // Compiler options for x86_64: -mavx2 -mfma
 #include <immintrin.h>
 

@@ -1,5 +1,6 @@
-// Sixteen lanes: AVX-512 F, BW, VL and DQ. Parts of a vector are masked: a tail takes one iteration.
+// The vector type V of AVX-512 F, BW, VL and DQ: sixteen lanes. simd/ has the kernels, which are written for any V.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512
+// A tail of a vector is masked, so it takes one iteration.
 #if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

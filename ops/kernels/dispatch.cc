@@ -10,10 +10,19 @@
 
 namespace dynq {
 
+// Best first; the portable kernels follow. To add an instruction set, write a file whose second line gives its compiler
+// options (as avx2.cc; the build reads them), and add its table here with the CPU's features that it needs.
 #ifdef ORT_DYNQ_X86
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
+#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                              \
+  X(kAvx512Kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&    \
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) \
+  X(kAvx2Kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#else
+#define ORT_DYNQ_INSTRUCTION_SETS(X)
 #endif
+
+#define ORT_DYNQ_DECLARE(table, is_supported) extern const KernelTable table;
+ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_DECLARE)
 
 namespace {
 
@@ -22,19 +31,9 @@ struct InstructionSet {
   bool (*supported)();
 };
 
-// Best first. To add an instruction set, write a file whose second line gives its compiler options (as avx2.cc; the
-// build reads them) and add its table here.
+#define ORT_DYNQ_ENTRY(table, is_supported) {&table, [] { return is_supported; }},
 const InstructionSet kInstructionSets[] = {
-#ifdef ORT_DYNQ_X86
-    {&kAvx512Kernels,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-     }},
-    {&kAvx2Kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
-#endif
-    {&portable_kernels(), [] { return true; }},
-};
+    ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_ENTRY){&portable_kernels(), [] { return true; }}};
 
 std::atomic<const KernelTable*> active{nullptr};
 

@@ -5,7 +5,7 @@
 // instruction set include this header and <immintrin.h> and nothing else: the linker could choose an inline function of
 // the standard library that was compiled for AVX-512 for the whole program.
 //
-// portable.cc is the definition of correct; every other kernel returns the same bits.
+// portable.cc defines the correct results; every other kernel returns the same bits.
 //
 //   quantize, kOnnx     saturate(round(x / scale) + zp)        divides, rounds half to even, adds integers
 //   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
@@ -112,8 +112,8 @@ struct AffineBlock : Extent {
   float code_offset;  // only if integer_codes
 };
 
-// For fake quantization per row without a clip: the caller has checked that every element is finite and no code meets
-// the clip, that scales are safe and that zero points are narrow integers.
+// For fake quantization per row without a clip: the caller has checked that every element is finite, that the clip
+// changes no code, that scales are safe and that zero points are narrow integers.
 struct BoundedBlock : Extent {
   const float* src;
   float* dst;

@@ -1,5 +1,5 @@
-// The definition of correct, in plain C++. Compilers vectorize the loops for the baseline of any CPU (these are the
-// kernels on ARM): no calls, no branches on data, conversions by arithmetic.
+// The reference kernels in plain C++, which define the correct results. Compilers vectorize the loops for the baseline
+// of any CPU (these are the kernels on ARM): no calls, no branches on data, conversions by arithmetic.
 #include "kernels/kernels.h"
 
 namespace dynq {

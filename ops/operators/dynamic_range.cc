@@ -1,5 +1,5 @@
 // DynamicRangeQuantize, DynamicRangeFakeQuantize: dynamic quantization in one pass. The range of a row gives its scale
-// and zero point, which quantize it (and dequantize it) while it is in the cache. The dimensions from `axis` on make a
+// and zero point, which quantize it (and dequantize it) while it is in the cache. The dimensions from `axis` on form a
 // row: axis -1 is per token, 0 is per tensor.
 //
 // DynamicQuantizeDequantizeLinear: the same for ONNX's DynamicQuantizeLinear followed by DequantizeLinear.
@@ -46,7 +46,7 @@ struct ScaleAndZeroPoint {
 };
 
 // Computes a scale and a zero point from a range. Every step is a float32 operation of the chain that the operator
-// replaces. Constants that leave values unchanged stand for steps that the chain does not have.
+// replaces. If the chain lacks a step, the constant of the step leaves its value unchanged.
 class ScaleRule {
  public:
   // is_linear: as DynamicQuantizeLinear. The scale of an empty range is 1, and a zero point that is NaN (the scale

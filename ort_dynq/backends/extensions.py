@@ -254,7 +254,7 @@ _ADVICE = (
     (
         r"Failed to add kernel for .* Conflicting with a registered kernel|Domain already set in registry",
         ("native", "extensions"),
-        "one session cannot have both backends of ort_dynq, nor the library of onnxruntime-extensions twice: "
+        "one session can have one backend of ort_dynq, and the library of onnxruntime-extensions once: "
         "ort_dynq.register(options, backend='extensions') registers that library, and from then on every session of "
         "the process that registers it has ort_dynq's operators",
     ),

@@ -15,7 +15,7 @@ _REGISTERED = "ort_dynq.registered"
 
 
 def registered(session_options: ort.SessionOptions) -> str:
-    """The backend that is registered in these options; empty if there is none."""
+    """The backend that is registered in these options; an empty string if none is."""
     return config_entry(session_options, _REGISTERED)
 
 

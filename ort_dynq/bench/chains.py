@@ -127,7 +127,7 @@ CHAINS = (
 
 
 def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming]:
-    """Times decomposed chains on 512x4096 float32, in turns with a Relu on the same tensor.
+    """Times decomposed chains on 512x4096 float32, alternating with a Relu on the same tensor.
 
     Args:
         settings: How to time.

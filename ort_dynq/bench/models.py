@@ -96,7 +96,7 @@ def bench_model(
     seed: int = 0,
     track: Track = iter,
 ) -> ModelBench:
-    """Times A in stock ONNX Runtime and B with the plugin, in turns.
+    """Times A in stock ONNX Runtime and B with the plugin; they take turns.
 
     Args:
         a: The path of the original model.
@@ -178,7 +178,7 @@ def _read_tensor(file: Path) -> tuple[str, Array]:
 
 
 def sample(name: str, a: Model, b: Model, feeds: Mapping[str, Array], settings: Settings, threads: int) -> Samples:
-    """Times A in stock ONNX Runtime and B with the plugin, in turns.
+    """Times A in stock ONNX Runtime and B with the plugin; they take turns.
 
     Args:
         name: The name of both models in error messages.

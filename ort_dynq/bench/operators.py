@@ -93,7 +93,7 @@ _BLOCKED = (
 
 @dataclass(frozen=True)
 class Case:
-    """What one timing is about."""
+    """What one timing measures."""
 
     operator: str
     granularity: Granularity

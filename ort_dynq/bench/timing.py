@@ -200,7 +200,7 @@ def session_contender(
 
 
 def interleave(contenders: Sequence[Contender], settings: Settings, threads: int) -> list[Array]:
-    """Times contenders in turns.
+    """Times contenders, which take turns.
 
     Returns:
         The times of each contender in nanoseconds, one per call and repeat.
@@ -237,7 +237,7 @@ def _take_turn(contender: Contender, samples: list[float], seconds: float, settl
 
 
 def aligned(array: Array, offset: int = 0) -> Array:
-    """Copies an array to an address that is `offset` bytes behind a 64-byte boundary.
+    """Copies an array to an address that is `offset` bytes past a 64-byte boundary.
 
     Args:
         array: The array.

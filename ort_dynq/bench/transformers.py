@@ -334,10 +334,10 @@ FORMS: dict[str, tuple[Callable[[_Graph, str], _Quantized], Callable[[_Graph, _Q
 
 - float: It is not quantized.
 - token: Symmetric int8 activations per token, fake-quantized; the exporter folded the weights to float.
-- token_weights: As token, with int8 weights behind Cast, Mul and Transpose.
+- token_weights: As token, with int8 weights that Cast, Mul and Transpose dequantize.
 - token_integer: The same codes in MatMulInteger, s8 x s8.
 - token_deferred: The same codes in a float MatMul; both scales follow it.
-- tensor_s8, tensor_u8: Asymmetric activations per tensor, and int8 weights, behind DequantizeLinear.
+- tensor_s8, tensor_u8: Asymmetric activations per tensor and int8 weights, both followed by DequantizeLinear.
 - torchao, compressed_tensors, compressed_tensors_asymmetric: As models of these libraries are exported.
 """
 

@@ -67,7 +67,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     operators.add_argument(
         "--misaligned",
         action="store_true",
-        help="time the operators with outputs at 0, 16 and 32 bytes behind a 64-byte boundary",
+        help="time the operators with outputs at 0, 16 and 32 bytes past a 64-byte boundary",
     )
     network = parser.add_argument_group("networks")
     network.add_argument("--networks", type=names, metavar="NAME[,NAME]", help="default: encoder,decoder")
@@ -269,13 +269,13 @@ def _problems(timings: Sequence[ModelTiming]) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True)
 class _Bench:
-    """One of the things that WHAT can be.
+    """One kind of benchmark, which the argument WHAT selects.
 
     Attributes:
-        usage: How WHAT is written.
+        usage: The form of WHAT in messages.
         run: Times it.
         seconds: The default of --seconds.
-        options: The arguments that only this one takes, and how they are written.
+        options: The arguments that only this kind takes: the name of the attribute and the text in messages.
     """
 
     usage: str
@@ -314,7 +314,7 @@ def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
 
 COMMAND = Command(
     "bench",
-    "time operators, chains, networks or models against stock ONNX Runtime, in turns in one process",
+    "time operators, chains, networks or models against stock ONNX Runtime, alternately in one process",
     (
         "ort-dynq bench ops --threads 1 --isa avx2",
         "ort-dynq bench ops --misaligned",

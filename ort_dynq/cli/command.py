@@ -1,7 +1,7 @@
 """What all subcommands share: their description, their outcome, the parser, errors and exit statuses.
 
 Exit status: 0 success, 1 a verification or check failed, 2 wrong usage or input (one line on stderr), 130 interrupted,
-141 the reader of stdout is gone.
+141 stdout was closed by its reader.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ..bench.timing import Track
 
-_STYLES = {"PASSED": "bold green", "FAILED": "bold red"}  # of lines with only this text
+_STYLES = {"PASSED": "bold green", "FAILED": "bold red"}  # the style of a line that has only this text
 
 
 @dataclass(frozen=True)

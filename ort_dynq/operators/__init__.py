@@ -1,8 +1,8 @@
 """The operators of the domain ``ort_dynq``: one file for each family, and the list of all.
 
-A family's file has, for each operator, the entry (types, attributes, documentation), the function body that the
-operator stands for in a rewritten model, and the NumPy reference. The native library registers the same operators
-(ops/operators/, in files of the same names). The functions of rewritten models, the registration through
+A family's file has, for each operator, the entry (types, attributes, documentation), the body of its function in a
+rewritten model, and the NumPy reference. The native library registers the same operators (ops/operators/, in files of
+the same names). The functions of rewritten models, the registration through
 onnxruntime-extensions and docs/operators.md are made from this list.
 """
 

@@ -189,7 +189,7 @@ class AffineArithmetic:
         return (codes.astype(np.int32) + self.offset).astype(self._output_dtype)
 
     def run(self, src: Array, scale: Array, zero_point: Array) -> Array:
-        """The codes, or the floats that they stand for; the arguments are float32 and broadcast."""
+        """The codes, or the dequantized codes; the arguments are float32 and broadcast."""
         if self._scaling == Scaling.DIVIDE:
             t = src / scale
         else:

@@ -1,6 +1,6 @@
 """Operators that compute scale and zero point from the range of each row, then quantize the row.
 
-A row is what the dimensions from `axis` on hold together: axis -1 is per token, 0 is per tensor.
+A row consists of the elements along the dimensions from `axis` on: axis -1 is per token, 0 is per tensor.
 """
 
 from __future__ import annotations
@@ -268,8 +268,8 @@ def _linear(_: Attributes, src: Array) -> list[Array]:
 
 
 _DOC = """\
-The range of each row gives its scale and zero point, with which the row is quantized. A row is what the dimensions from
-`axis` on hold together. Every step is float32.
+The range of each row gives its scale and zero point, with which the row is quantized. A row consists of the elements
+along the dimensions from `axis` on. Every step is float32.
 
 ```
 range      = see range_kind, which also defines low

@@ -1,8 +1,8 @@
 """The integers that attributes are encoded as, and the constants of the dynamic range operators.
 
 Attributes are integers, not strings: a function body has to compare them, and ONNX compares strings only from opset 19
-on. Each class below is one encoding. The enumerations in ops/ have the same values; tests/operators/test_encodings.py
-compares the two.
+on. Each class below is one encoding. ops/core/encodings.h has the same enumerations; tests/operators/test_encodings.py
+compares the two. Attribute.check in spec.py rejects other values.
 """
 
 from __future__ import annotations

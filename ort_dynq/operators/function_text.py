@@ -29,5 +29,5 @@ def select(name: str, condition: str, then: str, otherwise: str) -> str:
 
 
 def reshape(opset: int) -> str:
-    """A Reshape that takes every dimension of the shape literally, 0 included; before opset 14 there is none."""
+    """A Reshape that takes a dimension of 0 literally. Before opset 14, it copies the input's dimension instead."""
     return "Reshape<allowzero = 1>" if opset >= 14 else "Reshape"

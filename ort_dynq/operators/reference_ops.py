@@ -1,4 +1,4 @@
-"""NumPy forms of what several operators share: clips, casts, extremes, and the checks of shapes."""
+"""NumPy functions that several operators share: clips, casts, extremes, and the checks of shapes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def row_minimum(rows: Array) -> Array:
 def row_maximum(rows: Array) -> Array:
     """The maximum of each row, as a column; -infinity for empty rows.
 
-    Of equal extremes the first is taken, which decides the sign of a zero. The result is NaN if the first element is
-    NaN; a NaN elsewhere is ignored.
+    The first of several equal maxima decides the sign of a zero. The result is NaN if the first element is NaN; a NaN
+    elsewhere is ignored.
     """
     return _row_extreme(rows, -np.inf, np.argmax)
 

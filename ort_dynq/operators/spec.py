@@ -18,7 +18,7 @@ class Input:
         name: Its name.
         types: The element types that it can have, as NumPy names them.
         doc: Its shape and meaning.
-        absent: What an absent input stands for; empty if the input is required.
+        absent: The value of an absent input, for the documentation; empty if the input is required.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Attribute:
         return self.choices or tuple(self.encoding or ())
 
     def check(self, value: str | int) -> None:
-        """Checks a value against the list of values.
+        """Checks a value against the list of values. ops/core/attributes.cc has the same check with the same text.
 
         Raises:
             DynqError: The attribute cannot have this value.
@@ -85,9 +85,9 @@ class Operator:
         formula: The same as formulas, one to a line; `round` is half to even.
         inputs, outputs, attributes: In order.
         signatures: The combinations of types, as the native library registers them.
-        body: Gives, for an opset version of ONNX, the text of the function that the operator stands for in a rewritten
-            model: ``onnx.parser``'s syntax, without the head. A model has one body for each operator name. A difference
-            that a body cannot express by attributes therefore needs an operator of its own.
+        body: Returns, for an opset version of ONNX, the body of the operator's function in a rewritten model, in
+            ``onnx.parser``'s syntax. A model has one body for each operator name. A difference that a body cannot
+            express by attributes therefore needs a separate operator.
         reference: The operator in NumPy. It takes the attributes, all of them, and the inputs. Its errors do not name
             the operator: :func:`ort_dynq.operators.reference.run` adds the name.
     """

@@ -1,7 +1,7 @@
 """The graph rewriter: turns the dynamic quantization chains of a model into calls of ort_dynq's operators.
 
-Each operator is also a model-local function whose body is the subgraph that it stands for. So the rewritten model runs
-without the plugin, and fast with it (functions.py).
+A rewritten model contains a model-local function for each operator, whose body computes the same with standard
+operators (functions.py). So the model also runs without the plugin, but slowly.
 
 facts/ reads the model, rules/ decides what to change, builders/ has what several rules build, and edit.py changes the
 model. The loop in this file applies the rules, checks opsets and writes the report.

@@ -80,7 +80,7 @@ class Edit:
     _extra_outputs: list[ExtraOutput] = field(default_factory=list)
 
     def insert(self, *nodes: ir.Node, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
-        """Records new nodes, in order, in front of an old one.
+        """Records new nodes, in order, before an old one.
 
         Args:
             nodes: The new nodes.
@@ -93,7 +93,7 @@ class Edit:
         return self._insert(_Insertion(nodes, before, False, origin or self.node))
 
     def insert_after(self, *nodes: ir.Node, after: ir.Node) -> ir.Value:
-        """Records new nodes behind an old one, whose metadata they inherit; returns the last one's first output."""
+        """Records new nodes after an old one, whose metadata they inherit; returns the last one's first output."""
         return self._insert(_Insertion(nodes, after, True, after))
 
     def _insert(self, insertion: _Insertion) -> ir.Value:
@@ -112,7 +112,7 @@ class Edit:
         return self.insert(constant(np.asarray(elements)), before=before, origin=origin)
 
     def add_initializer(self, elements: npt.NDArray[Any], *, near: ir.Node) -> ir.Value:
-        """Records an initializer of the graph of `near`, or a Constant in front of `near` in a function's body.
+        """Records an initializer of the graph of `near`, or a Constant before `near` in a function's body.
 
         Returns:
             The value that holds the elements.
@@ -126,7 +126,7 @@ class Edit:
         return value
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Records that `new` replaces `old` at all of its uses and takes over its name."""
+        """Records that `new` replaces `old` at all of its uses and gets its name."""
         self._values[old] = new
 
     def replace_input(self, node: ir.Node, index: int, new: ir.Value) -> None:
@@ -173,7 +173,7 @@ class Edit:
             last = self._apply_extra_output(extra, last, rule)
 
     def _apply_extra_output(self, extra: ExtraOutput, last: ir.Node, rule: str) -> ir.Node:
-        """Inserts the nodes that an extra output needs behind `last`; returns the last node inserted."""
+        """Inserts the nodes that an extra output needs after `last`; returns the last node inserted."""
         old, new = extra.old, extra.new
         if not (old.uses() or old.is_graph_output()) or (producer := old.producer()) is None:
             return last
@@ -227,7 +227,7 @@ def _note_constant(node: ir.Node, facts: Facts) -> None:
 
 
 def _replace_value(old: ir.Value, new: ir.Value, facts: Facts) -> None:
-    """Lets `new` take over the name, the documentation, the type and the uses of `old`."""
+    """Gives `new` the name, the documentation, the type and the uses of `old`."""
     facts.adopt(new, old)
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)

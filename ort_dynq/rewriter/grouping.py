@@ -72,7 +72,7 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 def pattern(names: Sequence[str]) -> str:
     """Returns the pattern of names that differ in numbers only, with ``*`` for these: ``layer.*/add_1``.
 
-    Some names may lack a number at the end behind an underscore: exporters number equal names from the second one on.
+    Some names may lack the number after a final underscore: exporters number equal names from the second one on.
 
     Raises:
         ValueError: The names differ in more than numbers.
@@ -92,7 +92,7 @@ def pattern_key(name: str) -> tuple[str, ...]:
 
 
 def _pieces(name: str) -> list[str]:
-    """Splits a name into texts and numbers in turns. The last piece is the final ``_number``, or empty."""
+    """Splits a name into texts and numbers alternately. The last piece is the final ``_number``, or empty."""
     found = re.fullmatch(r"(.*?)(_[0-9]+)?", name, re.DOTALL)
     assert found is not None
     stem = re.split(r"([0-9]+)", found[1])

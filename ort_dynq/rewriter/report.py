@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Left(Exception):
-    """Raised by a rule that concerns a node but leaves it as it is; the text is the reason that the report gives."""
+    """Raised by a rule that concerns a node but leaves it unchanged; the text is the reason in the report."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a rule is, and what it is given."""
+"""The type of a rule, and the context that it reads."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Rule:
         oldest_opset: The oldest version of the standard operators that the rule converts.
         apply: Returns the edit of a node, or None if the rule does not concern it. Raises Left if it does, but the node
             has to stay. It makes all its checks before it creates nodes or asks a shared object for values.
-        reports_opset: Whether a node that the rule concerns is reported as left if the opset is too old. Otherwise the
-            rule is silent: rules that improve on what another rule finds.
+        reports_opset: Whether a node that the rule concerns is reported as left if the opset is too old. Otherwise
+            such nodes are not reported: these rules improve results of other rules.
     """
 
     name: str

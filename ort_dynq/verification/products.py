@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..runtime import Model
 
-_PREFIX = "ort_dynq.product."  # of the new names of values whose old names are given to others
+_PREFIX = "ort_dynq.product."  # of renamed values, whose old names other values get
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _SMALLEST = 2.0**-149  # the smallest positive float32
 FACTOR = 2
 """The error of B's product may be this many times the error of A's float32 product."""
 FLOOR = 8
-"""The error in units that B's product may have, however small A's is.
+"""The error in units that B's product may always have, even if A's error is smaller.
 
 A float32 product of few elements may be exact. B's product has one rounding for each of these: the activation and the
 weight, which A rounds and B does not; the sum; two products of scales; their product with the sum; the bias. One more
@@ -83,7 +83,7 @@ class Checked:
             unreachable products.
         original: All outputs of A.
         perturbed: All outputs of A if the columns of its results of these products are multiplied by 1 + PERTURBATION
-            and 1 - PERTURBATION in turns. This shows the effect of an error in the last bits. A normalization would
+            and 1 - PERTURBATION alternately. This shows the effect of an error in the last bits. A normalization would
             cancel a common factor.
     """
 
@@ -254,7 +254,7 @@ def _run_b(
     known: Mapping[str, Array],
     backend: Backend,
 ) -> list[Array]:
-    """Returns the products' results, then the outputs of B that are neither such a result nor a foreign value.
+    """Returns the products' results, then the other outputs of B, without foreign values.
 
     Nodes that use a product's result or a foreign value use A's value, which becomes an input.
     """

@@ -29,16 +29,16 @@ class Verification:
         inputs: The inputs that both models ran on.
         seed: The seed of the generated values.
         zero_rows: Whether the generated values contain rows of zeros. They do not if these make a whole output NaN.
-        outputs: The comparison that decides: both models with all optimizations of ONNX Runtime off. If B has integer
-            products, B runs on A's results of these products, and outputs that are such a result are left out.
+        outputs: The comparison that decides the result: both models with optimizations off. If B has integer products,
+            B runs on A's results of these products, and outputs that are such a result are left out.
         default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
         failure: Why B does not load or run; empty if it does.
-        products: The float products of A that are integer products in B. They decide too.
+        products: The float products of A that are integer products in B. They also decide the result.
         unreachable: The number of integer products in subgraphs and functions. They are not compared, and neither are
             the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
         end_to_end: For information, if B has integer products: B from its inputs to its outputs.
-        perturbed: For information, beside it: A itself, with its results of these products changed by 2**-22,
-            relatively.
+        perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its
+            results of these products.
     """
 
     inputs: tuple[Input, ...]

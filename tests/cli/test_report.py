@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import os
@@ -308,6 +309,13 @@ def test_names_are_escaped(evil: Path) -> None:
     )
     assert HTML_NAME in page.text
     assert "<b>bold.onnx" in page.text
+
+
+def test_bars_fit_their_column(report: ModelReport) -> None:
+    """The row of the other operators may be longer than every row before it."""
+    many = dataclasses.replace(report, operators=report.operators[:1] * 40)
+    widths = re.findall(r'class="bar \w+" style="width:([\d.]+)%', many.to_html())
+    assert max(map(float, widths)) == 100
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -121,7 +121,7 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
     ]
     assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
     assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
-    assert "ONNX Runtime fuses" in lines[9]  # one line, however long, where there is no terminal
+    assert "ONNX Runtime fuses" in lines[9]  # lines are not wrapped if there is no terminal
     assert len(lines) == 10
 
 

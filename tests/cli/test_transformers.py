@@ -46,7 +46,7 @@ def test_network_is_valid(network: str, form: str) -> None:
 def test_quantized_network_is_close_to_the_float_network(network: str, form: str, optimize: bool) -> None:
     """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
     model, exact = build(network, form), build(network, "float")
-    session, reference = stock_session(model, optimised=optimize), stock_session(exact)
+    session, reference = stock_session(model, optimize=optimize), stock_session(exact)
     for tokens in (1, 7, 128):
         feeds = transformers.feeds(model, tokens, batch=2, seed=tokens)
         outputs = session.run(None, feeds)

@@ -5,10 +5,13 @@
 //
 //   with libFuzzer                     fuzz_operators [its options] [corpus]
 //   without (-DORT_DYNQ_NO_FUZZER)     fuzz_operators SECONDS [CORPUS]: the corpus, then random bytes; each input also
-//                                      from several threads at once, each of which has more threads for parallel_for
+//                                      runs from several threads at once; each has more threads for parallel_for
 //
-// New operators are included automatically. Their new attributes need a line in kAttributes; inputs with rules of their
-// own for shapes need a case in shape_of_input.
+// New operators are included automatically. Their new attributes need a line in kAttributes; inputs whose shapes have
+// special rules need a case in shape_of_input.
+//
+// More than 450 lines: the generator of inputs, the comparison and the two drivers share the description of a node, and
+// nothing else uses them.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -162,7 +165,7 @@ int64_t divisor_of(Bytes& bytes, int64_t length) {
 
 bool is_dynamic_range(const std::string& op) { return op.rfind("DynamicRange", 0) == 0; }
 
-// A valid shape for input `index` > 0. Operators whose names begin alike have the same rules.
+// A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
   if (op == "AccumulatorDequantize" && index != 2) {
@@ -447,7 +450,7 @@ std::string describe(const Problem& problem) {
   fail(text);
 }
 
-// What has run. The driver without libFuzzer fails if that is too little.
+// Counts what has run. The driver without libFuzzer fails if a count is too low.
 struct Statistics {
   size_t inputs = 0, errors = 0;
   std::map<std::string, size_t> runs;

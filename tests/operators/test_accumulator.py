@@ -1,4 +1,4 @@
-"""AccumulatorDequantize in a session equals, bit for bit, the standard nodes that it stands for."""
+"""AccumulatorDequantize in a session equals, bit for bit, the standard nodes that it replaces."""
 
 from __future__ import annotations
 

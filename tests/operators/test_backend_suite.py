@@ -1,7 +1,7 @@
 """The ONNX backend suite's node tests of the quantization operators, rewritten: the recorded outputs, bit for bit.
 
-The onnx package generates them for its own newest opset, which ONNX Runtime may not know yet: a node that means the
-same in an earlier opset is taken to the newest one that this ONNX Runtime loads.
+The onnx package generates them for its newest opset, which ONNX Runtime may not support yet. A node with the same
+meaning in an earlier opset is converted to the newest opset that this ONNX Runtime loads.
 """
 
 from __future__ import annotations

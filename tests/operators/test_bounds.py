@@ -35,7 +35,7 @@ CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 Attributes = dict[str, Any]
 
 
-# Valid inputs. A new operator that has none of these forms needs a branch in `fitting`.
+# Valid inputs. A new operator with other inputs needs a branch in `fitting`.
 
 
 def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attributes]]:
@@ -192,7 +192,7 @@ def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")
 @pytest.mark.parametrize(("at", "inside"), [("-1", False), ("0", True), ("a.SIZE - 1", True), ("a.SIZE", False)])
 def test_an_access_to_a_protected_page_ends_the_process(at: str, inside: bool) -> None:
-    """Run in a process of its own."""
+    """Run in a separate process."""
     code = f"import ctypes, test_bounds; a = test_bounds.Arena(); ctypes.string_at(a.begin + {at}, 1); print('alive')"
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     code = f"import sys; sys.path[:0] = {folders}; {code}"

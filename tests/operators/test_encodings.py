@@ -63,8 +63,8 @@ def test_the_inputs_of_these_tests_are_valid(run: Run, operator: Operator) -> No
 
 @pytest.mark.parametrize(("operator", "attribute"), LISTED)
 @both
-def test_an_unknown_value_is_answered_with_all_values(run: Run, operator: Operator, attribute: Attribute) -> None:
-    """The native library lists the names and numbers of its own enumeration."""
+def test_the_error_for_an_unknown_value_lists_all_values(run: Run, operator: Operator, attribute: Attribute) -> None:
+    """The native library lists the names and numbers of its enumeration."""
     values = attribute.values()
     expected = encodings.one_of(values)
     if isinstance(attribute.default, str):
@@ -108,7 +108,7 @@ def test_values_that_exclude_each_other(run: Run, name: str, given: dict[str, in
     assert message(run, OPERATORS[name], **given) == f"{name}: {text}"
 
 
-def test_texts() -> None:
+def test_texts_of_values() -> None:
     assert encodings.Scaling.MULTIPLY_BY_THE_RECIPROCAL.text == "1 (multiply by the reciprocal)"
     assert encodings.Scaling.describe() == "0 (divide), 1 (multiply by the reciprocal) or 2 (multiply)"
     assert encodings.NanCode.describe([encodings.NanCode.NAN]) == "2 (nan)"
@@ -150,7 +150,7 @@ def test_the_default_constants_change_nothing(run: Run) -> None:
     ],
 )
 @both
-def test_every_constant_is_where_its_field_says(run: Run, field: str, value: float, expected: list[float]) -> None:
+def test_every_constant_is_at_the_index_of_its_field(run: Run, field: str, value: float, expected: list[float]) -> None:
     """On rows whose ranges, zero included, are -3 to 4, 0 to 2 and 0 to 0."""
     src = np.float32([[-3, 4], [1, 2], [0, 0]])
     constants = np.float32(RangeConstants()._replace(**{field: value}))

@@ -135,7 +135,7 @@ class Passes:
 def chunks_that_matter(scale: float) -> list[int]:
     """Chunks of the binades in which codes change, next to them, and at the ends: denormals, infinities, NaN.
 
-    Quotients of magnitude below 2^-2 round to zero and those from 2^10 on saturate, whatever the zero point.
+    Quotients of magnitude below 2^-2 round to zero and those from 2^10 on saturate, for every zero point.
     """
     exponent = int(np.clip(np.floor(np.log2(np.abs(np.float64(scale)))) + 127, -24, 300))
     binades = {b for b in range(exponent - 3, exponent + 11) if 0 <= b <= 255} | {0, 1, 2, 127, 253, 254, 255}

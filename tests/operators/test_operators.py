@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-from dataclasses import dataclass, replace
 from typing import Any
 
 import helpers
@@ -368,8 +366,8 @@ def test_unknown_rank_loads_and_runs(backend: str) -> None:
               floats = ort_dynq.DynamicDequantize(codes, scales)
               dst = Transpose<perm = [1, 0]>(floats)"""
     model = parse("float[] src, float[] scales", "float[] dst", body)
-    for optimised in (False, True):
-        session = make_session(handwritten(model, backend), backend, optimised=optimised)
+    for optimize in (False, True):
+        session = make_session(handwritten(model, backend), backend, optimize=optimize)
         dst = session.run(None, {"src": np.float32([[1, 2, 3]]), "scales": np.float32([1])})[0]
         assert_same(dst, np.float32([[1], [2], [3]]))
 
@@ -383,8 +381,8 @@ def test_dimensions_without_names_load_and_run(backend: str) -> None:
     for dim in model.graph.input[0].type.tensor_type.shape.dim:
         dim.Clear()
     feeds = {"src": np.float32([[1, 2, 3]]), "scales": np.float32([1]), "weights": np.ones((3, 2), np.float32)}
-    for optimised in (False, True):
-        session = make_session(handwritten(model, backend), backend, optimised=optimised)
+    for optimize in (False, True):
+        session = make_session(handwritten(model, backend), backend, optimize=optimize)
         assert_same(session.run(None, feeds)[0], np.float32([[6, 6]]))
 
 
@@ -411,222 +409,6 @@ def test_inferred_shape_reaches_consumers(backend: str) -> None:
               dst = Transpose<perm = [1, 0]>(floats)"""
     model = parse("float[batch, 5] src, float scales", "float dst", body)
     assert output_of(model, backend) == ("tensor(float)", [5, "batch"])
-
-
-# Errors
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A mistake and the message that it gives."""
-
-    id: str
-    text: str
-    attributes: str = ""
-    src: Shape = (2, 4)
-    scales: Shape = (1,)
-    zps: Shape | None = None
-    op: str = "DynamicQuantize"
-    good: tuple[Shape, Shape] | None = ((2, 4), (1,))  # src and scales with which the same session must run
-
-
-GROUPED = 'qtype = "per_group"'
-CHANNEL = 'qtype = "per_channel"'
-AT_CREATION = (
-    Wrong(
-        "qtype",
-        "DynamicQuantize: qtype is 'per_row', expected per_tensor, per_channel, per_group or auto",
-        'qtype = "per_row"',
-    ),
-    Wrong("qtype empty", "DynamicQuantize: qtype is '', expected", 'qtype = ""'),
-    Wrong("block_size", "DynamicQuantize: block_size is -1, expected 0 or more", "block_size = -1"),
-    Wrong("arithmetic", "DynamicQuantize: arithmetic is 'ONNX', expected onnx or onednn", 'arithmetic = "ONNX"'),
-    Wrong(
-        "output_dtype", r"DynamicQuantize: output_dtype is 7, expected 2 \(uint8\) or 3 \(int8\)", "output_dtype = 7"
-    ),
-    Wrong("axis is text", "the attribute axis cannot be read", 'axis = "1"'),
-    Wrong("axis is a float", "the attribute axis cannot be read", "axis = 1.0"),
-    Wrong("qtype is a number", "the attribute qtype cannot be read", "qtype = 1"),
-    Wrong("output_dtype is text", "the attribute output_dtype cannot be read", 'output_dtype = "2"'),
-    Wrong("dq qtype", "DynamicDequantize: qtype is 'per_row', expected", 'qtype = "per_row"', op="DynamicDequantize"),
-)
-AT_RUN = (
-    Wrong("count", "scales has shape 2, expected one element of rank 0 or 1 for per_tensor", scales=(2,)),
-    Wrong("none", "scales has shape 0, expected one element of rank 0 or 1 for per_tensor", scales=(0,)),
-    Wrong("rank", "scales has shape 1x1, expected one element of rank 0 or 1 for per_tensor", scales=(1, 1)),
-    Wrong("channels", "scales has 3 elements, src has 4 along axis 1", CHANNEL, scales=(3,), good=((2, 4), (4,))),
-    Wrong("one channel", "scales has 1 elements, src has 4 along axis 1", CHANNEL, scales=(1,), good=((2, 1), (1,))),
-    Wrong(
-        "negative axis",
-        "scales has 4 elements, src has 2 along axis -2",
-        f"{CHANNEL}, axis = -2",
-        scales=(4,),
-        good=((4, 2), (4,)),
-    ),
-    Wrong(
-        "channel rank 2",
-        "scales has shape 1x4, expected rank 1 for per_channel",
-        CHANNEL,
-        scales=(1, 4),
-        good=((2, 4), (4,)),
-    ),
-    Wrong(
-        "channel rank 0",
-        "scales has shape scalar, expected rank 1 for per_channel",
-        CHANNEL,
-        scales=(),
-        good=((2, 4), (4,)),
-    ),
-    Wrong(
-        "axis high",
-        "axis is 2, expected -2 to 1 for src of shape 2x4",
-        f"{CHANNEL}, axis = 2",
-        scales=(4,),
-        good=((2, 4, 3), (3,)),
-    ),
-    Wrong(
-        "axis low",
-        "axis is -3, expected -2 to 1 for src of shape 2x4",
-        f"{CHANNEL}, axis = -3",
-        scales=(4,),
-        good=((2, 4, 3), (2,)),
-    ),
-    Wrong("axis huge", f"axis is {2**62}, expected -2 to 1", f"{CHANNEL}, axis = {2**62}", scales=(4,), good=None),
-    Wrong(
-        "axis of rank 0",
-        "axis is 0, expected .* for src of shape scalar",
-        f"{CHANNEL}, axis = 0",
-        src=(),
-        good=((4, 3), (4,)),
-    ),
-    Wrong(
-        "group rank",
-        "scales has shape 4, expected the rank of src, 2, for per_group",
-        GROUPED,
-        scales=(4,),
-        good=((2, 4), (2, 2)),
-    ),
-    Wrong(
-        "group divides",
-        "scales has shape 2x3, src 2x4: 3 groups do not divide 4 elements along dimension 1",
-        GROUPED,
-        scales=(2, 3),
-        good=((2, 6), (2, 3)),
-    ),
-    Wrong(
-        "more groups",
-        "scales has shape 2x8, src 2x4: 8 groups do not divide 4 elements along dimension 1",
-        GROUPED,
-        scales=(2, 8),
-        good=((2, 8), (2, 8)),
-    ),
-    Wrong(
-        "no group",
-        "scales has shape 2x0, src 2x4: 0 groups do not divide 4 elements along dimension 1",
-        GROUPED,
-        scales=(2, 0),
-        good=((2, 4), (2, 1)),
-    ),
-    Wrong(
-        "blocks",
-        "scales has shape 2x4, expected 2 along dimension 1 for blocks of 2 along axis 1",
-        f"{GROUPED}, block_size = 2",
-        scales=(2, 4),
-        good=((2, 8), (2, 4)),
-    ),
-    Wrong(
-        "beside blocks",
-        "scales has shape 1x2, expected 2 along dimension 0 for blocks of 2 along axis 1",
-        f"{GROUPED}, block_size = 2",
-        scales=(1, 2),
-        good=((2, 4), (2, 2)),
-    ),
-    Wrong(
-        "block axis", "axis is 5, expected -2 to 1", f"{GROUPED}, block_size = 2, axis = 5", scales=(2, 2), good=None
-    ),
-    Wrong(
-        "zps count",
-        "zps has shape 3, expected that of scales, 4, or one element",
-        CHANNEL,
-        scales=(4,),
-        zps=(3,),
-        good=((2, 4), (4,)),
-    ),
-    Wrong("zps for one scale", "zps has shape 4, expected that of scales, 1, or one element", scales=(1,), zps=(4,)),
-    Wrong(
-        "zps rank",
-        "zps has shape 4x1, expected that of scales, 4, or one element",
-        CHANNEL,
-        scales=(4,),
-        zps=(4, 1),
-        good=((2, 4), (4,)),
-    ),
-    Wrong("zps none", "zps has shape 0, expected that of scales, 1, or one element", scales=(1,), zps=(0,)),
-)
-
-
-def wrong_model(wrong: Wrong) -> onnx.ModelProto:
-    attributes = f"<{wrong.attributes}>" if wrong.attributes else ""
-    source, code = ("float", "uint8") if wrong.op == "DynamicQuantize" else ("uint8", "float")
-    more, names = (", uint8[] zps", ", zps") if wrong.zps is not None else ("", "")
-    body = f"dst = ort_dynq.{wrong.op}{attributes}(src, scales{names})"
-    return parse(f"{source}[] src, float[] scales{more}", f"{code}[] dst", body)
-
-
-def feeds(op: str, src: Shape, scales: Shape, zps: Shape | None) -> dict[str, Array]:
-    arrays = {"src": np.full(src, 3, np.float32 if op == "DynamicQuantize" else np.uint8)}
-    arrays["scales"] = np.ones(scales, np.float32)
-    return arrays if zps is None else {**arrays, "zps": np.zeros(zps, np.uint8)}
-
-
-@pytest.mark.parametrize("wrong", AT_CREATION, ids=lambda wrong: wrong.id)
-def test_error_at_creation(backend: str, wrong: Wrong) -> None:
-    """The backend extensions checks values of attributes at run time; onnxruntime-extensions checks their types."""
-    text = wrong.text
-    if backend == "extensions":
-        text = re.sub("the attribute (.*) cannot be read", r"Unable to find attribute '\1' due to .*type", text)
-    with pytest.raises(Exception, match=text):  # noqa: PT012
-        session = make_session(handwritten(wrong_model(wrong), backend), backend)
-        assert backend == "extensions"
-        session.run(None, feeds(wrong.op, (2, 4), (1,), None))
-
-
-@pytest.mark.parametrize("op", ["DynamicQuantize", "DynamicDequantize"])
-@pytest.mark.parametrize("wrong", AT_RUN, ids=lambda wrong: wrong.id)
-def test_error_at_run(backend: str, wrong: Wrong, op: str) -> None:
-    """The message names the operator and what was expected; afterwards the session runs on valid inputs."""
-    session = make_session(handwritten(wrong_model(replace(wrong, op=op)), backend), backend)
-    for _ in range(2):
-        with pytest.raises(Exception, match=f"{op}: {wrong.text}"):
-            session.run(None, feeds(op, wrong.src, wrong.scales, wrong.zps))
-    if wrong.good is not None:
-        dst = session.run(None, feeds(op, *wrong.good, None if wrong.zps is None else wrong.good[1]))[0]
-        assert_same(dst, np.full(wrong.good[0], 3, np.uint8 if op == "DynamicQuantize" else np.float32))
-
-
-@pytest.mark.parametrize(
-    ("op", "inputs"),
-    [
-        ("DynamicQuantize", "float16[] src, float[] scales"),
-        ("DynamicQuantize", "double[] src, float[] scales"),
-        ("DynamicQuantize", "int32[] src, float[] scales"),
-        ("DynamicQuantize", "float[] src, float16[] scales"),
-        ("DynamicQuantize", "float[] src, float[] scales, int16[] zps"),
-        ("DynamicQuantize", "float[] src, float[] scales, float[] zps"),
-        ("DynamicDequantize", "int16[] src, float[] scales"),
-        ("DynamicDequantize", "float[] src, float[] scales"),
-        ("DynamicDequantize", "uint8[] src, double[] scales"),
-        ("DynamicDequantize", "uint8[] src, float[] scales, int64[] zps"),
-        ("DynamicDequantize", "uint8[] src"),
-    ],
-)
-def test_wrong_types_and_counts_fail_at_creation(backend: str, op: str, inputs: str) -> None:
-    """ONNX Runtime itself rejects them; its message names the operator."""
-    names = ", ".join(part.split()[-1] for part in inputs.split(", "))
-    output = "uint8" if op == "DynamicQuantize" else "float"
-    model = parse(inputs, f"{output}[] dst", f"dst = ort_dynq.{op}({names})")
-    with pytest.raises(Exception, match=op):
-        make_session(handwritten(model, backend), backend)
 
 
 def test_operators_are_unknown_without_the_plugin() -> None:

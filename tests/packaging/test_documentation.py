@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: links, commands, examples, messages, and the generated reference."""
+"""The documentation agrees with the code: links, paths, commands, examples, messages, the generated reference."""
 
 from __future__ import annotations
 
@@ -48,6 +48,37 @@ def test_links(page: Path) -> None:
             linked = Path(str(linked).replace(str(ROOT / "ort_dynq"), str(PACKAGE)))
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_paths_in_the_repository(page: Path) -> None:
+    """Paths that are written from the root of the repository exist."""
+    for path in re.findall(r"`((?:ops|ort_dynq|tests|models|\.ci|\.github)/[^`\s]*)", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+def test_architecture_lists_the_modules() -> None:
+    """Each row of a folder's table names paths in this folder, and files in these paths. No module is missing."""
+    page = (DOCS / "architecture.md").read_text().split("\n## Where things live\n")[1]
+    for folder, table in re.findall(r"^### `(\w+)/`.*?\n(.*?)(?=^###|\Z)", page, re.MULTILINE | re.DOTALL):
+        listed = set()
+        for row in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
+            first, second = row.split(" | ")
+            paths = [ROOT / folder / path for path in re.findall(r"`([^`]+)`", first)]
+            listed |= {path.relative_to(ROOT / folder).parts[0] for path in paths}
+            assert all(path.exists() for path in paths), row
+            for name in re.findall(r"`([\w-]+\.(?:py|cc|h|html))`", second):
+                assert any((path / name).exists() for path in paths), name
+        modules = {path.name for path in (ROOT / folder).iterdir() if path.suffix != ".so"}
+        assert modules - listed <= {"__main__.py", "py.typed", "__pycache__"}, modules - listed
+
+
+def test_long_files_give_the_reason() -> None:
+    """As CONTRIBUTING.md says, a source file of more than 450 lines says at its top why it is not split."""
+    paths = [path for folder in ("ops", "ort_dynq", "tests", "models") for path in (ROOT / folder).rglob("*")]
+    long = [path for path in paths if path.suffix in (".py", ".cc", ".h") and len(path.read_text().splitlines()) > 450]
+    assert long
+    assert [path for path in long if "More than 450 lines: " not in path.read_text()[:2000]] == []
 
 
 def test_every_page_is_found_from_the_readme() -> None:
@@ -144,3 +175,17 @@ def test_commands(command: str) -> None:
 
 def test_changelog_has_the_version() -> None:
     assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "changelog.md").read_text()
+
+
+def test_diffs_in_contributing() -> None:
+    """Every added line of a diff is a line of the file that the diff names."""
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    diffs = re.findall(r"^```diff\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(diffs) == 4
+    for diff in diffs:
+        lines: set[str] = set()
+        for line in diff.splitlines():
+            if line.startswith("+++ b/"):
+                lines = set((ROOT / line.removeprefix("+++ b/")).read_text().splitlines())
+            elif line.startswith("+"):
+                assert line[1:] in lines, line

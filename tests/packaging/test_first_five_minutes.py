@@ -116,7 +116,7 @@ def message(folder: Path, code: str, *options: str) -> str:
 
 
 def test_there_is_no_library(clone: Path) -> None:
-    """With -S and -E, Python looks neither into site-packages nor into PYTHONPATH."""
+    """With -S and -E, Python ignores site-packages and PYTHONPATH."""
     assert message(clone, "ort_dynq.get_library_path()", "-SE") == (
         f"ort_dynq.errors.DynqError: ort_dynq {ort_dynq.__version__} was imported from {clone / 'ort_dynq'}, which has "
         "no libort_dynq.so, and no installed distribution of ort_dynq has one; run `pip install .` in the source folder"

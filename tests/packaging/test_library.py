@@ -43,7 +43,7 @@ def test_object_of_an_instruction_set_shares_nothing(build: Path, isa: str) -> N
     """It exports one table and no weak symbol: the linker could use such a symbol for other files, too."""
     (found,) = build.rglob(f"{isa}.cc.o")
     lines = re.findall(r"^[0-9a-f ]* (\w) (.*)$", run("nm", "-C", found), re.MULTILINE)
-    assert any(kind == "t" for kind, _ in lines)  # its own
+    assert any(kind == "t" for kind, _ in lines)  # the table itself
     shared = {name for kind, name in lines if kind not in "tdrbU"}
     assert shared == {f"dynq::k{isa.capitalize()}Kernels"}
     needed = {name for kind, name in lines if kind == "U"}

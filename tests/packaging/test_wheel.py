@@ -58,7 +58,7 @@ def test_files(wheel: Path) -> None:
 
 
 def test_version(wheel: Path, tmp_path: Path) -> None:
-    """The wheel, the package and the library have one version, which stands in ort_dynq/__init__.py."""
+    """The wheel, the package and the library have one version, which ort_dynq/__init__.py defines."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))

@@ -1,7 +1,7 @@
 """Every model in models/ computes its recorded outputs after a rewrite, with the plugin and without it.
 
-Bit for bit, where the rewrite is exact or makes no product of floats an integer product; else those are compared with
-float64, and all the rest bit for bit: see ort_dynq.verify.
+Outputs are compared bit for bit. If a rewrite makes integer products of float products, these are compared with float64
+and everything else bit for bit: see ort_dynq.verify.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ort_dynq.backends.options import Backend
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.metadata import ACTIVATION
 
-# What each model must have after the rewrite, in the main graph, subgraphs and its own functions together.
+# The calls of operators that each rewritten model must have, in the main graph, subgraphs and functions together.
 PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
 FAKE = {"ort_dynq.DynamicFakeQuantize": 1}
 MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
 WHOLE = {"ort_dynq.DynamicRangeFakeQuantize": 1}
 PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.AccumulatorDequantize": 1}
-# What an integer product takes the codes of: it is found, and then only quantizes.
+# Fake quantizations whose codes an integer product can use: they then only quantize.
 FAKES = {"ort_dynq.DynamicRangeFakeQuantize", "ort_dynq.AffineFakeQuantize", "ort_dynq.DynamicFakeQuantize"}
 EXPECTED: dict[str, dict[str, int]] = {
     "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
@@ -228,7 +228,7 @@ def test_rewrite_of_a_file(name: str, tmp_path: Path) -> None:
 
 
 @models
-def test_what_survives(name: str) -> None:
+def test_names_types_and_metadata_are_kept(name: str) -> None:
     before, after = load(name), onnx.ModelProto.FromString(rewritten(name)[1])
     for kind in ("input", "output"):
         values = [list(getattr(model.graph, kind)) for model in (before, after)]
@@ -250,9 +250,9 @@ def test_what_survives(name: str) -> None:
 
 
 @models
-def test_default_optimisations(backend: str, name: str) -> None:
-    """Checks types and shapes only: ONNX Runtime's fusions round otherwise."""
-    session = make_session(rewritten(name)[1], backend, optimised=True)
+def test_default_optimization_level(backend: str, name: str) -> None:
+    """Checks types and shapes only: ONNX Runtime's fusions round differently."""
+    session = make_session(rewritten(name)[1], backend, optimize=True)
     for inputs, outputs in data_sets(name):
         for array, expected in zip(session.run(list(outputs), inputs), outputs.values(), strict=True):
             assert np.asarray(array).dtype == expected.dtype

@@ -1,4 +1,4 @@
-"""Float weights that are an 8-bit grid: the grid is found, and nothing else is taken for one."""
+"""Float weights that are an 8-bit grid: the grid is found, and other weights are rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def columns(codes: Array, scale: Array | float) -> Array:
 
 @pytest.mark.parametrize("low", [-127, -128, -1, -7, 0, -255])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 2.0**-20, 1 / 3, 1e-38, 3e35, 1.4e-45])
-def test_a_grid_is_found_again(low: int, scale: float) -> None:
+def test_a_grid_is_recovered(low: int, scale: float) -> None:
     rng = np.random.default_rng(0)
     high = min(127, low + 255) if low < 0 else 255
     codes = rng.integers(low, high + 1, (200, 40))
@@ -30,7 +30,7 @@ def test_a_grid_is_found_again(low: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize("column", [0, 39])
-def test_what_is_nearly_a_grid_is_none(column: int) -> None:
+def test_weights_that_are_almost_a_grid_are_rejected(column: int) -> None:
     weights = columns(np.random.default_rng(0).integers(-127, 128, (200, 40)), 0.01)
     for change in (np.nextafter(weights[7, column], F(1)), F(np.nan), F(np.inf), weights[7, column] + F(0.005)):
         changed = weights.copy()

@@ -1,7 +1,9 @@
-"""What facts/ort_fusions.py says about fusions is what the installed ONNX Runtime does, node by node.
+"""facts/ort_fusions.py predicts, node by node, what the installed ONNX Runtime fuses.
 
 Each case is a small model in ONNX's text form. The tests ask stock ONNX Runtime, at its default level, which of the
-model's QuantizeLinear and DequantizeLinear nodes are left, and compare the results with those without optimisations.
+model's QuantizeLinear and DequantizeLinear nodes are left, and compare the results with those without optimizations.
+
+More than 450 lines: most of them are the list of cases.
 """
 
 import re
@@ -31,7 +33,7 @@ class Case:
     init: str = ""
     opset: int = 17
     kernel: str = ""  # the fused kernel that must (or, if empty, need not) be there
-    since: tuple[int, int] = (1, 20)  # ONNX Runtime 1.20.1 differs where this says (1, 31); none in between was tried
+    since: tuple[int, int] = (1, 20)  # (1, 31): ONNX Runtime 1.20.1 differs
 
     def model(self) -> onnx.ModelProto:
         head = f'<ir_version: {10 if self.opset >= 21 else 8}, opset_import: ["" : {self.opset}]>'
@@ -382,7 +384,7 @@ UNFUSED = [
     Case("MatMul f16", MATMUL, f"{A}, {B}".replace("float", "float16"), "float16[] y", opset=19),
 ]
 
-# Fused by ONNX Runtime, and wrong: the nodes are converted, which mends the model.
+# Fused by ONNX Runtime, and wrong: the nodes are converted, which repairs the model.
 SQUARE, ROW = codes("b", "int8", "16,16"), "<axis = 0>"
 WRONG = [
     *(Case(f"{op} scale [1]", **binary(op, "uint8", "1")) for op in ("Add(af, bf)", "Mul(af, bf)")),
@@ -500,10 +502,10 @@ def verdicts(model: onnx.ModelProto) -> dict[str, str | None]:
     return {str(n.name): fused_by_onnxruntime(n, is_constant) for n in nodes}
 
 
-def optimised(model: onnx.ModelProto, tmp_path: Path) -> tuple[onnxruntime.InferenceSession, onnx.ModelProto]:
+def optimized(model: onnx.ModelProto, tmp_path: Path) -> tuple[onnxruntime.InferenceSession, onnx.ModelProto]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session, onnx.load(options.optimized_model_filepath)
 
@@ -524,9 +526,9 @@ def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(f.astype(np.float64), e.astype(np.float64), rtol=0, atol=tolerance)
 
 
-def kept(case: Case, optimised: onnx.ModelProto) -> set[str]:
+def kept(case: Case, result: onnx.ModelProto) -> set[str]:
     """Returns the Q and DQ nodes that ONNX Runtime left, except those followed by a Transpose and an inserted Q."""
-    own, nodes = {n.name for n in case.model().graph.node}, optimised.graph.node
+    own, nodes = {n.name for n in case.model().graph.node}, result.graph.node
     inserted = {n.input[0] for n in nodes if n.op_type == "QuantizeLinear" and n.name not in own}
     moved = {n.input[0] for n in nodes if n.op_type == "Transpose" and n.output[0] in inserted}
     return {n.name for n in nodes if n.op_type in QDQ and n.output[0] not in moved}
@@ -547,7 +549,7 @@ def _new_enough(request: pytest.FixtureRequest) -> None:
 
 @cases(FUSED)
 def test_fused(case: Case, tmp_path: Path) -> None:
-    session, graph = optimised(case.model(), tmp_path)
+    session, graph = optimized(case.model(), tmp_path)
     said, left = verdicts(case.model()), kept(case, graph)
     assert {name for name, reason in said.items() if reason is None} == left & said.keys()
     assert case.kernel in {n.op_type for n in graph.graph.node}
@@ -563,7 +565,7 @@ def test_not_fused(case: Case, tmp_path: Path) -> None:
     said = verdicts(case.model())
     assert said
     assert set(said.values()) == {None}
-    assert said.keys() <= kept(case, optimised(case.model(), tmp_path)[1])
+    assert said.keys() <= kept(case, optimized(case.model(), tmp_path)[1])
 
 
 @cases(WRONG)
@@ -571,13 +573,13 @@ def test_fused_wrongly(case: Case, tmp_path: Path) -> None:
     assert set(verdicts(case.model()).values()) == {None}
     expected = plain_results(case)
     with pytest.raises((AssertionError, Exception), match=r"Not equal to tolerance|ONNXRuntimeError"):
-        assert_close(optimised(case.model(), tmp_path)[0].run(None, case.feeds()), expected)
+        assert_close(optimized(case.model(), tmp_path)[0].run(None, case.feeds()), expected)
 
 
 @cases(SLOWER)
 def test_fused_but_slower(case: Case, tmp_path: Path) -> None:
     assert set(verdicts(case.model()).values()) == {None}
-    assert case.kernel in {n.op_type for n in optimised(case.model(), tmp_path)[1].graph.node}
+    assert case.kernel in {n.op_type for n in optimized(case.model(), tmp_path)[1].graph.node}
 
 
 def test_unknown_scale_shape_is_not_per_tensor() -> None:
@@ -598,7 +600,7 @@ def test_unknown_scale_shape_is_not_per_tensor() -> None:
 def test_a_dequantizer_with_further_uses_is_duplicated_and_fused(text: str, outputs: str, tmp_path: Path) -> None:
     case = Case("", text, f"{A}, {B}", outputs)
     assert None not in verdicts(case.model()).values()
-    assert "MatMulIntegerToFloat" in {n.op_type for n in optimised(case.model(), tmp_path)[1].graph.node}
+    assert "MatMulIntegerToFloat" in {n.op_type for n in optimized(case.model(), tmp_path)[1].graph.node}
 
 
 SIGNED = "float[8,16] x, float a_s"
@@ -618,15 +620,15 @@ def test_signed_pair_with_constant_zero_point(name: str, tmp_path: Path) -> None
     """ONNX Runtime makes the pair unsigned and fuses it, which needs both nodes: so both stay."""
     case = PAIRS[name]
     assert None not in verdicts(case.model()).values()
-    assert not {n.op_type for n in optimised(case.model(), tmp_path)[1].graph.node} & {"MatMul"}
+    assert not {n.op_type for n in optimized(case.model(), tmp_path)[1].graph.node} & {"MatMul"}
     without_q = Case(
         "", case.text.replace(q("a", "x"), ""), case.inputs.replace("float[8,16] x", "int8[8,16] a"), init=case.init
     )
     assert set(verdicts(without_q.model()).values()) == {None}
-    assert "MatMul" in {n.op_type for n in optimised(without_q.model(), tmp_path)[1].graph.node}
+    assert "MatMul" in {n.op_type for n in optimized(without_q.model(), tmp_path)[1].graph.node}
     if name != "MatMul":
         without_dq = Case("", case.text.replace(dq("o", out="y"), ""), case.inputs, "int8[] o", case.init)
-        assert "MatMul" in {n.op_type for n in optimised(without_dq.model(), tmp_path)[1].graph.node}
+        assert "MatMul" in {n.op_type for n in optimized(without_dq.model(), tmp_path)[1].graph.node}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -635,7 +637,7 @@ def test_signed_pair_shared_by_two_is_not_fused(shared: bool, tmp_path: Path) ->
     case = Case("", text, SIGNED, "float[] y, float[] z", f"{WEIGHTS}, int8 a_z = {{0}}")
     said = verdicts(case.model())
     assert set(said.values()) == {None}
-    assert said.keys() <= kept(case, optimised(case.model(), tmp_path)[1])
+    assert said.keys() <= kept(case, optimized(case.model(), tmp_path)[1])
 
 
 def test_inside_a_branch(tmp_path: Path) -> None:
@@ -647,7 +649,7 @@ def test_inside_a_branch(tmp_path: Path) -> None:
     assert set(verdicts(inside.model()).values()) == {
         "ONNX Runtime fuses DequantizeLinear, DequantizeLinear -> MatMul into MatMulIntegerToFloat"
     }
-    assert "MatMulIntegerToFloat" in str(optimised(inside.model(), tmp_path)[1])
+    assert "MatMulIntegerToFloat" in str(optimized(inside.model(), tmp_path)[1])
     across = Case("", AB + branch.format("u = MatMul(af, bf)"), inputs)
     assert set(verdicts(across.model()).values()) == {None}
-    assert "MatMulIntegerToFloat" not in str(optimised(across.model(), tmp_path)[1])
+    assert "MatMulIntegerToFloat" not in str(optimized(across.model(), tmp_path)[1])

@@ -1,8 +1,10 @@
 """Matrix products: which ones become integer products, their results, and which ones are left.
 
-What was an integer product keeps its bits. What was a product of floats is compared with float64, on the activations
-and weights of the original model: the sum of integers is exact, so that four roundings are left, where the original
-adds up K rounded products.
+Integer products of the original keep their bits. Float products are compared with float64, on the activations and
+weights of the original model: the sum of integers is exact, so the result has four roundings, where the original adds
+K rounded products.
+
+More than 450 lines: the tests build their models from the chains and weights at the beginning of the file.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def check_products(model: onnx.ModelProto, x: dict[str, Array], products: Sequen
             assert ours.dtype == F
             bound = np.maximum(floor.reshape(ours.shape), np.abs(given[name] - shaped))
             assert (np.abs(ours - shaped) <= bound).all()
-    make_session(converted, "native", optimised=True).run(None, x)
+    make_session(converted, "native", optimize=True).run(None, x)
     return result.report
 
 
@@ -218,7 +220,7 @@ def test_bias_and_glue(activation: str, product: str, bias: str) -> None:
         ),
     ],
 )
-def test_a_scale_behind_the_product(body: str, tail: str) -> None:
+def test_a_scale_after_the_product(body: str, tail: str) -> None:
     """The float product of the codes is exact here: K is small."""
     weights = {"w": codes_of().astype(F), "ws": scales_of(), "b": np.linspace(-3, 3, N).astype(F)}
     model = model_of(symmetric() + body + tail, weights)
@@ -317,7 +319,7 @@ def test_codes_that_are_unsigned_by_hand(codes: str) -> None:
 
 
 @pytest.mark.parametrize("moves", ["Reshape(q, rows)", "Transpose<perm = [1, 0, 2]>(q)", "Identity(q)", "Neg(q)"])
-def test_codes_that_are_moved(moves: str) -> None:
+def test_codes_that_are_reshaped_or_transposed(moves: str) -> None:
     body = f"{symmetric()} q = Cast<to = 3>(c)\n q2 = {moves}\n i = MatMulInteger(q2, wq)\n y = Cast<to = 1>(i)"
     model = model_of(body, INTEGER_WEIGHTS)
     assert "MatMulInteger" in found(check(model, DATA))
@@ -355,7 +357,7 @@ def test_exact_products_do_not_saturate_on_older_cpus() -> None:
             assert numpy_helper.to_array(weights).dtype == dtype
 
 
-# What several products share, and what stays
+# Several uses of one activation, and weights that are no longer used
 
 
 def test_one_quantization_for_several_products() -> None:
@@ -368,7 +370,7 @@ def test_one_quantization_for_several_products() -> None:
     assert "DynamicRangeFakeQuantize" not in operators
 
 
-def test_another_use_of_the_activation_stays_as_it_is() -> None:
+def test_another_use_of_the_activation_keeps_the_floats() -> None:
     model = model_of(
         symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)\n n = Relu(dx)",
         WEIGHTS["folded"][1],
@@ -377,7 +379,7 @@ def test_another_use_of_the_activation_stays_as_it_is() -> None:
     assert found(check_products(model, DATA)) == ["AccumulatorDequantize", "DynamicRangeFakeQuantize"]
 
 
-def test_float_weights_do_not_stay_behind() -> None:
+def test_unused_float_weights_are_removed() -> None:
     model = model_of(symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)", WEIGHTS["folded"][1])
     converted = rewrite(model).to_proto()
     assert "w" not in {tensor.name for tensor in converted.graph.initializer}
@@ -388,13 +390,13 @@ def test_float_weights_do_not_stay_behind() -> None:
 
 LEFT = {
     "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
-    "Gemm transposes": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
+    "transA, alpha or beta": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
     "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),
     "bias is not one": (
         "d2 = Reshape(dx, rows)\n y = Gemm(d2, w, b)",
         WEIGHTS["folded"][1] | {"b": np.ones((14, 1), F)},
     ),
-    "reshaped otherwise": (
+    "reshaped so that its rows change": (
         "d2 = Reshape(dx, flat)\n y = MatMul(d2, w)",
         WEIGHTS["folded"][1] | {"flat": np.array([-1, 1, K])},
     ),
@@ -461,7 +463,7 @@ def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
     model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
     report = check(model, DATA, exact=False)
     assert "AccumulatorDequantize" not in found(report)
-    assert any("one for each row" in finding.reason for finding in report.left)
+    assert any("one scale for each row" in finding.reason for finding in report.left)
 
 
 def test_convolutions_are_left_alone() -> None:
@@ -513,7 +515,7 @@ def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) ->
     report = check_products(model, x)
     assert "AccumulatorDequantize" in found(report)
     plain = stock_session(model).run(None, x)[0]
-    ours = make_session(rewrite(model).to_proto(), "native", optimised=True).run(None, x)[0]
+    ours = make_session(rewrite(model).to_proto(), "native", optimize=True).run(None, x)[0]
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
 
 
@@ -526,7 +528,7 @@ def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
     x = np.abs(rows((rows_, K), seed=3))
     report = check_products(model, {"x": np.where(np.isfinite(x), x, F(1))})
     assert ("AccumulatorDequantize" in found(report)) != is_left
-    assert any("so small" in finding.reason for finding in report.left) == is_left
+    assert any("too small" in finding.reason for finding in report.left) == is_left
 
 
 def test_weights_that_stay_float_are_folded() -> None:
@@ -576,3 +578,30 @@ def activations_of(model: onnx.ModelProto) -> set[int]:
             given = {attribute.name: attribute.i for attribute in source.attribute}
             types.add(given["to"] if source.op_type == "Cast" else given["output_dtype"])
     return types
+
+
+@pytest.mark.parametrize(
+    ("node", "zero_point"),
+    [
+        ("AffineFakeQuantize", True),
+        ("DynamicFakeQuantize", True),
+        ("DynamicDequantize", True),
+        ("DynamicDequantize", False),
+    ],
+)
+def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
+    """A model written by hand may omit attributes, and the zero point of DynamicDequantize."""
+    kind = "int8" if node == "DynamicDequantize" else "float"
+    given = "(x, s, z)" if zero_point else "(x, s)"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18, "ort_dynq": 1]> g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
+        <int8 z = {{3}}> {{ dx = ort_dynq.{node}{given} y = MatMul(dx, w) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS["folded"][1]["w"], "w"))
+    result = rewrite(model)
+    assert found(result.report) == (["AccumulatorDequantize"] if zero_point else [])
+    x = {
+        "x": np.random.default_rng(0).integers(-100, 100, (7, K)).astype(np.int8 if kind == "int8" else F),
+        "s": np.array(0.5, F),
+    }
+    expected, actual = (make_session(each, "native").run(None, x)[0] for each in (model, result.to_proto()))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

@@ -15,7 +15,7 @@ from ort_dynq.rewriter import rewrite
 @pytest.mark.parametrize("zero", ["none", "z1", "z2", "z3"])
 @pytest.mark.parametrize("per_row", [True, False])
 def test_range_and_quantize_linear(opset: int, dequantizes: bool, zero: str, per_row: bool) -> None:
-    """The whole chain becomes one operator, whatever the zero point is computed by."""
+    """The whole chain becomes one operator, for every way to compute the zero point."""
     if per_row:
         low, high = (f"{REDUCE[18 if opset >= 18 else 13].format(which, 'x', 0)}" for which in ("Min", "Max"))
     else:

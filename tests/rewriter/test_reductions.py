@@ -1,4 +1,4 @@
-"""ReduceAbsMax and ReduceMinMax equal ReduceMax and ReduceMin, and replace them only in front of quantizations."""
+"""ReduceAbsMax and ReduceMinMax equal ReduceMax and ReduceMin, and replace them only before quantizations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNS: dict[Shape, tuple[Run, ...]] = {
     (0, 3): ((0, 1, 0), (1, 1, 0)),
     (2, 0, 3): ((1, 1, 0), (0, 0, 1)),
 }
-# Handed out to threads: many units, one unit in parts, narrow and short ones.
+# Work for several threads: many units, one unit in parts, narrow and short ones.
 LARGE: dict[Shape, tuple[Run, ...]] = {
     (300_001,): ((0, 0, 1),),
     (3000, 100): ((0, 1, 0), (-1, 1, 0)),
@@ -129,14 +129,14 @@ def test_threads_change_nothing(isa: str, backend: str, operator: str, threads: 
         for run in runs:
             x = sample(rng, shape, is_in_order(shape, run))
             compare(operator, backend, x, run, 0, threads)
-            x[:] = -1  # one element that counts, wherever it is
+            x[:] = -1  # the position of the largest element does not matter
             for at in (0, x.size // 3, x.size - 1):
                 x.reshape(-1)[at] = 2 + at
             compare(operator, backend, x, run, 1, threads)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0])
-def test_of_zeros_the_first(isa: str, value: float) -> None:
+def test_the_first_zero_decides_the_sign(isa: str, value: float) -> None:
     for shape, axis in (((3, 40), -1), ((40, 3), 0), ((3, 5, 200), 1), ((2, 9), 0)):
         x = np.full(shape, -value, F)
         first = [slice(None)] * x.ndim
@@ -146,7 +146,7 @@ def test_of_zeros_the_first(isa: str, value: float) -> None:
             assert_same(end, np.full(end.shape, value, F))
 
 
-def test_nan_counts_if_it_is_the_first(isa: str) -> None:
+def test_nan_is_the_result_if_it_is_the_first_element(isa: str) -> None:
     x = np.ones((3, 70), F)
     x[0, 0] = x[1, 5] = x[2, 69] = np.nan
     (magnitude,) = kernels.run("ReduceAbsMax", [x], axis=-1)
@@ -155,7 +155,7 @@ def test_nan_counts_if_it_is_the_first(isa: str) -> None:
         assert_same(end, np.array([[np.nan, 1, 1]], F))
 
 
-# What the rewriter makes of models
+# Rewritten models
 
 
 QUANTIZE = "s = Div(m, c127) q = QuantizeLinear<axis = -1>(x, s) y = Identity(q)"
@@ -194,7 +194,7 @@ def columns(shape: Shape) -> Array:
         ("float[] x", (2, 7, 40), "1, 0", (0, 2, 0)),
     ],
 )
-def test_range_in_front_of_a_quantization(
+def test_range_before_a_quantization(
     opset: int, body: str, operator: str, x: str, shape: Shape, axes: str, run: Run
 ) -> None:
     original = model(body, axes, x, opset)
@@ -243,8 +243,8 @@ def test_ends_over_different_dimensions() -> None:
     last = "last = Constant<value_ints = [1]>() "
     other = last + BOTH.replace("ReduceMin<keepdims = 0>(x, axes)", "ReduceMin(x, last)")
     assert ranges(rewrite(model(other, x="float[9, 40] x")).report) == []
-    assert ranges(rewrite(model(BOTH, "0, 2", "float[2, N, 3, 40] x")).report) == []  # neither a run nor all but one
-    assert ranges(rewrite(model(LEADING, "0, -1", "float[] x")).report) == []  # which these are is not known
+    assert ranges(rewrite(model(BOTH, "0, 2", "float[2, N, 3, 40] x")).report) == []  # neither a run nor all others
+    assert ranges(rewrite(model(LEADING, "0, -1", "float[] x")).report) == []  # of unknown rank
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_folders_and_files_without_permission(folder: Path) -> None:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_full_disk(external: bool, folder: Path) -> None:
-    """Neither the model nor its external data are left half-written."""
+    """No partly written file of the model or its external data remains."""
     model = model_of()
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(50_000, np.float32), "padding"))
     onnx.save(model, "model.onnx", save_as_external_data=external, location="weights", size_threshold=0)

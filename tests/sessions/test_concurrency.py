@@ -52,7 +52,7 @@ def feeds(seed: int) -> dict[str, Array]:
 
 def open_session(backend: str, threads: int, zero: str = "0", model: onnx.ModelProto = MODEL) -> ort.InferenceSession:
     """A session; `zero` is "1" if it treats denormals as zero. The backend "stock" registers no operators."""
-    given = options(threads, optimised=True)
+    given = options(threads, optimize=True)
     given.add_session_config_entry("session.set_denormal_as_zero", zero)
     if backend != "stock":
         ort_dynq.register(given, backend)  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""The backend extensions: all operators, results without Python lists, errors, and both backends together."""
+"""The backend extensions: all operators, results without Python lists, errors, and both backends together.
+
+More than 450 lines: the tests share the models and the start of new processes, in which no operator is defined yet.
+"""
 
 from __future__ import annotations
 
@@ -271,7 +274,7 @@ RUNS = (run_plain, run_with_iobinding, run_with_ort_values, run_async)
 @pytest.mark.parametrize("run", RUNS)
 def test_an_error_reaches_the_caller(run: Callable[..., Any], parallel: bool) -> None:
     """Afterwards the session gives right results."""
-    options = helpers.options(2, optimised=False)
+    options = helpers.options(2, optimize=False)
     if parallel:
         options.execution_mode, options.inter_op_num_threads = ort.ExecutionMode.ORT_PARALLEL, 2
     content = channel_model(0).SerializeToString()
@@ -322,7 +325,7 @@ def test_an_error_on_a_worker_thread() -> None:
     )
     outputs = ", ".join(f"uint8[] dst{i}" for i in range(6))
     model = parse("float[] src, float[] scale, uint8 zp", outputs, body)
-    options = helpers.options(1, optimised=False)
+    options = helpers.options(1, optimize=False)
     options.execution_mode, options.inter_op_num_threads = ort.ExecutionMode.ORT_PARALLEL, 3
     parallel = ort.InferenceSession(
         model.SerializeToString(), register(options, "extensions"), providers=["CPUExecutionProvider"]
@@ -406,12 +409,12 @@ def test_both_backends_in_one_session(first: Any) -> None:
 @pytest.mark.parametrize("ours_first", [False, True])
 def test_the_library_of_the_extensions_registered_twice(backend: Any, ours_first: bool) -> None:
     path = extensions.define()
-    options = helpers.options(1, optimised=False)
+    options = helpers.options(1, optimize=False)
     if ours_first:
         register(options, backend)
     options.register_custom_ops_library(path)
     register(options, backend)
-    with pytest.raises(DynqError, match="one session cannot have both backends of ort_dynq, nor the library of onnxr"):
+    with pytest.raises(DynqError, match="one session can have one backend of ort_dynq, and the library of onnxr"):
         ort.InferenceSession(model_of().SerializeToString(), options)
 
 
@@ -546,7 +549,7 @@ def test_a_prepared_model(inputs: str, output: str, body: str) -> None:
     expected = make_session(model, "native").run(None, feeds)[0]
     assert_same(make_session(ready(model), "extensions").run(None, feeds)[0], expected)
     for source in (model, model.SerializeToString(), ir.from_proto(model)):
-        session = InferenceSession(source, helpers.options(1, optimised=False), backend="extensions")
+        session = InferenceSession(source, helpers.options(1, optimize=False), backend="extensions")
         assert_same(session.run(None, feeds)[0], expected)
 
 

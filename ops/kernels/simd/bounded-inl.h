@@ -1,4 +1,4 @@
-// bounded: fake quantization per row of elements whose codes do not meet the clip. Uses affine-inl.h.
+// bounded: fake quantization per row of elements whose codes the clip does not change. Uses affine-inl.h.
 
 // AffineMarkstein without clamps.
 struct BoundedMarkstein {

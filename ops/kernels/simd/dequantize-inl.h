@@ -54,7 +54,7 @@ void dequantize_some_rows(const DequantizeBlock& block, int64_t first, int64_t s
 
 template <CodeKind kKind, bool kStream>
 void dequantize_columns(const DequantizeBlock& block) {
-  // Rows are taken together only if one start suits them all.
+  // Rows are processed together only if all of them have the same alignment.
   const int64_t step = rows_to_same_alignment(block.stride, block.cols);
   for (int64_t start = 0; start < step && start < block.rows; ++start) {
     int64_t row = start;

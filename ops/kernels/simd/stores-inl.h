@@ -1,4 +1,4 @@
-// How kernels cover a row with stores: past the caches, at boundaries of vectors, without masks.
+// Writes a row: with streaming stores, aligned to vectors, without masks.
 
 // Streaming stores write past the caches. Every one of them must be aligned.
 template <class Block>
@@ -31,7 +31,7 @@ inline int64_t rows_to_same_alignment(int64_t stride, int64_t cols) {
 }
 
 // Calls run(at) for parts of `width` that cover [begin, cols), where cols >= width. The last part may overlap the one
-// before: this is faster than a masked vector, above all on AVX2, which has no masks for bytes. It is also why src and
+// before: this is faster than a masked vector, especially on AVX2, which has no masks for bytes. It is also why src and
 // dst must not overlap.
 template <class Run>
 void cover(int64_t begin, int64_t cols, int64_t width, const Run& run) {

@@ -17,19 +17,27 @@ from ...operators.encodings import CodeType, NanCode, RangeConstants, Scaling, Z
 from ..edit import Edit, call
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
-from ..facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, skip_identity
+from ..facts.values import (
+    CODE_TYPES,
+    attributes_of,
+    cast_to,
+    constant_array,
+    constant_scalar,
+    producer_of,
+    skip_identity,
+)
 from ..report import Left
 from ..rule import Context
 from .unsigned_codes import UnsignedCodes
 
-_DEQUANTIZERS = (
-    "DynamicRangeFakeQuantize",
-    "AffineFakeQuantize",
-    "DynamicFakeQuantize",
-    "AffineDequantize",
-    "DynamicDequantize",
-)
-_NO_SCALE_OF_ROWS = "the scale is not known to be one for each row of the activation"
+_FEWEST_INPUTS = {  # a model written by hand may omit optional ones; then its product stays
+    "DynamicRangeFakeQuantize": 2,
+    "AffineFakeQuantize": 3,
+    "DynamicFakeQuantize": 3,
+    "AffineDequantize": 3,
+    "DynamicDequantize": 3,
+}
+_NO_SCALE_OF_ROWS = "the activation is not known to have one scale for each row"
 _OTHER_ZERO_POINT = "the zero point is of another type than the codes"
 
 
@@ -45,7 +53,8 @@ def dequantizer_of(value: ir.Value) -> ir.Node | None:
     if node is None or value is not node.outputs[0]:
         return None
     if node.domain == DOMAIN:
-        return node if node.op_type in _DEQUANTIZERS else None
+        has_inputs = len(node.inputs) >= _FEWEST_INPUTS.get(node.op_type, 0) and None not in node.inputs
+        return node if has_inputs and node.op_type in _FEWEST_INPUTS else None
     if producer_of(value, "Cast") is None or cast_to(node) != ir.DataType.FLOAT:
         return None
     codes = node.inputs[0]
@@ -96,7 +105,7 @@ class Activations:
         before = reshape.inputs[0]
         lengths = [each.shape[-1] if each is not None and each.shape else None for each in (before, value)]
         if value.shape is None or len(value.shape) != 2 or lengths != [depth, depth]:
-            raise Left("the activation is reshaped otherwise than from rows to rows")
+            raise Left("the activation is reshaped so that its rows change")
         if not _has_scale_of_each_row(source):
             raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
         activation = self._of_source(source, context, edit)
@@ -126,7 +135,7 @@ class Activations:
         return self._activations[source]
 
     def _of_range(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
-        attributes = _attributes(source)
+        attributes = attributes_of(source)
         code_type = _code_type(attributes)
         zero_point_type = attributes["zero_point_type"]
         if attributes["zero_point_rule"] == ZeroPointRule.FLOOR_NEGATED and zero_point_type != code_type:
@@ -135,7 +144,11 @@ class Activations:
             raise Left(_OTHER_ZERO_POINT)
         src, constants = _inputs(source, 2)
         elements = constant_array(constants)
-        if attributes["nan_code"] == NanCode.NAN and elements is not None:
+        if (
+            attributes["nan_code"] == NanCode.NAN
+            and elements is not None
+            and elements.size == len(RangeConstants._fields)
+        ):
             given = RangeConstants(*map(float, elements))
             if given.scale_of_zero == 0:  # the floats of a row of zeros are NaN; codes cannot be NaN, but the scale can
                 given = given._replace(scale_of_zero=float("nan"))
@@ -151,7 +164,7 @@ class Activations:
         return Activation(codes, scale, zero_point)
 
     def _of_affine(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
-        attributes = _attributes(source)
+        attributes = attributes_of(source)
         code_type = _code_type(attributes)
         src, scale, zero_point = _inputs(source, 3)
         if not is_shape_of_rows(scale, src):
@@ -177,7 +190,7 @@ class Activations:
     def _of_dynamic(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
         src, scales, zps = _inputs(source, 3)
         scale, zero_point = self._of_rows(source, src, scales, zps, unsigned, edit)
-        new = call("DynamicQuantize", [src, scales, unsigned.of(zps, edit)], **_attributes(source))
+        new = call("DynamicQuantize", [src, scales, unsigned.of(zps, edit)], **attributes_of(source))
         return Activation(edit.insert(new, before=source, origin=source), scale, zero_point)
 
     def _of_dequantize(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
@@ -199,7 +212,7 @@ class Activations:
         self, source: ir.Node, src: ir.Value, scales: ir.Value, zps: ir.Value, unsigned: UnsignedCodes, edit: Edit
     ) -> tuple[ir.Value, ir.Value]:
         """Returns scale and zero point (uint8) of the rows, from the inputs of a Dynamic... operator."""
-        attributes = _attributes(source)
+        attributes = attributes_of(source)
         qtype, axis = attributes["qtype"], attributes["axis"]
         if qtype == "per_tensor" or (qtype == "per_group" and is_shape_of_rows(scales, src)):
             return scales, unsigned.of(zps, edit)
@@ -220,7 +233,7 @@ def _has_scale_of_each_row(source: ir.Node) -> bool:
 
     Otherwise several rows may share one, as those of a matrix do. Its scales cannot be reshaped as its rows are.
     """
-    x, attributes = source.inputs[0], _attributes(source)
+    x, attributes = source.inputs[0], attributes_of(source)
     if source.op_type == "Cast" or attributes.get("qtype") == "per_tensor":
         return True
     rank = None if x is None or x.shape is None else len(x.shape)
@@ -237,10 +250,6 @@ def _inputs(node: ir.Node, count: int) -> list[ir.Value]:
     found = [value for value in node.inputs[:count] if value is not None]
     assert len(found) == count
     return found
-
-
-def _attributes(node: ir.Node) -> dict[str, Any]:
-    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 def _as_codes(attributes: Mapping[str, Any], code_type: CodeType) -> dict[str, Any]:
@@ -270,6 +279,6 @@ def _code_type(attributes: Mapping[str, Any]) -> CodeType:
 def _has_one_element(value: ir.Value) -> bool:
     """Returns whether a value is known to have one element."""
     elements = constant_array(value)
-    if elements is not None:
+    if elements is not None and elements.size == len(RangeConstants._fields):
         return elements.size == 1
     return value.shape is not None and all(dim == 1 for dim in value.shape)

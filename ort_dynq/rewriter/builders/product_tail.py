@@ -1,4 +1,4 @@
-"""The nodes behind a product of codes, which turn its int32 sums into floats: they become AccumulatorDequantize."""
+"""The nodes after a product of codes, which turn its int32 sums into floats: they become AccumulatorDequantize."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..edit import Edit, call
 from ..facts.folding import evaluate
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
-from ..facts.values import only_use, producer_of, skip_identity
+from ..facts.values import attributes_of, only_use, producer_of, skip_identity
 from ..rule import Context
 from .unsigned_codes import UnsignedCodes
 
@@ -48,7 +48,7 @@ class Tail:
         return node
 
     def take_bias(self, columns: int, facts: Facts) -> None:
-        """Moves `last` behind an Add of a bias, if one follows."""
+        """Moves `last` past an Add of a bias, if one follows."""
         use = only_use(self.last)
         if use is None or use.node.op_type != "Add":
             return
@@ -116,6 +116,6 @@ def is_row_scale(value: ir.Value | None, codes: ir.Value) -> bool:
     if quantizer is not None and quantizer.domain == DOMAIN and skip_identity(value) in quantizer.outputs[1:2]:
         cast = producer_of(codes, "Cast")
         of = codes if cast is None or cast.inputs[0] is None else cast.inputs[0]
-        if of.producer() is quantizer and quantizer.attributes["axis"].as_int() <= 0:
+        if of.producer() is quantizer and attributes_of(quantizer)["axis"] <= 0:
             return True
     return is_shape_of_rows(value, codes)

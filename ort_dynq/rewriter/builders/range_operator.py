@@ -48,7 +48,7 @@ def replace_range_chain(
     """
     start = None if recipe.start is None else recipe.start.producer()
     if start is None or start.graph is not node.graph:
-        raise Left("the range is found in another graph than that of the quantization")
+        raise Left("the range is computed in another graph than the quantization")
     # The new node goes where the range is complete. A copy of x may be computed later, so x itself is used.
     x = skip_identity(x)
     edit = context.edit("DynamicRangeFakeQuantize" if is_fake else "DynamicRangeQuantize", node)

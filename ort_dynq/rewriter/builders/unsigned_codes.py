@@ -12,7 +12,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..edit import Edit, call, constant
 from ..facts.inference import Facts
-from ..facts.values import constant_array
+from ..facts.values import attributes_of, constant_array
 
 _MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
 _QUANTIZERS = ("DynamicRangeQuantize", "AffineQuantize", "DynamicQuantize")
@@ -71,8 +71,7 @@ class UnsignedCodes:
             inputs[2] = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
         else:
             inputs[2] = self.shifted(inputs[2], edit)
-        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        new = call(node.op_type, inputs, **{**attributes, "output_dtype": int(ir.DataType.UINT8)})
+        new = call(node.op_type, inputs, **{**attributes_of(node), "output_dtype": int(ir.DataType.UINT8)})
         edit.insert(new, before=node, origin=node)
         for i, (old, output) in enumerate(zip(node.outputs, new.outputs, strict=True)):
             if i == 1:  # the scale
@@ -82,7 +81,7 @@ class UnsignedCodes:
                 self._unsigned[old] = output
 
     def _shift_by_nodes(self, value: ir.Value, edit: Edit) -> None:
-        """Inserts primitive operators behind the node, or at the start of the graph, that provides the codes."""
+        """Inserts primitive operators after the node that provides the codes, or at the start of the graph."""
         half = constant(np.array(128, np.int32))
         wide = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
         shifted = ir.node("Add", [wide.outputs[0], half.outputs[0]])

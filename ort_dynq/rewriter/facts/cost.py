@@ -1,4 +1,4 @@
-"""Where an operator of ort_dynq costs more than it saves."""
+"""Decides where an operator of ort_dynq costs more than it saves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import onnx_ir as ir
 
 from .ort_fusions import code_type, is_next_to_fused
+from .values import attributes_of
 
 FEWEST_ELEMENTS = 2048
 """A tensor with fewer elements gains nothing from a custom operator in place of one vectorized node: a call costs
@@ -18,9 +19,9 @@ _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 def too_small(node: ir.Node) -> str | None:
     """Returns the reason why a node gains nothing from becoming one operator of ort_dynq, or None.
 
-    The size does not count next to an operator that ONNX Runtime fuses, correctly or not, nor in front of an integer
-    product of int8 codes, which become uint8. It is not known if no dimension is fixed. If one is, such as a layer's
-    width, the others are assumed to be short.
+    A node is converted at any size next to an operator that ONNX Runtime fuses, correctly or not, and before an integer
+    product of int8 codes, which become uint8. If no dimension is fixed, the size is not known. If some are, such as a
+    layer's width, the others are assumed to be short.
 
     Args:
         node: A QuantizeLinear or DequantizeLinear.
@@ -43,7 +44,7 @@ def too_small(node: ir.Node) -> str | None:
     is_multiplied = quantizes and any(use.node.op_type == "MatMulInteger" for use in node.outputs[0].uses())
     if is_multiplied and code_type(node) != ir.DataType.UINT8:
         return None
-    assumed = f", taking {_ASSUMED} for what is not fixed" if unknown else ""
+    assumed = f", with {_ASSUMED} for each dynamic dimension" if unknown else ""
     return f"a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
 
 
@@ -55,7 +56,7 @@ def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:
         columns: The number of output channels.
     """
     x = source.inputs[0]
-    if source.op_type != "DynamicFakeQuantize" or source.attributes["qtype"].as_string() != "per_channel":
+    if source.op_type != "DynamicFakeQuantize" or attributes_of(source)["qtype"] != "per_channel":
         return False
     if x is None or x.shape is None or not x.shape.is_static():
         return False

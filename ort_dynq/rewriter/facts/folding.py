@@ -35,7 +35,7 @@ def evaluate(value: ir.Value | None, opset: int) -> npt.NDArray[Any] | None:
         at = todo.pop()
         producer = at.producer()
         if producer is not None:
-            nodes.pop(producer, None)  # a node goes behind all nodes that use it; the list is reversed below
+            nodes.pop(producer, None)  # a node follows all nodes that use it; the list is reversed below
             nodes[producer] = None
             todo += [source for source in producer.inputs if source is not None]
         elif at.const_value is not None and at.name is not None:

@@ -115,7 +115,7 @@ class Facts:
         them. ONNX Runtime does not trust them either.
         """
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-        was_disabled, logger.disabled = logger.disabled, True  # failures leave types and shapes unknown, that is all
+        was_disabled, logger.disabled = logger.disabled, True  # after a failure, types and shapes are unknown
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         data_prop = not _has_long_vector(self.model)
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
@@ -127,7 +127,7 @@ class Facts:
                 infer(self.model)
             for value, (type_, shape) in declared.items():
                 if _contradicts(value, type_, shape):
-                    self._saved[value] = (None, None)  # inference would trust it behind a custom operator
+                    self._saved[value] = (None, None)  # inference would trust it after a custom operator
                 else:
                     value.type, value.shape = type_, shape
             infer(self.model)
@@ -136,7 +136,7 @@ class Facts:
                 infer(self.model)
         finally:
             logger.disabled = was_disabled
-            for values, order in initializers:  # the pass moves large ones behind the others
+            for values, order in initializers:  # the pass moves large ones to the end
                 for name in order:
                     values.add(values.pop(name))
         for function in _callers_first(self.model):
@@ -255,7 +255,7 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], data_prop: bool
     model = onnx.ModelProto(ir_version=10, graph=body, opset_import=proto.opset_import)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
-    except Exception:  # references to attributes and foreign operators may defeat it; then nothing is known
+    except Exception:  # references to attributes and foreign operators can make inference fail: then nothing is known
         return
     found = ir.serde.deserialize_model(inferred).graph
     for (_, ours), (_, theirs) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):

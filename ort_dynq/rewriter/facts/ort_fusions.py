@@ -3,7 +3,7 @@
 At its default optimization level ONNX Runtime replaces DequantizeLinear -> operator [-> QuantizeLinear] by one integer
 kernel. Many of these fusions do not require constant scales, so they apply to run-time scales too. A node in a correct
 fusion must stay. Where the fusion is wrong, the node must be converted, which repairs the model; most wrong fusions
-take every scale for a per-tensor one, so that the session fails or returns wrong numbers.
+treat every scale as per tensor, so that the session fails or returns wrong numbers.
 
 Read from ONNX Runtime's sources and tested with 1.31.1 on x86-64. Paths below are relative to
 onnxruntime/core/optimizer/.
@@ -55,7 +55,7 @@ _GROUPS = {
 }
 
 
-# Every operator that is fused behind a DequantizeLinear, including those whose kernels are wrong or slow.
+# Every operator that is fused after a DequantizeLinear, including those whose kernels are wrong or slow.
 _FUSED = frozenset({*_GROUPS, "Where", "AveragePool", "Softmax"})
 
 
@@ -75,8 +75,8 @@ def fused_by_onnxruntime(node: ir.Node, is_constant: Callable[[ir.Value | None],
 def is_next_to_fused(node: ir.Node) -> bool:
     """Returns whether ONNX Runtime may fuse an operator next to `node`, correctly or not.
 
-    For a QuantizeLinear that is an operator before it, with a DequantizeLinear as an input; for a DequantizeLinear, an
-    operator behind it.
+    For a QuantizeLinear, this is an operator before it that has a DequantizeLinear as an input. For a DequantizeLinear,
+    it is an operator after it.
     """
     if node.op_type == "QuantizeLinear":
         return any(_dequantizer(value) for each in _producers(node) for value in each.inputs if value is not None)
@@ -99,7 +99,7 @@ class _Matcher:
             return None
         inputs, output, transposed = [v for v in op.inputs if v is not None], op.outputs[0], False
         bias = _added_bias(op)
-        if bias is not None:  # it becomes a Gemm, behind a Reshape unless it is a matrix
+        if bias is not None:  # it becomes a Gemm, after a Reshape unless it is a matrix
             if _rank(inputs[0]) != 2:
                 return None
             group, output, inputs = _GROUPS["Gemm"], _users(output)[0].outputs[0], [*inputs, bias]
@@ -120,7 +120,7 @@ class _Matcher:
             assert dq is not None
             axis = (0 if transposed else group.channel_axis) if i == 1 else None
             has_zero_point = _zero_point(dq) is not None
-            if value is not dq.outputs[0]:  # constants are transposed, else a Q -> DQ, per tensor, put behind
+            if value is not dq.outputs[0]:  # constants are transposed; else a per-tensor Q -> DQ follows
                 is_constant = self._is_constant(dq.inputs[0])
                 if is_constant and not has_zero_point:  # the Transpose becomes part of a FusedMatMul first
                     return None
@@ -268,11 +268,11 @@ def _sole_user(node: ir.Node) -> ir.Node | None:
 def _consumers(dq: ir.Node) -> list[ir.Node]:
     """Returns the operators that use a DQ's output in its graph, directly or through a Transpose with one consumer.
 
-    MakeQDQNodeUnit (transpose_optimization/onnx_transpose_optimization.cc) inserts a Q -> DQ behind that Transpose.
+    MakeQDQNodeUnit (transpose_optimization/onnx_transpose_optimization.cc) inserts a Q -> DQ after that Transpose.
     """
     users = [n for n in _users(dq.outputs[0]) if n.graph is dq.graph]
-    behind = [_sole_user(n) for n in users if n.op_type == "Transpose"]
-    return [*users, *(n for n in behind if n is not None)]
+    after = [_sole_user(n) for n in users if n.op_type == "Transpose"]
+    return [*users, *(n for n in after if n is not None)]
 
 
 def _producers(q: ir.Node) -> list[ir.Node]:

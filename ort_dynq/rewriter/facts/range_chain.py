@@ -1,4 +1,6 @@
-"""Recognizes how a scale and a zero point are computed from the range of x.
+"""Recognizes how a scale and a zero point are computed from the range of x, as exporters write it.
+
+rules/decomposed.py and rules/qdq.py recognize the rest of the chain.
 
 The result has the attributes and constants of DynamicRangeQuantize. The forms that are recognized, s being the scale:
 
@@ -21,8 +23,8 @@ from .shapes import axes_of, same_shape, unreshaped
 from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
 
 _LARGEST = float(np.finfo(np.float32).max)
-_UNKNOWN_RANGE = "the scale does not follow from a range of x"
-_UNEQUAL_BOUNDS = "the minimum and the maximum are not bounded by 0 alike"
+_UNKNOWN_RANGE = "the scale is not computed from the range of x"
+_UNEQUAL_BOUNDS = "the bounds of the minimum and of the maximum do not match"
 
 
 @dataclass
@@ -103,7 +105,7 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
         recipe.inverse_scale, value = 1, _input(node)
     low = _range(x, value, recipe)
     if recipe.inverse_scale and recipe.range_kind != RangeKind.ABS_MAX:
-        raise Left("the scale is an inverse one, and its range has two ends")
+        raise Left("an inverse scale is computed from another range than the maximum of |x|")
     if zero_point is not None:
         _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
     return recipe
@@ -152,10 +154,10 @@ def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
     equal = None if condition is None else producer_of(skip_identity(condition), "Equal")
     value, replacement = _input(where, 2), constant_scalar(where.inputs[1])
     if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
-        raise Left("the condition of a Where is not whether the scale is 0")
+        raise Left("the condition of a Where is not scale == 0")
     found = _operand(equal, commutative=True)
     if found is None or found[1] != 0 or found[0] is not value:
-        raise Left("the condition of a Where is not whether the scale is 0")
+        raise Left("the condition of a Where is not scale == 0")
     return value, replacement
 
 
@@ -167,7 +169,7 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     if (node := producer_of(value, "ReduceMax")) is not None:
         inner = producer_of(_input(node), "Abs")
         if inner is None or _input(inner) is not skip_identity(x):
-            raise Left("the scale follows from the maximum of another value than |x|")
+            raise Left("the scale is computed from the maximum of another value than |x|")
         recipe.axis, recipe.keepdims = _rows(node, x)
         return None
     if (node := producer_of(value, "Max")) is not None and len(node.inputs) == 2:
@@ -224,7 +226,7 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
         raise Left(_UNEQUAL_BOUNDS)
     if low.least > -_LARGEST or high.most < _LARGEST:
         raise Left("the minimum and the maximum are bounded away from 0")
-    # A bound at the largest float makes an infinite end finite, and so the larger of the two ends.
+    # A bound at the largest float makes an infinite minimum or maximum finite, and so the range.
     if _LARGEST in (-low.least, high.most):
         if low.least != -high.most:
             raise Left(_UNEQUAL_BOUNDS)
@@ -281,7 +283,7 @@ def _axis(reduce: ir.Node, x: ir.Value) -> int:
         raise Left("the dimensions of the range are computed at run time")
     if not axes:
         if integer(reduce, "noop_with_empty_axes", 0) != 0:
-            raise Left("the range is over no dimension")
+            raise Left("the range reduces no dimension")
         return 0
     if rank is None and any(axis >= 0 for axis in axes):
         raise Left("the rank of x is not known")
@@ -327,7 +329,7 @@ def _zero_point(
     """
     value = _uncast(zero_point, recipe)
     if low is None:
-        raise Left("the zero point does not follow from the range of x")
+        raise Left("the zero point is not computed from the range of x")
 
     def clipped(v: ir.Value) -> ir.Value | None:
         """Returns what one or more Clips to the range of the codes clip, or None."""
@@ -403,4 +405,4 @@ def _zero_point(
                     return
     if recipe.is_int32:
         raise Left("the zero point is cast to int32, expected uint8 or int8")
-    raise Left("the zero point follows from the range of x in an unknown way")
+    raise Left("the zero point is computed from the range of x in an unknown way")

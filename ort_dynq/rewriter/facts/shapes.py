@@ -43,10 +43,10 @@ def broadcasts(small: ir.Value, large: ir.Value) -> bool:
 
 
 def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
-    """Returns whether the numbers of the rows of x, reshaped or not, broadcast to x so that each meets its own row.
+    """Returns whether `value` is known to broadcast to x so that each of its numbers applies to its own row.
 
     Args:
-        value: One number for each row, in the order of the rows.
+        value: One number for each row, in the order of the rows, reshaped or not.
         x: The tensor of the rows.
         axis: The first dimension of a row, negative; 0 if all of x is one row.
         keepdims: Whether the reductions over the rows kept dimensions of length 1.

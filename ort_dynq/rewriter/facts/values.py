@@ -9,6 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ...operators import OPERATORS
 
 CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
@@ -28,7 +29,7 @@ class Use(NamedTuple):
 
 
 def only_use(value: ir.Value) -> Use | None:
-    """Returns the only use of a node's output, behind any Identity, by a standard operator of the same graph."""
+    """Returns the only use of a node's output, after any Identity, by a standard operator of the same graph."""
     while True:
         uses, producer = value.uses(), value.producer()
         if len(uses) != 1 or value.is_graph_output() or producer is None:
@@ -49,6 +50,12 @@ def integer(node: ir.Node, name: str, default: int) -> int | None:
     return None if attribute.is_ref() else attribute.as_int()
 
 
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """Returns the attributes of a call of one of ort_dynq's operators by name, defaults included."""
+    defaults = {attribute.name: attribute.default for attribute in OPERATORS[node.op_type].attributes}
+    return defaults | {name: attribute.value for name, attribute in node.attributes.items()}
+
+
 def is_given_by_caller(value: ir.Value | None) -> bool:
     """Returns whether a value is an attribute of the enclosing function, or the negative of one."""
     if (node := producer_of(value, "Neg", "Cast", "Identity")) is not None:
@@ -63,7 +70,7 @@ def cast_to(node: ir.Node) -> ir.DataType:
 
 
 def skip_identity(value: ir.Value) -> ir.Value:
-    """Returns the value that `value` is a copy of, behind any Identity and Cast from float32 to float32."""
+    """Returns the value that `value` is a copy of, before any Identity and Cast from float32 to float32."""
     while True:
         node = producer_of(value, "Identity", "Cast")
         source = None if node is None else node.inputs[0]

@@ -1,4 +1,4 @@
-"""The list of rules. Every other module of this package is one rule, or the two rules of one notation.
+"""The list of rules. Every other module of this package is one rule, or one rule to quantize and one to dequantize.
 
 A new rule is one new file and one entry in PHASES. Rules do not import each other; what several rules build is in
 builders/, and what they need to know of a model in facts/.

@@ -1,5 +1,7 @@
 """The rules for quantization written with primitive operators: Div, Round, Add, Clip, Cast, Mul.
 
+torch, torchao, compressed-tensors, BitNet and SmoothQuant export such chains.
+
 range, scale, zero point, quantize                  -> DynamicRangeQuantize
 range, scale, zero point, quantize, dequantize      -> DynamicRangeFakeQuantize
 quantize                                            -> AffineQuantize
@@ -339,7 +341,7 @@ def _replace_whole(chain: Chain, context: Context) -> Edit:
         raise Left("the zero point is of another type than the codes")
     for each in (chain.scale, zero):
         if each is not None and not lines_up(each, chain.x, recipe.axis, recipe.keepdims):
-            raise Left("scale and zero point are not known to line up with the rows whose range they come from")
+            raise Left("the shapes of scale and zero point are not known to match the rows of the range")
     return replace_range_chain(
         chain.round,
         context,

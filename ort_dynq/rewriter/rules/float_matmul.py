@@ -47,7 +47,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if bias is not None and not is_bias(bias, columns, facts):
         raise Left("the bias is not one number for each output channel")
     if is_tiny_product_of_rows(source, columns):
-        raise Left("the product is so small that the rows' scales cost more than it saves")
+        raise Left("the product is too small: scaling its rows costs more than it saves")
     edit = context.edit("AccumulatorDequantize", node)
     activation = context.shared(Activations).of(a, source, len(grid.codes), context, edit)
     # The column scales come first: the product of two scales may be too small for float32.
@@ -82,7 +82,7 @@ def _grid(node: ir.Node, b: ir.Value, facts: Facts) -> Grid:
     if node.op_type == "Gemm":
         alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
         if integer(node, "transA", 0) != 0 or alpha != 1 or beta != 1:
-            raise Left("Gemm transposes or scales what it multiplies")
+            raise Left("the attribute transA, alpha or beta of the Gemm is not the default")
         if weights is not None and integer(node, "transB", 0) != 0:
             weights = weights.T
     grid = None if weights is None else grid_of(weights)
@@ -94,7 +94,7 @@ def _grid(node: ir.Node, b: ir.Value, facts: Facts) -> Grid:
 
 
 def _take_scales(tail: Tail, a: ir.Value, columns: int, facts: Facts) -> None:
-    """Moves the end of the tail behind the Muls by the scales of the columns and of the rows of `a`."""
+    """Moves the end of the tail past the Muls by the scales of the columns and of the rows of `a`."""
     while (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
         factor = use.node.inputs[1 - use.idx]
         column = column_vector(factor, columns, np.float32, facts)

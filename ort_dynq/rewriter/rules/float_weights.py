@@ -4,9 +4,9 @@ DequantizeLinear of constants, [Transpose], MatMul | Gemm | Conv     -> the fold
 DequantizeLinear of constants                                        -> DynamicDequantize
 
 The rule applies if the other factor of the product came from a DequantizeLinear that another rule has replaced. ONNX
-Runtime does not fold a DequantizeLinear; it runs at every inference. If one factor is constant behind a
-DequantizeLinear, transposed or not, and the other one is float, ONNX Runtime even makes MatMulNBits of the product,
-which quantizes the float factor again (1.31: outputs move by 1 to 3% of their standard deviation). It does not do so if
+Runtime does not fold a DequantizeLinear; it runs at every inference. If one factor is a DequantizeLinear
+of a constant, transposed or not, and the other one is float, ONNX Runtime even makes MatMulNBits of the product, which
+quantizes the float factor again (1.31: outputs move by 1 to 3% of their standard deviation). It does not do so if
 both factors come from a DequantizeLinear, as in the original model.
 
 Weights are not folded if results must be exact: ONNX Runtime packs constant weights and adds up some products in
@@ -29,7 +29,7 @@ from ..facts.values import Use, producer_of
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
 
-_MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the room of their codes
+_MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 
 
 class _Folded:

@@ -51,7 +51,7 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
     if x.dtype != ir.DataType.FLOAT:
         raise unsupported("x", x.dtype, "float32")
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
-        raise Left("precision asks for a division in another type than float32")
+        raise Left("the attribute precision selects another type than float32 for the division")
     output_dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
     codes = output_dtype or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
     check_parameters(node, codes)

@@ -5,7 +5,7 @@ ReduceMin(x), ReduceMax(x)                                  -> ReduceMinMax(x)
 ReduceMin(x) | ReduceMax(x), over the first dimensions      -> ReduceMinMax(x)
 
 The rule applies if the parameters of a quantization are computed from the range: over the first dimensions, over all
-dimensions but one, or in front of a chain that is left.
+dimensions but one, or before a chain that is left.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ RULE = Rule("range", 13, _apply)
 
 
 def _is_slow_alone(reduction: _Reduction) -> bool:
-    """Returns whether one end alone takes longer than both in one pass, as it does over the first dimensions."""
+    """Returns whether one reduction alone takes longer than both in one pass, as over the first dimensions."""
     shape = reduction.x.shape
     if reduction.reduce_others or reduction.axis not in (0, -len(shape or ())) or reduction.count == len(shape or ()):
         return False
@@ -100,7 +100,7 @@ def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
 
 
 def _reduction(node: ir.Node) -> _Reduction | None:
-    """Returns the reduction; None if its dimensions are not known, or neither they nor the others are a run."""
+    """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
     x, axes, keepdims = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
     if x is None or axes is None or keepdims is None or node.domain not in STANDARD_DOMAINS:
         return None
@@ -117,7 +117,7 @@ def _reduction(node: ir.Node) -> _Reduction | None:
 
 
 def _is_run(axes: list[int]) -> bool:
-    """Returns whether sorted axes are consecutive. Of negative and other axes together that is not known."""
+    """Returns whether sorted axes are consecutive. It is not known if some axes are negative and others are not."""
     return axes == list(range(axes[0], axes[0] + len(axes))) and (axes[0] < 0) == (axes[-1] < 0)
 
 
