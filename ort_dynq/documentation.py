@@ -74,12 +74,7 @@ def body_text(name: str, opset: int = 21) -> str:
     """
     if name not in OPERATORS:
         raise DynqError(f"there is no operator '{name}', expected one of {', '.join(OPERATORS)}")
-    operator = OPERATORS[name]
-    attributes = ", ".join(attribute.name for attribute in operator.attributes)
-    inputs, outputs = (", ".join(each.name for each in some) for some in (operator.inputs, operator.outputs))
-    head = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>'
-    signature = f"{name} {f'<{attributes}> ' if attributes else ''}({inputs}) => ({outputs})"
-    return "\n".join((head, signature, *_indented(operator.body(opset))))
+    return "\n".join(_indented(OPERATORS[name].function(DOMAIN, opset)))
 
 
 def _indented(text: str) -> Iterator[str]:

@@ -102,6 +102,14 @@ class Operator:
     body: Callable[[int], str]
     reference: Callable[..., list[Array]]
 
+    def function(self, domain: str, opset: int) -> str:
+        """The whole function of a rewritten model, for an opset version of ONNX, in ``onnx.parser``'s syntax."""
+        attributes = ", ".join(attribute.name for attribute in self.attributes)
+        inputs, outputs = (", ".join(value.name for value in values) for values in (self.inputs, self.outputs))
+        return f"""<domain: "{domain}", opset_import: ["" : {opset}]>
+{self.name} {f"<{attributes}> " if attributes else ""}({inputs}) => ({outputs})
+{self.body(opset)}"""
+
 
 @dataclass(frozen=True)
 class Family:

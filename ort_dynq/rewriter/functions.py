@@ -57,11 +57,5 @@ def _add_function(model: ir.Model, operator: str, opset: int) -> None:
 
 def make_function(operator: str, opset: int) -> ir.Function:
     """Returns the function of one operator; its body has standard operators of version `opset`."""
-    spec = OPERATORS[operator]
-    attributes = ", ".join(attribute.name for attribute in spec.attributes)
-    text = (
-        f'<domain: "{DOMAIN}", opset_import: ["": {opset}]> {spec.name} {f"<{attributes}>" if attributes else ""} '
-        f"({', '.join(value.name for value in spec.inputs)}) => ({', '.join(value.name for value in spec.outputs)}) "
-        f"{spec.body(opset)}"
-    )
+    text = OPERATORS[operator].function(DOMAIN, opset)
     return ir.serde.deserialize_function(onnx.parser.parse_function(text))
