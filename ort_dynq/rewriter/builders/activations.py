@@ -233,8 +233,10 @@ def _has_scale_of_each_row(source: ir.Node) -> bool:
 
     Otherwise several rows may share one, as those of a matrix do. Its scales cannot be reshaped as its rows are.
     """
+    if source.op_type == "Cast":  # the codes are multiplied without a scale
+        return True
     x, attributes = source.inputs[0], attributes_of(source)
-    if source.op_type == "Cast" or attributes.get("qtype") == "per_tensor":
+    if attributes.get("qtype") == "per_tensor":
         return True
     rank = None if x is None or x.shape is None else len(x.shape)
     if source.op_type == "DynamicRangeFakeQuantize":
