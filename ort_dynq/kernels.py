@@ -199,6 +199,9 @@ def _address(array: Array) -> int:
 @functools.lru_cache
 def _attributes(given: tuple[tuple[str, str | int], ...]) -> ctypes.Array[library.Attribute]:
     """The attributes for the C interface. They are cached, since a node passes the same ones in every run."""
+    for name, value in given:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:  # ctypes would wrap it
+            raise DynqError(f"{name} is {value}, expected an integer of 64 bits")
     return (library.Attribute * len(given))(
         *(
             library.Attribute(name.encode(), value.encode(), 0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import DynqError
 from .arguments import add_data, add_exact, check_target
 from .command import FAILED, Command, Outcome
 from .inspect import summary
@@ -33,6 +34,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
+    if not arguments.verify and (arguments.input or arguments.shape):
+        raise DynqError("--input and --shape are the data of a verification; give --verify as well")
     check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite

@@ -35,6 +35,13 @@ def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]
     assert text.splitlines()[-1] == "again.onnx is written"
 
 
+@pytest.mark.parametrize("option", ["--input=x=x.npy", "--shape=x=1x2"])
+def test_rewrite_with_data_and_without_verify(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rewrite", str(folder / "model.onnx"), "-o", str(folder / "out.onnx"), option]) == 2
+    assert capsys.readouterr().err.endswith("give --verify as well\n")
+    assert not (folder / "out.onnx").exists()
+
+
 def test_rewrite_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("model.onnx").read_bytes()
     Path("link.onnx").symlink_to("model.onnx")

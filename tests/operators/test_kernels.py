@@ -152,6 +152,12 @@ def test_run_with_an_attribute_of_the_wrong_type() -> None:
         kernels.run("DynamicQuantize", [np.float32([1]), np.float32(1)], qtype=1)
 
 
+@pytest.mark.parametrize("axis", [2**63, -(2**63) - 1, 2**64])
+def test_run_with_an_attribute_that_is_too_large(axis: int) -> None:
+    with pytest.raises(DynqError, match=f"axis is {axis}, expected an integer of 64 bits"):
+        kernels.run("DynamicQuantize", [np.float32([1]), np.float32([1])], qtype="per_channel", axis=axis)
+
+
 @pytest.mark.parametrize(
     "inputs", [[], [np.ones(3, np.float32)], [None, np.float32(1)], [np.ones(3, np.float32), None]]
 )
