@@ -78,15 +78,15 @@ def test_mutated_models(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_many_mutated_models(tmp_path: Path) -> None:
-    """Two minutes of mutated models. hostile_models.py runs for longer."""
-    fuzz(tmp_path, seconds=120)
+    """About two minutes; a number of models, so that every machine tries the same. hostile_models.py tries others."""
+    fuzz(tmp_path, inputs=1200)
 
 
 def fuzz(folder: Path, inputs: int = 10**9, seconds: float = 500) -> None:
     fuzzer = hostile_models.Fuzzer(seed=0, failures=folder)
     fuzzer.run(inputs, seconds)
     print(f"{fuzzer.inputs} models; {fuzzer.crashes_of_onnxruntime} of them crash stock ONNX Runtime")
-    assert fuzzer.inputs >= min(inputs, 100)
+    assert fuzzer.inputs >= min(inputs, 100)  # a slow machine may run out of seconds
     assert not fuzzer.problems
 
 

@@ -111,8 +111,8 @@ class Facts:
     def _infer(self) -> None:
         """Infers types and shapes, first in the main graph, then in the functions, as they are called.
 
-        Declared types and shapes of intermediate values are used only where inference finds nothing that contradicts
-        them. ONNX Runtime does not trust them either.
+        Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
+        ONNX Runtime does not trust them either. A graph output keeps its type, and gets the shape that was found.
         """
         logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
         was_disabled, logger.disabled = logger.disabled, True  # after a failure, types and shapes are unknown
@@ -120,16 +120,7 @@ class Facts:
         data_prop = not _has_long_vector(self.model)
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
         try:
-            declared = {value: (value.type, value.shape) for value in self._saved if _is_declared_only(value)}
-            for value in declared:
-                value.type = value.shape = None
-            if declared:
-                infer(self.model)
-            for value, (type_, shape) in declared.items():
-                if _contradicts(value, type_, shape):
-                    self._saved[value] = (None, None)  # inference would trust it after a custom operator
-                else:
-                    value.type, value.shape = type_, shape
+            self._drop_contradicted(infer)
             infer(self.model)
             found: set[ir.Value] = set()
             while _infer_own_operators(self.model, found):
@@ -141,6 +132,22 @@ class Facts:
                     values.add(values.pop(name))
         for function in _callers_first(self.model):
             _infer_function(function, self._calls[function.identifier()], data_prop)
+
+    def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
+        """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
+        declared = [value for value in self._saved if _is_declared_only(value)]
+        if not declared:
+            return
+        for value in declared:
+            value.shape = None
+            if not value.is_graph_output():
+                value.type = None
+        infer(self.model)
+        for value in declared:
+            if _contradicts(value, *self._saved[value]):
+                self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
+        for value, (type_, shape) in self._saved.items():  # the declared names of dimensions replace inferred ones
+            value.type, value.shape = type_, None if shape is None else shape.copy()
 
 
 def _callers_first(model: ir.Model) -> list[ir.Function]:
@@ -189,8 +196,8 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
 
 
 def _is_declared_only(value: ir.Value) -> bool:
-    """Returns whether the model declares the shape of a value that follows from other values."""
-    return value.producer() is not None and value.shape is not None and not value.is_graph_output()
+    """Returns whether the model declares the shape of a value that a node computes."""
+    return value.producer() is not None and value.shape is not None
 
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:

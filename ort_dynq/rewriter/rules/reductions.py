@@ -101,8 +101,9 @@ def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
 
 def _reduction(node: ir.Node) -> _Reduction | None:
     """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
-    x, axes, keepdims = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
-    if x is None or axes is None or keepdims is None or node.domain not in STANDARD_DOMAINS:
+    x, axes, attribute = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
+    keepdims = int(attribute == 1)  # ONNX Runtime takes every other value for 0
+    if x is None or axes is None or attribute is None or node.domain not in STANDARD_DOMAINS:
         return None
     if not axes:
         return None if integer(node, "noop_with_empty_axes", 0) != 0 else _Reduction(x, 0, 0, 1, keepdims)
