@@ -22,7 +22,8 @@ typedef struct {
   int64_t integer;
 } ort_dynq_attribute;
 
-/* Returns memory for output `index` of that type and shape, or null on failure. Called once for each output. */
+/* Returns memory for output `index` of that type and shape, or null on failure. Called once for each output. The memory
+   must not overlap an input: kernels may store an element twice. */
 typedef void* (*ort_dynq_allocate)(void* user, int32_t index, int32_t type, const int64_t* dims, int32_t rank);
 
 /* Runs an operator on the calling thread. Returns 0, or 1 with a message in `error`. */
