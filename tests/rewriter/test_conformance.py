@@ -27,7 +27,7 @@ PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
 FAKE = {"ort_dynq.DynamicFakeQuantize": 1}
 MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
 WHOLE = {"ort_dynq.DynamicRangeFakeQuantize": 1}
-PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.AccumulatorDequantize": 1}
+PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.QuantizedMatMul": 1}
 # Fake quantizations whose codes an integer product can use: they then only quantize.
 FAKES = {"ort_dynq.DynamicRangeFakeQuantize", "ort_dynq.AffineFakeQuantize", "ort_dynq.DynamicFakeQuantize"}
 EXPECTED: dict[str, dict[str, int]] = {
@@ -37,15 +37,15 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_tensors_asymmetric": WHOLE,
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
-    "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "dynamic_quantize_dequantize": {},
     "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
-    "encoder_tensor_s8": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_tensor_s8": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "encoder_tensor_u8": {"ort_dynq.DynamicRangeQuantize": 4},
-    "encoder_token": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_token": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "function_in_branch": WHOLE,
     "functions": MAGNITUDE,
     "integer_token_s8": PRODUCT,
@@ -54,11 +54,11 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
     "ort_dynamic_conv": {},
-    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.AccumulatorDequantize": 2},
+    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.QuantizedMatMul": 2},
     "ort_int8_negative": {
         "ort_dynq.DynamicQuantize": 2,
         "ort_dynq.ReduceMinMax": 2,
-        "ort_dynq.AccumulatorDequantize": 2,
+        "ort_dynq.QuantizedMatMul": 2,
     },
     "ort_uint8_opset10": {},
     "row_square": FAKE,
@@ -77,9 +77,9 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_encoder_s8": {
         "ort_dynq.DynamicRangeQuantize": 8,
         "ort_dynq.ReduceAbsMax": 8,
-        "ort_dynq.AccumulatorDequantize": 12,
+        "ort_dynq.QuantizedMatMul": 12,
     },
-    "torch_encoder_u8": {"ort_dynq.DynamicRangeQuantize": 16, "ort_dynq.AccumulatorDequantize": 12},
+    "torch_encoder_u8": {"ort_dynq.DynamicRangeQuantize": 16, "ort_dynq.QuantizedMatMul": 12},
     "torch_group": WHOLE,
     "torch_if": WHOLE,
     "torch_kv_cache": {"ort_dynq.AffineDequantize": 1, "ort_dynq.AffineQuantize": 1} | MAGNITUDE,

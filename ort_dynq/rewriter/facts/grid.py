@@ -51,21 +51,15 @@ class Grid:
         return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
 
     def split(self, group_size: int) -> Grid:
-        """Returns the same grid in smaller groups, whose size divides that of the groups."""
-        if self.group_size in (0, group_size):
-            zero_point = self.zero_point
-            if zero_point.size > 1 and not self.group_size:
-                zero_point = np.repeat(zero_point, len(self.codes) // group_size, 0)
-            return replace(self, zero_point=zero_point, group_size=group_size)
-        scale, zero_point = (
-            each if each.size == 1 else np.repeat(each, self.group_size // group_size, 0)
-            for each in (self.scale, self.zero_point)
-        )
+        """Returns the same grid in smaller groups; a scale for each column stays one."""
+        factor = (self.group_size or len(self.codes)) // group_size
+        scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
+        zero_point = self.zero_point if self.zero_point.ndim == 1 else np.repeat(self.zero_point, factor, 0)
         return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
 
 
 def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
-    """Returns the grid of float32 weights of shape [K, N]; None if they are not a grid.
+    """Returns the grid of float32 weights of shape [K, N]; None if they are not one.
 
     One scale for each column is tried first, then groups, large ones first.
     """
@@ -104,19 +98,15 @@ def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_
     groups, columns = scale.shape
     grouped = numbers.reshape(groups, -1, columns)
     low, high = grouped.min(1), grouped.max(1)
-    bits = 4 if group_size and (high - low).max() <= 15 and -128 <= -low.max() and -low.min() <= 127 else 8
-    if bits == 4:
-        zero_point = np.where((low < -8) | (high > 7), -low, 8)
-    else:
-        zero_point = np.where((low < -128) | (high > 127), -128 - np.minimum(low, 0), 0)
+    bits, zero_point = 4, np.where((low < -8) | (high > 7), np.maximum(-low, 0), 8)
+    if not group_size or (high + zero_point > 15).any() or (zero_point > 127).any():
+        bits, zero_point = 8, np.where((low < -128) | (high > 127), -128 - np.minimum(low, 0), 0)
         if (high + zero_point > 127).any():
             return None
     codes = grouped + zero_point[:, None].astype(np.int16)
     if (zero_point == zero_point[0, 0]).all():
         zero_point = zero_point[0, :1]
-    return Grid(
-        codes.reshape(numbers.shape).astype(np.int8), zero_point.astype(np.int8), scale, bits, group_size
-    )
+    return Grid(codes.reshape(numbers.shape).astype(np.int8), zero_point.astype(np.int8), scale, bits, group_size)
 
 
 def _grouped(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
