@@ -123,10 +123,12 @@ WEIGHTS: dict[str, tuple[str, dict[str, Array]]] = {
 DATA = {"x": rows((2, 9, K), seed=4)[:, [0, 1, 2, 3, 4, 6, 7]]}  # finite
 
 
-def check_products(model: onnx.ModelProto, x: dict[str, Array], products: Sequence[str] = ("y",)) -> Report:
+def check_products(
+    model: onnx.ModelProto, x: dict[str, Array], products: Sequence[str] = ("y",), groups: int = 0
+) -> Report:
     """Checks that the rewritten model is as close to float64 as the original, and that the exact one equals it.
 
-    The activation that is multiplied is dx, the weights are w.
+    The activation that is multiplied is dx, the weights are w. Groups are added as floats: one more rounding for each.
     """
     check(model, x, exact=True)
     result = rewrite(model)
@@ -143,7 +145,7 @@ def check_products(model: onnx.ModelProto, x: dict[str, Array], products: Sequen
     dx, w = (given[name].astype(np.float64) for name in ("dx", "w"))
     bias = given.get("b", np.zeros(1)).astype(np.float64)
     true = dx @ w + bias
-    floor = _ROUNDINGS * 2.0**-24 * (np.abs(dx) @ np.abs(w) + np.abs(bias))
+    floor = (_ROUNDINGS + groups) * 2.0**-24 * (np.abs(dx) @ np.abs(w) + np.abs(bias))
     for session in (make_session(converted, "native"), stock_session(converted)):
         for name, ours in zip([output.name for output in model.graph.output], session.run(None, x), strict=True):
             if name not in products:

@@ -87,13 +87,13 @@ class Activations:
         self._facts = facts
         self._activations: dict[ir.Node, Activation] = {}  # by dequantizer, or by the Reshape after one
 
-    def of(self, value: ir.Value, source: ir.Node, group_size: int, context: Context, edit: Edit) -> Activation:
+    def of(self, value: ir.Value, source: ir.Node, groups: int, context: Context, edit: Edit) -> Activation:
         """Returns the codes of an activation.
 
         Args:
             value: The float activation, [..., M, K].
             source: Its dequantizer; see :func:`dequantizer_of`.
-            group_size: The number of adjacent elements of a row that share a scale; see :func:`group_size_of`.
+            groups: The number of scales for each row; see :func:`group_size_of`.
             context: The context of the product.
             edit: The edit that inserts the nodes, if there are no codes yet.
 
@@ -105,7 +105,7 @@ class Activations:
             return self._of_source(source, context, edit)
         if reshape not in self._activations:
             activation = self._of_source(source, context, edit)
-            self._activations[reshape] = _reshaped(activation, source, reshape, group_size, edit)
+            self._activations[reshape] = _reshaped(activation, source, reshape, groups, edit)
         return self._activations[reshape]
 
     def _of_source(self, source: ir.Node, context: Context, edit: Edit) -> Activation:
@@ -222,24 +222,20 @@ def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
         depth: The length of a row.
 
     Raises:
-        Left: A Reshape after the dequantizer changes which elements share a scale, or QuantizedMatMul has no such
-            groups.
+        Left: The groups do not divide a row, or are not known, or QuantizedMatMul has no groups of this size.
     """
     reshape = producer_of(skip_identity(value), "Reshape")
     if reshape is None:
         return _checked_group(_block(source), depth)
-    before, shape = reshape.inputs[:2]
-    assert before is not None
-    if not (before.shape and value.shape) or value.shape[-1] != depth or not isinstance(before.shape[-1], int):
-        raise Left("the activation is reshaped so that its rows change")
+    if _has_one_scale(source):
+        return 0
+    before = reshape.inputs[0]
+    length = before.shape[-1] if before is not None and before.shape else None
+    if not isinstance(length, int):
+        raise Left("the activation is reshaped so that its rows may change")
     if not _has_scale_of_each_row(source):
         raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
-    # A dimension of 0 copies that of the input, and scales have other dimensions from the last one on.
-    lengths = constant_array(shape)
-    if len(value.shape) > len(before.shape) and (lengths is None or 0 in lengths):
-        raise Left("the activation is reshaped so that its rows change")
-    length = before.shape[-1]
-    return 0 if length == depth or _has_one_scale(source) else _checked_group(length, depth)
+    return _checked_group(length, depth)
 
 
 def _checked_group(group_size: int, depth: int) -> int:
@@ -262,14 +258,10 @@ def _block(source: ir.Node) -> int:
     return int(attributes["block_size"]) if is_grouped else 0
 
 
-def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, group_size: int, edit: Edit) -> Activation:
-    """Returns the activation after a Reshape to [..., K], with its scales as [..., 1] or [..., K / group_size]."""
+def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: int, edit: Edit) -> Activation:
+    """Returns the activation after a Reshape to [..., M, K], its scales as [..., M, count], or as [1]."""
     value, shape = reshape.outputs[0], reshape.inputs[1]
-    assert value.shape is not None
-    assert shape is not None
-    depth, has_one_scale = value.shape[-1], _has_one_scale(source)
-    assert isinstance(depth, int)
-    count = depth // (group_size or depth)
+    has_one_scale = _has_one_scale(source)
 
     def insert(node: ir.Node) -> ir.Value:
         return edit.insert(node, before=reshape, origin=source)
@@ -277,28 +269,30 @@ def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, group_s
     def constant_of(numbers: list[int]) -> ir.Value:
         return edit.add_constant(np.array(numbers), before=reshape, origin=source)
 
-    def reshaped(each: ir.Value, to: ir.Value) -> ir.Value:
+    def reshaped(each: ir.Value, to: ir.Value | None) -> ir.Value:
         return insert(ir.node("Reshape", [each, to], dict(reshape.attributes)))
 
     def shape_of_rows() -> ir.Value:
+        lengths = constant_array(shape)
         if has_one_scale:
             return constant_of([1])
         if value.shape is not None and len(value.shape) == 2:
             return constant_of([-1, count])
-        if (lengths := constant_array(shape)) is not None:
+        if lengths is not None and 0 not in lengths:
             return constant_of([*lengths[:-1].tolist(), count])
-        lead = insert(ir.node("Slice", [shape, constant_of([0]), constant_of([-1])]))
+        actual = insert(ir.node("Shape", [codes]))
+        lead = insert(ir.node("Slice", [actual, constant_of([0]), constant_of([-1])]))
         return insert(ir.node("Concat", [lead, constant_of([count])], {"axis": 0}))
-
-    rows = shape_of_rows()
 
     def of_rows(each: ir.Value) -> ir.Value:
         if each.shape is not None and len(each.shape) == 0:
             return each
         return reshaped(each, constant_of([1]) if _has_one_element(each) and not has_one_scale else rows)
 
+    codes = reshaped(activation.codes, shape)
+    rows = shape_of_rows()
     scale = None if activation.scale is None else of_rows(activation.scale)
-    return Activation(reshaped(activation.codes, shape), scale, of_rows(activation.zero_point))
+    return Activation(codes, scale, of_rows(activation.zero_point))
 
 
 def _has_one_scale(source: ir.Node) -> bool:

@@ -53,7 +53,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         grid = grid.split(group_size)
     check_length(grid)
     edit = context.edit("QuantizedMatMul", node)
-    activation = context.shared(Activations).of(a, source, group_size, context, edit)
+    activation = context.shared(Activations).of(a, source, depth // (group_size or depth), context, edit)
     # The column scales come first: the product of two scales may be too small for float32.
     tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
