@@ -88,7 +88,7 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     ours = {each.op_type for each in report.operators if each.ours}
     assert ours == {
         "DynamicRangeQuantize",
-        "AccumulatorDequantize",
+        "QuantizedMatMul",
     }  # integer products take codes instead of the output of DynamicRangeFakeQuantize
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
     assert calls["DynamicRangeQuantize"] == (0, 16)
@@ -293,7 +293,7 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
     for expected in (
         "node_QuantizeLinear_*",
         "DynamicRangeFakeQuantize",
-        "AccumulatorDequantize",
+        "QuantizedMatMul",
         "PASSED",
         report.machine.cpu,
     ):
