@@ -14,10 +14,12 @@ namespace dynq {
 // options (as avx2.cc; the build reads them), and add a line here: the name, the elementwise kernels, the products, and
 // the CPU's features that they need.
 #ifdef ORT_DYNQ_X86
-#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                                 \
-  X("avx512", kAvx512Kernels, kPortableProducts,                                                                     \
-    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
-        __builtin_cpu_supports("avx512dq"))                                                                          \
+#define ORT_DYNQ_AVX512                                                                                             \
+  (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
+   __builtin_cpu_supports("avx512dq"))
+#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                           \
+  X("avx512vnni", kAvx512Kernels, kAvx512VnniProducts, ORT_DYNQ_AVX512&& __builtin_cpu_supports("avx512vnni")) \
+  X("avx512", kAvx512Kernels, kPortableProducts, ORT_DYNQ_AVX512)                                              \
   X("avx2", kAvx2Kernels, kPortableProducts, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #else
 #define ORT_DYNQ_INSTRUCTION_SETS(X)
