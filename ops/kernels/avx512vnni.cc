@@ -52,7 +52,10 @@ struct P {
     return _mm512_loadu_si512(p);
   }
 
-  static I zps4(I zps) { return _mm512_shuffle_epi8(zps, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0)); }
+  static I zps4(I zps) {
+    const I codes = _mm512_and_si512(zps, _mm512_set1_epi32(15));
+    return _mm512_shuffle_epi8(codes, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+  }
   static void halves(const int8_t* p, I zps, I& low, I& high) {
     const I both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
     low = _mm512_sub_epi8(_mm512_and_si512(both, mask), zps);
