@@ -14,7 +14,6 @@ from .. import runtime
 from ..backends.register import register
 from ..errors import DynqError
 from .inputs import DTYPES, Array, Input
-from .saturation import without_saturation
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -31,7 +30,7 @@ class SessionError(Exception):
 def open_session(
     model: Model, role: str, *, backend: Backend | None = None, optimize: bool = False
 ) -> ort.InferenceSession:
-    """Opens a session on the CPU. With optimizations off, its integer products do not saturate: see saturation.py.
+    """Opens a session on the CPU.
 
     Args:
         model: The model.
@@ -46,8 +45,6 @@ def open_session(
     what = f"{role} ({os.fspath(model)})" if isinstance(model, str | os.PathLike) else role
     if isinstance(model, str | os.PathLike) and (not os.path.isfile(model) or not os.path.getsize(model)):
         raise DynqError(f"{what} is {'empty' if os.path.isfile(model) else 'not a file'}")
-    if not optimize:
-        model, _ = without_saturation(model)
     options = runtime.session_options(optimize=optimize)
     if backend:
         register(options, backend)
