@@ -149,7 +149,7 @@ ORT_DYNQ_EXPORT const char* ort_dynq_supported_isa(size_t index) { return dynq::
 
 ORT_DYNQ_EXPORT const char* ort_dynq_isa(char* error, size_t error_size) {
   const char* name = nullptr;
-  dynq::guarded(error, error_size, [&] { name = dynq::active_kernels().name; });
+  dynq::guarded(error, error_size, [&] { name = dynq::active_isa().name; });
   return name;
 }
 

@@ -335,7 +335,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
     if (version < dynq::kOldestRuntime)
       throw std::runtime_error("ort_dynq needs ONNX Runtime 1." + std::to_string(dynq::kOldestRuntime) +
                                " or newer, this is " + runtime);
-    dynq::active_kernels();  // an invalid ORT_DYNQ_ISA is reported here, not in the first run
+    dynq::active_isa();  // an invalid ORT_DYNQ_ISA is reported here, not in the first run
     const bool has_shape_reference = version >= dynq::kFirstWithShapeReference;
     dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api, has_shape_reference)));
   });

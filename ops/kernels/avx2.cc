@@ -115,6 +115,6 @@ struct V {
 }  // namespace
 
 extern const KernelTable kAvx2Kernels;
-constexpr KernelTable kAvx2Kernels = make_table("avx2");
+constexpr KernelTable kAvx2Kernels = make_table();
 
 }  // namespace dynq

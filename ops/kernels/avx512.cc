@@ -105,6 +105,6 @@ struct V {
 }  // namespace
 
 extern const KernelTable kAvx512Kernels;
-constexpr KernelTable kAvx512Kernels = make_table("avx512");
+constexpr KernelTable kAvx512Kernels = make_table();
 
 }  // namespace dynq

@@ -11,38 +11,37 @@
 namespace dynq {
 
 // Best first; the portable kernels follow. To add an instruction set, write a file whose second line gives its compiler
-// options (as avx2.cc; the build reads them), and add its table here with the CPU's features that it needs.
+// options (as avx2.cc; the build reads them), and add a line here: the name, the elementwise kernels, the products, and
+// the CPU's features that they need.
 #ifdef ORT_DYNQ_X86
-#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                              \
-  X(kAvx512Kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&    \
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) \
-  X(kAvx2Kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                                 \
+  X("avx512", kAvx512Kernels, kPortableProducts,                                                                     \
+    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
+        __builtin_cpu_supports("avx512dq"))                                                                          \
+  X("avx2", kAvx2Kernels, kPortableProducts, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #else
 #define ORT_DYNQ_INSTRUCTION_SETS(X)
 #endif
 
-#define ORT_DYNQ_DECLARE(table, is_supported) extern const KernelTable table;
+#define ORT_DYNQ_DECLARE(name, kernels, products, is_supported) \
+  extern const KernelTable kernels;                             \
+  extern const ProductKernels products;
 ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_DECLARE)
 
 namespace {
 
-struct InstructionSet {
-  const KernelTable* kernels;
-  bool (*supported)();
-};
+#define ORT_DYNQ_ENTRY(name, kernels, products, is_supported) {name, &kernels, &products, [] { return is_supported; }},
+const InstructionSet kInstructionSets[] = {ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_ENTRY){
+    "portable", &portable_kernels(), &kPortableProducts, [] { return true; }}};
 
-#define ORT_DYNQ_ENTRY(table, is_supported) {&table, [] { return is_supported; }},
-const InstructionSet kInstructionSets[] = {
-    ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_ENTRY){&portable_kernels(), [] { return true; }}};
+std::atomic<const InstructionSet*> active{nullptr};
 
-std::atomic<const KernelTable*> active{nullptr};
-
-const KernelTable& find(const char* origin, const char* name) {
+const InstructionSet& find(const char* origin, const char* name) {
   std::string names;
   for (const InstructionSet& set : kInstructionSets) {
-    if (!set.supported()) continue;
-    if (name == nullptr || *name == '\0' || std::strcmp(name, set.kernels->name) == 0) return *set.kernels;
-    names += (names.empty() ? "" : ", ") + std::string(set.kernels->name);
+    if (!set.is_supported()) continue;
+    if (name == nullptr || *name == '\0' || std::strcmp(name, set.name) == 0) return set;
+    names += (names.empty() ? "" : ", ") + std::string(set.name);
   }
   throw std::runtime_error(std::string(origin) + " is '" + name +
                            "', expected one of those that this CPU supports: " + names);
@@ -50,13 +49,13 @@ const KernelTable& find(const char* origin, const char* name) {
 
 }  // namespace
 
-const KernelTable& active_kernels() {
-  const KernelTable* kernels = active.load(std::memory_order_acquire);
-  if (kernels == nullptr) {
-    kernels = &find("ORT_DYNQ_ISA", std::getenv("ORT_DYNQ_ISA"));
-    active.store(kernels, std::memory_order_release);
+const InstructionSet& active_isa() {
+  const InstructionSet* set = active.load(std::memory_order_acquire);
+  if (set == nullptr) {
+    set = &find("ORT_DYNQ_ISA", std::getenv("ORT_DYNQ_ISA"));
+    active.store(set, std::memory_order_release);
   }
-  return *kernels;
+  return *set;
 }
 
 void select_isa(const char* name) {
@@ -65,7 +64,7 @@ void select_isa(const char* name) {
 
 const char* supported_isa(size_t index) {
   for (const InstructionSet& set : kInstructionSets)
-    if (set.supported() && index-- == 0) return set.kernels->name;
+    if (set.is_supported() && index-- == 0) return set.name;
   return nullptr;
 }
 

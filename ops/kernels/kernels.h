@@ -32,6 +32,15 @@
 //   kRowFirst       dst = float(exact) * row_scale * column_scale + bias
 //   kColumnFirst    dst = float(exact) * column_scale * row_scale + bias
 //
+// products: codes of rows times packed weights, to floats. The depth is cut into groups.
+//
+//   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)    in int32, which wraps
+//   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale * row_scale
+//   dst = sum * column_scale * row_scale + bias
+//
+// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies, `order` says in
+// which order they multiply the sum, as for accumulators.
+//
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
 
@@ -133,6 +142,43 @@ struct AccumulatorBlock : Extent {
   const float* bias;  // per column
 };
 
+// Columns and adjacent k that packed weights keep together: weights are [columns / 16][depth / 4][16][4]. A byte of
+// 4-bit weights has two codes, [columns / 16][depth / 8][16][4]: the low half is one of the first four k, the high half
+// the one 4 later.
+constexpr int64_t kBlockColumns = 16;
+constexpr int64_t kQuad = 4;
+
+// Rows and bytes of a row that the codes for ProductKernels::tiles keep together: [rows / 16][depth / 64][16][64].
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileBytes = 64;
+
+// rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
+// the first column; those with groups have the columns of the next group `columns` elements later.
+struct ProductBlock {
+  int64_t rows, cols;
+  int64_t depth;  // bytes of a row of codes: a multiple of 4; of 8 for 4-bit weights. Padding of weights or codes is 0.
+  int64_t groups;  // of depth / groups, a multiple of 16 if there are several
+  const uint8_t* codes;
+  int64_t codes_stride;  // from row to row; for tiles, from 16 rows to the next 16
+  const int8_t* weights;
+  int64_t weights_stride;  // from a block of 16 columns to the next
+  float* dst;
+  int64_t dst_stride;
+  const float* scales;  // per row: [rows][row_groups]
+  const int32_t* zps;   // per row: [rows][row_groups]
+  int64_t row_groups;   // 1 or `groups`
+  const int32_t*
+      row_sums;  // sums of codes, [rows][groups]; null: 8-bit weights have no zero points, or weights are 4-bit
+  const int8_t* weight_zps;  // [groups][columns]; null: all are `weight_zp`
+  int32_t weight_zp;
+  const float* column_scales;  // [column_groups][columns]
+  int64_t column_groups;       // 1 or `groups`
+  const int32_t* column_sums;  // [groups][columns]
+  const float* bias;           // [columns]
+  int64_t columns;
+  ScaleOrder order;
+};
+
 // The smallest and the largest element, or 0 and the largest magnitude.
 struct Range {
   float low, high;
@@ -154,8 +200,18 @@ using RangeKernel = Range (*)(const float* x, int64_t count);
 // zero; for a row it may be that of any zero.
 using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
 
+using ProductKernel = void (*)(const ProductBlock&);
+
+// The products of one instruction set.
+struct ProductKernels {
+  ProductKernel one_group;  // 8-bit weights, one group
+  ProductKernel groups8;    // 8-bit weights
+  ProductKernel groups4;    // 4-bit weights, one group or more
+  ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
+};
+
+// The elementwise kernels of one instruction set.
 struct KernelTable {
-  const char* name;
   QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
   AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
@@ -166,6 +222,7 @@ struct KernelTable {
 };
 
 const KernelTable& portable_kernels() noexcept;
+extern const ProductKernels kPortableProducts;
 
 // KernelTable::affine from a file's function template affine<scaling, order, target, parameters>.
 #define ORT_DYNQ_AFFINE_OF(scaling, order, target) \
@@ -179,11 +236,20 @@ const KernelTable& portable_kernels() noexcept;
 #define ORT_DYNQ_AFFINE_TABLE \
   {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyByTheReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
 
-// The kernels in use: those of the instruction set that ORT_DYNQ_ISA or select_isa() names, otherwise the best that
-// this CPU supports. Throws std::runtime_error if ORT_DYNQ_ISA names none that this CPU supports.
-const KernelTable& active_kernels();
+// An instruction set, as the list in dispatch.cc has it.
+struct InstructionSet {
+  const char* name;
+  const KernelTable* kernels;
+  const ProductKernels* products;
+  bool (*is_supported)();
+};
 
-// Switches to the instruction set of that name, or with nullptr back to the default. Throws as active_kernels() does.
+// The instruction set in use: the one that ORT_DYNQ_ISA or select_isa() names, otherwise the best that this CPU
+// supports. Throws std::runtime_error if ORT_DYNQ_ISA names none that this CPU supports.
+const InstructionSet& active_isa();
+inline const KernelTable& active_kernels() { return *active_isa().kernels; }
+
+// Switches to the instruction set of that name, or with nullptr back to the default. Throws as active_isa() does.
 void select_isa(const char* name);
 
 // The name of supported instruction set number `index`, best first; null past the last.

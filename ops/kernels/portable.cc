@@ -293,8 +293,82 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   }
 }
 
+// The weight of column `column` of a block at depth 4 * quad + i.
+template <int kBits>
+int32_t weight_of(const int8_t* block, int64_t quad, int64_t column, int64_t i) {
+  if (kBits == 8) return block[(quad * kBlockColumns + column) * kQuad + i];
+  const auto both = static_cast<uint8_t>(block[(quad / 2 * kBlockColumns + column) * kQuad + i]);
+  return quad % 2 == 0 ? both & 15 : both >> 4;
+}
+
+// The sums of products of one row's group with 16 columns. Unsigned, since they may wrap.
+template <int kBits>
+void dot(const uint8_t* codes, const int8_t* block, int64_t first_quad, int64_t quads, const int32_t* weight_zps,
+         uint32_t* sums) {
+  for (int64_t column = 0; column < kBlockColumns; ++column) sums[column] = 0;
+  for (int64_t quad = first_quad; quad < first_quad + quads; ++quad)
+    for (int64_t column = 0; column < kBlockColumns; ++column)
+      for (int64_t i = 0; i < kQuad; ++i) {
+        const int32_t weight = weight_of<kBits>(block, quad, column, i) - (kBits == 4 ? weight_zps[column] : 0);
+        sums[column] += static_cast<uint32_t>(codes[quad * kQuad + i] * weight);
+      }
+}
+
+// One row, up to 16 columns.
+template <int kBits>
+void product_row(const ProductBlock& block, int64_t row, int64_t first, int64_t count) {
+  const uint8_t* codes = block.codes + row * block.codes_stride;
+  const int8_t* weights = block.weights + first / kBlockColumns * block.weights_stride;
+  const float* scales = block.scales + row * block.row_groups;
+  const int32_t* zps = block.zps + row * block.row_groups;
+  const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
+  const int64_t quads = block.depth / kQuad / block.groups;
+  float sum[kBlockColumns];
+  for (int64_t i = 0; i < count; ++i) sum[i] = -0.0f;
+  for (int64_t group = 0; group < block.groups; ++group) {
+    int32_t weight_zps[kBlockColumns];
+    for (int64_t i = 0; i < kBlockColumns; ++i)
+      weight_zps[i] = block.weight_zps == nullptr ? block.weight_zp
+                      : i < count                 ? block.weight_zps[group * block.columns + first + i]
+                                                  : 0;
+    uint32_t sums[kBlockColumns];
+    dot<kBits>(codes, weights, group * quads, quads, weight_zps, sums);
+    const auto row_zp = static_cast<uint32_t>(zps[row_varies ? group : 0]);
+    const uint32_t row_sum =
+        block.row_sums == nullptr ? 0 : static_cast<uint32_t>(block.row_sums[row * block.groups + group]);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto column_sum = static_cast<uint32_t>(load(block.column_sums + group * block.columns + first + i));
+      const auto exact =
+          static_cast<int32_t>(sums[i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
+      float term = static_cast<float>(exact);
+      if (column_varies) term *= load(block.column_scales + group * block.columns + first + i);
+      if (row_varies) term *= scales[group];
+      sum[i] += term;
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const float column_scale = load(block.column_scales + first + i), scale = scales[0];
+    float real = sum[i];
+    if (row_varies || column_varies) {
+      if (!column_varies) real *= column_scale;
+      if (!row_varies) real *= scale;
+    } else {
+      real = block.order == kScalesFirst ? real * (scale * column_scale)
+             : block.order == kRowFirst  ? real * scale * column_scale
+                                         : real * column_scale * scale;
+    }
+    store(block.dst + row * block.dst_stride + first + i, real + load(block.bias + first + i));
+  }
+}
+
+template <int kBits>
+void product(const ProductBlock& block) {
+  for (int64_t first = 0; first < block.cols; first += kBlockColumns)
+    for (int64_t row = 0; row < block.rows; ++row)
+      product_row<kBits>(block, row, first, block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
+}
+
 constexpr KernelTable kPortable = {
-    "portable",
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
       {quantize_rows<kOnnx, kS8>, quantize_columns<kOnnx, kS8>}},
      {{quantize_rows<kOneDnn, kU8>, quantize_columns<kOneDnn, kU8>},
@@ -314,5 +388,7 @@ constexpr KernelTable kPortable = {
 }  // namespace
 
 const KernelTable& portable_kernels() noexcept { return kPortable; }
+
+const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr};
 
 }  // namespace dynq

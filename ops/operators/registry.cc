@@ -12,6 +12,7 @@
   X(dynamic_range_quantize)      \
   X(dynamic_range_fake_quantize) \
   X(accumulator_dequantize)      \
+  X(quantized_matmul)            \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \
   X(dynamic_quantize_dequantize_linear)

@@ -17,9 +17,8 @@
 
 // The table of all kernels. Constant: no code compiled for an instruction set may run before dispatch.cc has checked
 // that the CPU supports it.
-constexpr KernelTable make_table(const char* name) {
+constexpr KernelTable make_table() {
   return {
-      name,
       {{{quantize<kOnnx, kU8, kPerRow>, quantize<kOnnx, kU8, kPerColumn>},
         {quantize<kOnnx, kS8, kPerRow>, quantize<kOnnx, kS8, kPerColumn>}},
        {{quantize<kOneDnn, kU8, kPerRow>, quantize<kOneDnn, kU8, kPerColumn>},

@@ -1,0 +1,238 @@
+// QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32.
+//
+// kernels.h has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts the output into
+// tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the kernel takes
+// tiles.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "core/attributes.h"
+#include "core/parallel.h"
+#include "kernels/kernels.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kGroupUnit = 16;
+// The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
+// points, or within 128 if 8-bit weights have no zero points.
+constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
+constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
+constexpr int64_t kTaskColumns = 64;
+constexpr int64_t kTaskProducts = 1 << 20;  // products of a task: some 5 to 50 microseconds
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+class QuantizedMatMul : public Node {
+ public:
+  static constexpr const char* kName = "QuantizedMatMul";
+
+  explicit QuantizedMatMul(const Attributes& attributes)
+      : bits_(read_one_of(kName, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}})),
+        group_size_(attributes.integer("group_size", 0)),
+        order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)) {
+    if (group_size_ < 0 || group_size_ % kGroupUnit != 0)
+      fail("group_size is " + std::to_string(group_size_) + ", expected 0 or a multiple of " +
+           std::to_string(kGroupUnit));
+    if (group_size_ > 0 && order_ != kColumnFirst)
+      fail("scale_order is " + text_of(order_) + " for groups, expected " + text_of(kColumnFirst));
+  }
+
+  void compute(Context& context) const override {
+    Product product;
+    ProductBlock& all = product.all;
+    const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2),
+                 weight = context.input(3), weight_zp = context.input(4), column_scale = context.input(5),
+                 column_sum = context.input(6), bias = context.input(7);
+    if (src.shape.rank == 0) fail("src is a scalar, expected rank 1 or more");
+    const int64_t depth = src.shape.dims[src.shape.rank - 1];
+    all.groups = 1;
+    if (group_size_ > 0) {
+      if (depth == 0 || depth % group_size_ != 0)
+        fail("group_size is " + std::to_string(group_size_) + ", expected a divisor of src's last dimension, " +
+             std::to_string(depth));
+      all.groups = depth / group_size_;
+    }
+    if (bias.shape.rank != 1) fail("bias has shape " + bias.shape.text() + ", expected one element for each column");
+    all.columns = all.cols = bias.shape.dims[0];
+    check_columns(column_sum, "column_sum", all.groups, all.columns);
+    check_columns(column_scale, "column_scale", all.groups, all.columns);
+    if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, all.columns);
+    all.depth = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad);
+    check_weight(weight.shape, all.columns, all.depth);
+    const ScaleShape rows = scale_shape(src.shape, scale.shape, all.groups);
+    if (zero_point.shape.elements() != 1 && !(zero_point.shape == scale.shape))
+      fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
+           ", or one element");
+    // A single element may be of rank 2, too.
+    all.weight_zps = weight_zp.shape.elements() == 1 ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weight_zp = all.weight_zps == nullptr ? *static_cast<const int8_t*>(weight_zp.data) : 0;
+    const bool is_symmetric = bits_ == 8 && all.weight_zps == nullptr && all.weight_zp == 0;
+    const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
+    if ((group_size_ > 0 ? group_size_ : depth) > longest)
+      fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
+           " products may overflow int32, expected at most " + std::to_string(longest));
+
+    Shape shape = src.shape;
+    shape.dims[shape.rank - 1] = all.columns;
+    all.dst = static_cast<float*>(context.output(0, shape));
+    if (shape.elements() == 0) return;
+    all.rows = shape.elements() / all.columns;
+    all.dst_stride = all.columns;
+    all.weights = static_cast<const int8_t*>(weight.data);
+    all.weights_stride = all.depth * kBlockColumns * bits_ / 8;
+    all.column_groups = column_scale.shape.dims[0];
+    all.column_scales = static_cast<const float*>(column_scale.data);
+    all.column_sums = static_cast<const int32_t*>(column_sum.data);
+    all.bias = static_cast<const float*>(bias.data);
+    all.order = order_;
+    product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
+    product.prepare_rows(src, scale, zero_point, rows);
+    const ProductKernels& kernels = *active_isa().products;
+    product.run(context, bits_ == 4 ? kernels.groups4 : all.groups > 1 ? kernels.groups8 : kernels.one_group);
+  }
+
+ private:
+  // How many adjacent rows share a scale, and how many scales a row has.
+  struct ScaleShape {
+    int64_t rows_per_scale, groups;
+  };
+
+  struct Product {
+    ProductBlock all;  // the whole output as one block
+    std::unique_ptr<uint8_t[]> codes;
+    std::unique_ptr<int32_t[]> row_sums;
+    std::unique_ptr<float[]> scales;
+    std::unique_ptr<int32_t[]> zps;
+
+    void prepare_codes(Context&, const Tensor& src, int64_t depth, bool needs_sums) {
+      all.codes = static_cast<const uint8_t*>(src.data);
+      all.codes_stride = depth;
+      if (src.type == kInt8 || depth != all.depth) {
+        codes.reset(new uint8_t[static_cast<size_t>(all.rows * all.depth)]());
+        const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
+        for (int64_t row = 0; row < all.rows; ++row)
+          for (int64_t i = 0; i < depth; ++i)
+            codes[static_cast<size_t>(row * all.depth + i)] = all.codes[row * depth + i] ^ flip;
+        all.codes = codes.get();
+        all.codes_stride = all.depth;
+      }
+      all.row_sums = nullptr;
+      if (!needs_sums) return;
+      row_sums.reset(new int32_t[static_cast<size_t>(all.rows * all.groups)]);
+      const int64_t size = all.depth / all.groups;
+      for (int64_t row = 0; row < all.rows; ++row)
+        for (int64_t group = 0; group < all.groups; ++group) {
+          int32_t sum = 0;
+          for (int64_t i = 0; i < size; ++i) sum += all.codes[row * all.codes_stride + group * size + i];
+          row_sums[static_cast<size_t>(row * all.groups + group)] = sum;
+        }
+      all.row_sums = row_sums.get();
+    }
+
+    void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {
+      all.row_groups = shape.groups;
+      scales.reset(new float[static_cast<size_t>(all.rows * shape.groups)]);
+      zps.reset(new int32_t[static_cast<size_t>(all.rows * shape.groups)]);
+      const bool zps_vary = zero_point.shape.elements() != 1;
+      for (int64_t row = 0; row < all.rows; ++row)
+        for (int64_t group = 0; group < shape.groups; ++group) {
+          const int64_t from = row / shape.rows_per_scale * shape.groups + group;
+          const auto to = static_cast<size_t>(row * shape.groups + group);
+          scales[to] = load(static_cast<const float*>(scale.data) + from);
+          const int64_t zp = zps_vary ? from : 0;
+          zps[to] = src.type == kInt8 ? static_cast<const int8_t*>(zero_point.data)[zp] + 128
+                                      : static_cast<const uint8_t*>(zero_point.data)[zp];
+        }
+      all.scales = scales.get();
+      all.zps = zps.get();
+    }
+
+    void run(Context& context, ProductKernel kernel) const {
+      const int64_t rows =
+          std::clamp(kTaskProducts / (kTaskColumns * std::max<int64_t>(all.depth, 1)), int64_t{1}, all.rows);
+      const int64_t column_tasks = (all.cols + kTaskColumns - 1) / kTaskColumns;
+      const int64_t row_tasks = (all.rows + rows - 1) / rows;
+      run_tasks(context, column_tasks * row_tasks, [&](int64_t index) {
+        kernel(part(index % row_tasks * rows, rows, index / row_tasks * kTaskColumns, kTaskColumns));
+      });
+    }
+
+    ProductBlock part(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
+      ProductBlock block = all;
+      block.rows = std::min(rows, all.rows - row);
+      block.cols = std::min(cols, all.cols - col);
+      block.codes += row * all.codes_stride;
+      block.scales += row * all.row_groups;
+      block.zps += row * all.row_groups;
+      if (block.row_sums != nullptr) block.row_sums += row * all.groups;
+      block.weights += col / kBlockColumns * all.weights_stride;
+      if (block.weight_zps != nullptr) block.weight_zps += col;
+      block.column_scales += col;
+      block.column_sums += col;
+      block.bias += col;
+      block.dst += row * all.dst_stride + col;
+      return block;
+    }
+  };
+
+  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+
+  static void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns) {
+    const Shape& shape = tensor.shape;
+    const bool is_shared = std::strcmp(name, "column_scale") == 0 && shape.rank == 2 && shape.dims[0] == 1;
+    if (shape.rank == 2 && shape.dims[1] == columns && (shape.dims[0] == groups || is_shared)) return;
+    fail(std::string(name) + " has shape " + shape.text() + ", expected " + std::to_string(groups) + "x" +
+         std::to_string(columns) + ", one element for each group and column");
+  }
+
+  void check_weight(const Shape& shape, int64_t columns, int64_t depth) const {
+    Shape expected;
+    expected.rank = 4;
+    expected.dims[0] = (columns + kBlockColumns - 1) / kBlockColumns;
+    expected.dims[1] = depth / (bits_ == 4 ? 2 * kQuad : kQuad);
+    expected.dims[2] = kBlockColumns;
+    expected.dims[3] = kQuad;
+    if (!(shape == expected))
+      fail("weight has shape " + shape.text() + ", expected " + expected.text() + ", packed for " +
+           std::to_string(bits_) + " bits");
+  }
+
+  static ScaleShape scale_shape(const Shape& src, const Shape& scale, int64_t groups) {
+    const bool is_one = scale.elements() == 1;
+    bool fits = is_one ? scale.rank <= src.rank : scale.rank == src.rank;
+    const int64_t last = is_one ? 1 : fits ? scale.dims[src.rank - 1] : 0;
+    fits = fits && (last == 1 || last == groups);
+    bool is_shared = is_one;
+    int64_t rows = 1;
+    for (size_t i = 0; i + 1 < src.rank && fits; ++i) {
+      is_shared = is_shared || (scale.dims[i] == 1 && src.dims[i] != 1);
+      if (is_shared) rows *= src.dims[i];
+      fits = is_one || scale.dims[i] == (is_shared ? 1 : src.dims[i]);
+    }
+    if (!fits)
+      fail("scale has shape " + scale.text() + ", src " + src.text() +
+           ": expected src's leading dimensions, then 1 or the number of groups, " + std::to_string(groups) +
+           "; or one element");
+    return {rows, last};
+  }
+
+  int64_t bits_, group_size_;
+  ScaleOrder order_;
+};
+
+}  // namespace
+
+Operator quantized_matmul() {
+  Operator op = {QuantizedMatMul::kName,
+                 8,
+                 {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}}},
+                 make_node<QuantizedMatMul>,
+                 always_float};
+  op.is_of_src_shape = false;
+  return op;
+}
+
+}  // namespace dynq

@@ -1,0 +1,339 @@
+"""QuantizedMatMul: codes of an activation times packed 8-bit or 4-bit weights, to float32, in one operator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import DynqError
+from .encodings import ScaleOrder
+from .function_text import integer, integers, reshape, select
+from .packing import packed_shape, unpack
+from .reference_ops import Array, Attributes, check_zero_point, shape_text
+from .spec import Attribute, Family, Input, Operator, Signature
+
+_GROUP_UNIT = 16
+# The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
+# points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
+LONGEST_SUM = (2**31 - 1) // (255 * 255)
+LONGEST_SYMMETRIC_SUM = (2**31 - 1) // (255 * 128)
+
+
+def _body(opset: int) -> str:
+    flat = reshape(opset)
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
+    return f"""{{
+        {integers(3)}
+        {vectors}
+        last = Constant<value_ints = [-1]>()
+        end = Constant<value_ints = [{2**63 - 1}]>()
+        one = Constant<value_float = 1.0>()
+        no_sum = Constant<value_float = -0.0>()
+        low_base = Constant<value = int32 {{16}}>()
+        byte_base = Constant<value = int32 {{256}}>()
+        half = Constant<value = int32 {{128}}>()
+        nothing = Constant<value = int32 {{0}}>()
+        bits = Constant<value_int: int = @bits>()
+        four_bits = Constant<value_int = 4>()
+        given_size = Constant<value_int: int = @group_size>()
+        scale_order = Constant<value_int: int = @scale_order>()
+
+        src_shape = Shape(src)
+        lead = Slice(src_shape, n0, last)
+        depth = Slice(src_shape, last, end)
+        columns = Shape(bias)
+        one_and_lead = Concat<axis = 0>(n1, lead)
+        rows = ReduceProd<keepdims = 1>(one_and_lead)
+        given_sizes = Unsqueeze(given_size, n0)
+        has_groups = Greater(given_sizes, n0)
+        size = Where(has_groups, given_sizes, depth)
+        divisor = Max(size, n1)
+        quotient = Div(depth, divisor)
+        groups = Where(has_groups, quotient, n1)
+
+        is_4bit = Equal(bits, four_bits)
+        packed = Cast<to = 6>(weight)
+        codes = If(is_4bit) <
+            then_branch = nibbles () => (int32[] pairs) {{
+                bytes = Mod(packed, byte_base)
+                low = Mod(bytes, low_base)
+                high = Div(bytes, low_base)
+                low_quads = Unsqueeze(low, n2)
+                high_quads = Unsqueeze(high, n2)
+                pairs = Concat<axis = 2>(low_quads, high_quads)
+            }},
+            else_branch = bytes () => (int32[] quads) {{
+                unsigned = Add(packed, half)
+                quads = Unsqueeze(unsigned, n2)
+            }}
+        >
+        offset = Where(is_4bit, nothing, half)
+        by_depth = Transpose<perm = [1, 2, 4, 0, 3]>(codes)
+        codes_shape = Shape(by_depth)
+        depth_parts = Slice(codes_shape, n0, n3)
+        column_parts = Slice(codes_shape, n3, end)
+        padded_depth = ReduceProd<keepdims = 1>(depth_parts)
+        padded_columns = ReduceProd<keepdims = 1>(column_parts)
+        padded_shape = Concat<axis = 0>(padded_depth, padded_columns)
+        padded = {flat}(by_depth, padded_shape)
+        starts = Concat<axis = 0>(n0, n0)
+        ends = Concat<axis = 0>(depth, columns)
+        matrix = Slice(padded, starts, ends)
+        matrix_codes = Cast<to = 2>(matrix)
+        groups_shape = Concat<axis = 0>(groups, size, columns)
+        weights = {flat}(matrix_codes, groups_shape)
+        signed_zero_points = Cast<to = 6>(weight_zero_point)
+        zero_points = Add(signed_zero_points, offset)
+        per_column = Concat<axis = 0>(groups, columns)
+        expanded_zero_points = Expand(zero_points, per_column)
+        per_group_and_column = Concat<axis = 0>(groups, n1, columns)
+        columns_zero_points = {flat}(expanded_zero_points, per_group_and_column)
+        weights_zero_points = Cast<to = 2>(columns_zero_points)
+
+        rows_shape = Concat<axis = 0>(rows, groups, size)
+        src_rows = {flat}(src, rows_shape)
+        src_groups = Transpose<perm = [1, 0, 2]>(src_rows)
+        products = MatMulInteger(src_groups, weights, , weights_zero_points)
+        {_per_row(flat, "scale", "scale")}
+        zero_point_int = Cast<to = 6>(zero_point)
+        {_per_row(flat, "zero_point", "zero_point_int")}
+        sums_of_columns = Unsqueeze(column_sum, n1)
+        correction = Mul(zero_point_groups, sums_of_columns)
+        exact = Sub(products, correction)
+        real = Cast<to = 1>(exact)
+
+        column_groups = Unsqueeze(column_scale, n1)
+        columns_shape = Shape(column_groups)
+        column_group_count = Slice(columns_shape, n0, n1)
+        row_group_count = Slice(scale_groups_shape, n0, n1)
+        columns_vary_1 = Greater(column_group_count, n1)
+        rows_vary_1 = Greater(row_group_count, n1)
+        columns_vary = Squeeze(columns_vary_1)
+        rows_vary = Squeeze(rows_vary_1)
+        total_column = Slice(column_groups, n0, n1, n0)
+        total_row = Slice(scale_groups, n0, n1, n0)
+        {select("column_in_groups", "columns_vary", "column_groups", "one")}
+        {select("row_in_groups", "rows_vary", "scale_groups", "one")}
+        {select("column", "columns_vary", "one", "total_column")}
+        {select("row", "rows_vary", "one", "total_row")}
+        terms_of_columns = Mul(real, column_in_groups)
+        terms = Mul(terms_of_columns, row_in_groups)
+        total_shape = Concat<axis = 0>(rows, columns)
+        no_sums = Expand(no_sum, total_shape)
+        group_count = Squeeze(groups)
+        always = Equal(group_count, group_count)
+        total = Loop(group_count, always, no_sums) <
+            body = add_group (int64 group, bool goes_on, float[] before) => (bool still, float[] after) {{
+                still = Identity(goes_on)
+                term = Gather<axis = 0>(terms, group)
+                after = Add(before, term)
+            }}
+        >
+
+        is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST.value)})
+        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST.value)})
+        scales = Mul(row, column)
+        {select("first_of_two", "is_row_first", "row", "column")}
+        {select("second_of_two", "is_row_first", "column", "row")}
+        {select("first", "is_scales_first", "scales", "first_of_two")}
+        {select("second", "is_scales_first", "one", "second_of_two")}
+        scaled_once = Mul(total, first)
+        scaled = Mul(scaled_once, second)
+        biased = Add(scaled, bias)
+        dst_shape = Concat<axis = 0>(lead, columns)
+        dst = {flat}(biased, dst_shape)
+    }}"""
+
+
+def _per_row(flat: str, name: str, value: str) -> str:
+    """Sets `name`_groups to a value of rows as [1 or groups, rows, 1], and `name`_groups_shape to its shape."""
+    return f"""
+        {name}_lead = Concat<axis = 0>(lead, n1)
+        {name}_rows = Expand({value}, {name}_lead)
+        {name}_shape = Shape({name}_rows)
+        {name}_count = Slice({name}_shape, last, end)
+        {name}_matrix_shape = Concat<axis = 0>(rows, {name}_count)
+        {name}_matrix = {flat}({name}_rows, {name}_matrix_shape)
+        {name}_by_group = Transpose<perm = [1, 0]>({name}_matrix)
+        {name}_groups = Unsqueeze({name}_by_group, n2)
+        {name}_groups_shape = Shape({name}_groups)
+    """
+
+
+def _reference(
+    given: Attributes,
+    src: Array,
+    scale: Array,
+    zero_point: Array,
+    weight: Array,
+    weight_zero_point: Array,
+    column_scale: Array,
+    column_sum: Array,
+    bias: Array,
+) -> list[Array]:
+    groups = _check(given, src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias)
+    depth, columns = src.shape[-1], bias.size
+    weights = unpack(weight, depth, columns, given["bits"]).astype(np.int64).reshape(groups, -1, columns)
+    if weight_zero_point.size == 1:
+        weights = weights - int(weight_zero_point.reshape(()))
+    else:
+        weights = weights - weight_zero_point.reshape(groups, 1, columns)
+    codes = src.reshape(-1, groups, depth // groups).astype(np.int64)
+    # float64 holds every sum of these products: the error for long sums bounds them by 2**31.
+    sums = np.matmul(codes.transpose(1, 0, 2).astype(np.float64), weights.astype(np.float64)).astype(np.int64)
+    lead = src.shape[:-1]
+    row_scale = np.broadcast_to(scale, (*lead, scale.shape[-1] if scale.size > 1 else 1))
+    row_scale = row_scale.reshape(len(codes), -1).T[:, :, None]
+    row_zero_point = np.broadcast_to(zero_point, (*lead, zero_point.shape[-1] if zero_point.size > 1 else 1))
+    row_zero_point = row_zero_point.reshape(len(codes), -1).T[:, :, None].astype(np.int64)
+    exact = (sums - row_zero_point * column_sum.reshape(groups, 1, columns)).astype(np.int32).astype(np.float32)
+    column = column_scale[:, None, :]
+    for factor in (column, row_scale):
+        if len(factor) > 1:
+            exact = exact * factor
+    total = np.full(exact.shape[1:], -0.0, np.float32)
+    for term in exact:
+        total = total + term
+    outside = [factor[0] for factor in (column, row_scale) if len(factor) == 1]
+    if len(outside) == 2 and given["scale_order"] == ScaleOrder.SCALES_FIRST:
+        outside = [row_scale[0] * column[0]]
+    elif given["scale_order"] == ScaleOrder.ROW_FIRST:
+        outside.reverse()
+    for factor in outside:
+        total = total * factor
+    return [np.asarray(total + bias).reshape(*lead, columns)]
+
+
+def _check(
+    given: Attributes,
+    src: Array,
+    scale: Array,
+    zero_point: Array,
+    weight: Array,
+    weight_zero_point: Array,
+    column_scale: Array,
+    column_sum: Array,
+    bias: Array,
+) -> int:
+    """Checks attributes and shapes as the native operator does. Returns the number of groups."""
+    group_size, order = given["group_size"], ScaleOrder(given["scale_order"])
+    if group_size < 0 or group_size % _GROUP_UNIT:
+        raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {_GROUP_UNIT}")
+    if group_size and order != ScaleOrder.COLUMN_FIRST:
+        raise DynqError(f"scale_order is {order.text} for groups, expected {ScaleOrder.COLUMN_FIRST.text}")
+    if src.ndim == 0:
+        raise DynqError("src is a scalar, expected rank 1 or more")
+    depth, groups = src.shape[-1], 1
+    if group_size:
+        if depth == 0 or depth % group_size:
+            raise DynqError(f"group_size is {group_size}, expected a divisor of src's last dimension, {depth}")
+        groups = depth // group_size
+    if bias.ndim != 1:
+        raise DynqError(f"bias has shape {shape_text(bias.shape)}, expected one element for each column")
+    full = (groups, bias.size)
+    for name, array, is_valid in (
+        ("column_sum", column_sum, column_sum.shape == full),
+        ("column_scale", column_scale, column_scale.shape in (full, (1, bias.size))),
+        ("weight_zero_point", weight_zero_point, weight_zero_point.size == 1 or weight_zero_point.shape == full),
+    ):
+        if not is_valid:
+            raise DynqError(
+                f"{name} has shape {shape_text(array.shape)}, expected {shape_text(full)}, one element for each group "
+                "and column"
+            )
+    expected = packed_shape(depth, bias.size, given["bits"])
+    if weight.shape != expected:
+        raise DynqError(
+            f"weight has shape {shape_text(weight.shape)}, expected {shape_text(expected)}, packed for "
+            f"{given['bits']} bits"
+        )
+    _check_scale(src, scale, groups)
+    check_zero_point("zero_point", zero_point, "scale", scale)
+    is_symmetric = given["bits"] == 8 and weight_zero_point.size == 1 and not weight_zero_point.any()
+    longest = LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM
+    if (group_size or depth) > longest:
+        raise DynqError(f"sums of {group_size or depth} products may overflow int32, expected at most {longest}")
+    return groups
+
+
+def _check_scale(src: Array, scale: Array, groups: int) -> None:
+    """Checks that scale has one element, or src's leading dimensions, then ones, then 1 or the number of groups."""
+    if scale.size == 1 and scale.ndim <= src.ndim:
+        return
+    lead = src.shape[:-1]
+    same = next((i for i, (ours, its) in enumerate(zip(scale.shape, lead, strict=False)) if ours != its), len(lead))
+    is_valid = scale.ndim == src.ndim and scale.shape[-1] in (1, groups)
+    if not is_valid or any(length != 1 for length in scale.shape[same:-1]):
+        raise DynqError(
+            f"scale has shape {shape_text(scale.shape)}, src {shape_text(src.shape)}: expected src's leading "
+            f"dimensions, then 1 or the number of groups, {groups}; or one element"
+        )
+
+
+_INPUTS = (
+    Input("src", ("uint8", "int8"), "The codes of the activation: any shape of rank 1 or more, [..., M, K]."),
+    Input(
+        "scale",
+        ("float32",),
+        "The row scales: the leading dimensions of `src`, then ones; or one element; or, for activations in groups, "
+        "the leading dimensions of `src`, then the number of groups.",
+    ),
+    Input("zero_point", ("uint8", "int8"), "The row zero points, of src's type: the shape of `scale`, or one element."),
+    Input(
+        "weight",
+        ("int8",),
+        "The packed weights. 8 bits: [ceil(N / 16), ceil(K / 4), 16, 4], where weight[n / 16, k / 4, n % 16, k % 4] is "
+        "the code of row k and column n; unsigned codes and their zero points are stored 128 smaller. 4 bits: "
+        "[ceil(N / 16), ceil(K / 8), 16, 4]; the low half of a byte is the code (0 to 15) of one of the first four k "
+        "of eight, the high half that of the k 4 later. Padding is 0.",
+    ),
+    Input(
+        "weight_zero_point", ("int8",), "The zero points of the weights: one element, or one for each group and column."
+    ),
+    Input(
+        "column_scale",
+        ("float32",),
+        "The scales of the weights: [1, N] for one scale for each column, or [groups, N].",
+    ),
+    Input(
+        "column_sum",
+        ("int32",),
+        "[groups, N]: the sum of the weights of each group and column after their zero point is subtracted.",
+    ),
+    Input("bias", ("float32",), "[N]; -0.0 leaves the result unchanged."),
+)
+
+FAMILY = Family(
+    "Matrix products",
+    "`scale` and `zero_point` belong to the rows, which are the activation; the inputs with the prefixes `weight` and "
+    "`column` belong to the weights.",
+    (
+        Operator(
+            "QuantizedMatMul",
+            "Multiplies codes by packed weights. The integer sums are exact: a sum so long that int32 might overflow "
+            f"is an error (K or group_size over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for 8-bit weights without "
+            "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
+            "ascending order. A scale that varies with the group multiplies the sum of each group, any other one the "
+            "total. If none varies, `scale_order` is the order of the multiplications.",
+            "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
+            "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
+            _INPUTS,
+            (Input("dst", ("float32",), "[..., M, N]"),),
+            (
+                Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
+                Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
+                Attribute(
+                    "scale_order",
+                    ScaleOrder.SCALES_FIRST,
+                    "The order of the multiplications by both scales; column first if there are groups.",
+                    ScaleOrder,
+                ),
+            ),
+            tuple(
+                Signature((code, "float32", code, "int8", "int8", "float32", "int32", "float32"), ("float32",))
+                for code in ("uint8", "int8")
+            ),
+            _body,
+            _reference,
+        ),
+    ),
+)
