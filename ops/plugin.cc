@@ -258,7 +258,6 @@ struct CustomOp : OrtCustomOp {
     const OrtApi* api = of(self).api;
     const Operator& op = of(self).op;
     return guarded(api, [&] {
-      if (!op.is_of_src_shape) return;
       const std::vector<OrtTensorTypeAndShapeInfo*> inputs = inputs_of(api, context);
       if (inputs.size() <= op.columns_input) return;
       std::vector<Type> types(inputs.size());
