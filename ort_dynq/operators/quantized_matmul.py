@@ -11,7 +11,7 @@ from .packing import packed_shape, unpack
 from .reference_ops import Array, Attributes, check_zero_point, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
 
-_GROUP_UNIT = 16
+GROUP_UNIT = 16
 # The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
 # points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
 LONGEST_SUM = (2**31 - 1) // (255 * 255)
@@ -227,8 +227,8 @@ def _check(
 ) -> int:
     """Checks attributes and shapes as the native operator does. Returns the number of groups."""
     group_size, order = given["group_size"], ScaleOrder(given["scale_order"])
-    if group_size < 0 or group_size % _GROUP_UNIT:
-        raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {_GROUP_UNIT}")
+    if group_size < 0 or group_size % GROUP_UNIT:
+        raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {GROUP_UNIT}")
     if group_size and order != ScaleOrder.COLUMN_FIRST:
         raise DynqError(f"scale_order is {order.text} for groups, expected {ScaleOrder.COLUMN_FIRST.text}")
     if src.ndim == 0:
