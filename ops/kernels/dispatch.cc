@@ -1,5 +1,9 @@
 // Chooses the kernels: those that ORT_DYNQ_ISA or select_isa() names, otherwise the first of the list that this CPU
 // supports.
+#ifdef ORT_DYNQ_X86
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -10,15 +14,33 @@
 
 namespace dynq {
 
+#ifdef ORT_DYNQ_X86
+namespace {
+// Clang 14 does not know the name for __builtin_cpu_supports.
+bool has_avxvnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
+}
+}  // namespace
+#endif
+
 // Best first; the portable kernels follow. To add an instruction set, write a file whose second line gives its compiler
 // options (as avx2.cc; the build reads them), and add a line here: the name, the elementwise kernels, the products, and
-// the CPU's features that they need.
+// the CPU's features that they need. The build defines ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
 #ifdef ORT_DYNQ_X86
-#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                                 \
-  X("avx512", kAvx512Kernels, kPortableProducts,                                                                     \
-    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
-        __builtin_cpu_supports("avx512dq"))                                                                          \
-  X("avx2", kAvx2Kernels, kPortableProducts, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define ORT_DYNQ_AVX512                                                                                             \
+  (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
+   __builtin_cpu_supports("avx512dq"))
+#define ORT_DYNQ_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#ifdef ORT_DYNQ_WITHOUT_AVXVNNI
+#define ORT_DYNQ_AVXVNNI(X)
+#else
+#define ORT_DYNQ_AVXVNNI(X) X("avxvnni", kAvx2Kernels, kAvxVnniProducts, ORT_DYNQ_AVX2&& has_avxvnni())
+#endif
+#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                           \
+  X("avx512vnni", kAvx512Kernels, kAvx512VnniProducts, ORT_DYNQ_AVX512&& __builtin_cpu_supports("avx512vnni")) \
+  X("avx512", kAvx512Kernels, kAvx2Products, ORT_DYNQ_AVX512)                                                  \
+  ORT_DYNQ_AVXVNNI(X) X("avx2", kAvx2Kernels, kAvx2Products, ORT_DYNQ_AVX2)
 #else
 #define ORT_DYNQ_INSTRUCTION_SETS(X)
 #endif
