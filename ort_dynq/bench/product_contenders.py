@@ -242,7 +242,7 @@ def _open(name: str, product: _Product, case: Case, settings: Settings) -> tuple
     count = _copies(case.rows, product.weights.nbytes)
     output = aligned(np.zeros((case.rows, case.weights[1]), np.float32))
     contender = session_contender(
-        f"{name}, {case}",
+        name,
         _model(product, output.shape, count),
         {key: aligned(array) for key, array in product.feeds.items()},
         case.threads,
