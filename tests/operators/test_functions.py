@@ -27,8 +27,8 @@ from helpers import (
     SPECIALS,
     Array,
     Shape,
-    accumulator_inputs,
     assert_same,
+    matmul_inputs,
     random_codes,
     random_scales,
     spread,
@@ -456,28 +456,42 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
     return cases
 
 
-# AccumulatorDequantize
+# QuantizedMatMul
 
-# Shapes of src, scale and zero point.
-ACCUMULATORS: list[tuple[Shape, Shape, Shape]] = [
-    ((5,), (), (1,)),
-    ((67,), (1,), ()),
-    ((0, 3), (0, 1), (0, 1)),
-    ((3, 0), (3, 1), ()),
-    ((7, 67), (7, 1), (7, 1)),
-    ((7, 67), (), ()),
-    ((2, 3, 67), (2, 3, 1), (1,)),
-    ((2, 3, 67), (2, 1, 1), (2, 1, 1)),
-    ((2, 1, 3, 19), (2, 1, 1, 1), (2, 1, 1, 1)),
-    ((2, 3, 4, 19), (2, 3, 4, 1), (2, 3, 4, 1)),
+MATMULS: list[tuple[Shape, Shape | None]] = [
+    ((5,), None),
+    ((7, 67), None),
+    ((7, 67), ()),
+    ((1, 1), (1, 1)),
+    ((2, 3, 64), (2, 1, 1)),
+    ((2, 3, 64), None),
+    ((2, 1, 3, 19), (2, 1, 1, 1)),
 ]
+GROUPED: list[tuple[Shape, Shape | None]] = [((64,), (4,)), ((7, 64), None), ((7, 64), (7, 4)), ((2, 3, 64), (2, 1, 4))]
 
 
-def accumulator_cases(opset: int) -> Iterator[Case]:
+def matmul_cases(opset: int) -> Iterator[Case]:
     rng = np.random.default_rng(opset)
-    for order, shapes, zp_type in itertools.product(range(3), ACCUMULATORS, (np.uint8, np.int8)):
-        for _ in range(3):
-            yield Case({"scale_order": order}, accumulator_inputs(rng, *shapes, zp_type))
+    shapes = [*MATMULS, ((0, 3), None), ((3, 0), None)] if opset >= 14 else MATMULS
+    for bits, codes, zero_points in itertools.product((8, 4), (np.uint8, np.int8), ("none", "one", "all")):
+        for i, (shape, scale) in enumerate(shapes):
+            inputs, _ = matmul_inputs(
+                rng, shape, 3 + 17 * (i % 3), bits=bits, codes=codes, zero_points=zero_points, scale=scale
+            )
+            yield Case({"bits": bits, "scale_order": i % 3}, inputs)
+        for i, (shape, scale) in enumerate(GROUPED):
+            inputs, _ = matmul_inputs(
+                rng,
+                shape,
+                35,
+                bits=bits,
+                group_size=16,
+                codes=codes,
+                zero_points=zero_points,
+                column_groups=(i + bits // 4) % 3 > 0,
+                scale=scale,
+            )
+            yield Case({"bits": bits, "group_size": 16, "scale_order": 2}, inputs)
 
 
 # ReduceAbsMax, ReduceMinMax and DynamicQuantizeDequantizeLinear
@@ -531,7 +545,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "AffineDequantize": affine_dequantize_cases,
     "DynamicRangeQuantize": range_cases(to_codes=True),
     "DynamicRangeFakeQuantize": range_cases(to_codes=False),
-    "AccumulatorDequantize": accumulator_cases,
+    "QuantizedMatMul": matmul_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,
     "DynamicQuantizeDequantizeLinear": linear_cases,
