@@ -8,13 +8,44 @@
 
 #include "kernels/kernels.h"
 
+#if defined(ORT_DYNQ_X86) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace dynq {
+namespace {
+
+// Whether the CPU has the tiles of AMX-int8 and the operating system grants them to this process. Linux has to be asked
+// once, for all threads; it refuses if an alternative signal stack is too small for the tiles.
+[[maybe_unused]] bool has_tiles() {
+#if defined(ORT_DYNQ_X86) && defined(__linux__)
+  static const bool result = [] {
+    constexpr unsigned kXgetbvBit = 1u << 27, kTileBits = 3u << 24, kStateBits = 3u << 17;  // state: components 17, 18
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;                             // ARCH_REQ_XCOMP_PERM
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & kXgetbvBit) == 0) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTileBits) != kTileBits) return false;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (a & kStateBits) == kStateBits && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return result;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 // Best first; the portable kernels follow. To add an instruction set, write a file whose second line gives its compiler
 // options (as avx2.cc; the build reads them), and add a line here: the name, the elementwise kernels, the products, and
 // the CPU's features that they need.
 #ifdef ORT_DYNQ_X86
 #define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                                 \
+  X("amx", kAvx512Kernels, kAmxProducts,                                                                             \
+    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && has_tiles())                   \
   X("avx512", kAvx512Kernels, kPortableProducts,                                                                     \
     __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
         __builtin_cpu_supports("avx512dq"))                                                                          \
