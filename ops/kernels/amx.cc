@@ -17,6 +17,8 @@
 
 namespace dynq {
 
+extern const ProductKernels kAvx512VnniProducts;
+
 namespace {
 
 using Floats = float __attribute__((vector_size(64)));
@@ -182,13 +184,13 @@ void tiles(const ProductBlock& block) {
 #endif
 }
 
-void one_group(const ProductBlock& block) { kPortableProducts.one_group(block); }
-void groups8(const ProductBlock& block) { kPortableProducts.groups8(block); }
-void groups4(const ProductBlock& block) { kPortableProducts.groups4(block); }
+void one_group(const ProductBlock& block) { kAvx512VnniProducts.one_group(block); }
+void groups8(const ProductBlock& block) { kAvx512VnniProducts.groups8(block); }
+void groups4(const ProductBlock& block) { kAvx512VnniProducts.groups4(block); }
 
 }  // namespace
 
-// Functions and not the pointers of that table: those would be copied when the library is loaded, by code that
+// Functions and not the pointers of kAvx512VnniProducts: those would be copied when the library is loaded, by code that
 // is compiled for AVX-512.
 extern const ProductKernels kAmxProducts = {one_group, groups8, groups4, tiles};
 

@@ -1,4 +1,4 @@
-// The vector type V of AVX2 and FMA: eight lanes. simd/ has the kernels, which are written for any V.
+// The vector types of AVX2 and FMA: eight lanes. simd/ has the kernels, which are written for any of them.
 // Compiler options for x86_64: -mavx2 -mfma
 #include <immintrin.h>
 
@@ -110,11 +110,38 @@ struct V {
   }
 };
 
+#include "kernels/simd/product256-inl.h"
 #include "kernels/simd/table-inl.h"
+
+// Products without saturation: codes and weights are widened to int16, the even ones in step 0 and the odd ones in step
+// 1, so that pairs add up to int32.
+struct P : Product256 {
+  static constexpr int kSteps = 2;
+
+  static I dot(I sums, I codes, I weights) { return add(sums, _mm256_madd_epi16(codes, weights)); }
+  template <int kStep>
+  static I codes(const uint8_t* p) {
+    return kStep == 0 ? _mm256_and_si256(quad(p), set1(0x00ff00ff)) : _mm256_srli_epi16(quad(p), 8);
+  }
+  template <int kStep>
+  static I weights(const int8_t* p) {
+    const I both = load(static_cast<const void*>(p));
+    return _mm256_srai_epi16(kStep == 0 ? _mm256_slli_epi16(both, 8) : both, 8);
+  }
+  // 4-bit weights minus zero points are within 15, so the sums of four products fit int16.
+  static I dot4(I sums, I codes0, I codes1, I low, I high) {
+    const I four = _mm256_add_epi16(_mm256_maddubs_epi16(codes0, low), _mm256_maddubs_epi16(codes1, high));
+    return add(sums, _mm256_madd_epi16(four, _mm256_set1_epi16(1)));
+  }
+};
+
+#include "kernels/simd/product-inl.h"
 
 }  // namespace
 
 extern const KernelTable kAvx2Kernels;
 constexpr KernelTable kAvx2Kernels = make_table();
+extern const ProductKernels kAvx2Products;
+constexpr ProductKernels kAvx2Products = kProducts;
 
 }  // namespace dynq

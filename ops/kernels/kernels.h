@@ -170,8 +170,8 @@ struct ProductBlock {
   int64_t row_groups;   // 1 or `groups`
   const int32_t*
       row_sums;  // sums of codes, [rows][groups]; null: 8-bit weights have no zero points, or weights are 4-bit
-  const int8_t* weight_zps;  // [groups][columns]; null: all are `weight_zp`
-  int32_t weight_zp;
+  const int8_t* weight_zps;    // [groups][columns]; null: all are `weight_zp`
+  int32_t weight_zp;           // of 4-bit weights the low 4 bits count, so that differences fit 5 bits
   const float* column_scales;  // [column_groups][columns]
   int64_t column_groups;       // 1 or `groups`
   const int32_t* column_sums;  // [groups][columns]

@@ -331,6 +331,8 @@ void product_row(const ProductBlock& block, int64_t row, int64_t first, int64_t 
       weight_zps[i] = block.weight_zps == nullptr ? block.weight_zp
                       : i < count                 ? block.weight_zps[group * block.columns + first + i]
                                                   : 0;
+    if (kBits == 4)
+      for (int32_t& zp : weight_zps) zp &= 15;
     uint32_t sums[kBlockColumns];
     dot<kBits>(codes, weights, group * quads, quads, weight_zps, sums);
     const auto row_zp = static_cast<uint32_t>(zps[row_varies ? group : 0]);

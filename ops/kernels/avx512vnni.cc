@@ -1,0 +1,74 @@
+// Products with AVX-512 VNNI: sixteen columns in a vector. simd/product-inl.h has the loops.
+// Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+
+#include "kernels/kernels.h"
+
+namespace dynq {
+namespace {
+
+struct P {
+  static constexpr int kLanes = 16, kSteps = 1, kBlocks = 4, kGroupBlocks = 2;
+  using I = __m512i;
+  using F = __m512;
+
+  static F set1(float value) { return _mm512_set1_ps(value); }
+  static I set1(int32_t value) { return _mm512_set1_epi32(value); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static I load(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+  static void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+  static __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+  static F load_part(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static I load_part(const int32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
+  static void store_part(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a); }
+  static I load_zps(const int8_t* p, int64_t n) {
+    const __mmask16 mask = n >= kLanes ? 0xffff : first(n > 0 ? n : 0);
+    return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, p));
+  }
+
+  // GCC 12 moves the sums of the intrinsic from register to register and to the stack, which takes half of the time.
+  static I dot(I sums, I codes, I weights) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes), "v"(weights));
+    return sums;
+  }
+  static I quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  template <int>
+  static I codes(const uint8_t* p) {
+    return quad(p);
+  }
+  template <int>
+  static I weights(const int8_t* p) {
+    return _mm512_loadu_si512(p);
+  }
+
+  static I zps4(I zps) {
+    const I codes = _mm512_and_si512(zps, _mm512_set1_epi32(15));
+    return _mm512_shuffle_epi8(codes, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+  }
+  static void halves(const int8_t* p, I zps, I& low, I& high) {
+    const I both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+    low = _mm512_sub_epi8(_mm512_and_si512(both, mask), zps);
+    high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), zps);
+  }
+  static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
+};
+
+#include "kernels/simd/product-inl.h"
+
+}  // namespace
+
+extern const ProductKernels kAvx512VnniProducts;
+constexpr ProductKernels kAvx512VnniProducts = kProducts;
+
+}  // namespace dynq

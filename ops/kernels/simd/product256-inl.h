@@ -1,0 +1,47 @@
+// What types of products with eight columns in a vector share. Needs AVX2.
+
+struct Product256 {
+  static constexpr int kLanes = 8, kBlocks = 1, kGroupBlocks = 1;
+  using I = __m256i;
+  using F = __m256;
+
+  static F set1(float value) { return _mm256_set1_ps(value); }
+  static I set1(int32_t value) { return _mm256_set1_epi32(value); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
+  static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static I load(const int32_t* p) { return load(static_cast<const void*>(p)); }
+  static I load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
+  static void store(int32_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+  static I first(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static F load_part(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
+  static I load_part(const int32_t* p, int64_t n) { return _mm256_maskload_epi32(p, first(n)); }
+  static void store_part(float* p, F a, int64_t n) { _mm256_maskstore_ps(p, first(n), a); }
+  static I load_zps(const int8_t* p, int64_t n) {
+    uint64_t zps = 0;
+    if (n >= kLanes)
+      zps = dynq::load(reinterpret_cast<const uint64_t*>(p));
+    else
+      for (int64_t i = n; i-- > 0;) zps = zps << 8 | static_cast<uint8_t>(p[i]);
+    return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(zps)));
+  }
+
+  static I quad(const uint8_t* p) { return _mm256_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  static I zps4(I zps) {
+    const __m128i lowest = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    return _mm256_shuffle_epi8(_mm256_and_si256(zps, set1(15)), _mm256_broadcastsi128_si256(lowest));
+  }
+  static void halves(const int8_t* p, I zps, I& low, I& high) {
+    const I both = load(static_cast<const void*>(p)), mask = _mm256_set1_epi8(15);
+    low = _mm256_sub_epi8(_mm256_and_si256(both, mask), zps);
+    high = _mm256_sub_epi8(_mm256_and_si256(_mm256_srli_epi16(both, 4), mask), zps);
+  }
+};
