@@ -136,6 +136,34 @@ def blocked(block: int) -> Example:
     return Example(model, [activations(2, 7, 20, high=16.0, zero_row=True)])
 
 
+def blocked_product() -> Example:
+    """QuantizeLinear with block_size, DequantizeLinear, MatMul with 4-bit weights whose blocks are twice as long."""
+    rng = np.random.default_rng(5)
+    weights = rng.integers(0, 16, (64, 20)).astype(np.uint8)
+    zero_points = rng.integers(4, 12, (2, 20)).astype(np.uint8)
+    model = parse(
+        """blocked_product (float[batch, 7, 64] x) => (float[batch, 7, 20] y) {
+            g = Reshape(x, split)
+            a = Abs(g)  largest = ReduceMax<keepdims = 0>(a, last)
+            raw = Div(largest, levels)  scale = Max(raw, epsilon)
+            codes = QuantizeLinear<axis = 2, block_size = 16, output_dtype = 3>(x, scale)
+            real = DequantizeLinear<axis = 2, block_size = 16>(codes, scale)
+            w = DequantizeLinear<axis = 0, block_size = 32>(weights, weight_scales, weight_zero_points)
+            y = MatMul(real, w)
+        }""",
+        21,
+        split=np.array([0, 7, 4, 16]),
+        last=np.array([3]),
+        levels=np.float32(127),
+        epsilon=np.float32(1e-8),
+        weight_scales=rng.uniform(0.01, 0.02, (2, 20)).astype(np.float32),
+    )
+    for name, codes in (("weights", weights), ("weight_zero_points", zero_points)):
+        tensor = helper.make_tensor(name, TensorProto.UINT4, codes.shape, codes.reshape(-1).tolist())
+        model.graph.initializer.append(tensor)
+    return Example(model, [activations(2, 7, 64, zero_row=True)])
+
+
 def row_square() -> Example:
     """A MatMul with one scale per row, no zero point, and equal numbers of rows and columns.
 
@@ -393,6 +421,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "dynamic_quantize_relu": dynamic_quantize_relu,
     "blocked_token": partial(blocked, 20),
     "blocked_group": partial(blocked, 5),
+    "blocked_group_product": blocked_product,
     "row_square": row_square,
     "row_zero_point": row_zero_point,
     "channel_sigmoid": channel_sigmoid,

@@ -280,6 +280,32 @@ def group_wise(x: Tensor, group: int) -> Tensor:
     return (codes.float() * scale).reshape(x.shape)
 
 
+def group_wise_asymmetric(x: Tensor, group: int) -> Tensor:
+    """Asymmetric; all groups of all rows are rows of one matrix."""
+    groups = x.reshape(-1, group)
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=1e-6)
+    zero_point = torch.clamp(-128 - torch.round(low / scale), -128, 127)
+    codes = torch.clamp(torch.round(groups / scale) + zero_point, -128, 127)
+    return ((codes - zero_point) * scale).reshape(x.shape)
+
+
+class GridLinear(nn.Module):
+    """A linear layer with a quantization at its input; adjacent weights, `group` of them, share a scale."""
+
+    def __init__(self, quantize: Callable[[Tensor], Tensor], inputs: int, outputs: int, group: int, largest: int):
+        super().__init__()
+        self.quantize = quantize
+        self.linear = nn.Linear(inputs, outputs)
+        weights = self.linear.weight.detach().reshape(outputs, -1, group)
+        scale = weights.abs().amax(-1, keepdim=True) / largest
+        self.linear.weight.data = (torch.round(weights / scale) * scale).reshape(outputs, inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(self.quantize(x))
+        return y
+
+
 class BitLinear(nn.Module):
     """BitNet's linear layer: ternary weights, 8-bit activations."""
 
@@ -380,6 +406,7 @@ def linear(quantize: Callable[[Tensor], Tensor], inputs: int = 20, outputs: int 
 UNSIGNED = activations(2, 7, 20, high=16.0, tensor=True)
 SIGNED = activations(2, 7, 20)
 TOKENS = activations(2, 7, 20, zero_row=True)
+WIDE_TOKENS = activations(2, 7, 64, high=16.0, zero_row=True)
 CHANNELS = activations(3, 5, 11, high=16.0, channel=1)
 COLUMNS = activations(2, 7, 20, channel=2)
 TWO_AXES = {"x": {0: "batch", 1: "tokens"}}
@@ -442,6 +469,17 @@ MODELS: dict[str, Callable[[], Example]] = {
     ),
     "torch_token_deferred": partial(export, partial(Deferred, 20, 13), TOKENS),
     "torch_group": partial(export, linear(partial(group_wise, group=5)), TOKENS, dynamic=TWO_AXES),
+    "torch_group_product": partial(
+        export, partial(GridLinear, partial(group_wise, group=32), 64, 20, 64, 127), WIDE_TOKENS, dynamic=TWO_AXES
+    ),
+    "torchscript_group_product": partial(
+        export,
+        partial(GridLinear, partial(group_wise_asymmetric, group=16), 64, 20, 16, 7),
+        WIDE_TOKENS,
+        dynamo=False,
+        opset=17,
+        dynamic=TWO_AXES,
+    ),
     "torch_kv_cache": partial(
         export,
         partial(KeyValueCache, torch.float16),

@@ -12,8 +12,12 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize  # t
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp  # type: ignore[import-untyped]
 from export_torch import TOKENS, TWO_AXES, export
 from torch import Tensor, nn
-from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_  # type: ignore[import-untyped]
-from torchao.quantization.granularity import PerAxis  # type: ignore[import-untyped]
+from torchao.quantization import (  # type: ignore[import-untyped]
+    Int8DynamicActivationIntxWeightConfig,
+    MappingType,
+    quantize_,
+)
+from torchao.quantization.granularity import PerAxis, PerGroup  # type: ignore[import-untyped]
 from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer, QATConfig  # type: ignore[import-untyped]
 
 
@@ -25,6 +29,18 @@ def torchao_8da8w() -> nn.Module:
     """Asymmetric per-token int8 activations, int8 weights."""
     model = nn.Sequential(nn.Linear(20, 13))
     quantize_(model, int8_config())
+    return model
+
+
+def torchao_grouped(dtype: torch.dtype, group: int, mapping: str = "SYMMETRIC") -> nn.Module:
+    """Asymmetric per-token int8 activations, weights with a scale for each group along K; 8da4w if they have 4 bits."""
+    model = nn.Sequential(nn.Linear(64, 20))
+    quantize_(
+        model,
+        Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=dtype, weight_granularity=PerGroup(group), weight_mapping_type=MappingType[mapping]
+        ),
+    )
     return model
 
 
@@ -58,10 +74,16 @@ class CompressedTensorsLinear(nn.Module):
 
 
 UNSIGNED_TOKENS = activations(2, 7, 20, high=16.0, zero_row=True)
+WIDE_TOKENS = activations(2, 7, 64, high=16.0, zero_row=True)
 
 MODELS: dict[str, Callable[[], Example]] = {
     "torchao_8da8w": partial(export, torchao_8da8w, UNSIGNED_TOKENS, dynamic=TWO_AXES),
     "torchao_8da8w_opset18": partial(export, torchao_8da8w, UNSIGNED_TOKENS, opset=18),
+    "torchao_8da4w": partial(export, partial(torchao_grouped, torch.int4, 32), WIDE_TOKENS, dynamic=TWO_AXES),
+    "torchao_8da4w_asymmetric": partial(
+        export, partial(torchao_grouped, torch.int4, 16, "ASYMMETRIC"), WIDE_TOKENS, dynamic=TWO_AXES
+    ),
+    "torchao_8da8w_group": partial(export, partial(torchao_grouped, torch.int8, 32), WIDE_TOKENS, opset=18),
     "torchao_qat": partial(export, torchao_qat, UNSIGNED_TOKENS),
     "torchao_qat_8da4w": partial(export, torchao_qat_8da4w, activations(2, 7, 32, high=16.0, zero_row=True)),
     "compressed_tensors_symmetric": partial(

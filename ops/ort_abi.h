@@ -93,7 +93,9 @@ static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "Rel
   X(CustomOpDomain_Add, 27, OrtStatus*, (OrtCustomOpDomain*, const OrtCustomOp*))                                   \
   X(AddCustomOpDomain, 28, OrtStatus*, (OrtSessionOptions*, OrtCustomOpDomain*))                                    \
   X(GetTensorMutableData, 51, OrtStatus*, (OrtValue*, void** data))                                                 \
+  X(CreateTensorTypeAndShapeInfo, 57, OrtStatus*, (OrtTensorTypeAndShapeInfo**))                                    \
   X(SetTensorElementType, 58, OrtStatus*, (OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType))                  \
+  X(SetDimensions, 59, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const int64_t* dims, size_t count))                 \
   X(GetTensorElementType, 60, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType*))           \
   X(GetDimensionsCount, 61, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                                \
   X(GetDimensions, 62, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, int64_t* dims, size_t count))                 \
@@ -112,6 +114,7 @@ static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "Rel
   X(ShapeInferContext_GetAttribute, 269, OrtStatus*, (const OrtShapeInferContext*, const char*, const OrtOpAttr**)) \
   X(ShapeInferContext_SetOutputTypeShape, 270, OrtStatus*,                                                          \
     (const OrtShapeInferContext*, size_t index, const OrtTensorTypeAndShapeInfo*))                                  \
+  X(SetSymbolicDimensions, 271, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const char** names, size_t count))         \
   X(ReadOpAttr, 272, OrtStatus*, (const OrtOpAttr*, OrtOpAttrType, void* data, size_t length, size_t* written))     \
   X(KernelContext_ParallelFor, 274, OrtStatus*,                                                                     \
     (const OrtKernelContext*, void (*function)(void*, size_t), size_t total, size_t batches, void* data))           \

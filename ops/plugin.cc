@@ -113,6 +113,11 @@ class NoAttributes : public Attributes {
   std::string text(const char*, const char* absent) const override { return absent; }
 };
 
+struct InfoDeleter {
+  const OrtApi* api;
+  void operator()(OrtTensorTypeAndShapeInfo* info) const { ort::ReleaseTensorTypeAndShapeInfo(api, info); }
+};
+
 class RunContext : public Context {
  public:
   RunContext(const OrtApi* api, bool has_shape_reference, OrtKernelContext* context)
@@ -161,11 +166,6 @@ class RunContext : public Context {
   }
 
  private:
-  struct InfoDeleter {
-    const OrtApi* api;
-    void operator()(OrtTensorTypeAndShapeInfo* info) const { ort::ReleaseTensorTypeAndShapeInfo(api, info); }
-  };
-
   static void set_rank(Tensor& tensor, size_t index, size_t rank) {
     if (rank > kMaxRank)
       throw Error("ort_dynq: input " + std::to_string(index) + " has rank " + std::to_string(rank) +
@@ -183,6 +183,36 @@ struct RunningNode {
   std::unique_ptr<Node> node;
   const OrtApi* api;
   bool has_shape_reference;
+};
+
+// The dimensions of an input while shapes are inferred. A dimension has a length, a name, or neither (-1 and "").
+struct Dimensions {
+  Dimensions(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) {
+    size_t rank = 0;
+    check(api, ort::GetDimensionsCount(api, info, &rank));
+    lengths.assign(rank, -1);
+    names.assign(rank, nullptr);
+    check(api, ort::GetDimensions(api, info, lengths.data(), rank));
+    check(api, ort::GetSymbolicDimensions(api, info, names.data(), rank));
+    for (const char*& name : names)
+      if (name == nullptr) name = "";
+  }
+
+  // Whether the rank is at least 1 and every dimension has a length or a name.
+  bool are_describable() const {
+    for (size_t i = 0; i < lengths.size(); ++i)
+      if (lengths[i] < 0 && *names[i] == '\0') return false;
+    return !lengths.empty();
+  }
+
+  void replace_last(const Dimensions& other) {
+    if (lengths.empty()) return;
+    lengths.back() = other.lengths.empty() ? -1 : other.lengths.back();
+    names.back() = other.names.empty() ? "" : other.names.back();
+  }
+
+  std::vector<int64_t> lengths;
+  std::vector<const char*> names;  // they belong to the input
 };
 
 struct CustomOp : OrtCustomOp {
@@ -224,49 +254,44 @@ struct CustomOp : OrtCustomOp {
     });
   }
 
-  // Whether the rank is at least 1 and every dimension has a length or a name.
-  static bool is_describable(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) {
-    size_t rank = 0;
-    check(api, ort::GetDimensionsCount(api, info, &rank));
-    std::vector<int64_t> dims(rank);
-    std::vector<const char*> names(rank);
-    check(api, ort::GetDimensions(api, info, dims.data(), rank));
-    check(api, ort::GetSymbolicDimensions(api, info, names.data(), rank));
-    for (size_t i = 0; i < rank; ++i)
-      if (dims[i] < 0 && (names[i] == nullptr || *names[i] == '\0')) return false;
-    return rank > 0;
-  }
-
   static OrtStatus* infer(const OrtCustomOp* self, OrtShapeInferContext* context) {
     const OrtApi* api = of(self).api;
+    const Operator& op = of(self).op;
     return guarded(api, [&] {
-      if (!of(self).op.is_of_src_shape) return;
-      size_t count = 0;
-      check(api, ort::ShapeInferContext_GetInputCount(api, static_cast<const OrtShapeInferContext*>(context), &count));
-      std::vector<Type> types(count);
-      OrtTensorTypeAndShapeInfo* src = nullptr;
-      for (size_t i = count; i-- > 0;) {
-        check(api, ort::ShapeInferContext_GetInputTypeShape(api, static_cast<const OrtShapeInferContext*>(context), i,
-                                                            &src));
-        check(api, ort::GetTensorElementType(api, static_cast<const OrtTensorTypeAndShapeInfo*>(src), &types[i]));
-      }
-      if (src == nullptr) return;
-      const Type type = of(self).op.output_type(InferenceAttributes(api, context), types);
-      const Type inferred = of(self).op.output_type(NoAttributes(), types);
-      // The output gets the input's shape object, which includes symbolic dimensions, with its type changed for the
-      // call. ONNX Runtime represents unknown rank and rank 0 alike, so no shape is set for either. The same
-      // holds if a dimension has neither length nor name: ONNX Runtime would read a length of -1. But a type cannot be
-      // set without a shape: if the type differs from the one that ONNX Runtime inferred, the shape is set anyway.
-      const bool has_shape = is_describable(api, src) || type != inferred;
-      check(api, ort::SetTensorElementType(api, src, type));
-      OrtStatus* status = nullptr;
-      if (has_shape)
-        status =
-            ort::ShapeInferContext_SetOutputTypeShape(api, static_cast<const OrtShapeInferContext*>(context), size_t{0},
-                                                      static_cast<const OrtTensorTypeAndShapeInfo*>(src));
-      check(api, ort::SetTensorElementType(api, src, types[0]));
-      check(api, status);
+      const std::vector<OrtTensorTypeAndShapeInfo*> inputs = inputs_of(api, context);
+      if (inputs.size() <= op.columns_input) return;
+      std::vector<Type> types(inputs.size());
+      for (size_t i = 0; i < inputs.size(); ++i)
+        check(api, ort::GetTensorElementType(api, static_cast<const OrtTensorTypeAndShapeInfo*>(inputs[i]), &types[i]));
+      const Type type = op.output_type(InferenceAttributes(api, context), types);
+      const Type inferred = op.output_type(NoAttributes(), types);
+      Dimensions dims(api, inputs[0]);
+      if (op.columns_input > 0) dims.replace_last(Dimensions(api, inputs[op.columns_input]));
+      // ONNX Runtime represents unknown rank and rank 0 alike, so no shape is set for either. The same holds if a
+      // dimension has neither length nor name: ONNX Runtime would read a length of -1. But a type cannot be set
+      // without a shape: if the type differs from the one that ONNX Runtime inferred, the shape is set anyway.
+      if (dims.are_describable() || type != inferred) set_output(api, context, type, dims);
     });
+  }
+
+  static std::vector<OrtTensorTypeAndShapeInfo*> inputs_of(const OrtApi* api, const OrtShapeInferContext* context) {
+    size_t count = 0;
+    check(api, ort::ShapeInferContext_GetInputCount(api, context, &count));
+    std::vector<OrtTensorTypeAndShapeInfo*> inputs(count);
+    for (size_t i = 0; i < count; ++i)
+      check(api, ort::ShapeInferContext_GetInputTypeShape(api, context, i, &inputs[i]));
+    return inputs;
+  }
+
+  static void set_output(const OrtApi* api, const OrtShapeInferContext* context, Type type, Dimensions& dims) {
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(api, ort::CreateTensorTypeAndShapeInfo(api, &info));
+    const std::unique_ptr<OrtTensorTypeAndShapeInfo, InfoDeleter> owner(info, InfoDeleter{api});
+    check(api, ort::SetTensorElementType(api, info, type));
+    check(api, ort::SetDimensions(api, info, static_cast<const int64_t*>(dims.lengths.data()), dims.lengths.size()));
+    check(api, ort::SetSymbolicDimensions(api, info, dims.names.data(), dims.names.size()));
+    check(api, ort::ShapeInferContext_SetOutputTypeShape(api, context, size_t{0},
+                                                         static_cast<const OrtTensorTypeAndShapeInfo*>(info)));
   }
 
   const OrtApi* api;

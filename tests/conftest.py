@@ -31,9 +31,23 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=kernels.supported_isas())
+# They differ in their products only, from the next instruction set in the list.
+_ONLY_PRODUCTS = ("amx", "avx512vnni", "avxvnni")
+
+
+@pytest.fixture(params=[name for name in kernels.supported_isas() if name not in _ONLY_PRODUCTS])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The instruction set in use during the test."""
+    """The instruction set in use during the test, of an operator that is not a product."""
+    yield from _use_isa(request)
+
+
+@pytest.fixture(params=kernels.supported_isas())
+def product_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The instruction set in use during the test, of a product."""
+    yield from _use_isa(request)
+
+
+def _use_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     name = str(request.param)
     request.node.user_properties.append(("isa", name))  # pytest-xdist sends it with the test's report
     with kernels.use_isa(name):

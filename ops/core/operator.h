@@ -87,7 +87,8 @@ struct Operator {
   std::unique_ptr<Node> (*create)(const Attributes& attributes);
   // The type of output 0.
   Type (*output_type)(const Attributes& attributes, const std::vector<Type>& inputs);
-  bool is_of_src_shape = true;  // output 0 has the shape of input 0
+  // Output 0 has the shape of input 0, but the last dimension of this input.
+  size_t columns_input = 0;
 };
 
 // `create` of an operator whose node is a T.

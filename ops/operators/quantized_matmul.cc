@@ -275,7 +275,7 @@ Operator quantized_matmul() {
                   {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}}},
                  make_node<QuantizedMatMul>,
                  always_float};
-  op.is_of_src_shape = false;
+  op.columns_input = 7;  // bias
   return op;
 }
 

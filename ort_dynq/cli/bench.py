@@ -1,4 +1,4 @@
-"""``ort-dynq bench``: times operators, chains, networks and models against stock ONNX Runtime."""
+"""``ort-dynq bench``: times operators, products, chains, networks and models against stock ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="ops: each operator, and a plain copy; chains: decomposed chains, and a Relu; networks: transformers; "
+        help="ops: each operator, and a plain copy; products: QuantizedMatMul with 8 and 4 bits, MatMulInteger, "
+        "MatMulNBits, torch's int8 product if torch is installed, MatMul of float32, and a plain read of the weights; "
+        "chains: decomposed chains, and a Relu; networks: transformers; "
         "a folder with NAME/model.onnx and NAME/test_data_set_0; or a model A",
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
@@ -47,7 +49,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=thread_counts,
         metavar="N[,N]",
-        help="intra-op threads of ONNX Runtime (default: 1; ops: 1 and the number of cores)",
+        help="intra-op threads of ONNX Runtime (default: 1; ops and products: 1 and the number of cores)",
     )
     timing.add_argument(
         "--seconds", type=seconds, metavar="S", help="time for each case (default: 0.5; networks: 2; a model: 5)"
@@ -56,18 +58,29 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--warmup", type=natural, default=2, metavar="N", help="untimed runs of each contender (default: 2)"
     )
     timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (default: the best one)")
-    operators = parser.add_argument_group("ops")
+    operators = parser.add_argument_group("ops and products")
     operators.add_argument(
         "--sizes",
         type=sizes,
         metavar="RxC[,RxC]",
         help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; "
-        "with --misaligned: 256x1000,2560x100,4096x60,256x1024)",
+        "with --misaligned: 256x1000,2560x100,4096x60,256x1024), or of the weights, inputs x outputs "
+        "(default: 384x384,384x1536,768x768,768x3072,4096x4096)",
     )
     operators.add_argument(
         "--misaligned",
         action="store_true",
         help="time the operators with outputs at 0, 16 and 32 bytes past a 64-byte boundary",
+    )
+    products = parser.add_argument_group("products")
+    products.add_argument(
+        "--rows", type=positives, metavar="N[,N]", help="rows of the activation (default: 1,4,16,128,512)"
+    )
+    products.add_argument(
+        "--group-size",
+        type=int,
+        choices=(16, 32, 64, 128),
+        help="rows of the weights that share a scale, in 4-bit weights and in MatMulNBits (default: 32)",
     )
     network = parser.add_argument_group("networks")
     network.add_argument("--networks", type=names, metavar="NAME[,NAME]", help="default: encoder,decoder")
@@ -92,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     from ..bench.timing import Settings, machine
     from ..system import cores
 
-    threads = arguments.threads or (tuple(sorted({1, cores()})) if bench is _OPS else (1,))
+    threads = arguments.threads or (tuple(sorted({1, cores()})) if bench in (_OPS, _PRODUCTS) else (1,))
     settings = Settings(
         threads, arguments.seconds or bench.seconds, arguments.warmup, arguments.backend, arguments.exact
     )
@@ -150,6 +163,45 @@ def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track)
         yield table(head, rows, style=lambda row: _ratio_style(row[6]))
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from ..bench.product_contenders import cold_bytes
+    from ..bench.products import ROWS, SIZES, bench_products
+
+    rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
+    found = bench_products(settings, rows, weights, group_size=group_size, track=track)
+    cold = {count: cold_bytes(count) for count in rows}
+
+    def text() -> Iterator[RenderableType]:
+        yield f"medians in us; 4 bits and MatMulNBits: a scale for each {group_size} rows of the weights"
+        yield "MatMulInteger: and a DequantizeLinear; MatMulNBits: accuracy level 4, from float32, which it quantizes"
+        yield "ratios: MatMulInteger / ours 8; MatMulNBits 4 / ours 4; read: a plain read of the 8-bit weights / ours 8"
+        for size in sorted(set(cold.values()), reverse=True):
+            counts = ", ".join(str(count) for count in rows if cold[count] == size)
+            yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
+        yield ""
+        head = (
+            *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
+            *("MatMulNBits 8", "torch", "float", "read", "ratio"),
+        )
+        table_rows = [
+            (
+                *(each.rows, format_shape(each.weights), each.threads),
+                *(Figure(each.ours_8_us, 1), Figure(each.integer_us, 1), Figure(each.ratio_8, 2)),
+                *(Figure(each.ours_4_us, 1), Figure(each.nbits_4_us, 1), Figure(each.ratio_4, 2)),
+                *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1), Figure(each.float_us, 1)),
+                *(Figure(each.read_us, 1), Figure(each.read_ratio, 2)),
+            )
+            for each in found.timings
+        ]
+        yield table(head, table_rows, style=lambda row: _ratio_style(row[5]))
+        yield ""
+        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
+        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: _ratio_style(row[3]))
+        yield from map(one_line, found.notes)
+
+    return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
 
 
 def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -285,6 +337,9 @@ class _Bench:
 
 
 _OPS = _Bench("ops", _operators, 0.5, (("sizes", "--sizes"), ("misaligned", "--misaligned")))
+_PRODUCTS = _Bench(
+    "products", _products, 0.5, (("sizes", "--sizes"), ("rows", "--rows"), ("group_size", "--group-size"))
+)
 _CHAINS = _Bench("chains", _chains, 0.5)
 _NETWORKS = _Bench(
     "networks",
@@ -294,30 +349,31 @@ _NETWORKS = _Bench(
 )
 _FOLDER = _Bench("FOLDER", _folder, 0.5)
 _MODEL = _Bench("A.onnx", _model, 5.0, (("b", "B"), ("input", "--input"), ("shape", "--shape")))
-_BENCHES = (_OPS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
+_BENCHES = (_OPS, _PRODUCTS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
 
 
 def _choose(what: str) -> _Bench:
-    for bench in (_OPS, _CHAINS, _NETWORKS):
+    for bench in (_OPS, _PRODUCTS, _CHAINS, _NETWORKS):
         if what == bench.usage:
             return bench
     return _FOLDER if Path(what).is_dir() else _MODEL
 
 
 def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
-    """Raises a DynqError if an argument of another bench is given."""
+    """Raises a DynqError if an argument is given that only other benches take."""
     for bench in _BENCHES:
-        for name, written in bench.options if bench is not chosen else ():
-            if getattr(arguments, name):
+        for name, written in bench.options:
+            if getattr(arguments, name) and (name, written) not in chosen.options:
                 raise DynqError(f"{written} is for `{PROGRAM} bench {bench.usage}`, not for {arguments.what}")
 
 
 COMMAND = Command(
     "bench",
-    "time operators, chains, networks or models against stock ONNX Runtime, alternately in one process",
+    "time operators, products, chains, networks or models against stock ONNX Runtime, alternately in one process",
     (
         "ort-dynq bench ops --threads 1 --isa avx2",
         "ort-dynq bench ops --misaligned",
+        "ort-dynq bench products --rows 1,128 --sizes 768x3072 --threads 1",
         "ort-dynq bench chains",
         "ort-dynq bench networks --forms token,tensor_u8",
         "ort-dynq bench models/",

@@ -42,6 +42,11 @@ def verification_text(verification: Verification) -> Iterator[RenderableType]:
     yield from inputs_text(verification.inputs, verification.seed)
     if not verification.zero_rows:
         yield "the generated inputs have no rows of zeros, which would make a whole output NaN"
+    if verification.saturating_a or verification.saturating_b:
+        yield (
+            f"On this CPU, stock ONNX Runtime's products of uint8 by int8 saturate: {verification.saturating_a} in A, "
+            f"{verification.saturating_b} in B. With optimizations off, they are computed exactly here"
+        )
     yield from _products(verification)
     if verification.outputs:
         given = ", with A's results of these products" if verification.end_to_end else ""

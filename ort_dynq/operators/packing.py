@@ -32,7 +32,7 @@ def pack(codes: npt.NDArray[np.int8] | npt.NDArray[np.uint8], bits: int = 8) -> 
     blocks, units, _, _ = packed_shape(depth, columns, bits)
     padded = np.zeros((units * QUAD * 8 // bits, blocks * BLOCK_COLUMNS), np.int8)
     padded[:depth, :columns] = codes
-    quads = padded.reshape(-1, QUAD, blocks, BLOCK_COLUMNS).transpose(2, 0, 3, 1)
+    quads = padded.reshape(len(padded) // QUAD, QUAD, blocks, BLOCK_COLUMNS).transpose(2, 0, 3, 1)
     if bits == 4:
         quads = quads[:, 0::2] | quads[:, 1::2] << 4
     return np.ascontiguousarray(quads)
@@ -40,9 +40,9 @@ def pack(codes: npt.NDArray[np.int8] | npt.NDArray[np.uint8], bits: int = 8) -> 
 
 def unpack(packed: npt.NDArray[np.int8], depth: int, columns: int, bits: int = 8) -> npt.NDArray[np.int8]:
     """Returns the weights that :func:`pack` packed, [depth, columns]."""
-    blocks = packed.shape[0]
+    blocks, units = packed.shape[:2]
     quads = packed
     if bits == 4:
         quads = np.stack([packed & 15, packed.view(np.uint8) >> 4], 2, dtype=np.int8, casting="unsafe")
-        quads = quads.reshape(blocks, -1, BLOCK_COLUMNS, QUAD)
-    return quads.transpose(1, 3, 0, 2).reshape(-1, blocks * BLOCK_COLUMNS)[:depth, :columns]
+        quads = quads.reshape(blocks, 2 * units, BLOCK_COLUMNS, QUAD)
+    return quads.transpose(1, 3, 0, 2).reshape(quads.shape[1] * QUAD, blocks * BLOCK_COLUMNS)[:depth, :columns]

@@ -11,7 +11,7 @@ from .packing import packed_shape, unpack
 from .reference_ops import Array, Attributes, check_zero_point, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
 
-_GROUP_UNIT = 16
+GROUP_UNIT = 16
 # The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
 # points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
 LONGEST_SUM = (2**31 - 1) // (255 * 255)
@@ -19,6 +19,8 @@ LONGEST_SYMMETRIC_SUM = (2**31 - 1) // (255 * 128)
 
 
 def _body(opset: int) -> str:
+    # Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on some CPUs. If K is 0,
+    # MatMulInteger crashes on zero points, and without them leaves its output unset (ONNX Runtime 1.31).
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
     return f"""{{
@@ -28,6 +30,7 @@ def _body(opset: int) -> str:
         end = Constant<value_ints = [{2**63 - 1}]>()
         one = Constant<value_float = 1.0>()
         no_sum = Constant<value_float = -0.0>()
+        one_code = Constant<value = uint8 {{1}}>()
         low_base = Constant<value = int32 {{16}}>()
         byte_base = Constant<value = int32 {{256}}>()
         half = Constant<value = int32 {{128}}>()
@@ -86,19 +89,25 @@ def _body(opset: int) -> str:
         per_column = Concat<axis = 0>(groups, columns)
         expanded_zero_points = Expand(zero_points, per_column)
         per_group_and_column = Concat<axis = 0>(groups, n1, columns)
-        columns_zero_points = {flat}(expanded_zero_points, per_group_and_column)
-        weights_zero_points = Cast<to = 2>(columns_zero_points)
+        weights_zero_points = {flat}(expanded_zero_points, per_group_and_column)
 
         rows_shape = Concat<axis = 0>(rows, groups, size)
         src_rows = {flat}(src, rows_shape)
         src_groups = Transpose<perm = [1, 0, 2]>(src_rows)
-        products = MatMulInteger(src_groups, weights, , weights_zero_points)
+        products = MatMulInteger(src_groups, weights)
+        column_of_ones = Concat<axis = 0>(groups, size, n1)
+        ones = Expand(one_code, column_of_ones)
+        sums_of_rows = MatMulInteger(src_groups, ones)
+        correction_of_rows = Mul(sums_of_rows, weights_zero_points)
+        corrected = Sub(products, correction_of_rows)
+        has_products = Greater(depth, n0)
+        centered = Where(has_products, corrected, nothing)
         {_per_row(flat, "scale", "scale")}
         zero_point_int = Cast<to = 6>(zero_point)
         {_per_row(flat, "zero_point", "zero_point_int")}
         sums_of_columns = Unsqueeze(column_sum, n1)
         correction = Mul(zero_point_groups, sums_of_columns)
-        exact = Sub(products, correction)
+        exact = Sub(centered, correction)
         real = Cast<to = 1>(exact)
 
         column_groups = Unsqueeze(column_scale, n1)
@@ -172,19 +181,21 @@ def _reference(
 ) -> list[Array]:
     groups = _check(given, src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias)
     depth, columns = src.shape[-1], bias.size
-    weights = unpack(weight, depth, columns, given["bits"]).astype(np.int64).reshape(groups, -1, columns)
+    weights = unpack(weight, depth, columns, given["bits"]).astype(np.int64)
+    weights = weights.reshape(groups, depth // groups, columns)
     if weight_zero_point.size == 1:
         weights = weights - int(weight_zero_point.reshape(()))
     else:
         weights = weights - weight_zero_point.reshape(groups, 1, columns)
-    codes = src.reshape(-1, groups, depth // groups).astype(np.int64)
+    lead = src.shape[:-1]
+    rows = int(np.prod(lead))
+    codes = src.reshape(rows, groups, depth // groups).astype(np.int64)
     # float64 holds every sum of these products: the error for long sums bounds them by 2**31.
     sums = np.matmul(codes.transpose(1, 0, 2).astype(np.float64), weights.astype(np.float64)).astype(np.int64)
-    lead = src.shape[:-1]
-    row_scale = np.broadcast_to(scale, (*lead, scale.shape[-1] if scale.size > 1 else 1))
-    row_scale = row_scale.reshape(len(codes), -1).T[:, :, None]
-    row_zero_point = np.broadcast_to(zero_point, (*lead, zero_point.shape[-1] if zero_point.size > 1 else 1))
-    row_zero_point = row_zero_point.reshape(len(codes), -1).T[:, :, None].astype(np.int64)
+    row_scale = np.broadcast_to(scale, (*lead, scale.shape[-1] if scale.size != 1 else 1))
+    row_scale = row_scale.reshape(rows, row_scale.shape[-1]).T[:, :, None]
+    row_zero_point = np.broadcast_to(zero_point, (*lead, zero_point.shape[-1] if zero_point.size != 1 else 1))
+    row_zero_point = row_zero_point.reshape(rows, row_zero_point.shape[-1]).T[:, :, None].astype(np.int64)
     exact = (sums - row_zero_point * column_sum.reshape(groups, 1, columns)).astype(np.int32).astype(np.float32)
     column = column_scale[:, None, :]
     for factor in (column, row_scale):
@@ -216,8 +227,8 @@ def _check(
 ) -> int:
     """Checks attributes and shapes as the native operator does. Returns the number of groups."""
     group_size, order = given["group_size"], ScaleOrder(given["scale_order"])
-    if group_size < 0 or group_size % _GROUP_UNIT:
-        raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {_GROUP_UNIT}")
+    if group_size < 0 or group_size % GROUP_UNIT:
+        raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {GROUP_UNIT}")
     if group_size and order != ScaleOrder.COLUMN_FIRST:
         raise DynqError(f"scale_order is {order.text} for groups, expected {ScaleOrder.COLUMN_FIRST.text}")
     if src.ndim == 0:

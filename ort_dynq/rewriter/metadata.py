@@ -7,8 +7,8 @@ RULE = "ort_dynq.rule"
 """On every node that a rewrite adds: the name of the rule that added it."""
 
 ACTIVATION = "ort_dynq.activation"
-"""On an AccumulatorDequantize that replaces a float product: the name, in the original model, of the float activation
-that was multiplied. Verification reads it."""
+"""On a QuantizedMatMul that replaces a float product: the name, in the original model, of the float activation that was
+multiplied. Verification reads it."""
 
 DEQUANTIZES = "ort_dynq.dequantizes"
 """On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""

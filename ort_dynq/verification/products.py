@@ -37,6 +37,11 @@ FLOOR = 8
 A float32 product of few elements may be exact. B's product has one rounding for each of these: the activation and the
 weight, which A rounds and B does not; the sum; two products of scales; their product with the sum; the bias. One more
 is left for a scale that A has as a reciprocal.
+
+A product in groups also adds the float32 sums of its groups, one rounding each. These roundings are relative to the sum
+so far, the unit is relative to the sum of absolute values. With weights of both signs they add less than one unit, also
+for 512 groups; docs/numerics.md has the figures. If all terms have one sign, they may exceed 8 units from 64 groups on.
+A's float32 product then has a similar error, and FACTOR decides.
 """
 PERTURBATION = 2.0**-22
 """The relative change of A's results of these products, to see its effect end to end."""
@@ -44,7 +49,7 @@ PERTURBATION = 2.0**-22
 
 @dataclass(frozen=True)
 class Product:
-    """A float product in A that is an integer product in B, both computed from A's values.
+    """A float product in A that is an integer product in B (QuantizedMatMul), both computed from A's values.
 
     An error is the largest abs(result - reference) / (2**-24 * magnitude) over the elements. The reference is the
     result of A's nodes in float64. The magnitude is the same computation on absolute values,

@@ -21,6 +21,11 @@ from ort_dynq import cli
         (["chains", "--sizes", "4x4"], "--sizes is for `ort-dynq bench ops`, not for chains"),
         (["chains", "--misaligned"], "--misaligned is for `ort-dynq bench ops`, not for chains"),
         ([".", "--shape", "x=4"], "--shape is for `ort-dynq bench A.onnx`, not for ."),
+        (["networks", "--rows", "4"], "--rows is for `ort-dynq bench products`, not for networks"),
+        (["ops", "--group-size", "32"], "--group-size is for `ort-dynq bench products`, not for ops"),
+        (["products", "--group-size", "20"], "argument --group-size: invalid choice"),
+        (["products", "--sizes", "48x64"], "the groups do not fit 48x64: 48 is not a multiple of 32"),
+        (["products", "--rows", "0"], "argument --rows: 0 is not a positive integer"),
         (["ops", "--input", "x=x.npy"], "--input is for `ort-dynq bench A.onnx`, not for ops"),
         ([".", "--forms", "token"], "--forms is for `ort-dynq bench networks`, not for ."),
         (["ops", "--layers", "2"], "--layers is for `ort-dynq bench networks`, not for ops"),
@@ -64,7 +69,10 @@ def test_help_has_an_example_of_every_bench(capsys: pytest.CaptureFixture[str]) 
         cli.main(["bench", "--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for example in ("bench ops", "bench chains", "bench networks", "bench models/", "bench model.onnx fast.onnx"):
+    for example in (
+        *("bench ops", "bench products", "bench chains", "bench networks", "bench models/"),
+        "bench model.onnx fast.onnx",
+    ):
         assert f"ort-dynq {example}" in text
 
 

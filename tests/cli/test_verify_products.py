@@ -20,7 +20,6 @@ from ort_dynq.rewriter.metadata import ACTIVATION
 from ort_dynq.verification import Verification
 from ort_dynq.verification.products import FLOOR
 
-MODELS = Path(__file__).parents[2] / "models"
 SIZES = {"layers": 1, "hidden": 24, "heads": 2}
 EXACT_FORMS = ("float", "token_integer", "tensor_u8")  # the rewriter makes no integer products of these
 
@@ -99,20 +98,6 @@ def test_products_of_networks(network: str, form: str) -> None:
         assert 0 < product.a_error < product.depth
     assert [output.equal for output in result.outputs] == [True] * (3 if network == "decoder" else 1)
     assert len(result.end_to_end) == len(result.perturbed) == (0 if form in EXACT_FORMS else len(result.outputs))
-
-
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in MODELS.glob("*/model.onnx")))
-def test_products_of_exported_models(name: str, backend: str) -> None:
-    path = MODELS / name / "model.onnx"
-    data = sorted((path.parent / "test_data_set_0").glob("input_*.pb"))
-    tensors = [onnx.TensorProto.FromString(file.read_bytes()) for file in data]
-    inputs = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
-    model = ort_dynq.rewrite(path).model
-    result = ort_dynq.verify(path, model, inputs=inputs, backend=backend)  # type: ignore[arg-type]
-    assert result.passed
-    assert len(result.products) + result.unreachable == sum(
-        ACTIVATION in node.metadata_props for node in model.graph.all_nodes()
-    )
 
 
 @pytest.mark.parametrize("form", transformers.FORMS)

@@ -14,6 +14,7 @@ from helpers import Array, assert_same
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS, Attribute, Operator, encodings, reference
 from ort_dynq.operators.encodings import Encoding, RangeConstants, RangeKind
+from ort_dynq.operators.packing import packed_shape
 
 OPS = Path(__file__).parents[2] / "ops"
 ENCODINGS = [each for each in vars(encodings).values() if isinstance(each, type) and issubclass(each, Encoding)][1:]
@@ -35,6 +36,10 @@ def arrays_of(operator: Operator) -> list[Array]:
     for index, value in enumerate(operator.inputs):
         if value.name == "constants":
             arrays[index] = np.float32(RangeConstants())
+        elif value.name == "weight":
+            arrays[index] = np.ones(packed_shape(2, 2), np.int8)
+        elif operator.name == "QuantizedMatMul" and value.name in ("column_scale", "column_sum"):
+            arrays[index] = np.ones((1, 2), types[index])
         elif value.name in ("column_scale", "column_sum", "bias"):
             arrays[index] = np.ones(2, types[index])
     return arrays

@@ -29,6 +29,7 @@ from helpers import (
     Shape,
     accumulator_inputs,
     assert_same,
+    matmul_inputs,
     random_codes,
     random_scales,
     spread,
@@ -480,6 +481,44 @@ def accumulator_cases(opset: int) -> Iterator[Case]:
             yield Case({"scale_order": order}, accumulator_inputs(rng, *shapes, zp_type))
 
 
+# QuantizedMatMul
+
+MATMULS: list[tuple[Shape, Shape | None]] = [
+    ((5,), None),
+    ((7, 67), None),
+    ((7, 67), ()),
+    ((1, 1), (1, 1)),
+    ((2, 3, 64), (2, 1, 1)),
+    ((2, 3, 64), None),
+    ((2, 1, 3, 19), (2, 1, 1, 1)),
+]
+GROUPED: list[tuple[Shape, Shape | None]] = [((64,), (4,)), ((7, 64), None), ((7, 64), (7, 4)), ((2, 3, 64), (2, 1, 4))]
+
+
+def matmul_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    shapes = [*MATMULS, ((0, 3), None), ((3, 0), None)] if opset >= 14 else MATMULS
+    for bits, codes, zero_points in itertools.product((8, 4), (np.uint8, np.int8), ("none", "one", "all")):
+        for i, (shape, scale) in enumerate(shapes):
+            inputs, _ = matmul_inputs(
+                rng, shape, 3 + 17 * (i % 3), bits=bits, codes=codes, zero_points=zero_points, scale=scale
+            )
+            yield Case({"bits": bits, "scale_order": i % 3}, inputs)
+        for i, (shape, scale) in enumerate(GROUPED):
+            inputs, _ = matmul_inputs(
+                rng,
+                shape,
+                35,
+                bits=bits,
+                group_size=16,
+                codes=codes,
+                zero_points=zero_points,
+                column_groups=(i + bits // 4) % 3 > 0,
+                scale=scale,
+            )
+            yield Case({"bits": bits, "group_size": 16, "scale_order": 2}, inputs)
+
+
 # ReduceAbsMax, ReduceMinMax and DynamicQuantizeDequantizeLinear
 
 REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60, 33), (2, 3, 4, 16)]
@@ -532,6 +571,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "DynamicRangeQuantize": range_cases(to_codes=True),
     "DynamicRangeFakeQuantize": range_cases(to_codes=False),
     "AccumulatorDequantize": accumulator_cases,
+    "QuantizedMatMul": matmul_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,
     "DynamicQuantizeDequantizeLinear": linear_cases,

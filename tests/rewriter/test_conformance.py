@@ -27,25 +27,26 @@ PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
 FAKE = {"ort_dynq.DynamicFakeQuantize": 1}
 MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
 WHOLE = {"ort_dynq.DynamicRangeFakeQuantize": 1}
-PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.AccumulatorDequantize": 1}
+PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.QuantizedMatMul": 1}
 # Fake quantizations whose codes an integer product can use: they then only quantize.
 FAKES = {"ort_dynq.DynamicRangeFakeQuantize", "ort_dynq.AffineFakeQuantize", "ort_dynq.DynamicFakeQuantize"}
 EXPECTED: dict[str, dict[str, int]] = {
     "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
+    "blocked_group_product": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MAGNITUDE,
     "blocked_token": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
     "channel_sigmoid": PAIR | MIN_MAX,
     "compressed_tensors_asymmetric": WHOLE,
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
-    "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "dynamic_quantize_dequantize": {},
     "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
-    "encoder_tensor_s8": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_tensor_s8": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "encoder_tensor_u8": {"ort_dynq.DynamicRangeQuantize": 4},
-    "encoder_token": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
-    "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.AccumulatorDequantize": 6},
+    "encoder_token": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "function_in_branch": WHOLE,
     "functions": MAGNITUDE,
     "integer_token_s8": PRODUCT,
@@ -54,11 +55,11 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
     "ort_dynamic_conv": {},
-    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.AccumulatorDequantize": 2},
+    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.QuantizedMatMul": 2},
     "ort_int8_negative": {
         "ort_dynq.DynamicQuantize": 2,
         "ort_dynq.ReduceMinMax": 2,
-        "ort_dynq.AccumulatorDequantize": 2,
+        "ort_dynq.QuantizedMatMul": 2,
     },
     "ort_uint8_opset10": {},
     "row_square": FAKE,
@@ -77,10 +78,11 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_encoder_s8": {
         "ort_dynq.DynamicRangeQuantize": 8,
         "ort_dynq.ReduceAbsMax": 8,
-        "ort_dynq.AccumulatorDequantize": 12,
+        "ort_dynq.QuantizedMatMul": 12,
     },
-    "torch_encoder_u8": {"ort_dynq.DynamicRangeQuantize": 16, "ort_dynq.AccumulatorDequantize": 12},
+    "torch_encoder_u8": {"ort_dynq.DynamicRangeQuantize": 16, "ort_dynq.QuantizedMatMul": 12},
     "torch_group": WHOLE,
+    "torch_group_product": PRODUCT,
     "torch_if": WHOLE,
     "torch_kv_cache": {"ort_dynq.AffineDequantize": 1, "ort_dynq.AffineQuantize": 1} | MAGNITUDE,
     "torch_lsq_constant": {},
@@ -94,10 +96,14 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_token_smoothquant": WHOLE,
     "torchao_8da8w": PRODUCT,
     "torchao_8da8w_opset18": PRODUCT,
+    "torchao_8da4w": PRODUCT,
+    "torchao_8da4w_asymmetric": PRODUCT,
+    "torchao_8da8w_group": PRODUCT,
     "torchao_qat": PRODUCT,
-    "torchao_qat_8da4w": WHOLE,
+    "torchao_qat_8da4w": PRODUCT,
     "torchscript_bitnet": WHOLE,
     "torchscript_channel_last": FAKE | MAGNITUDE,
+    "torchscript_group_product": PRODUCT,
     "torchscript_loop": WHOLE,
     "torchscript_tensor_u8": WHOLE,
     "torchscript_token": WHOLE,
@@ -136,6 +142,18 @@ def test_with_the_plugin(isa: str, backend: Backend, name: str, exact: bool) -> 
         assert result.passed
         assert result.products
         assert not result.unreachable
+
+
+@models
+@pytest.mark.parametrize("exact", [True, False])
+def test_verification(name: str, exact: bool) -> None:
+    """`.ci/emulated` also runs this test on emulated CPUs on which ONNX Runtime's own products differ."""
+    result, content = rewritten(name, exact)
+    for inputs, _ in data_sets(name):
+        verification = verify(load(name), content, inputs=inputs)
+        assert verification.passed, verification
+        compared = len(verification.products) + verification.unreachable
+        assert compared == sum(ACTIVATION in node.metadata_props for node in result.model.graph.all_nodes())
 
 
 @models

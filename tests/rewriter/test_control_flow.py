@@ -100,7 +100,7 @@ def test_shapes_in_a_branch_where_the_calls_agree(rows_of_v: int, expected: list
 def test_product_in_a_branch(exact: bool) -> None:
     body = chain("x", "dx") + " inner = MatMul(dx, w)"
     model = model_of(if_(body, otherwise="other = MatMul(x, w)", constants=f"{CONSTANTS}, {W}"))
-    expected = ["DynamicRangeFakeQuantize"] if exact else ["AccumulatorDequantize", "DynamicRangeFakeQuantize"]
+    expected = ["DynamicRangeFakeQuantize"] if exact else ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
     feeds = {"x": np.where(np.isfinite(x := rows((9, 33))), x, F(1))}
     assert check(model, feeds, exact=exact) == expected
     (function,) = (each for each in rewrite(model, exact=exact).to_proto().functions if each.domain == "own")

@@ -1,18 +1,39 @@
-"""Float weights that are an 8-bit grid: the grid is found, and other weights are rejected."""
+"""Float weights that are a grid of integers: the grid is found, and other weights are rejected."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import pytest
 from helpers import Array, assert_same
 
-from ort_dynq.rewriter.facts.grid import grid_of
+from ort_dynq.rewriter.facts.grid import Grid, grid_of
 
 F = np.float32
 
 
 def columns(codes: Array, scale: Array | float) -> Array:
     return np.asarray(np.asarray(codes).astype(F) * F(scale))
+
+
+def in_groups(values: Array, group_size: int) -> Array:
+    """Repeats one value for each group and column, [groups, N], for each weight."""
+    return np.repeat(values, group_size, 0)
+
+
+def dequantized(grid: Grid) -> Array:
+    """Computes the weights, and checks the shapes and the range of the grid."""
+    depth, count = grid.codes.shape
+    size = grid.group_size or depth
+    zero_point = np.broadcast_to(grid.zero_point, (depth // size, count)).astype(np.int32)
+    numbers = grid.codes.astype(np.int32) - in_groups(zero_point, size)
+    assert_same(grid.sums, numbers.reshape(-1, size, count).sum(1).astype(np.int32))
+    if grid.bits == 4:
+        assert grid.codes.min() >= 0
+        assert grid.codes.max() <= 15
+        assert grid.zero_point.min() >= 0  # the operator's function needs it
+    return columns(numbers, in_groups(np.broadcast_to(grid.scale, (depth // size, count)), size))
 
 
 @pytest.mark.parametrize("low", [-127, -128, -1, -7, 0, -255])
@@ -26,7 +47,55 @@ def test_a_grid_is_recovered(low: int, scale: float) -> None:
     weights[:, 5] = 0
     grid = grid_of(weights)
     assert grid is not None
-    assert_same(columns(grid.numbers, grid.scale) + F(0), weights + F(0))  # -0 is 0
+    assert (grid.bits, grid.group_size) == (8, 0)
+    assert_same(dequantized(grid) + F(0), weights + F(0))  # -0 is 0
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(
+    ("low", "high", "zero_points", "bits"),
+    [
+        (-8, 7, False, 4),
+        (-7, 7, False, 4),
+        (0, 15, False, 4),
+        (0, 15, True, 4),
+        (-1, 1, False, 4),
+        (-127, 127, False, 8),
+        (-128, 127, False, 8),
+        (0, 255, True, 8),
+        (-8, 8, False, 8),
+        (5, 20, False, 8),
+    ],
+)
+def test_groups_are_recovered(size: int, low: int, high: int, zero_points: bool, bits: int) -> None:
+    rng = np.random.default_rng(0)
+    groups, count = 3, 20
+    codes = rng.integers(low, high + 1, (size * groups, count))
+    codes[::16], codes[1::16] = low, high
+    if zero_points:
+        codes -= in_groups(rng.integers(low, high + 1, (groups, count)), size)
+    scales = rng.uniform(0.001, 0.02, (groups, count)).astype(F)
+    weights = columns(codes, in_groups(scales, size))
+    weights[size : 2 * size, 7] = 0
+    grid = grid_of(weights)
+    assert grid is not None
+    assert (grid.bits, grid.group_size) == (bits, size)
+    assert_same(dequantized(grid) + F(0), weights + F(0))
+    halves = grid.split(16)
+    assert_same(dequantized(halves) + F(0), weights + F(0))
+    changed = weights.copy()
+    changed[size + 3, count - 1] = np.nextafter(changed[size + 3, count - 1], F(1))
+    assert grid_of(changed) is None
+
+
+def test_columns_that_are_split_into_groups_keep_one_scale() -> None:
+    rng = np.random.default_rng(0)
+    weights = columns(rng.integers(0, 256, (96, 20)) - rng.integers(1, 255, 20), rng.uniform(1, 2, 20).astype(F))
+    grid = grid_of(weights)
+    assert grid is not None
+    split = grid.split(32)
+    assert (split.scale.shape, split.zero_point.shape, split.sums.shape) == ((1, 20), (3, 20), (3, 20))
+    assert_same(dequantized(split), weights)
 
 
 @pytest.mark.parametrize("column", [0, 39])
@@ -41,3 +110,13 @@ def test_weights_that_are_almost_a_grid_are_rejected(column: int) -> None:
     assert grid_of(weights.astype(np.float64)) is None
     assert grid_of(weights[0]) is None
     assert grid_of(weights[:0]) is None
+
+
+def test_arbitrary_weights_are_rejected_quickly() -> None:
+    """A sample of the columns decides. Searching all of these weights takes seconds."""
+    rng = np.random.default_rng(0)
+    for dtype in (np.float16, F):
+        weights = rng.normal(size=(4096, 1024)).astype(dtype).astype(F)
+        start = time.perf_counter()
+        assert grid_of(weights) is None
+        assert time.perf_counter() - start < 1

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RangeConstants, Scaling, ZeroPointRule
+from ...operators.quantized_matmul import GROUP_UNIT
 from ..edit import Edit, call
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
@@ -68,8 +69,9 @@ class Activation(NamedTuple):
 
     Attributes:
         codes: uint8, [..., M, K].
-        scale: One for each row or for all; None if the codes are not scaled.
-        zero_point: uint8, one for each row or for all.
+        scale: One for each row, [..., M, 1], or for each group of a row, [..., M, K / group_size], or one for all; None
+            if the codes are not scaled.
+        zero_point: uint8, as many as there are scales, or one for all.
     """
 
     codes: ir.Value
@@ -83,45 +85,28 @@ class Activations:
     def __init__(self, facts: Facts) -> None:
         """Starts without any activation."""
         self._facts = facts
-        self._activations: dict[ir.Node, Activation] = {}
+        self._activations: dict[ir.Node, Activation] = {}  # by dequantizer, or by the Reshape after one
 
-    def of(self, value: ir.Value, source: ir.Node, depth: int, context: Context, edit: Edit) -> Activation:
+    def of(self, value: ir.Value, source: ir.Node, groups: int, context: Context, edit: Edit) -> Activation:
         """Returns the codes of an activation.
 
         Args:
-            value: The float activation, [..., depth].
+            value: The float activation, [..., M, K].
             source: Its dequantizer; see :func:`dequantizer_of`.
-            depth: The length of a row.
+            groups: The number of scales for each row; see :func:`group_size_of`.
             context: The context of the product.
             edit: The edit that inserts the nodes, if there are no codes yet.
 
         Raises:
-            Left: The codes cannot be multiplied as uint8, or their scales are not those of rows.
+            Left: The codes cannot be multiplied as uint8, or their scales are not those of rows or groups.
         """
         reshape = producer_of(skip_identity(value), "Reshape")
         if reshape is None:
             return self._of_source(source, context, edit)
-        # Rows stay rows if the last dimension stays.
-        before = reshape.inputs[0]
-        lengths = [each.shape[-1] if each is not None and each.shape else None for each in (before, value)]
-        if value.shape is None or len(value.shape) != 2 or lengths != [depth, depth]:
-            raise Left("the activation is reshaped so that its rows change")
-        if not _has_scale_of_each_row(source):
-            raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
-        activation = self._of_source(source, context, edit)
-        rows = edit.add_constant(np.array([-1, 1]), before=reshape, origin=source)
-
-        def reshaped(each: ir.Value, shape: ir.Value | None) -> ir.Value:
-            node = ir.node("Reshape", [each, shape], dict(reshape.attributes))
-            return edit.insert(node, before=reshape, origin=source)
-
-        def of_rows(each: ir.Value) -> ir.Value:
-            is_scalar = each.shape is not None and len(each.shape) == 0
-            return each if is_scalar else reshaped(each, rows)
-
-        codes = reshaped(activation.codes, reshape.inputs[1])
-        scale = None if activation.scale is None else of_rows(activation.scale)
-        return Activation(codes, scale, of_rows(activation.zero_point))
+        if reshape not in self._activations:
+            activation = self._of_source(source, context, edit)
+            self._activations[reshape] = _reshaped(activation, source, reshape, groups, edit)
+        return self._activations[reshape]
 
     def _of_source(self, source: ir.Node, context: Context, edit: Edit) -> Activation:
         if source not in self._activations:
@@ -214,7 +199,7 @@ class Activations:
         """Returns scale and zero point (uint8) of the rows, from the inputs of a Dynamic... operator."""
         attributes = attributes_of(source)
         qtype, axis = attributes["qtype"], attributes["axis"]
-        if qtype == "per_tensor" or (qtype == "per_group" and is_shape_of_rows(scales, src)):
+        if qtype == "per_tensor" or (qtype == "per_group" and (_block(source) or is_shape_of_rows(scales, src))):
             return scales, unsigned.of(zps, edit)
         if qtype != "per_channel" or src.shape is None or len(src.shape) != 2 or axis not in (0, -2):
             raise Left(_NO_SCALE_OF_ROWS)
@@ -226,6 +211,98 @@ class Activations:
             else:
                 columns.append(edit.insert(ir.node("Unsqueeze", [value, axes]), before=source, origin=source))
         return columns[0], columns[1]
+
+
+def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
+    """Returns the number of adjacent elements of a row that share a scale; 0 if all elements of a row do.
+
+    Args:
+        value: The float activation, [..., depth].
+        source: Its dequantizer; see :func:`dequantizer_of`.
+        depth: The length of a row.
+
+    Raises:
+        Left: The groups do not divide a row, or are not known, or QuantizedMatMul has no groups of this size.
+    """
+    reshape = producer_of(skip_identity(value), "Reshape")
+    if reshape is None:
+        return _checked_group(_block(source), depth)
+    if _has_one_scale(source):
+        return 0
+    before = reshape.inputs[0]
+    length = before.shape[-1] if before is not None and before.shape else None
+    if not isinstance(length, int):
+        raise Left("the activation is reshaped so that its rows may change")
+    if not _has_scale_of_each_row(source):
+        raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
+    return _checked_group(length, depth)
+
+
+def _checked_group(group_size: int, depth: int) -> int:
+    if group_size in (0, depth):
+        return 0
+    if depth % group_size:
+        raise Left(f"groups of {group_size} elements that share a scale do not divide a row of {depth}")
+    if group_size % GROUP_UNIT:
+        raise Left(f"groups of {group_size} elements share a scale, expected a multiple of {GROUP_UNIT}")
+    return group_size
+
+
+def _block(source: ir.Node) -> int:
+    """Returns the block size of an operator with a scale for each block of a row, or 0."""
+    if source.op_type not in ("DynamicFakeQuantize", "DynamicDequantize"):
+        return 0
+    attributes, (src, scales) = attributes_of(source), _inputs(source, 2)
+    is_last = attributes["axis"] == -1 or (src.shape is not None and attributes["axis"] == len(src.shape) - 1)
+    is_grouped = attributes["qtype"] == "per_group" and is_last and not is_shape_of_rows(scales, src)
+    return int(attributes["block_size"]) if is_grouped else 0
+
+
+def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: int, edit: Edit) -> Activation:
+    """Returns the activation after a Reshape to [..., M, K], its scales as [..., M, count], or as [1]."""
+    value, shape = reshape.outputs[0], reshape.inputs[1]
+    has_one_scale = _has_one_scale(source)
+
+    def insert(node: ir.Node) -> ir.Value:
+        return edit.insert(node, before=reshape, origin=source)
+
+    def constant_of(numbers: list[int]) -> ir.Value:
+        return edit.add_constant(np.array(numbers), before=reshape, origin=source)
+
+    def reshaped(each: ir.Value, to: ir.Value | None) -> ir.Value:
+        return insert(ir.node("Reshape", [each, to], dict(reshape.attributes)))
+
+    def shape_of_rows() -> ir.Value:
+        lengths = constant_array(shape)
+        if has_one_scale:
+            return constant_of([1])
+        if value.shape is not None and len(value.shape) == 2:
+            return constant_of([-1, count])
+        if lengths is not None and 0 not in lengths:
+            return constant_of([*lengths[:-1].tolist(), count])
+        actual = insert(ir.node("Shape", [codes]))
+        lead = insert(ir.node("Slice", [actual, constant_of([0]), constant_of([-1])]))
+        return insert(ir.node("Concat", [lead, constant_of([count])], {"axis": 0}))
+
+    def of_rows(each: ir.Value) -> ir.Value:
+        if each.shape is not None and len(each.shape) == 0:
+            return each
+        return reshaped(each, constant_of([1]) if _has_one_element(each) and not has_one_scale else rows)
+
+    codes = reshaped(activation.codes, shape)
+    rows = shape_of_rows()
+    scale = None if activation.scale is None else of_rows(activation.scale)
+    return Activation(codes, scale, of_rows(activation.zero_point))
+
+
+def _has_one_scale(source: ir.Node) -> bool:
+    """Returns whether a dequantizer is known to have one scale for all elements, or none."""
+    if source.op_type == "Cast":
+        return True
+    attributes, (x, scale) = attributes_of(source), _inputs(source, 2)
+    if source.op_type == "DynamicRangeFakeQuantize":
+        return attributes["axis"] == 0 or (x.shape is not None and attributes["axis"] == -len(x.shape))
+    return attributes.get("qtype") == "per_tensor" or _has_one_element(scale)
 
 
 def _has_scale_of_each_row(source: ir.Node) -> bool:
@@ -281,6 +358,6 @@ def _code_type(attributes: Mapping[str, Any]) -> CodeType:
 def _has_one_element(value: ir.Value) -> bool:
     """Returns whether a value is known to have one element."""
     elements = constant_array(value)
-    if elements is not None and elements.size == len(RangeConstants._fields):
+    if elements is not None:
         return elements.size == 1
     return value.shape is not None and all(dim == 1 for dim in value.shape)

@@ -1,4 +1,4 @@
-"""The nodes after a product of codes, which turn its int32 sums into floats: they become AccumulatorDequantize."""
+"""The nodes after a product of codes, which turn its int32 sums into floats: with it, they become QuantizedMatMul."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import onnx_ir as ir
 
 from ...operators import DOMAIN
 from ...operators.encodings import ScaleOrder
+from ...operators.packing import pack
+from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from ..edit import Edit, call
 from ..facts.folding import evaluate
+from ..facts.grid import Grid
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
 from ..facts.values import attributes_of, only_use, producer_of, skip_identity
+from ..report import Left
 from ..rule import Context
+from .shared_initializers import SharedInitializers
 from .unsigned_codes import UnsignedCodes
 
 
@@ -25,9 +30,9 @@ class Tail:
     """What follows the sums of a product.
 
     Attributes:
-        last: The float value that AccumulatorDequantize computes.
-        row: A scale for each row, or one for all; None if there is none.
-        column: float32, [N], a scale for each column; None if there is none.
+        last: The float value that QuantizedMatMul computes.
+        row: A scale for each row, or for each of its groups, or one for all; None if there is none.
+        column: float32, [N] or [groups, N], a scale for each column, or for each of its groups; None if there is none.
         scale_order: The order in which the sums are multiplied by the scales.
         bias: One number for each column, or for all; None if there is none.
         subtracted: int32, [N], subtracted from the sums; None if nothing is.
@@ -56,38 +61,57 @@ class Tail:
         if bias is not None and is_bias(bias, columns, facts):
             self.bias, self.last = bias, use.node.outputs[0]
 
-    def replace(
-        self,
-        sums: ir.Value,
-        zero_point: ir.Value,
-        column_sums: npt.NDArray[np.int32],
-        context: Context,
-        edit: Edit,
-    ) -> None:
-        """Puts AccumulatorDequantize in place of everything between the sums and `last`.
+    def replace(self, codes: ir.Value, zero_point: ir.Value, grid: Grid, context: Context, edit: Edit) -> None:
+        """Puts QuantizedMatMul in place of the product and of everything up to `last`.
 
         Args:
-            sums: The int32 sums, [..., M, N].
-            zero_point: The zero point of the codes that were multiplied.
-            column_sums: The sum of each column of the weights, [N], by which the zero point is multiplied.
+            codes: The codes of the activation, uint8, [..., M, K].
+            zero_point: Their zero points, uint8: one for each row, or for each of its groups, or one for all.
+            grid: The weights. Their scales are :attr:`column`.
             context: The context of the product.
-            edit: The edit that inserts the nodes.
+            edit: The edit of the product.
         """
-        columns, product, bias = column_sums.size, edit.node, self.bias
+        columns, product, bias = grid.codes.shape[1], edit.node, self.bias
+        shared = context.shared(SharedInitializers)
+
+        def initializer(elements: npt.NDArray[Any]) -> ir.Value:
+            return shared.of(elements, product, edit)
+
         if bias is None or bias.shape is None or list(bias.shape) != [columns]:
             numbers = None if bias is None else column_vector(bias, columns, np.float32, context.facts)
             # -0 + x is x for every x; 0 + -0 is not -0.
-            bias = edit.add_initializer(
-                np.full(columns, -0.0, np.float32) if numbers is None else numbers, near=product
-            )
+            bias = initializer(np.full(columns, -0.0, np.float32) if numbers is None else numbers)
         if self.row is None:
             row = edit.add_constant(np.float32(1), before=product)
         else:
             row = context.shared(UnsignedCodes).scale_of(self.row)
         column = np.ones(columns, np.float32) if self.column is None else self.column
-        weights = [edit.add_initializer(each, near=product) for each in (column, column_sums)]
-        main = call("AccumulatorDequantize", [sums, row, zero_point, *weights, bias], scale_order=int(self.scale_order))
+        weights: list[npt.NDArray[Any]] = [
+            pack(grid.codes, grid.bits),
+            grid.zero_point,
+            column.reshape(-1, columns),
+            grid.sums,
+        ]
+        main = call(
+            "QuantizedMatMul",
+            [codes, row, zero_point, *(initializer(each) for each in weights), bias],
+            bits=grid.bits,
+            group_size=grid.group_size,
+            scale_order=int(self.scale_order),
+        )
         edit.replace(self.last, edit.insert_main(main, before=self.node))
+
+
+def check_length(grid: Grid) -> None:
+    """Checks that int32 holds the sums of products with these weights.
+
+    Raises:
+        Left: It may not.
+    """
+    is_symmetric = grid.bits == 8 and grid.zero_point.size == 1 and not grid.zero_point.any()
+    length = grid.group_size or len(grid.codes)
+    if length > (LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM):
+        raise Left(f"sums of {length} products may overflow int32")
 
 
 def is_bias(value: ir.Value, columns: int, facts: Facts) -> bool:

@@ -1,80 +1,118 @@
-"""Float weights as an 8-bit grid: one scale for each output channel, times integer codes.
+"""Float weights as a grid of integers: one scale for each output channel, or for each of its groups, times codes.
 
-Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights is
-float32(code * scale) for integer codes and one float32 scale. The scale is recovered, and every weight is compared bit
-for bit.
+Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights, or each
+group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The scale is
+recovered, and every weight is compared bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+_GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
 _PROBED_ROWS = 64
+_FEW_ROWS = 4  # they reject most candidates for a scale
 _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
-# Candidates for the code of the largest magnitude in a column: 127 is the most frequent, 1 occurs in ternary weights.
-_LARGEST_CODES = (1, 127, 128, *range(2, 127), *range(129, 256))
+# Candidates for the code of the largest magnitude. 127 is the most frequent, 1 occurs in ternary weights. A multiple of
+# the true code would give multiples of all codes, so small candidates are next; 127 has no divisors.
+_LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """weights[k, n] == float32((codes[k, n] - zero_point[n]) * scale[n]).
+    """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
 
     Attributes:
-        codes: int8, [K, N].
-        zero_point: int8, [N]; None if all are zero.
-        scale: float32, [N].
+        codes: int8, [K, N]; 0 to 15 if `bits` is 4.
+        zero_point: int8, [groups, N], or [1] if all are equal.
+        scale: float32, [groups, N], or [1, N].
+        bits: 8 or 4.
+        group_size: The number of adjacent k that share a scale; 0 if all do.
     """
 
     codes: npt.NDArray[np.int8]
-    zero_point: npt.NDArray[np.int8] | None
+    zero_point: npt.NDArray[np.int8]
     scale: npt.NDArray[np.float32]
+    bits: int = 8
+    group_size: int = 0
 
     @property
-    def numbers(self) -> npt.NDArray[np.int32]:
-        """The codes minus their zero points, [K, N]."""
-        codes = self.codes.astype(np.int32)
-        return codes if self.zero_point is None else codes - self.zero_point
+    def sums(self) -> npt.NDArray[np.int32]:
+        """The sums of the codes minus their zero points, [groups, N]."""
+        depth, columns = self.codes.shape
+        size = self.group_size or depth
+        sums = self.codes.reshape(-1, size, columns).sum(1, dtype=np.int32)
+        return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
 
-    @property
-    def sums(self) -> npt.NDArray[np.int64]:
-        """The sum of each column of :attr:`numbers`, [N]."""
-        return np.concatenate([block.numbers.sum(0) for block in self._blocks()])
-
-    @property
-    def largest_sum(self) -> int:
-        """The largest sum of absolute values over the columns of :attr:`numbers`."""
-        return max(int(np.abs(block.numbers).sum(0).max()) for block in self._blocks())
-
-    def _blocks(self) -> Iterator[Grid]:
-        for columns in _blocks(self.codes):
-            zero_point = None if self.zero_point is None else self.zero_point[columns]
-            yield Grid(self.codes[:, columns], zero_point, self.scale[columns])
+    def split(self, group_size: int) -> Grid:
+        """Returns the same grid in smaller groups; a scale for each column stays one."""
+        factor = (self.group_size or len(self.codes)) // group_size
+        scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
+        zero_point = self.zero_point if self.zero_point.ndim == 1 else np.repeat(self.zero_point, factor, 0)
+        return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
 
 
 def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
-    """Returns the grid of float32 weights of shape [K, N]; None if any column is not a grid."""
+    """Returns the grid of float32 weights of shape [K, N]; None if they are not one.
+
+    One scale for each column is tried first, then groups, large ones first.
+    """
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
-    if _grid_of(weights[:, :_PROBED_COLUMNS]) is None:
+    depth = len(weights)
+    for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
+        found = _numbers(weights, group_size or depth)
+        if found is not None:
+            return _grid(*found, group_size)
+    return None
+
+
+def _numbers(
+    weights: npt.NDArray[np.float32], size: int
+) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
+    """Returns the multiples of the scales that the weights are, [K, N], and the scales, [K / size, N]."""
+    depth, columns = weights.shape
+    probe = _grouped(weights[:, :_PROBED_COLUMNS], size)
+    if not all(map(_has_scale, probe.T[:_PROBED_COLUMNS])):
         return None
-    grids = []
-    for columns in _blocks(weights):
-        grid = _grid_of(np.ascontiguousarray(weights[:, columns]))
-        if grid is None:
+    numbers, scales = np.empty((depth, columns), np.int16), np.empty((depth // size, columns), np.float32)
+    for block in _blocks(weights):
+        grouped = _grouped(weights[:, block], size)
+        found = _scales(grouped) if np.isfinite(grouped).all() else None
+        if found is None:
             return None
-        grids.append(grid)
-    zero_points = [np.zeros_like(g.scale, np.int8) if g.zero_point is None else g.zero_point for g in grids]
-    return Grid(
-        np.concatenate([grid.codes for grid in grids], 1),
-        None if all(grid.zero_point is None for grid in grids) else np.concatenate(zero_points),
-        np.concatenate([grid.scale for grid in grids]),
-    )
+        scales[:, block] = found.reshape(depth // size, -1)
+        rounded = np.rint(grouped / found).reshape(size, depth // size, -1)
+        numbers[:, block] = rounded.transpose(1, 0, 2).reshape(depth, -1)
+    return numbers, scales
+
+
+def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_size: int) -> Grid | None:
+    """Returns the grid of integers and their scales; None if a zero point does not bring them into 8 bits."""
+    groups, columns = scale.shape
+    grouped = numbers.reshape(groups, -1, columns)
+    low, high = grouped.min(1), grouped.max(1)
+    bits, zero_point = 4, np.where((low < -8) | (high > 7), np.maximum(-low, 0), 8)
+    if not group_size or (high + zero_point > 15).any() or (zero_point > 127).any():
+        bits, zero_point = 8, np.where((low < -128) | (high > 127), -128 - np.minimum(low, 0), 0)
+        if (high + zero_point > 127).any():
+            return None
+    codes = grouped + zero_point[:, None].astype(np.int16)
+    if (zero_point == zero_point[0, 0]).all():
+        zero_point = zero_point[0, :1]
+    return Grid(codes.reshape(numbers.shape).astype(np.int8), zero_point.astype(np.int8), scale, bits, group_size)
+
+
+def _grouped(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
+    """Returns the groups as columns, [size, K / size * N]; all groups of one place in K are adjacent."""
+    depth, columns = weights.shape
+    return weights.reshape(depth // size, size, columns).transpose(1, 0, 2).reshape(size, -1)
 
 
 def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
@@ -84,17 +122,16 @@ def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, columns, step))
 
 
-def _grid_of(weights: npt.NDArray[np.float32]) -> Grid | None:
-    scale = _scales(weights) if np.isfinite(weights).all() else None
-    if scale is None:
-        return None
-    numbers = np.rint(weights / scale).astype(np.int32)
-    low, high = numbers.min(0), numbers.max(0)
-    zero_point = np.where((low < -128) | (high > 127), -128 - np.minimum(low, 0), 0)
-    if (high + zero_point > 127).any():
-        return None
-    codes = (numbers + zero_point).astype(np.int8)
-    return Grid(codes, zero_point.astype(np.int8) if zero_point.any() else None, scale)
+def _has_scale(column: npt.NDArray[np.float32]) -> bool:
+    """Returns whether some scale fits a sample of one column: all candidates at once."""
+    largest = np.abs(column).max()
+    if not np.isfinite(largest):
+        return False
+    sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
+    codes = np.array(_LARGEST_CODES, np.float32)
+    return largest == 0 or any(
+        (_fits(scale, codes, largest) & _is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
+    )
 
 
 def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
@@ -102,23 +139,29 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
     largest = np.abs(weights).max(0)
     scales = np.ones_like(largest)
     todo = np.flatnonzero(largest)
-    probe = weights[:: max(1, len(weights) // _PROBED_ROWS)]
+    samples = [weights[:: max(1, len(weights) // rows)] for rows in (_FEW_ROWS, _PROBED_ROWS)]
     for code in map(np.float32, _LARGEST_CODES):
-        # Only the quotient and its two neighbors, times the code, can round to the largest magnitude.
-        for neighbor in (None, np.float32(0), np.float32(np.inf)):
+        for which in range(3):
             if not todo.size:
                 return np.asarray(scales)
-            scale = largest[todo] / code
-            if neighbor is not None:
-                scale = np.nextafter(scale, neighbor)
-            with np.errstate(over="ignore"):
-                fits = (scale > 0) & (code * scale == largest[todo])
-            fits &= _is_grid(probe[:, todo], scale)
-            candidates = np.flatnonzero(fits)
-            candidates = candidates[_is_grid(weights[:, todo[candidates]], scale[candidates])]
-            scales[todo[candidates]] = scale[candidates]
-            todo = np.delete(todo, candidates)
+            scale = _candidates(largest[todo], code)[which]
+            found = np.flatnonzero(_fits(scale, code, largest[todo]))
+            for rows in (*samples, weights):
+                found = found[_is_grid(rows[:, todo[found]], scale[found])]
+            scales[todo[found]] = scale[found]
+            todo = np.delete(todo, found)
     return None if todo.size else np.asarray(scales)
+
+
+def _candidates(largest: Any, code: Any) -> list[npt.NDArray[np.float32]]:
+    """Returns the scales that may round to the largest magnitude, times the code: the quotient and its neighbors."""
+    quotient = np.asarray(largest / code)
+    return [quotient, *(np.nextafter(quotient, np.float32(limit)) for limit in (0, np.inf))]
+
+
+def _fits(scale: npt.NDArray[np.float32], code: Any, largest: Any) -> npt.NDArray[np.bool_]:
+    with np.errstate(over="ignore"):
+        return np.asarray((scale > 0) & (code * scale == largest))
 
 
 def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

@@ -1,10 +1,11 @@
 """The rule for float products of an activation that is quantized at run time and constant weights.
 
 fake quantization | dequantization, MatMul | Gemm, [Mul by the rows' scale], [Add bias]
-    -> quantization, MatMulInteger, AccumulatorDequantize
+    -> quantization, QuantizedMatMul
 
-The weights must be an 8-bit grid in every output channel (facts/grid.py). The integer sum is exact where a sum of
-floats is rounded, so the last bits differ: the rule does not apply if results must be exact. Conv is always left.
+The weights must be an 8-bit grid in every output channel, or in groups of it (facts/grid.py); the activation may have a
+scale for each group, too. The integer sums are exact where a sum of floats is rounded, so the last bits differ: the
+rule does not apply if results must be exact. Conv is always left.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import ScaleOrder
-from ..builders.activations import Activations, dequantizer_of
-from ..builders.product_tail import Tail, column_vector, is_bias, is_row_scale
+from ..builders.activations import Activations, dequantizer_of, group_size_of
+from ..builders.product_tail import Tail, check_length, column_vector, is_bias, is_row_scale
 from ..edit import Edit
 from ..facts.cost import is_tiny_product_of_rows
 from ..facts.folding import evaluate
@@ -25,9 +26,6 @@ from ..facts.values import integer, only_use
 from ..metadata import ACTIVATION
 from ..report import Left
 from ..rule import Context, Rule
-
-_LARGEST_CODE = 255
-_LARGEST_SUM = (1 << 31) - 1
 
 
 def _apply(node: ir.Node, context: Context) -> Edit | None:
@@ -42,26 +40,27 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if context.exact:
         raise Left("exact: an integer product changes the last bits")
     facts = context.facts
-    grid = _grid(node, b, facts)
-    columns = grid.scale.size
+    grid = _grid(node, b, context)
+    depth, columns = grid.codes.shape
     if bias is not None and not is_bias(bias, columns, facts):
         raise Left("the bias is not one number for each output channel")
     if is_tiny_product_of_rows(source, columns):
         raise Left("the product is too small: scaling its rows costs more than it saves")
-    edit = context.edit("AccumulatorDequantize", node)
-    activation = context.shared(Activations).of(a, source, len(grid.codes), context, edit)
+    group_size = group_size_of(a, source, depth)
+    if group_size and grid.group_size % group_size:
+        raise Left(f"scales of the weights belong to groups of {grid.group_size}, of the activation to {group_size}")
+    if group_size:
+        grid = grid.split(group_size)
+    check_length(grid)
+    edit = context.edit("QuantizedMatMul", node)
+    activation = context.shared(Activations).of(a, source, depth // (group_size or depth), context, edit)
     # The column scales come first: the product of two scales may be too small for float32.
     tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
         _take_scales(tail, a, columns, facts)
     if bias is None:
         tail.take_bias(columns, facts)
-    inputs = [activation.codes, edit.add_initializer(grid.codes, near=node)]
-    if grid.zero_point is not None:
-        none = edit.add_constant(np.uint8(0), before=node)
-        inputs += [none, edit.add_initializer(grid.zero_point, near=node)]
-    sums = edit.insert(ir.node("MatMulInteger", inputs), before=tail.node)
-    tail.replace(sums, activation.zero_point, grid.sums.astype(np.int32), context, edit)
+    tail.replace(activation.codes, activation.zero_point, grid, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit
@@ -70,26 +69,39 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
 RULE = Rule("float matrix product", 13, _apply)
 
 
-def _grid(node: ir.Node, b: ir.Value, facts: Facts) -> Grid:
+class _Grids:
+    """The grids of the weights that several products of one model multiply: the search takes time."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._grids: dict[tuple[ir.Value, bool], Grid | None] = {}
+
+    def of(self, b: ir.Value, is_transposed: bool) -> Grid | None:
+        """Returns the grid of constant weights, or of their transpose; None if they are not known or not a grid."""
+        if (b, is_transposed) in self._grids:
+            return self._grids[b, is_transposed]
+        weights = evaluate(b, self._facts.opset)
+        grid = None if weights is None else grid_of(weights.T if is_transposed else weights)
+        if len(b.uses()) > 1:
+            self._grids[b, is_transposed] = grid
+        return grid
+
+
+def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """Returns the grid of the weights, [K, N].
 
     Raises:
-        Left: They are not constant, not a grid, or their sums may overflow.
+        Left: They are not constant or not a grid.
     """
-    if not facts.is_constant(b):
+    if not context.facts.is_constant(b):
         raise Left("the weights are computed at run time")
-    weights = evaluate(b, facts.opset)
     if node.op_type == "Gemm":
         alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
         if integer(node, "transA", 0) != 0 or alpha != 1 or beta != 1:
             raise Left("the attribute transA, alpha or beta of the Gemm is not the default")
-        if weights is not None and integer(node, "transB", 0) != 0:
-            weights = weights.T
-    grid = None if weights is None else grid_of(weights)
+    grid = context.shared(_Grids).of(b, node.op_type == "Gemm" and integer(node, "transB", 0) != 0)
     if grid is None:
-        raise Left("the weights are not an 8-bit grid in each output channel")
-    if grid.largest_sum * _LARGEST_CODE > _LARGEST_SUM:
-        raise Left(f"sums of {len(grid.codes)} products may overflow int32")
+        raise Left("the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K")
     return grid
 
 

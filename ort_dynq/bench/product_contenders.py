@@ -1,0 +1,335 @@
+"""The products that :mod:`ort_dynq.bench.products` compares.
+
+All multiply activations by weights of the same size:
+
+* ours 8, ours 4: QuantizedMatMul, from uint8 codes with a scale and a zero point for each row, to float32. The 4-bit
+  weights have a scale for each group of k and column.
+* MatMulInteger: followed by a DequantizeLinear, which makes floats of the integers in one pass. There is one scale for
+  all rows and columns, and no bias: stock ONNX Runtime needs more passes for what QuantizedMatMul does.
+* MatMulNBits 4, MatMulNBits 8: at accuracy level 4, with the groups of ours 4. It quantizes its float32 activation
+  itself.
+* torch: onednn.qlinear_pointwise, from uint8 codes with one scale for all rows, to float32.
+* float: MatMul of float32.
+* read: a plain read of the 8-bit weights.
+
+In a network, a product does not find its weights in the caches: those of the other products are there. So each
+contender multiplies by several weights in turn, see :func:`cold_bytes`. All write to the same output, as a network
+reuses the memory of its values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ..errors import DynqError
+from ..operators.encodings import ScaleOrder
+from ..operators.packing import pack
+from ..verification.inputs import Array
+from .onnx_text import parse, tensor_type
+from .timing import Contender, ContenderError, Settings, aligned, session_contender
+
+_FEW_ROWS = 16
+_FEW_ROWS_BYTES = 64 * 2**20, 128 * 2**20  # at least and at most
+_MANY_ROWS_BYTES = 8 * 2**20
+_MOST_COPIES = 512  # of small weights: a session with more products takes seconds to open
+_LONG_READ_BYTES = 2**28
+
+_SCALE, _ZERO_POINT, _COLUMN_SCALE = np.float32(0.02), np.uint8(128), np.float32(0.01)
+_CHECKED_ROWS = 4
+# The largest error of a right result, relative to the largest element: from rounding of floats, and from quantizing the
+# activation.
+_ROUNDING, _QUANTIZING = 1e-4, 0.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one row of the table measures; the shape of the weights is K x N."""
+
+    rows: int
+    weights: tuple[int, int]
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows, weights {self.weights[0]}x{self.weights[1]}, threads: {self.threads}"
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The codes of the activation [M, K], and the weights [K, N] without zero points."""
+
+    codes: Array
+    weights_8: Array
+    weights_4: Array
+    group_scales: Array
+    group_size: int
+
+    def activation(self) -> Array:
+        return (self.codes.astype(np.float32) - np.float32(_ZERO_POINT)) * _SCALE
+
+    def real_8(self) -> Array:
+        """The real values of the 8-bit weights with one scale."""
+        return np.asarray(self.weights_8 * _COLUMN_SCALE)
+
+    def grouped(self, weights: Array) -> Array:
+        """The real values of weights in groups."""
+        return np.asarray(weights * np.repeat(self.group_scales, self.group_size, 0))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One product in ONNX's text.
+
+    Attributes:
+        nodes: From the input x to the output y#; # stands for the number of a product in the session.
+        feeds: The inputs.
+        weights: The packed weights; each product in the session has its own.
+        shared: Initializers that the products in the session share.
+        real: Computes the real weights [K, N].
+        tolerance: The largest error, relative to the largest element of the result.
+        is_ours: Whether the product needs ort_dynq's operators.
+    """
+
+    nodes: str
+    feeds: Mapping[str, Array]
+    weights: Array
+    real: Callable[[], Array]
+    shared: Mapping[str, Array] = field(default_factory=dict)
+    tolerance: float = _ROUNDING
+    is_ours: bool = False
+
+
+def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
+    """Returns the contenders by name, and notes on what is not available or wrong on this machine.
+
+    Args:
+        case: The size of the product.
+        group_size: The number of consecutive k that share a scale; K is a multiple of it.
+        settings: How to time.
+
+    Raises:
+        DynqError: Our product does not run, or its result is wrong.
+    """
+    data = _make_data(case, group_size)
+    found: dict[str, Contender] = {}
+    notes: list[str] = []
+    for name, product in _products(data).items():
+        try:
+            found[name], result = _open(name, product, case, settings)
+        except ContenderError as error:
+            if product.is_ours:
+                raise
+            notes.append(f"{name} is not available: {error}")
+            continue
+        notes += _wrong(name, result, data, product)
+    try:
+        found["torch"], result = _torch(case, data)
+        notes += _wrong("torch", result, data, _Product("", {}, data.weights_8, data.real_8))
+    except Exception as error:  # torch is not installed, or its operator, which is not public, has changed
+        notes.append(f"torch is not available: {error}")
+    size = math.prod(case.weights)
+    found["read"] = read_contender(size, _copies(case.rows, size), case.threads)
+    return found, notes
+
+
+def cold_bytes(rows: int) -> int:
+    """The least size of the weights that a contender multiplies by in turn, up to 512 of them.
+
+    Up to 16 rows, these are twice the last cache, but 64 to 128 MiB. Products of more rows take longer for their
+    arithmetic than for reading weights: 8 MiB, so that the weights are not in the caches of a core.
+
+    Args:
+        rows: The rows of the activation.
+    """
+    least, most = _FEW_ROWS_BYTES
+    return max(least, min(most, 2 * _last_cache())) if rows <= _FEW_ROWS else _MANY_ROWS_BYTES
+
+
+def _copies(rows: int, size: int) -> int:
+    """The number of weights of `size` bytes that a contender multiplies by in turn."""
+    return min(_MOST_COPIES, -(-cold_bytes(rows) // size))
+
+
+def _last_cache() -> int:
+    """The bytes of the largest cache of the first core; 0 if the system does not tell."""
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    return max((int(file.read_text().strip().removesuffix("K")) * 1024 for file in files), default=0)
+
+
+def _make_data(case: Case, group_size: int) -> _Data:
+    rng = np.random.default_rng(0)
+    depth, columns = case.weights
+    return _Data(
+        rng.integers(0, 256, (case.rows, depth), np.uint8),
+        rng.integers(-127, 128, case.weights, np.int8),
+        rng.integers(-8, 8, case.weights, np.int8),
+        rng.uniform(0.005, 0.01, (depth // group_size, columns)).astype(np.float32),
+        group_size,
+    )
+
+
+def _products(data: _Data) -> dict[str, _Product]:
+    return {
+        "ours 8": _ours(data, 8),
+        "MatMulInteger": _Product(
+            "sums# = MatMulInteger(x, weights#, zero_point) y# = DequantizeLinear(sums#, scale)",
+            {"x": data.codes},
+            data.weights_8,
+            data.real_8,
+            {"zero_point": np.asarray(_ZERO_POINT), "scale": np.asarray(_SCALE * _COLUMN_SCALE)},
+        ),
+        "ours 4": _ours(data, 4),
+        "MatMulNBits 4": _nbits(data, data.weights_4, 4),
+        "MatMulNBits 8": _nbits(data, data.weights_8, 8),
+        "float": _Product("y# = MatMul(x, weights#)", {"x": data.activation()}, data.real_8(), data.real_8),
+    }
+
+
+def _ours(data: _Data, bits: int) -> _Product:
+    weights = data.weights_8 if bits == 8 else data.weights_4 + 8
+    zero_point = 0 if bits == 8 else 8
+    rows, (depth, columns) = len(data.codes), weights.shape
+    groups = 1 if bits == 8 else depth // data.group_size
+    of_groups = f", group_size = {data.group_size}, scale_order = {ScaleOrder.COLUMN_FIRST.value}"
+    return _Product(
+        f"y# = ort_dynq.QuantizedMatMul<bits = {bits}{'' if bits == 8 else of_groups}>"
+        "(x, row_scale, row_zero_point, weights#, zero_point, scale, sum, bias)",
+        {
+            "x": data.codes,
+            "row_scale": np.full((rows, 1), _SCALE, np.float32),
+            "row_zero_point": np.full((rows, 1), _ZERO_POINT, np.uint8),
+        },
+        pack(weights, bits),
+        data.real_8 if bits == 8 else lambda: data.grouped(data.weights_4),
+        {
+            "zero_point": np.asarray([zero_point], np.int8),
+            "scale": np.full((1, columns), _COLUMN_SCALE) if bits == 8 else data.group_scales,
+            "sum": (weights - np.int8(zero_point)).reshape(groups, -1, columns).sum(1, dtype=np.int32),
+            "bias": np.full(columns, -0.0, np.float32),
+        },
+        is_ours=True,
+    )
+
+
+def _nbits(data: _Data, weights: Array, bits: int) -> _Product:
+    """MatMulNBits. Its weights are [N, groups, bytes of a group], the low half of a byte first."""
+    depth, columns = weights.shape
+    codes = (weights.T + np.int16(2 ** (bits - 1))).astype(np.uint8).reshape(columns, -1, data.group_size)
+    return _Product(
+        f"y# = com.microsoft.MatMulNBits<K = {depth}, N = {columns}, bits = {bits}, block_size = {data.group_size}, "
+        "accuracy_level = 4>(x, weights#, scale)",
+        {"x": data.activation()},
+        np.ascontiguousarray(codes) if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << 4,
+        lambda: data.grouped(weights),
+        {"scale": np.ascontiguousarray(data.group_scales.T)},
+        _QUANTIZING,
+    )
+
+
+def _open(name: str, product: _Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
+    """Opens a session with several products. Returns the array that they write to, too."""
+    count = _copies(case.rows, product.weights.nbytes)
+    output = aligned(np.zeros((case.rows, case.weights[1]), np.float32))
+    contender = session_contender(
+        f"{name}, {case}",
+        _model(product, output.shape, count),
+        {key: aligned(array) for key, array in product.feeds.items()},
+        case.threads,
+        backend=settings.backend if product.is_ours else None,
+        outputs=[output] * count,
+    )
+    return replace(contender, repeats=count), output
+
+
+def _model(product: _Product, shape: Sequence[int], count: int) -> onnx.ModelProto:
+    names = {"float32": "float", "uint8": "uint8"}
+    model = parse(
+        ", ".join(f"{tensor_type(names[array.dtype.name], array.shape)} {key}" for key, array in product.feeds.items()),
+        ", ".join(f"{tensor_type('float', shape)} y{i}" for i in range(count)),
+        "\n".join(product.nodes.replace("#", str(i)) for i in range(count)),
+        opset=21,
+    )
+    for domain in ("ort_dynq", "com.microsoft"):
+        model.opset_import.add(domain=domain, version=1)
+    constants = {**product.shared, **{f"weights{i}": product.weights for i in range(count)}}
+    model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in constants.items())
+    return model
+
+
+def _torch(case: Case, data: _Data) -> tuple[Contender, Array]:
+    """torch's product and its result. Its idle threads get as little time to spin as those of sessions."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    torch: Any = importlib.import_module("torch")
+    torch.set_num_threads(case.threads)
+    operators, columns = torch.ops.onednn, case.weights[1]
+    weights = torch.from_numpy(np.ascontiguousarray(data.weights_8.T))
+    count = _copies(case.rows, data.weights_8.nbytes)
+    packed = [operators.qlinear_prepack(weights.clone(), list(data.codes.shape)) for _ in range(count)]
+    codes = torch.from_numpy(aligned(data.codes))
+    scale, zero_point = torch.full((columns,), float(_COLUMN_SCALE)), torch.zeros(columns, dtype=torch.int32)
+    activation = codes, float(_SCALE), int(_ZERO_POINT)
+    rest: tuple[Any, ...] = scale, zero_point, None, 1.0, 0, torch.float32, "none", [], ""
+    product = operators.qlinear_pointwise
+
+    def run() -> None:
+        for each in packed:
+            product(*activation, each, *rest)
+
+    return Contender(run, [], count), product(*activation, packed[0], *rest).numpy()
+
+
+def _wrong(name: str, result: Array, data: _Data, product: _Product) -> list[str]:
+    """Compares some rows with the product in float64. Returns a note if they differ by more than rounding.
+
+    Raises:
+        DynqError: They are wrong, and the product is ours.
+    """
+    some = slice(None, None, -(-len(result) // _CHECKED_ROWS))
+    expected = data.activation()[some].astype(np.float64) @ product.real().astype(np.float64)
+    error = float(np.abs(result[some] - expected).max() / np.abs(expected).max())
+    if error <= product.tolerance:
+        return []
+    problem = f"{name}: results are wrong by {error:.2g} times the largest element"
+    if product.is_ours:
+        raise DynqError(problem)
+    return [f"{problem}; on CPUs without VNNI, ONNX Runtime's products of 8-bit codes saturate"]
+
+
+def read_contender(size: int, count: int, threads: int) -> Contender:
+    """A plain read of `size` bytes: libc's memcmp of two halves, each byte once.
+
+    It was faster than memchr and NumPy's reductions. A dispatch to Python threads takes longer than a short read, so
+    one call reads everything several times, each thread its own part.
+
+    Args:
+        size: The bytes of one read.
+        count: The number of reads of different bytes, in turn.
+        threads: The number of threads.
+    """
+    data = aligned(np.ones(size * count, np.uint8))
+    compare = ctypes.CDLL(None).memcmp
+    compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    part = data.nbytes // threads
+    half = part // 2
+    starts = [data.ctypes.data + i * part for i in range(threads)]
+    if threads == 1:
+        return Contender(lambda: compare(starts[0], starts[0] + half, half), [data], count)
+    rounds = max(1, _LONG_READ_BYTES // data.nbytes)
+    pool = ThreadPoolExecutor(threads)
+
+    def read(start: int) -> None:
+        for _ in range(rounds):
+            compare(start, start + half, half)
+
+    return Contender(lambda: list(pool.map(read, starts)), [data], count * rounds)

@@ -1,0 +1,162 @@
+"""Times products of quantized activations and weights; product_contenders.py has the products that take part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DynqError
+from .product_contenders import Case, contenders
+from .timing import Settings, Track, check_backend, interleave
+
+ROWS = (1, 4, 16, 128, 512)
+SIZES = ((384, 384), (384, 1536), (768, 768), (768, 3072), (4096, 4096))
+GROUP_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class ProductTiming:
+    """The timing of one product. Times are medians in microseconds; None if a product is not available.
+
+    Attributes:
+        rows: The rows of the activation.
+        weights: The shape of the weights, K x N.
+        threads: The number of threads.
+        ours_8_us, ours_4_us: QuantizedMatMul with 8-bit weights, and with 4-bit weights in groups.
+        integer_us: MatMulInteger and DequantizeLinear.
+        nbits_4_us, nbits_8_us: MatMulNBits.
+        torch_us: torch's int8 product.
+        float_us: MatMul of float32.
+        read_us: A plain read of the 8-bit weights.
+        ratio_8: integer_us / ours_8_us.
+        ratio_4: nbits_4_us / ours_4_us.
+        read_ratio: read_us / ours_8_us.
+    """
+
+    rows: int
+    weights: tuple[int, int]
+    threads: int
+    ours_8_us: float
+    ours_4_us: float
+    integer_us: float
+    nbits_4_us: float | None
+    nbits_8_us: float | None
+    torch_us: float | None
+    float_us: float
+    read_us: float
+    ratio_8: float
+    ratio_4: float | None
+    read_ratio: float
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The geometric mean of a ratio.
+
+    Attributes:
+        name: The ratio, and the rows that count.
+        threads: The number of threads.
+        products: The number of products.
+        ratio: The mean; above 1 if ours is faster.
+    """
+
+    name: str
+    threads: int
+    products: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class ProductBench:
+    """The timings of all products.
+
+    Attributes:
+        timings: One per number of rows, weights and threads.
+        means: The geometric means of their ratios.
+        notes: Products that are not available, or whose results are wrong on this machine.
+    """
+
+    timings: list[ProductTiming]
+    means: list[Mean]
+    notes: list[str]
+
+
+def bench_products(
+    settings: Settings,
+    rows: Sequence[int] = ROWS,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    *,
+    group_size: int = 32,
+    track: Track = iter,
+) -> ProductBench:
+    """Times products of every number of rows with weights of every size.
+
+    Args:
+        settings: How to time.
+        rows: Numbers of rows of the activation.
+        sizes: The shapes of the weights, K x N.
+        group_size: The number of consecutive k that share a scale, in our 4-bit product and in MatMulNBits.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: The operators cannot be registered, K is not a multiple of the group size, our result is wrong, or
+            the weights do not fit in memory.
+    """
+    for depth, columns in sizes:
+        if depth % group_size:
+            raise DynqError(f"the groups do not fit {depth}x{columns}: {depth} is not a multiple of {group_size}")
+    check_backend(settings.backend)
+    cases = [Case(count, size, threads) for threads in settings.threads for size in sizes for count in rows]
+    timings: list[ProductTiming] = []
+    notes: dict[str, None] = {}  # each note once, in the order in which they arose
+    try:
+        for case in track(cases):
+            timing, problems = _time(case, group_size, settings)
+            timings.append(timing)
+            notes.update(dict.fromkeys(problems))
+    except MemoryError as error:
+        raise DynqError(f"the weights do not fit in memory: {error}") from error
+    return ProductBench(timings, list(_means(timings)), list(notes))
+
+
+def _time(case: Case, group_size: int, settings: Settings) -> tuple[ProductTiming, list[str]]:
+    rivals, notes = contenders(case, group_size, settings)
+    samples = interleave(list(rivals.values()), settings, case.threads)
+    us = {name: float(np.median(each)) / 1e3 for name, each in zip(rivals, samples, strict=True)}
+    nbits_4 = us.get("MatMulNBits 4")
+    timing = ProductTiming(
+        case.rows,
+        case.weights,
+        case.threads,
+        ours_8_us=us["ours 8"],
+        ours_4_us=us["ours 4"],
+        integer_us=us["MatMulInteger"],
+        nbits_4_us=nbits_4,
+        nbits_8_us=us.get("MatMulNBits 8"),
+        torch_us=us.get("torch"),
+        float_us=us["float"],
+        read_us=us["read"],
+        ratio_8=us["MatMulInteger"] / us["ours 8"],
+        ratio_4=None if nbits_4 is None else nbits_4 / us["ours 4"],
+        read_ratio=us["read"] / us["ours 8"],
+    )
+    return timing, notes
+
+
+def _means(timings: Sequence[ProductTiming]) -> Iterator[Mean]:
+    kinds: tuple[tuple[str, Callable[[ProductTiming], float | None], Callable[[int], bool]], ...] = (
+        ("MatMulInteger / ours, 8 bits, all rows", lambda each: each.ratio_8, lambda _: True),
+        ("MatMulInteger / ours, 8 bits, 32 rows and more", lambda each: each.ratio_8, lambda rows: rows >= 32),
+        ("MatMulNBits / ours, 4 bits, 1 row", lambda each: each.ratio_4, lambda rows: rows == 1),
+        ("MatMulNBits / ours, 4 bits, 128 rows", lambda each: each.ratio_4, lambda rows: rows == 128),
+        ("plain read / ours, 8 bits, 1 row", lambda each: each.read_ratio, lambda rows: rows == 1),
+    )
+    for name, ratio, counts in kinds:
+        for threads in sorted({each.threads for each in timings}):
+            chosen = (ratio(each) for each in timings if each.threads == threads and counts(each.rows))
+            found = [each for each in chosen if each is not None]
+            if found:
+                yield Mean(name, threads, len(found), math.exp(math.fsum(map(math.log, found)) / len(found)))

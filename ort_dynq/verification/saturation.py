@@ -1,0 +1,109 @@
+"""Evaluates integer products of models as ONNX defines them, on CPUs where those of ONNX Runtime saturate.
+
+On x86 CPUs without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in int16. With large codes this sum saturates
+and the result is wrong. Products of uint8 x uint8 are exact on all CPUs, so they take the place of uint8 x int8:
+w - z = (w + 128) - (z + 128). The exact product is the same, so this changes no result on a CPU that does not saturate.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .. import runtime
+from ..errors import DynqError
+from ..graphs import STANDARD_DOMAINS, graphs
+from ..rewriter.facts.inference import Facts
+from ..rewriter.metadata import RULE
+from ..storage import explained, load
+
+if TYPE_CHECKING:
+    from ..runtime import Model
+
+_SIGNED_INPUT = {"MatMulInteger": 1, "ConvInteger": 0}
+"""The input that is int8, beside a uint8 one, in a product that saturates.
+
+ConvInteger is a matrix product of the weights by the input, in this order: uint8 x int8 if the weights are uint8.
+"""
+_ZERO_POINTS = 2  # zero points are the inputs 2 and 3, in the order of the operands
+
+
+@functools.cache
+def cpu_saturates() -> bool:
+    """Returns whether stock ONNX Runtime's product of uint8 x int8 codes saturates on this CPU: it computes one."""
+    text = """<ir_version: 8, opset_import: ["": 13]>
+        g (uint8[2, 64] a, int8[64, 16] b) => (int32[2, 16] y) { y = MatMulInteger(a, b) }"""
+    a, b = np.full((2, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
+    content = onnx.parser.parse_model(text).SerializeToString()
+    (product,) = runtime.open_session(content, runtime.session_options()).run(None, {"a": a, "b": b})
+    return bool((product != 64 * 255 * 127).any())
+
+
+def without_saturation(model: Model) -> tuple[Model, int]:
+    """Returns a model that computes the same exactly on all CPUs.
+
+    Nodes that add 128 at run time precede each product; no constant is copied, so external data stay in their files.
+    Two kinds of products stay as they are. Those that a rewrite added: they have to be right on every CPU themselves.
+    And those whose types are not known, as in a function that is called with several types.
+
+    Args:
+        model: The model, which is not changed.
+
+    Returns:
+        A changed copy, and the number of products that would saturate on some CPUs. If there are none, or the model
+        cannot be read, the model itself and 0.
+    """
+    try:
+        loaded = load(model)
+        if not any(_is_product(node) for _, graph in graphs(loaded) for node in graph):
+            return model, 0
+        with explained(model), Facts(loaded) as facts:
+            products = _saturating(loaded)
+            for node in products:
+                _use_unsigned(node, facts)
+    except DynqError:  # ONNX Runtime's own error says more
+        return model, 0
+    return (loaded, len(products)) if products else (model, 0)
+
+
+def _is_product(node: ir.Node) -> bool:
+    is_standard = node.domain in STANDARD_DOMAINS and node.op_type in _SIGNED_INPUT and len(node.inputs) >= 2
+    return is_standard and RULE not in node.metadata_props
+
+
+def _saturating(model: ir.Model) -> list[ir.Node]:
+    """Returns the products of uint8 x int8 in all graphs, subgraphs and functions. Types must have been inferred."""
+    found = []
+    for _, graph in graphs(model):
+        for node in filter(_is_product, graph):
+            signed = _SIGNED_INPUT[node.op_type]
+            types = [None if value is None else value.dtype for value in (node.inputs[signed], node.inputs[1 - signed])]
+            if types == [ir.DataType.INT8, ir.DataType.UINT8]:
+                found.append(node)
+    return found
+
+
+def _use_unsigned(node: ir.Node, facts: Facts) -> None:
+    """Replaces the int8 operand of a product and its zero point by uint8 values that are 128 larger."""
+    operand = _SIGNED_INPUT[node.op_type]
+    node.resize_inputs(max(len(node.inputs), _ZERO_POINTS + operand + 1))
+    for position in (operand, _ZERO_POINTS + operand):
+        half = ir.node("Constant", [], {"value": ir.tensor(np.array(128, np.int32))})
+        nodes = [half]
+        shifted = half.outputs[0]
+        if (value := node.inputs[position]) is not None:
+            wide = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
+            add = ir.node("Add", [wide.outputs[0], shifted])
+            nodes += [wide, add]
+            shifted = add.outputs[0]
+        unsigned = ir.node("Cast", [shifted], {"to": int(ir.DataType.UINT8)})
+        nodes.append(unsigned)
+        for each in nodes:
+            each.outputs[0].name = facts.new_name()
+        assert node.graph is not None
+        node.graph.insert_before(node, nodes)
+        node.replace_input_with(position, unsigned.outputs[0])

@@ -1,0 +1,169 @@
+"""`ort-dynq bench products`: its JSON and text, its checks of results, and the plain read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from bench_command import QUICK, run_bench, run_bench_json
+
+from ort_dynq import DynqError
+from ort_dynq.bench import product_contenders, products
+
+TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
+
+
+@pytest.fixture(autouse=True)
+def _two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights in turn instead of 64 MB of them."""
+    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
+
+
+@pytest.fixture
+def _no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import raises ImportError
+
+
+@pytest.mark.usefixtures("_no_torch")
+def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--rows", "1,40,128", "--sizes", "64x48,32x20", "--threads", "1,2", "--group-size", "16")
+    data = run_bench_json(capsys, "products", *arguments)
+    assert data["group_size"] == 16
+    assert [(each["threads"], each["weights"], each["rows"]) for each in data["timings"]] == [
+        (threads, list(weights), rows)
+        for threads, weights, rows in itertools.product((1, 2), ((64, 48), (32, 20)), (1, 40, 128))
+    ]
+    for each in data["timings"]:
+        assert all(each[name] > 0 for name in TIMES)
+        assert each["ratio_8"] == pytest.approx(each["integer_us"] / each["ours_8_us"])
+        assert each["ratio_4"] == pytest.approx(each["nbits_4_us"] / each["ours_4_us"])
+        assert each["read_ratio"] == pytest.approx(each["read_us"] / each["ours_8_us"])
+        assert each["torch_us"] is None
+    assert any(note.startswith("torch is not available: ") for note in data["notes"])
+    means = {(each["name"], each["threads"]): each for each in data["means"]}
+    for name, ratio, rows in (
+        ("MatMulInteger / ours, 8 bits, all rows", "ratio_8", (1, 40, 128)),
+        ("MatMulInteger / ours, 8 bits, 32 rows and more", "ratio_8", (40, 128)),
+        ("MatMulNBits / ours, 4 bits, 1 row", "ratio_4", (1,)),
+        ("MatMulNBits / ours, 4 bits, 128 rows", "ratio_4", (128,)),
+        ("plain read / ours, 8 bits, 1 row", "read_ratio", (1,)),
+    ):
+        for threads in (1, 2):
+            chosen = [t[ratio] for t in data["timings"] if t["threads"] == threads and t["rows"] in rows]
+            mean = means.pop((name, threads))
+            assert mean["products"] == len(chosen)
+            assert mean["ratio"] == pytest.approx(math.prod(chosen) ** (1 / len(chosen)))
+    assert not means
+
+
+@pytest.mark.usefixtures("_no_torch")
+def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_bench(capsys, "products", "--rows", "1,40", "--sizes", "64x48", "--threads", "1").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("rows  weights"))
+    assert re.split(r" {2,}", lines[head].strip()) == [
+        *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
+        *("MatMulNBits 8", "torch", "float", "read", "ratio"),
+    ]
+    rows = [line.split() for line in lines[head + 1 : head + 3]]
+    assert [row[:3] for row in rows] == [["1", "64x48", "1"], ["40", "64x48", "1"]]
+    assert all(len(row) == 14 and row[10] == "-" for row in rows)
+    assert lines[-1].startswith("torch is not available: ")
+    assert (
+        sum(line.startswith(("MatMulInteger / ours", "MatMulNBits / ours", "plain read / ours")) for line in lines) == 4
+    )
+
+
+@pytest.mark.parametrize("group_size", products.GROUP_SIZES)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_every_contender_computes_the_same_product(rows: int, group_size: int) -> None:
+    """A wrong result is an error or a note; torch is the only note here, if it is missing."""
+    case = product_contenders.Case(rows, (256, 33), 1)
+    found, notes = product_contenders.contenders(case, group_size, QUICK)
+    assert [*found][:6] == ["ours 8", "MatMulInteger", "ours 4", "MatMulNBits 4", "MatMulNBits 8", "float"]
+    assert [*found][-1] == "read"
+    assert not [note for note in notes if not note.startswith("torch is not available: ")]
+    assert all(each.repeats == 2 for each in found.values())
+
+
+@pytest.mark.parametrize(("is_ours", "name"), [(True, "ours 8"), (False, "MatMulInteger")])
+def test_wrong_results_are_found(is_ours: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours must be right; stock ONNX Runtime's MatMulInteger is known to be wrong on some CPUs."""
+    real = product_contenders._products
+
+    def one_wrong(data: Any) -> Any:
+        found = real(data)
+        assert found[name].is_ours == is_ours
+        wrong = found[name].weights.copy()
+        wrong[..., 0] += 1
+        found[name] = found[name].__class__(**{**vars(found[name]), "weights": wrong})
+        return found
+
+    monkeypatch.setattr(product_contenders, "_products", one_wrong)
+    case = product_contenders.Case(3, (64, 48), 1)
+    if is_ours:
+        with pytest.raises(DynqError, match=r"ours 8: results are wrong by 0\.\d+ times the largest element"):
+            product_contenders.contenders(case, 32, QUICK)
+    else:
+        _, notes = product_contenders.contenders(case, 32, QUICK)
+        assert [note for note in notes if note.startswith("MatMulInteger: results are wrong by 0.")]
+
+
+def test_sessions_hold_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough of them to exceed the caches: a product of each, in one run."""
+    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 512)
+    monkeypatch.setattr(product_contenders, "cold_bytes", lambda rows: 10 * 64 * 48)
+    opened = []
+    real = product_contenders.session_contender
+
+    def counted(name: str, model: onnx.ModelProto, *rest: Any, **more: Any) -> Any:
+        weights = [value.name for value in model.graph.initializer if value.name.startswith("weights")]
+        assert len({*weights}) == len(model.graph.output) == len(weights)
+        opened.append(len(weights))
+        return real(name, model, *rest, **more)
+
+    monkeypatch.setattr(product_contenders, "session_contender", counted)
+    found, _ = product_contenders.contenders(product_contenders.Case(1, (64, 48), 1), 32, QUICK)
+    assert opened == [10, 10, 20, 20, 10, 3]  # the weights of float32 are four times as large
+    assert [found[name].repeats for name in ("ours 8", "ours 4", "float", "read")] == [10, 20, 3, 10]
+
+
+def test_cold_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cache, expected in ((0, 64), (2, 64), (40, 80), (500, 128)):
+        monkeypatch.setattr(product_contenders, "_last_cache", lambda cache=cache: cache * 2**20)
+        assert [product_contenders.cold_bytes(rows) >> 20 for rows in (1, 16, 17, 512)] == [expected, expected, 8, 8]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_read_compares_every_byte(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """memcmp stops at the first difference; there is none."""
+    ranges = []
+
+    class Library:
+        def memcmp(self, first: int, second: int, size: int) -> int:
+            ranges.append((first, second, size))
+            return 0
+
+    class Function:
+        def __call__(self, *arguments: int) -> int:
+            return library.memcmp(*arguments)
+
+    library = Library()
+    monkeypatch.setattr(product_contenders.ctypes, "CDLL", lambda _: type("C", (), {"memcmp": Function()}))
+    monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
+    read = product_contenders.read_contender(600, 4, threads)
+    assert read.repeats == 4
+    read.run()
+    (data,) = read.arrays
+    assert (data == data[0]).all()
+    covered = np.zeros(data.size, int)
+    for first, second, size in ranges:
+        for start in (first, second):
+            covered[start - data.ctypes.data :][:size] += 1
+    assert len(ranges) == threads
+    assert (covered == 1).all()

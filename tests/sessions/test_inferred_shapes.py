@@ -1,0 +1,72 @@
+"""The shapes that a session infers for QuantizedMatMul: those of src, but the last dimension of the bias."""
+
+from __future__ import annotations
+
+import helpers
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ort_dynq.operators import packing
+
+DEPTH, COLUMNS = 20, 3
+WEIGHTS = np.arange(-30, 30, dtype=np.int8).reshape(DEPTH, COLUMNS)
+
+
+def make_model(shape: str, consumer: str) -> onnx.ModelProto:
+    """A product, whose output `product` no value_info describes, and a node that makes `dst` of it."""
+    model = helpers.parse(
+        f"uint8{shape} src, float[] scale, uint8 zero_point",
+        "float dst",
+        f"""product = ort_dynq.QuantizedMatMul(
+                src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias)
+            dst = {consumer}""",
+    )
+    constants = {
+        "weight": packing.pack(WEIGHTS),
+        "weight_zero_point": np.int8([0]),
+        "column_scale": np.ones((1, COLUMNS), np.float32),
+        "column_sum": WEIGHTS.sum(0, np.int32)[None],
+        "bias": np.zeros(COLUMNS, np.float32),
+    }
+    for name, array in constants.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.output[0].ClearField("type")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (f"[4, {DEPTH}]", [4, COLUMNS]),
+        (f"[batch, tokens, {DEPTH}]", ["batch", "tokens", COLUMNS]),
+        ("[batch, 7, depth]", ["batch", 7, COLUMNS]),
+        (f"[{DEPTH}]", [COLUMNS]),
+        ("[depth]", [COLUMNS]),
+    ],
+)
+@pytest.mark.parametrize("optimize", [False, True])
+def test_shape_of_a_product(shape: str, expected: list[int | str], optimize: bool) -> None:
+    model = make_model(shape, "Relu(product)")
+    output = helpers.make_session(model, "native", optimize=optimize).get_outputs()[0]
+    assert (output.type, output.shape) == ("tensor(float)", expected)
+
+
+def test_shape_reaches_a_consumer_that_needs_it() -> None:
+    """Transpose without perm reverses the dimensions, so its output has the product's rank."""
+    session = helpers.make_session(make_model(f"[batch, tokens, {DEPTH}]", "Transpose(product)"), "native")
+    assert session.get_outputs()[0].shape == [COLUMNS, "tokens", "batch"]
+
+
+@pytest.mark.parametrize("unknown", ["rank", "first dimension", "last dimension"])
+def test_unknown_dimensions(unknown: str) -> None:
+    """Only the last dimension of src may be unknown: the product does not have it."""
+    model = make_model("[]" if unknown == "rank" else f"[2, {DEPTH}]", "Transpose(product)")
+    if unknown != "rank":
+        model.graph.input[0].type.tensor_type.shape.dim[0 if unknown == "first dimension" else 1].Clear()
+    session = helpers.make_session(model, "native")
+    assert session.get_outputs()[0].shape == ([COLUMNS, 2] if unknown == "last dimension" else [])
+    src = np.arange(2 * DEPTH, dtype=np.uint8).reshape(2, DEPTH)
+    dst = session.run(None, {"src": src, "scale": np.float32([1]), "zero_point": np.array(0, np.uint8)})[0]
+    assert np.array_equal(dst, (src.astype(np.int64) @ WEIGHTS).T)
