@@ -20,7 +20,9 @@ constexpr int64_t kGroupUnit = 16;
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
 constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
 constexpr int64_t kTaskColumns = 64;
-constexpr int64_t kTaskProducts = 1 << 20;  // products of a task: some 5 to 50 microseconds
+constexpr int64_t kTaskProducts = 1 << 20;      // products of a task: some 5 to 50 microseconds
+constexpr int64_t kTileTaskProducts = 1 << 23;  // the same for tiles, some 10 microseconds
+constexpr int64_t kStreamBytes = 4 << 20;       // larger outputs do not fit the second-level cache
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -87,10 +89,15 @@ class QuantizedMatMul : public Node {
     all.column_sums = static_cast<const int32_t*>(column_sum.data);
     all.bias = static_cast<const float*>(bias.data);
     all.order = order_;
+    all.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
+    const ProductKernels& kernels = *active_isa().products;
+    product.in_tiles = kernels.tiles != nullptr && bits_ == 8 && all.groups == 1 && all.rows >= kTileRows;
     product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
     product.prepare_rows(src, scale, zero_point, rows);
-    const ProductKernels& kernels = *active_isa().products;
-    product.run(context, bits_ == 4 ? kernels.groups4 : all.groups > 1 ? kernels.groups8 : kernels.one_group);
+    product.run(context, product.in_tiles ? kernels.tiles
+                         : bits_ == 4     ? kernels.groups4
+                         : all.groups > 1 ? kernels.groups8
+                                          : kernels.one_group);
   }
 
  private:
@@ -101,17 +108,20 @@ class QuantizedMatMul : public Node {
 
   struct Product {
     ProductBlock all;  // the whole output as one block
+    bool in_tiles;     // the codes are in tiles
     std::unique_ptr<uint8_t[]> codes;
     std::unique_ptr<int32_t[]> row_sums;
     std::unique_ptr<float[]> scales;
     std::unique_ptr<int32_t[]> zps;
 
-    void prepare_codes(Context&, const Tensor& src, int64_t depth, bool needs_sums) {
+    void prepare_codes(Context& context, const Tensor& src, int64_t depth, bool needs_sums) {
       all.codes = static_cast<const uint8_t*>(src.data);
       all.codes_stride = depth;
-      if (src.type == kInt8 || depth != all.depth) {
+      const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
+      if (in_tiles) {
+        pack_tiles(context, static_cast<const uint8_t*>(src.data), depth, flip);
+      } else if (src.type == kInt8 || depth != all.depth) {
         codes.reset(new uint8_t[static_cast<size_t>(all.rows * all.depth)]());
-        const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
         for (int64_t row = 0; row < all.rows; ++row)
           for (int64_t i = 0; i < depth; ++i)
             codes[static_cast<size_t>(row * all.depth + i)] = all.codes[row * depth + i] ^ flip;
@@ -121,14 +131,47 @@ class QuantizedMatMul : public Node {
       all.row_sums = nullptr;
       if (!needs_sums) return;
       row_sums.reset(new int32_t[static_cast<size_t>(all.rows * all.groups)]);
-      const int64_t size = all.depth / all.groups;
+      const int64_t size = depth / all.groups;
       for (int64_t row = 0; row < all.rows; ++row)
         for (int64_t group = 0; group < all.groups; ++group) {
           int32_t sum = 0;
-          for (int64_t i = 0; i < size; ++i) sum += all.codes[row * all.codes_stride + group * size + i];
+          const uint8_t* from = static_cast<const uint8_t*>(src.data) + row * depth + group * size;
+          for (int64_t i = 0; i < size; ++i) sum += static_cast<uint8_t>(from[i] ^ flip);
           row_sums[static_cast<size_t>(row * all.groups + group)] = sum;
         }
       all.row_sums = row_sums.get();
+    }
+
+    // Rows and k of the last tiles that do not exist are 0.
+    void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
+      const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
+      all.codes_stride = round_up(depth, kTileBytes) * kTileRows;
+      codes.reset(new uint8_t[static_cast<size_t>(row_tiles * all.codes_stride)]);
+      all.codes = codes.get();
+      const int64_t tasks = part_count(all.rows * depth, row_tiles);
+      run_tasks(context, tasks, [&](int64_t task) {
+        const int64_t end = row_tiles * (task + 1) / tasks * kTileRows;
+        for (int64_t row = row_tiles * task / tasks * kTileRows; row < end; ++row) {
+          uint8_t* to = codes.get() + row / kTileRows * all.codes_stride + row % kTileRows * kTileBytes;
+          for (int64_t first = 0; first < depth; first += kTileBytes, to += kTileRows * kTileBytes)
+            if (row < all.rows)
+              pack_row(src + row * depth + first, depth - first, flip, to);
+            else
+              std::memset(to, 0, kTileBytes);
+        }
+      });
+    }
+
+    // Up to 64 codes of one row.
+    static void pack_row(const uint8_t* from, int64_t count, uint8_t flip, uint8_t* to) {
+      if (count >= kTileBytes) {
+        std::memcpy(to, from, kTileBytes);
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(count));
+        std::memset(to + count, 0, static_cast<size_t>(kTileBytes - count));
+      }
+      if (flip != 0)
+        for (int64_t i = 0; i < kTileBytes; ++i) to[i] ^= flip;
     }
 
     void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {
@@ -150,8 +193,9 @@ class QuantizedMatMul : public Node {
     }
 
     void run(Context& context, ProductKernel kernel) const {
-      const int64_t rows =
-          std::clamp(kTaskProducts / (kTaskColumns * std::max<int64_t>(all.depth, 1)), int64_t{1}, all.rows);
+      const int64_t products = in_tiles ? kTileTaskProducts : kTaskProducts;
+      int64_t rows = std::clamp(products / (kTaskColumns * std::max<int64_t>(all.depth, 1)), int64_t{1}, all.rows);
+      if (in_tiles) rows = round_up(rows, 2 * kTileRows);
       const int64_t column_tasks = (all.cols + kTaskColumns - 1) / kTaskColumns;
       const int64_t row_tasks = (all.rows + rows - 1) / rows;
       run_tasks(context, column_tasks * row_tasks, [&](int64_t index) {
@@ -163,7 +207,7 @@ class QuantizedMatMul : public Node {
       ProductBlock block = all;
       block.rows = std::min(rows, all.rows - row);
       block.cols = std::min(cols, all.cols - col);
-      block.codes += row * all.codes_stride;
+      block.codes += (in_tiles ? row / kTileRows : row) * all.codes_stride;
       block.scales += row * all.row_groups;
       block.zps += row * all.row_groups;
       if (block.row_sums != nullptr) block.row_sums += row * all.groups;
