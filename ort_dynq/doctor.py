@@ -232,6 +232,7 @@ def _cases(length: int, rng: np.random.Generator) -> Iterable[tuple[str, list[Ar
     import numpy as np
 
     from .operators.encodings import RangeConstants
+    from .operators.packing import pack
 
     shape = (_ROWS, length)
     x = rng.integers(-300, 300, shape).astype(np.float32) / 2  # half of the quotients by a scale of 1 are ties
@@ -247,6 +248,11 @@ def _cases(length: int, rng: np.random.Generator) -> Iterable[tuple[str, list[Ar
     yield "DynamicFakeQuantize", [x, scales, zps], per_column
     constants = RangeConstants(divisor=127, lowest_scale=1e-5)
     yield "DynamicRangeFakeQuantize", [x, np.array(constants, np.float32)], {}
-    sums = rng.integers(-(2**24), 2**24, shape, np.int32)
-    rows, column_sum = np.abs(x[:, :1]) + 1, rng.integers(-9999, 9999, length, np.int32)
-    yield "AccumulatorDequantize", [sums, rows, np.zeros((_ROWS, 1), np.int8), scales, column_sum, x[0]], {}
+    for bits, depth, size in ((8, 70, 0), (8, 64, 32), (4, 64, 16)):
+        groups, zero_point = depth // size if size else 1, np.array(0 if bits == 8 else 8, np.int8)
+        weights = rng.integers(-128 if bits == 8 else 0, 128 if bits == 8 else 16, (depth, length), np.int8)
+        column_sum = weights.reshape(groups, depth // groups, length).sum(1, np.int32) - zero_point * (depth // groups)
+        rows = [rng.integers(0, 256, (_ROWS, depth), np.uint8), np.abs(x[:, :1]) + 1, np.full((_ROWS, 1), 9, np.uint8)]
+        columns = [rng.uniform(0.5, 2, (groups, length)).astype(np.float32), column_sum.astype(np.int32), x[0]]
+        given: dict[str, str | int] = {"bits": bits, "group_size": size, "scale_order": 2}
+        yield "QuantizedMatMul", [*rows, pack(weights, bits), zero_point, *columns], given

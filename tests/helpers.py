@@ -270,30 +270,6 @@ def random_codes(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
     return np.asarray(rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape)).astype(dtype)
 
 
-def accumulator_inputs(
-    rng: np.random.Generator, shape: Shape, scale_shape: Shape, zp_shape: Shape, zp_type: Any
-) -> list[Array]:
-    """Inputs of AccumulatorDequantize: sums that are 0, that float32 rounds, and that wrap in int32.
-
-    `scale_shape` and `zp_shape` broadcast to `shape`. Half of the tensors have no special values, which could hide
-    wrong bits.
-    """
-    columns, special = shape[-1:], rng.choice([0, 0.2])
-    scale, column_scale = (random_scales(rng, each, special) for each in (scale_shape, columns))
-    zero_point = random_codes(rng, zp_shape, zp_type)
-    largest = rng.choice([300, 10**6, 2**31])
-    column_sum = rng.integers(-largest, largest, columns)
-    exact = rng.choice([0, 1, -1, 2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**30 + 33, *S32_ZPS], shape)
-    exact = np.where(rng.random(shape) < 0.7, rng.integers(-(2**20), 2**20, shape), exact)
-    one = zero_point.reshape(()) if zero_point.size == 1 else zero_point
-    src = exact + one.astype(np.int64) * column_sum
-    bias = np.where(rng.random(columns) < 0.3, np.float32(-0.0), rng.normal(0, 100, columns).astype(np.float32))
-    bias = np.where(rng.random(columns) < special, rng.choice(SPECIALS, columns), bias)
-    wrapped = (np.asarray(each).astype(np.int64).astype(np.int32) for each in (src, column_sum))
-    src, column_sum = wrapped
-    return [src, scale, zero_point, column_scale, column_sum, bias.astype(np.float32)]
-
-
 def matmul_inputs(
     rng: np.random.Generator,
     shape: Shape,

@@ -15,7 +15,6 @@ enum RoundingOrder { kRoundThenAdd = 0, kAddThenRound = 1, kNoZeroPoint = 2 };
 constexpr int kRoundingOrders = 3;
 
 enum ScaleOrder { kScalesFirst = 0, kRowFirst = 1, kColumnFirst = 2 };
-constexpr int kScaleOrders = 3;
 
 enum class RangeKind { kAbsMax = 0, kMinMax = 1, kMinMaxWithZero = 2, kLargerSide = 3 };
 

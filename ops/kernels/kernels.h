@@ -24,22 +24,17 @@
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
 // kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
-// accumulators: the int32 sums of an integer matrix product become floats. row_zp and row_scale belong to the left
-// operand, column_scale and column_sum (the sum of the weights' column) to the right one.
-//
-//   exact = acc - row_zp * column_sum                          in int32, which wraps
-//   kScalesFirst    dst = float(exact) * (row_scale * column_scale) + bias
-//   kRowFirst       dst = float(exact) * row_scale * column_scale + bias
-//   kColumnFirst    dst = float(exact) * column_scale * row_scale + bias
-//
 // products: codes of rows times packed weights, to floats. The depth is cut into groups.
 //
 //   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)    in int32, which wraps
 //   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale * row_scale
 //   dst = sum * column_scale * row_scale + bias
 //
-// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies, `order` says in
-// which order they multiply the sum, as for accumulators.
+// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies:
+//
+//   kScalesFirst    dst = sum * (row_scale * column_scale) + bias
+//   kRowFirst       dst = sum * row_scale * column_scale + bias
+//   kColumnFirst    dst = sum * column_scale * row_scale + bias
 //
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
@@ -131,17 +126,6 @@ struct BoundedBlock : Extent {
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
 
-// Here the arrays of columns, too, may be unaligned.
-struct AccumulatorBlock : Extent {
-  const int32_t* src;
-  float* dst;
-  const float* scales;  // per row
-  const int32_t* zps;   // per row
-  const float* column_scales;
-  const int32_t* column_sums;
-  const float* bias;  // per column
-};
-
 // Columns and adjacent k that packed weights keep together: weights are [columns / 16][depth / 4][16][4]. A byte of
 // 4-bit weights has two codes, [columns / 16][depth / 8][16][4]: the low half is one of the first four k, the high half
 // the one 4 later.
@@ -190,7 +174,6 @@ using QuantizeKernel = void (*)(const QuantizeBlock&);
 using DequantizeKernel = void (*)(const DequantizeBlock&);
 using AffineKernel = void (*)(const AffineBlock&);
 using BoundedKernel = void (*)(const BoundedBlock&);
-using AccumulatorKernel = void (*)(const AccumulatorBlock&);
 
 // The range of `count` > 0 elements. It is NaN if the first element is NaN; any other NaN is ignored
 // (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
@@ -218,7 +201,6 @@ struct KernelTable {
   AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
   BoundedKernel bounded[kScalings][2];  // [1]: kAddThenRound; [0]: the zero point has no effect
   RangeKernel min_max, abs_max;
-  AccumulatorKernel accumulators[kScaleOrders];
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
 };
 

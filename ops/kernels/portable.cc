@@ -237,23 +237,6 @@ Range range(const float* x, int64_t count) {
   return {kAbsMax ? 0.0f : low, high, not_finite};
 }
 
-template <ScaleOrder kOrder>
-void accumulators(const AccumulatorBlock& block) {
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const float scale = block.scales[row], *column_scales = block.column_scales, *bias = block.bias;
-    const uint32_t zp = static_cast<uint32_t>(block.zps[row]);
-    const int32_t* sums = block.column_sums;
-    map(block.src + row * block.stride, block.dst + row * block.stride, block.cols, [=](int32_t acc, int64_t i) {
-      const uint32_t exact = static_cast<uint32_t>(acc) - zp * static_cast<uint32_t>(load(sums + i));
-      const float real = static_cast<float>(static_cast<int32_t>(exact)), column = load(column_scales + i);
-      const float scaled = kOrder == kScalesFirst ? real * (scale * column)
-                           : kOrder == kRowFirst  ? real * scale * column
-                                                  : real * column * scale;
-      return scaled + load(bias + i);
-    });
-  }
-}
-
 template <bool kAbsMax>
 void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t kLanes = 8;
@@ -382,7 +365,6 @@ constexpr KernelTable kPortable = {
      {bounded<kMultiply, false>, bounded<kMultiply, true>}},
     range<false>,
     range<true>,
-    {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
     {row_range<false>, column_range<false>},
     {row_range<true>, column_range<true>},
 };

@@ -11,7 +11,6 @@
   X(affine_dequantize)           \
   X(dynamic_range_quantize)      \
   X(dynamic_range_fake_quantize) \
-  X(accumulator_dequantize)      \
   X(quantized_matmul)            \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \

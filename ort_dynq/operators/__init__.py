@@ -8,7 +8,7 @@ onnxruntime-extensions and docs/operators.md are made from this list.
 
 from __future__ import annotations
 
-from . import accumulator, affine, dynamic_range, granular, quantized_matmul, reduce
+from . import affine, dynamic_range, granular, quantized_matmul, reduce
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
@@ -18,7 +18,6 @@ FAMILIES: tuple[Family, ...] = (
     granular.FAMILY,
     affine.FAMILY,
     dynamic_range.FAMILY,
-    accumulator.FAMILY,
     quantized_matmul.FAMILY,
     reduce.FAMILY,
 )

@@ -63,7 +63,7 @@ class RoundingOrder(Encoding):
 
 
 class ScaleOrder(Encoding):
-    """The order in which an accumulator is multiplied by its two scales."""
+    """The order in which a sum of products is multiplied by its two scales."""
 
     SCALES_FIRST = 0, "exact * (scale * column_scale)"
     ROW_FIRST = 1, "(exact * scale) * column_scale"

@@ -38,9 +38,9 @@ def arrays_of(operator: Operator) -> list[Array]:
             arrays[index] = np.float32(RangeConstants())
         elif value.name == "weight":
             arrays[index] = np.ones(packed_shape(2, 2), np.int8)
-        elif operator.name == "QuantizedMatMul" and value.name in ("column_scale", "column_sum"):
+        elif value.name in ("column_scale", "column_sum"):
             arrays[index] = np.ones((1, 2), types[index])
-        elif value.name in ("column_scale", "column_sum", "bias"):
+        elif value.name == "bias":
             arrays[index] = np.ones(2, types[index])
     return arrays
 

@@ -27,7 +27,6 @@ from helpers import (
     SPECIALS,
     Array,
     Shape,
-    accumulator_inputs,
     assert_same,
     matmul_inputs,
     random_codes,
@@ -457,30 +456,6 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
     return cases
 
 
-# AccumulatorDequantize
-
-# Shapes of src, scale and zero point.
-ACCUMULATORS: list[tuple[Shape, Shape, Shape]] = [
-    ((5,), (), (1,)),
-    ((67,), (1,), ()),
-    ((0, 3), (0, 1), (0, 1)),
-    ((3, 0), (3, 1), ()),
-    ((7, 67), (7, 1), (7, 1)),
-    ((7, 67), (), ()),
-    ((2, 3, 67), (2, 3, 1), (1,)),
-    ((2, 3, 67), (2, 1, 1), (2, 1, 1)),
-    ((2, 1, 3, 19), (2, 1, 1, 1), (2, 1, 1, 1)),
-    ((2, 3, 4, 19), (2, 3, 4, 1), (2, 3, 4, 1)),
-]
-
-
-def accumulator_cases(opset: int) -> Iterator[Case]:
-    rng = np.random.default_rng(opset)
-    for order, shapes, zp_type in itertools.product(range(3), ACCUMULATORS, (np.uint8, np.int8)):
-        for _ in range(3):
-            yield Case({"scale_order": order}, accumulator_inputs(rng, *shapes, zp_type))
-
-
 # QuantizedMatMul
 
 MATMULS: list[tuple[Shape, Shape | None]] = [
@@ -570,7 +545,6 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "AffineDequantize": affine_dequantize_cases,
     "DynamicRangeQuantize": range_cases(to_codes=True),
     "DynamicRangeFakeQuantize": range_cases(to_codes=False),
-    "AccumulatorDequantize": accumulator_cases,
     "QuantizedMatMul": matmul_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,

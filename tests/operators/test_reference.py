@@ -17,7 +17,6 @@ from helpers import (
     SPECIALS,
     Array,
     Shape,
-    accumulator_inputs,
     assert_same,
     make_session,
     matmul_inputs,
@@ -175,14 +174,6 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
     return [np.asarray(src, np.float32), constants, *like], given
 
 
-def accumulator_case(rng: np.random.Generator) -> Case:
-    shape = any_of(rng, *SHAPES[1:], (70, 3), (2, 3, 4, 5))
-    shared = int(rng.integers(len(shape)))
-    scale = any_of(rng, (), (1,), (*shape[:shared], *(1 for _ in shape[shared:])))
-    inputs = accumulator_inputs(rng, shape, scale, any_of(rng, scale, ()), any_of(rng, np.uint8, np.int8))
-    return inputs, {"scale_order": int(rng.integers(3))}
-
-
 def matmul_case(rng: np.random.Generator) -> Case:
     bits, size = int(any_of(rng, 8, 4)), int(any_of(rng, 0, 16, 32))
     groups = int(rng.integers(1, 4))
@@ -231,7 +222,6 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "AffineDequantize": affine_dequantize_case,
     "DynamicRangeQuantize": lambda rng: range_case(rng, to_codes=True),
     "DynamicRangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
-    "AccumulatorDequantize": accumulator_case,
     "QuantizedMatMul": matmul_case,
     "ReduceAbsMax": reduction_case,
     "ReduceMinMax": reduction_case,
@@ -285,13 +275,6 @@ def test_same_bits_with_unused_zero_points(isa: str) -> None:
     check_bits("DynamicRangeQuantize", has_unused_zero_point)
 
 
-WRONG_ACCUMULATORS: tuple[tuple[int, Shape, Any], ...] = (
-    (0, (), np.int32),
-    *((1, shape, np.float32) for shape in ((2,), (4,), (0,), (0, 1), (2, 4), (1, 4), (2, 1, 1), (1, 1, 1))),
-    *((2, shape, np.int8) for shape in ((2,), (2, 1), (0,))),
-    *((i, shape, np.float32) for i in (3, 5) for shape in ((), (1,), (2,), (1, 4), (0,))),
-    *((4, shape, np.int32) for shape in ((), (1,), (2,), (1, 4), (0,))),
-)
 MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
     *(
         (operator, mistake, {})
@@ -357,9 +340,6 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
     ),
     ("DynamicRangeQuantize", {}, {1: np.ones(8, np.float32)}),
     ("DynamicRangeQuantize", {"code_type": 2, "quant_min": 0, "output_dtype": 2}, {}),
-    ("AccumulatorDequantize", {"scale_order": 3}, {}),
-    ("AccumulatorDequantize", {"scale_order": -1}, {}),
-    *(("AccumulatorDequantize", {}, {i: np.ones(shape, dtype)}) for i, shape, dtype in WRONG_ACCUMULATORS),
 )
 
 
@@ -392,13 +372,9 @@ def test_same_errors_of_products(given: dict[str, int], wrong: dict[int, Shape])
 
 @pytest.mark.parametrize(("operator", "mistake", "inputs"), MISTAKES)
 def test_same_errors(operator: str, mistake: dict[str, Any], inputs: dict[int, Array]) -> None:
-    signature = OPERATORS[operator].signatures[-1].inputs
     src = np.ones((2, 4), np.int8 if operator.endswith("Dequantize") else np.float32)
     second = np.ones(9 if "Range" in operator else 1, np.float32)
     third = [] if operator == "DynamicRangeFakeQuantize" else [np.zeros(1, np.int8)]
-    if operator == "AccumulatorDequantize":
-        src = src.astype(np.int32)
-        third += [np.ones(4, type_) for type_ in signature[3:]]
     arrays = [inputs.get(i, array) for i, array in enumerate([src, second, *third])][: len(OPERATORS[operator].inputs)]
     given = {attribute.name: attribute.default for attribute in OPERATORS[operator].attributes}
     if "code_type" in given:

@@ -12,7 +12,6 @@
 #include "kernels/simd/affine-inl.h"
 #include "kernels/simd/bounded-inl.h"
 #include "kernels/simd/range-inl.h"
-#include "kernels/simd/accumulator-inl.h"
 // clang-format on
 
 // The table of all kernels. Constant: no code compiled for an instruction set may run before dispatch.cc has checked
@@ -31,7 +30,6 @@ constexpr KernelTable make_table() {
        {bounded<AffineProduct, true, false>, bounded<AffineProduct, true, true>}},
       range<false>,
       range<true>,
-      {accumulators<kScalesFirst>, accumulators<kRowFirst>, accumulators<kColumnFirst>},
       {row_range<false>, column_range<false>},
       {row_range<true>, column_range<true>},
   };
