@@ -6,7 +6,7 @@
 // quads at once. P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows
 // rows of their sums fit the registers.
 
-constexpr int kMostRows = 6, kFewRows = 2;
+constexpr int kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = static_cast<int>(kBlockColumns) / P::kLanes;  // of a block
 constexpr int64_t kBlockBytes = kBlockColumns * kQuad;                 // a quad of 8-bit weights, two of 4-bit weights
 
@@ -108,6 +108,20 @@ __attribute__((noinline)) inline void finish(const ProductBlock& block, int64_t 
   }
 }
 
+// As finish(), for one group and whole vectors, from registers. Worth its size for many rows only.
+template <ScaleOrder kOrder, int kRows, int kSums>
+inline void write(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) {
+    const int64_t at = col + v * P::kLanes;
+    const auto bias = P::load(block.bias + at), column_scale = P::load(block.column_scales + at);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+      P::store(block.dst + (row + r) * block.dst_stride + at,
+               P::add(scaled(reals[r][v], P::set1(block.scales[row + r]), column_scale, kOrder), bias));
+  }
+}
+
 // What stands for a scale that does not vary with the group.
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                            1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -188,6 +202,11 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
     column_sums += block.columns;
     if (weight_zps != nullptr) weight_zps += block.columns;
     if (column_varies) column_scales += block.columns;
+  }
+  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
+    if (block.order == kScalesFirst) return write<kScalesFirst>(block, row, col, reals);
+    if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
+    return write<kColumnFirst>(block, row, col, reals);
   }
   float stored[kRows * kSums * P::kLanes];
 #pragma GCC unroll 8
