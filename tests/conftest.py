@@ -13,6 +13,7 @@ from ort_dynq import kernels
 from ort_dynq.backends.options import BACKENDS
 
 _ran: Counter[str] = Counter()  # the number of tests that ran on each instruction set
+_products: set[str] = set()  # the product kernels, and stand-ins, that test_product_kernels.py ran
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,6 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and not report.skipped:
         _ran.update(str(value) for name, value in report.user_properties if name == "isa")
+        _products.update(str(value) for name, value in report.user_properties if name == "products")
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,6 +106,8 @@ def pytest_report_header() -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ran = ", ".join(f"{name} ({_ran[name]} tests)" for name in kernels.supported_isas() if _ran[name])
     terminalreporter.write_line(f"instruction sets that ran: {ran or 'none'}")
+    if _products:
+        terminalreporter.write_line(f"product kernels that ran in C++ alone: {', '.join(sorted(_products))}")
     for name in _isas_without_tests(terminalreporter.config):
         terminalreporter.write_line(f"FAILED: this machine has {name}, but no test ran on it", red=True)
     left_out = sum("exhaustive" in report.keywords for report in terminalreporter.stats.get("skipped", []))

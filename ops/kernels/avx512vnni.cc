@@ -28,14 +28,12 @@ struct P {
   static I load(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
-  static __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
-  static F load_part(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
-  static I load_part(const int32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
-  static void store_part(float* p, F a, int64_t n) { _mm512_mask_storeu_ps(p, first(n), a); }
-  static I load_zps(const int8_t* p, int64_t n) {
-    const __mmask16 mask = n >= kLanes ? 0xffff : first(n > 0 ? n : 0);
-    return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, p));
-  }
+  using Mask = __mmask16;
+  static Mask first(int64_t n) { return static_cast<Mask>(n >= kLanes ? 0xffff : n > 0 ? (1u << n) - 1 : 0); }
+  static F load_part(const float* p, Mask mask) { return _mm512_maskz_loadu_ps(mask, p); }
+  static I load_part(const int32_t* p, Mask mask) { return _mm512_maskz_loadu_epi32(mask, p); }
+  static void store_part(float* p, F a, Mask mask) { _mm512_mask_storeu_ps(p, mask, a); }
+  static I load_zps(const int8_t* p, int64_t n) { return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first(n), p)); }
 
   // GCC 12 moves the sums of the intrinsic from register to register and to the stack, which takes half of the time.
   static I dot(I sums, I codes, I weights) {

@@ -2,6 +2,10 @@
 // supports.
 #ifdef ORT_DYNQ_X86
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 #include <atomic>
@@ -16,11 +20,34 @@ namespace dynq {
 
 #ifdef ORT_DYNQ_X86
 namespace {
-// Clang 14 does not know the name for __builtin_cpu_supports.
-bool has_avxvnni() {
+
+// Clang 14 does not know these names for __builtin_cpu_supports.
+[[maybe_unused]] bool has_avxvnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
 }
+
+// Whether the CPU has AMX-int8 and the operating system lets this process use it. Linux wants to be asked, once for all
+// threads; it refuses if an alternative signal stack is too small for the tiles.
+[[maybe_unused]] bool has_amx() {
+#if defined(ORT_DYNQ_TILE_STAND_IN)  // tests: functions in place of the instructions
+  return true;
+#elif defined(__linux__)
+  static const bool result = [] {
+    constexpr unsigned kXgetbvBit = 1u << 27, kTileBits = 3u << 24, kStateBits = 3u << 17;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kXgetbvBit) == 0) return false;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTileBits) != kTileBits) return false;
+    asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+    return (eax & kStateBits) == kStateBits && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return result;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 #endif
 
@@ -28,18 +55,25 @@ bool has_avxvnni() {
 // options (as avx2.cc; the build reads them), and add a line here: the name, the elementwise kernels, the products, and
 // the CPU's features that they need. The build defines ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
 #ifdef ORT_DYNQ_X86
+#define ORT_DYNQ_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 #define ORT_DYNQ_AVX512                                                                                             \
   (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
    __builtin_cpu_supports("avx512dq"))
-#define ORT_DYNQ_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define ORT_DYNQ_AVX512VNNI (ORT_DYNQ_AVX512 && __builtin_cpu_supports("avx512vnni"))
 #ifdef ORT_DYNQ_WITHOUT_AVXVNNI
 #define ORT_DYNQ_AVXVNNI(X)
 #else
 #define ORT_DYNQ_AVXVNNI(X) X("avxvnni", kAvx2Kernels, kAvxVnniProducts, ORT_DYNQ_AVX2&& has_avxvnni())
 #endif
-#define ORT_DYNQ_INSTRUCTION_SETS(X)                                                                           \
-  X("avx512vnni", kAvx512Kernels, kAvx512VnniProducts, ORT_DYNQ_AVX512&& __builtin_cpu_supports("avx512vnni")) \
-  X("avx512", kAvx512Kernels, kAvx2Products, ORT_DYNQ_AVX512)                                                  \
+#ifdef ORT_DYNQ_WITHOUT_AMX
+#define ORT_DYNQ_AMX(X)
+#else
+#define ORT_DYNQ_AMX(X) X("amx", kAvx512Kernels, kAmxProducts, ORT_DYNQ_AVX512VNNI&& has_amx())
+#endif
+#define ORT_DYNQ_INSTRUCTION_SETS(X)                                        \
+  ORT_DYNQ_AMX(X)                                                           \
+  X("avx512vnni", kAvx512Kernels, kAvx512VnniProducts, ORT_DYNQ_AVX512VNNI) \
+  X("avx512", kAvx512Kernels, kAvx2Products, ORT_DYNQ_AVX512)               \
   ORT_DYNQ_AVXVNNI(X) X("avx2", kAvx2Kernels, kAvx2Products, ORT_DYNQ_AVX2)
 #else
 #define ORT_DYNQ_INSTRUCTION_SETS(X)

@@ -148,6 +148,7 @@ struct ProductBlock {
   int64_t weights_stride;  // from a block of 16 columns to the next
   float* dst;
   int64_t dst_stride;
+  bool stream;          // as for blocks of elementwise kernels; kernels may ignore it
   const float* scales;  // per row: [rows][row_groups]
   const int32_t* zps;   // per row: [rows][row_groups]
   int64_t row_groups;   // 1 or `groups`

@@ -24,12 +24,14 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "c_api.h"
+#include "core/encodings.h"
 #include "core/operator.h"
 
 namespace {
@@ -104,6 +106,8 @@ const Choices kAttributes[] = {
     {"zero_point_rule", {}, {0, 1, 2, 3, 4}, {5, -1, kLeast}},
     {"zero_point_before_epsilon", {}, {0, 1}, {2}},
     {"zero_point_type", {}, {1, 2, 3}, {0, 6, kHuge}},
+    {"bits", {}, {8, 4}, {0, 2, 16, kHuge}},
+    {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLeast}},
 };
 
 std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {
@@ -205,6 +209,55 @@ Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Sh
   if (has_axis && (qtype == "per_channel" || (qtype == "auto" && bytes.one_in(2)))) return shape_of({src.dims[axis]});
   return bytes.one_in(2) ? Shape{} : shape_of({1});
 }
+
+// QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
+struct Product {
+  int64_t bits, group_size, columns;
+
+  // Changes attributes and src so that they fit each other: any of them alone would mostly be invalid with groups.
+  Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src) {
+    bits = find<int64_t>(given, "bits", 8, &ort_dynq_attribute::integer);
+    group_size = find<int64_t>(given, "group_size", 0, &ort_dynq_attribute::integer);
+    if (group_size > 0 && !bytes.one_in(8)) {
+      const auto is_order = [](const auto& attribute) { return std::strcmp(attribute.name, "scale_order") == 0; };
+      given.erase(std::remove_if(given.begin(), given.end(), is_order), given.end());
+      given.push_back({"scale_order", nullptr, dynq::kColumnFirst});
+    }
+    if (src.rank > 0 && group_size > 0 && group_size <= 128) {
+      int64_t& depth = src.dims[src.rank - 1];
+      depth = std::max<int64_t>(1, std::min<int64_t>(depth, 16384) / group_size) * group_size;
+    }
+    constexpr int64_t kMostProducts = 4000000;
+    columns = bytes.one_in(32) ? 0 : bytes.one_in(8) ? 257 : bytes.of(kLengths);
+    columns = std::min(columns, std::max<int64_t>(1, kMostProducts / std::max<int64_t>(1, src.elements())));
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
+    const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1], unit = bits == 4 ? 8 : 4;
+    const int64_t groups = group_size > 0 ? std::max<int64_t>(1, depth / group_size) : 1;
+    const Shape one = bytes.one_in(2) ? Shape{} : shape_of({1});
+    switch (index) {
+      case 1: {
+        Shape shape = src;
+        for (size_t i = bytes.below(src.rank + 1); i < src.rank; ++i) shape.dims[i] = 1;
+        if (src.rank > 0) shape.dims[src.rank - 1] = bytes.one_in(2) ? groups : 1;
+        return bytes.one_in(4) ? one : shape;
+      }
+      case 2:
+        return bytes.one_in(4) ? one : scales;
+      case 3:
+        return shape_of({(columns + 15) / 16, (depth + unit - 1) / unit, 16, 4});
+      case 4:
+        return bytes.one_in(2) ? shape_of({groups, columns}) : one;
+      case 5:
+        return shape_of({bytes.one_in(2) ? 1 : groups, columns});
+      case 6:
+        return shape_of({groups, columns});
+      default:
+        return shape_of({columns});
+    }
+  }
+};
 
 Shape make_wrong_shape(Bytes& bytes, Shape shape) {
   switch (bytes.below(5)) {
@@ -345,14 +398,20 @@ Problem make_problem(Bytes& bytes) {
   }
   const float scale = bytes.of(kScales);
   const std::string name = problem.op->name;
+  Shape src = make_src_shape(bytes, is_large);
+  std::optional<Product> product;
+  if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src);
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
-    given.shape = i == 0 ? make_src_shape(bytes, is_large)
-                         : shape_of_input(bytes, name, i, problem.inputs[0].shape,
-                                          problem.inputs[std::min<size_t>(i, 2) - 1].shape, problem.attributes);
+    const Shape& scales = problem.inputs.empty() ? src : problem.inputs[std::min<size_t>(i, 2) - 1].shape;
+    given.shape = i == 0    ? src
+                  : product ? product->shape_of_input(bytes, i, src, scales)
+                            : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
+    if (product && product->bits == 4 && i == 4)  // 4-bit weights and their zero points are 0 to 15
+      for (uint8_t& value : given.exact) value &= 15;
     problem.inputs.push_back(std::move(given));
   }
   problem.output_offset = bytes.one_in(4) ? 1 + bytes.below(63) : 0;

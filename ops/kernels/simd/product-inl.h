@@ -6,21 +6,9 @@
 // quads at once. P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows
 // rows of their sums fit the registers.
 
-constexpr int kMostRows = 6;
+constexpr int kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = static_cast<int>(kBlockColumns) / P::kLanes;  // of a block
 constexpr int64_t kBlockBytes = kBlockColumns * kQuad;                 // a quad of 8-bit weights, two of 4-bit weights
-
-// Columns at the end of a tensor: n may be less than a vector has, and negative.
-template <class T>
-inline auto load_columns(const T* from, int64_t n) {
-  return n >= P::kLanes ? P::load(from) : P::load_part(from, n > 0 ? n : 0);
-}
-inline void store_columns(float* to, P::F value, int64_t n) {
-  if (n >= P::kLanes)
-    P::store(to, value);
-  else if (n > 0)
-    P::store_part(to, value, n);
-}
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -32,8 +20,17 @@ inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder orde
 template <int kBlocks>
 struct Weights {
   const int8_t* of[kBlocks];
+  int64_t stride;
 
-  Weights(const ProductBlock& block, int64_t col) {
+  // A few rows wait for memory. The CPU fetches ahead within a block, but not where the next blocks begin.
+  void prefetch(int64_t at) const {
+    constexpr int64_t kAhead = 1024;
+    const int64_t ahead = at + kAhead + (at + kAhead < stride ? 0 : (kBlocks - 1) * stride);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(of[b] + ahead);
+  }
+
+  Weights(const ProductBlock& block, int64_t col) : stride(block.weights_stride) {
     const int64_t first = col / kBlockColumns, last = (block.cols - 1) / kBlockColumns;
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b)
@@ -60,6 +57,7 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
   for (int64_t quad = from; quad < to; ++quad) {
+    if constexpr (kRows <= kFewRows) weights.prefetch(quad * kBlockBytes);
     dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
     if constexpr (P::kSteps == 2)
       dot_step<1, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
@@ -71,6 +69,7 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                           int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   for (int64_t quad = from; quad < to; quad += 2) {
+    if constexpr (kRows <= kFewRows) weights.prefetch(quad / 2 * kBlockBytes);
     typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kBlocks * kVectors; ++v) {
@@ -87,111 +86,134 @@ inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kB
   }
 }
 
-// A block of `rows` rows: the sums of one group, P::kBlocks blocks of columns, become floats.
-__attribute__((noinline)) inline void finish(const ProductBlock& block, int64_t first, int rows, int64_t col,
-                                             const int32_t* sums) {
-  constexpr int64_t kWidth = P::kBlocks * kBlockColumns;
-  for (int64_t i = 0; i < kWidth && col + i < block.cols; i += P::kLanes) {
+// dst of `rows` rows and `width` columns, from float(exact) of one group or from the sum of several. A scale that
+// varies has multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
+__attribute__((noinline)) inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
+                                             int64_t width, const float* reals) {
+  const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
+  for (int64_t i = 0; i < width && col + i < block.cols; i += P::kLanes) {
     const int64_t at = col + i, n = block.cols - at;
-    const auto column_sum = load_columns(block.column_sums + at, n);
-    const auto column_scale = load_columns(block.column_scales + at, n);
-    const auto bias = load_columns(block.bias + at, n);
-    const auto zps = block.weight_zps == nullptr ? P::set1(block.weight_zp) : P::load_zps(block.weight_zps + at, n);
-    for (int64_t row = 0; row < rows; ++row) {
-      auto exact = P::sub(P::load(sums + row * kWidth + i), P::mul(P::set1(block.zps[first + row]), column_sum));
-      if (block.row_sums != nullptr) exact = P::sub(exact, P::mul(P::set1(block.row_sums[first + row]), zps));
-      const auto real = scaled(P::to_float(exact), P::set1(block.scales[first + row]), column_scale, block.order);
-      store_columns(block.dst + (first + row) * block.dst_stride + at, P::add(real, bias), n);
+    const auto mask = P::first(n);
+    const auto bias = P::load_part(block.bias + at, mask);
+    const auto column_scale = column_varies ? P::set1(1.0f) : P::load_part(block.column_scales + at, mask);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto row_scale = P::set1(row_varies ? 1.0f : block.scales[(first + r) * block.row_groups]);
+      const auto real = P::add(scaled(P::load(reals + r * width + i), row_scale, column_scale, block.order), bias);
+      float* dst = block.dst + (first + r) * block.dst_stride + at;
+      if (n >= P::kLanes)
+        P::store(dst, real);
+      else
+        P::store_part(dst, real, mask);
     }
   }
 }
 
-template <int kRows>
-void one_group_rows(const ProductBlock& block, int64_t row, int64_t col) {
-  constexpr int kSums = P::kBlocks * kVectors;
-  typename P::I sums[kRows][kSums];
+// As finish(), for one group and whole vectors, from registers. Worth its size for many rows only.
+template <ScaleOrder kOrder, int kRows, int kSums>
+inline void write(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
+  for (int v = 0; v < kSums; ++v) {
+    const int64_t at = col + v * P::kLanes;
+    const auto bias = P::load(block.bias + at), column_scale = P::load(block.column_scales + at);
 #pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) sums[r][v] = P::set1(0);
-  const Weights<P::kBlocks> weights(block, col);
-  dot_products<kRows, P::kBlocks>(block.codes + row * block.codes_stride, block.codes_stride, weights, 0,
-                                  block.depth / kQuad, sums);
-  int32_t stored[kRows * kSums * P::kLanes];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) P::store(stored + (r * kSums + v) * P::kLanes, sums[r][v]);
-  finish(block, row, kRows, col, stored);
+    for (int r = 0; r < kRows; ++r)
+      P::store(block.dst + (row + r) * block.dst_stride + at,
+               P::add(scaled(reals[r][v], P::set1(block.scales[row + r]), column_scale, kOrder), bias));
+  }
 }
 
-template <int kBits, int kRows>
-void group_rows(const ProductBlock& block, int64_t row, int64_t col) {
-  constexpr int kBlocks = P::kGroupBlocks, kSums = kBlocks * kVectors;
+// What stands for a scale that does not vary with the group.
+constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                           1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static_assert(sizeof kOnes >= P::kGroupBlocks * kBlockColumns * sizeof(float), "one for each column");
+
+// kRows rows of kBlocks blocks of columns.
+template <int kBits, bool kOneGroup, int kBlocks, int kRows>
+void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
+  constexpr int kSums = kBlocks * kVectors;
   const Weights<kBlocks> weights(block, col);
   const uint8_t* codes = block.codes + row * block.codes_stride;
-  const float* scales = block.scales + row * block.row_groups;
-  const int32_t* zps = block.zps + row * block.row_groups;
+  const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
-  const int64_t quads = block.depth / kQuad / block.groups, left = block.cols - col;
+  const int32_t* column_sums = block.column_sums + col;
+  const int8_t* weight_zps = block.weight_zps == nullptr ? nullptr : block.weight_zps + col;
+  const float* column_scales = column_varies ? block.column_scales + col : kOnes;
+  typename P::Mask masks[kSums];
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - v * P::kLanes);
   typename P::F reals[kRows][kSums];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
-  for (int64_t group = 0; group < block.groups; ++group) {
-    const int64_t at = group * block.columns + col, row_group = row_varies ? group : 0;
-    typename P::I sums[kRows][kSums], weight_zps[kSums];
+  for (int64_t group = 0; group < groups; ++group) {
+    typename P::I sums[kRows][kSums], zps[kSums];
+    const int32_t* row_zps = block.zps + row * block.row_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
-      const int64_t n = left - v * P::kLanes;
-      weight_zps[v] = block.weight_zps == nullptr ? P::set1(block.weight_zp)
-                                                  : P::load_zps(block.weight_zps + at + v * P::kLanes, n);
-      const auto column_sum = load_columns(block.column_sums + at + v * P::kLanes, n);
+      const auto column_sum = P::load_part(column_sums + v * P::kLanes, masks[v]);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r][v] = P::mul(P::set1(-zps[r * block.row_groups + row_group]), column_sum);
+      for (int r = 0; r < kRows; ++r) sums[r][v] = P::mul(P::set1(-row_zps[r * block.row_groups]), column_sum);
     }
-    if constexpr (kBits == 8) {
+    if (kBits == 4 || block.row_sums != nullptr)
+#pragma GCC unroll 8
+      for (int v = 0; v < kSums; ++v)
+        zps[v] = weight_zps == nullptr ? P::set1(block.weight_zp)
+                                       : P::load_zps(weight_zps + v * P::kLanes, block.cols - col - v * P::kLanes);
+    if constexpr (kBits == 4) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kSums; ++v) zps[v] = P::zps4(zps[v]);
+      dot_products4<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, zps, sums);
+    } else {
       if (block.row_sums != nullptr)
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           const auto row_sum = P::set1(block.row_sums[(row + r) * block.groups + group]);
 #pragma GCC unroll 8
-          for (int v = 0; v < kSums; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(row_sum, weight_zps[v]));
+          for (int v = 0; v < kSums; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(row_sum, zps[v]));
         }
       dot_products<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, sums);
+    }
+    if constexpr (kOneGroup) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kSums; ++v) reals[r][v] = P::to_float(sums[r][v]);
     } else {
+      typename P::F terms[kRows][kSums];
 #pragma GCC unroll 8
-      for (int v = 0; v < kSums; ++v) weight_zps[v] = P::zps4(weight_zps[v]);
-      dot_products4<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, weight_zps,
-                                    sums);
-    }
-    // A scale that does not vary multiplies at the end; 1 in its place leaves a float as it is.
+      for (int v = 0; v < kSums; ++v) {
+        const auto column_scale = P::load_part(column_scales + v * P::kLanes, masks[v]);
 #pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) {
-      const auto column_scale =
-          column_varies ? load_columns(block.column_scales + at + v * P::kLanes, left - v * P::kLanes) : P::set1(1.0f);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        auto real = P::mul(P::to_float(sums[r][v]), column_scale);
-        if (row_varies) real = P::mul(real, P::set1(scales[r * block.row_groups + group]));
-        reals[r][v] = P::add(reals[r][v], real);
+        for (int r = 0; r < kRows; ++r) terms[r][v] = P::mul(P::to_float(sums[r][v]), column_scale);
       }
-    }
-  }
+      if (row_varies)
 #pragma GCC unroll 8
-  for (int v = 0; v < kSums; ++v) {
-    const int64_t at = col + v * P::kLanes, n = left - v * P::kLanes;
-    if (n <= 0) return;
-    const auto column_scale = column_varies ? P::set1(1.0f) : load_columns(block.column_scales + at, n);
-    const auto bias = load_columns(block.bias + at, n);
+        for (int r = 0; r < kRows; ++r) {
+          const auto scale = P::set1(block.scales[(row + r) * groups + group]);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const auto row_scale = P::set1(row_varies ? 1.0f : scales[r * block.row_groups]);
-      store_columns(block.dst + (row + r) * block.dst_stride + at,
-                    P::add(scaled(reals[r][v], row_scale, column_scale, block.order), bias), n);
+          for (int v = 0; v < kSums; ++v) terms[r][v] = P::mul(terms[r][v], scale);
+        }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kSums; ++v) reals[r][v] = P::add(reals[r][v], terms[r][v]);
     }
+    column_sums += block.columns;
+    if (weight_zps != nullptr) weight_zps += block.columns;
+    if (column_varies) column_scales += block.columns;
   }
+  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
+    if (block.order == kScalesFirst) return write<kScalesFirst>(block, row, col, reals);
+    if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
+    return write<kColumnFirst>(block, row, col, reals);
+  }
+  float stored[kRows * kSums * P::kLanes];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) P::store(stored + (r * kSums + v) * P::kLanes, reals[r][v]);
+  finish(block, row, kRows, col, kSums * P::kLanes, stored);
 }
 
 using RowsKernel = void (*)(const ProductBlock&, int64_t row, int64_t col);
@@ -207,17 +229,13 @@ inline void for_rows(const ProductBlock& block, int64_t width, const RowsKernel 
     }
 }
 
-inline void one_group(const ProductBlock& block) {
-  for_rows(block, P::kBlocks * kBlockColumns,
-           {one_group_rows<1>, one_group_rows<2>, one_group_rows<3>, one_group_rows<4>, one_group_rows<5>,
-            one_group_rows<6>});
+template <int kBits, bool kOneGroup, int kBlocks>
+void products(const ProductBlock& block) {
+  for_rows(block, kBlocks * kBlockColumns,
+           {some_rows<kBits, kOneGroup, kBlocks, 1>, some_rows<kBits, kOneGroup, kBlocks, 2>,
+            some_rows<kBits, kOneGroup, kBlocks, 3>, some_rows<kBits, kOneGroup, kBlocks, 4>,
+            some_rows<kBits, kOneGroup, kBlocks, 5>, some_rows<kBits, kOneGroup, kBlocks, 6>});
 }
 
-template <int kBits>
-void groups(const ProductBlock& block) {
-  for_rows(block, P::kGroupBlocks * kBlockColumns,
-           {group_rows<kBits, 1>, group_rows<kBits, 2>, group_rows<kBits, 3>, group_rows<kBits, 4>,
-            group_rows<kBits, 5>, group_rows<kBits, 6>});
-}
-
-constexpr ProductKernels kProducts = {one_group, groups<8>, groups<4>, nullptr};
+constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>, products<8, false, P::kGroupBlocks>,
+                                      products<4, false, P::kGroupBlocks>, nullptr};

@@ -19,18 +19,20 @@ struct Product256 {
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
   static void store(int32_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
-  static I first(int64_t n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  using Mask = __m256i;
+  static Mask first(int64_t n) {
+    const auto count = static_cast<int32_t>(n < kLanes ? n : kLanes);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
-  static F load_part(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
-  static I load_part(const int32_t* p, int64_t n) { return _mm256_maskload_epi32(p, first(n)); }
-  static void store_part(float* p, F a, int64_t n) { _mm256_maskstore_ps(p, first(n), a); }
+  static F load_part(const float* p, Mask mask) { return _mm256_maskload_ps(p, mask); }
+  static I load_part(const int32_t* p, Mask mask) { return _mm256_maskload_epi32(p, mask); }
+  static void store_part(float* p, F a, Mask mask) { _mm256_maskstore_ps(p, mask, a); }
   static I load_zps(const int8_t* p, int64_t n) {
     uint64_t zps = 0;
     if (n >= kLanes)
       zps = dynq::load(reinterpret_cast<const uint64_t*>(p));
-    else
-      for (int64_t i = n; i-- > 0;) zps = zps << 8 | static_cast<uint8_t>(p[i]);
+    else if (n > 0)
+      __builtin_memcpy(&zps, p, static_cast<size_t>(n));
     return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(zps)));
   }
 

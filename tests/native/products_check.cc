@@ -1,0 +1,372 @@
+// Compares every product kernel that this machine can run with loops over the definition in kernels.h, bit for bit, and
+// prints how many blocks each of them computed. Kernels that the CPU lacks run with functions in place of their
+// instructions, as far as the build has them (tests/packaging/test_product_kernels.py builds it).
+//
+//   products_check BLOCKS     the number of random blocks
+//
+// Arrays end directly before a protected page or begin directly after one, and columns and results may be unaligned.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "tile_stand_in.h"
+
+namespace dynq {
+
+extern const ProductKernels kAmxStandIn, kAvxVnniStandIn;
+
+#ifdef ORT_DYNQ_X86
+extern const KernelTable kAvx512Kernels;
+const KernelTable kAvx512Kernels = {};  // dispatch.cc names it; avx512.cc has no products
+#endif
+
+}  // namespace dynq
+
+namespace {
+
+using dynq::kBlockColumns;
+using dynq::kQuad;
+using dynq::kTileBytes;
+using dynq::kTileRows;
+using dynq::ProductBlock;
+
+struct Random {
+  uint64_t state;
+  uint64_t next() {  // splitmix64
+    uint64_t z = state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+  }
+  int64_t integer(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool one_in(int64_t count) { return integer(1, count) == 1; }
+  template <class T, size_t kCount>
+  T of(const T (&values)[kCount]) {
+    return values[next() % kCount];
+  }
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "products_check: %s\n", what.c_str());
+  std::abort();
+}
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Memory between two protected pages.
+class Arena {
+ public:
+  Arena() : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+    void* all = mmap(nullptr, kSize + 2 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) fail("mmap failed");
+    begin_ = static_cast<uint8_t*>(all) + page_;
+    if (mprotect(all, page_, PROT_NONE) != 0 || mprotect(begin_ + kSize, page_, PROT_NONE) != 0)
+      fail("mprotect failed");
+  }
+
+  // A copy of `values` at the end, `offset` bytes before it, or `offset` bytes after the begin.
+  template <class T>
+  T* place(const std::vector<T>& values, bool at_end, size_t offset) {
+    const size_t size = values.size() * sizeof(T);
+    if (size + offset > kSize) fail("an array is too large");
+    uint8_t* to = at_end ? begin_ + kSize - size - offset : begin_ + offset;
+    if (size > 0) std::memcpy(to, values.data(), size);
+    return reinterpret_cast<T*>(to);
+  }
+
+ private:
+  static constexpr size_t kSize = 4 << 20;
+  size_t page_;
+  uint8_t* begin_;
+};
+
+constexpr float kInfinity = INFINITY;
+constexpr float kSpecials[] = {NAN, kInfinity, -kInfinity, 0.0f, -0.0f, 1e-45f, -1e-40f, 3.4028235e38f, -1e30f, 1e-30f};
+constexpr float kScales[] = {1.0f, 0.1f, 0.0078125f, 0.0037f, 1.9999999f, -1.7777778f, 1.1529215e18f, 8.6736174e-19f};
+constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48, 65};
+constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
+constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
+constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
+constexpr int64_t kLongestSum = INT32_MAX / (255 * 128);  // quantized_matmul.cc
+
+// A product. Arrays have the layouts of kernels.h, except for codes and weights, which are matrices.
+struct Problem {
+  int bits = 8;
+  int64_t rows = 0, cols = 0, depth = 0, groups = 1, row_groups = 1, column_groups = 1;
+  int64_t columns = 0, first = 0;  // the block has columns `first` to `first` + cols
+  dynq::ScaleOrder order = dynq::kScalesFirst;
+  bool zps_vary = false, special = false;
+  int32_t weight_zp = 0;
+  std::vector<uint8_t> codes;   // [rows][depth]
+  std::vector<int8_t> weights;  // [depth][columns]
+  std::vector<int8_t> weight_zps;
+  std::vector<float> scales, column_scales, bias;
+  std::vector<int32_t> zps, column_sums;
+
+  bool needs_row_sums() const { return bits == 8 && (zps_vary || weight_zp != 0); }
+  int64_t size() const { return depth / groups; }
+  int32_t zp_of(int64_t group, int64_t column) const {
+    return zps_vary ? weight_zps[static_cast<size_t>(group * columns + column)] : weight_zp;
+  }
+  std::string text() const {
+    return std::to_string(rows) + "x" + std::to_string(depth) + "x" + std::to_string(cols) + " of " +
+           std::to_string(columns) + " columns from " + std::to_string(first) + ", " + std::to_string(bits) +
+           " bits, " + std::to_string(groups) + " groups, order " + std::to_string(order);
+  }
+
+  void fill(Random& random) {
+    const bool extreme = random.one_in(3);  // sums of pairs beyond 16 bits
+    const int8_t low = bits == 8 ? -128 : 0, high = bits == 8 ? 127 : 15;
+    const auto weight = [&] { return static_cast<int8_t>(random.integer(low, high)); };
+    const auto scale = [&] { return special && random.one_in(4) ? random.of(kSpecials) : random.of(kScales); };
+    const auto fill_one = [](auto& values, int64_t count, auto make) {
+      for (int64_t i = 0; i < count; ++i) values.push_back(make());
+    };
+    fill_one(codes, rows * depth,
+             [&] { return static_cast<uint8_t>(extreme ? 255 * random.integer(0, 1) : random.next()); });
+    fill_one(weights, depth * columns, [&] { return extreme ? (random.one_in(3) ? high : low) : weight(); });
+    if (zps_vary) fill_one(weight_zps, groups * columns, weight);
+    fill_one(scales, rows * row_groups, scale);
+    fill_one(zps, rows * row_groups, [&] { return static_cast<int32_t>(random.integer(0, 255)); });
+    fill_one(column_scales, column_groups * columns, scale);
+    fill_one(bias, columns, scale);
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t column = 0; column < columns; ++column) {
+        int64_t sum = 0;
+        for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
+          sum += weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column);
+        column_sums.push_back(
+            static_cast<int32_t>(special && random.one_in(4) ? random.next() : static_cast<uint64_t>(sum)));
+      }
+  }
+
+  float expected(int64_t row, int64_t column) const {
+    const float* row_scales = &scales[static_cast<size_t>(row * row_groups)];
+    float sum = -0.0f;
+    for (int64_t group = 0; group < groups; ++group) {
+      const auto at = static_cast<size_t>(group * columns + column);
+      int64_t exact = 0;
+      for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
+        exact += codes[static_cast<size_t>(row * depth + k)] *
+                 (weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column));
+      exact -= int64_t{zps[static_cast<size_t>(row * row_groups + (row_groups > 1 ? group : 0))]} * column_sums[at];
+      float term = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
+      if (column_groups > 1) term = term * column_scales[at];
+      if (row_groups > 1) term = term * row_scales[group];
+      sum = sum + term;
+    }
+    const float column_scale = column_scales[static_cast<size_t>(column)];
+    if (row_groups == 1 && column_groups == 1 && order == dynq::kScalesFirst) {
+      sum = sum * (row_scales[0] * column_scale);
+    } else {
+      if (row_groups == 1 && order == dynq::kRowFirst) sum = sum * row_scales[0];
+      if (column_groups == 1) sum = sum * column_scale;
+      if (row_groups == 1 && order != dynq::kRowFirst) sum = sum * row_scales[0];
+    }
+    return sum + bias[static_cast<size_t>(column)];
+  }
+};
+
+Problem make_problem(Random& random) {
+  Problem problem;
+  problem.bits = random.one_in(3) ? 4 : 8;
+  problem.rows = random.of(kRows);
+  problem.cols = random.of(kColumns);
+  problem.first = random.one_in(4) ? kBlockColumns * random.integer(1, 2) : 0;
+  problem.columns = problem.first + problem.cols;
+  if (random.one_in(4)) problem.columns = round_up(problem.columns, kBlockColumns) + random.integer(0, 20);
+  problem.depth = random.of(kDepths);
+  problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
+  if (random.one_in(2)) {
+    problem.groups = random.integer(2, 4);
+    problem.depth = problem.groups * random.of(kGroupSizes);
+    problem.row_groups = random.one_in(2) ? problem.groups : 1;
+    problem.column_groups = random.one_in(3) ? 1 : problem.groups;
+    problem.order = dynq::kColumnFirst;
+  }
+  problem.zps_vary = random.one_in(3);
+  if (problem.bits == 4) problem.weight_zp = random.one_in(2) ? 8 : static_cast<int32_t>(random.integer(0, 15));
+  if (problem.bits == 8 && random.one_in(3)) problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
+  problem.special = random.one_in(3);
+  problem.fill(random);
+  return problem;
+}
+
+// The longest sum of the operator, close to the ends of int32.
+Problem make_long_problem(Random& random, uint8_t code, int8_t weight) {
+  Problem problem;
+  problem.rows = 17;
+  problem.cols = problem.columns = 17;
+  problem.depth = kLongestSum;
+  problem.fill(random);
+  for (uint8_t& value : problem.codes) value = code;
+  for (int8_t& value : problem.weights) value = weight;
+  for (int32_t& value : problem.zps) value = 0;
+  return problem;
+}
+
+std::vector<uint8_t> rows_of_codes(const Problem& problem, int64_t depth, int64_t stride) {
+  // The last row ends with its codes.
+  std::vector<uint8_t> packed(static_cast<size_t>(problem.rows == 0 ? 0 : (problem.rows - 1) * stride + depth), 0);
+  for (int64_t row = 0; row < problem.rows; ++row)
+    for (int64_t k = 0; k < stride && (row + 1 < problem.rows || k < depth); ++k)
+      packed[static_cast<size_t>(row * stride + k)] = k < problem.depth
+                                                          ? problem.codes[static_cast<size_t>(row * problem.depth + k)]
+                                                      : k < depth ? 0
+                                                                  : 99;
+  return packed;
+}
+
+std::vector<uint8_t> tiles_of_codes(const Problem& problem) {
+  const int64_t depth = round_up(problem.depth, kTileBytes), rows = round_up(problem.rows, kTileRows);
+  std::vector<uint8_t> packed(static_cast<size_t>(rows * depth), 0);
+  for (int64_t row = 0; row < problem.rows; ++row)
+    for (int64_t k = 0; k < problem.depth; ++k)
+      packed[static_cast<size_t>(
+          ((row / kTileRows * (depth / kTileBytes) + k / kTileBytes) * kTileRows + row % kTileRows) * kTileBytes +
+          k % kTileBytes)] = problem.codes[static_cast<size_t>(row * problem.depth + k)];
+  return packed;
+}
+
+std::vector<int8_t> packed_weights(const Problem& problem, int64_t depth) {
+  const int64_t columns = round_up(problem.columns, kBlockColumns), bytes = depth * problem.bits / 8;
+  std::vector<int8_t> packed(static_cast<size_t>(columns * bytes), 0);
+  for (int64_t column = 0; column < problem.columns; ++column)
+    for (int64_t k = 0; k < problem.depth; ++k) {
+      const int weight = problem.weights[static_cast<size_t>(k * problem.columns + column)];
+      const int64_t quad = k / kQuad, unit = problem.bits == 8 ? quad : quad / 2;
+      const bool is_high = problem.bits == 4 && quad % 2 == 1;
+      const int64_t at = column / kBlockColumns * kBlockColumns * bytes +
+                         (unit * kBlockColumns + column % kBlockColumns) * kQuad + k % kQuad;
+      packed[static_cast<size_t>(at)] =
+          static_cast<int8_t>(packed[static_cast<size_t>(at)] | (is_high ? weight * 16 : weight));
+    }
+  return packed;
+}
+
+std::vector<int32_t> row_sums(const Problem& problem) {
+  std::vector<int32_t> sums(static_cast<size_t>(problem.rows * problem.groups), 0);
+  for (int64_t row = 0; row < problem.rows; ++row)
+    for (int64_t k = 0; k < problem.depth; ++k)
+      sums[static_cast<size_t>(row * problem.groups + k / problem.size())] +=
+          problem.codes[static_cast<size_t>(row * problem.depth + k)];
+  return sums;
+}
+
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return std::isnan(value) ? 0x7fc00000 : bits;  // which NaN depends on the order of operands that the compiler chose
+}
+
+void check(const std::string& name, const Problem& problem, dynq::ProductKernel kernel, bool in_tiles, Random& random) {
+  static Arena arenas[10];
+  const bool at_end = !random.one_in(3), stream = random.one_in(2), aligned = random.one_in(2);
+  const auto offset = [&] { return aligned ? size_t{0} : static_cast<size_t>(random.integer(0, 3)); };
+  ProductBlock block = {};
+  block.rows = problem.rows;
+  block.cols = problem.cols;
+  block.depth = round_up(problem.depth, problem.bits == 4 ? 2 * kQuad : kQuad);
+  block.groups = problem.groups;
+  block.codes_stride =
+      in_tiles ? kTileRows * round_up(problem.depth, kTileBytes) : block.depth + random.integer(0, 2) * 4;
+  block.codes = arenas[0].place(
+      in_tiles ? tiles_of_codes(problem) : rows_of_codes(problem, block.depth, block.codes_stride), at_end, offset());
+  block.weights_stride = block.depth * kBlockColumns * problem.bits / 8;
+  block.weights = arenas[1].place(packed_weights(problem, block.depth), at_end, offset()) +
+                  problem.first / kBlockColumns * block.weights_stride;
+  block.stream = stream;
+  block.dst_stride = problem.cols + random.integer(0, 3);
+  if (aligned) block.dst_stride = round_up(problem.cols, kBlockColumns);
+  const float untouched = 12345.0f;
+  block.dst = arenas[2].place(std::vector<float>(static_cast<size_t>(problem.rows * block.dst_stride), untouched),
+                              at_end, offset());
+  block.scales = arenas[3].place(problem.scales, at_end, 0);
+  block.zps = arenas[4].place(problem.zps, at_end, 0);
+  block.row_groups = problem.row_groups;
+  if (problem.needs_row_sums()) block.row_sums = arenas[5].place(row_sums(problem), at_end, 0);
+  if (problem.zps_vary) block.weight_zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
+  block.weight_zp = problem.zps_vary ? 0 : problem.weight_zp;
+  block.column_groups = problem.column_groups;
+  const auto place_columns = [&](Arena& arena, const auto& values) {  // maybe at an address that is no multiple of 4
+    auto* at = reinterpret_cast<const uint8_t*>(arena.place(values, at_end, offset()));
+    return reinterpret_cast<decltype(values.data())>(at) + problem.first;
+  };
+  block.column_scales = place_columns(arenas[7], problem.column_scales);
+  block.column_sums = place_columns(arenas[8], problem.column_sums);
+  block.bias = place_columns(arenas[9], problem.bias);
+  block.columns = problem.columns;
+  block.order = problem.order;
+  kernel(block);
+  for (int64_t row = 0; row < problem.rows; ++row)
+    for (int64_t i = 0; i < block.dst_stride; ++i) {
+      const float actual = dynq::load(block.dst + row * block.dst_stride + i);
+      const float right = i < problem.cols ? problem.expected(row, problem.first + i) : untouched;
+      if (bits_of(actual) != bits_of(right))
+        fail(name + ", " + problem.text() + ": element [" + std::to_string(row) + ", " + std::to_string(i) + "] is " +
+             std::to_string(actual) + ", expected " + std::to_string(right));
+    }
+}
+
+struct Counter {
+  std::map<std::string, int> blocks;
+
+  void check_all(const std::string& name, const dynq::ProductKernels& kernels, const Problem& problem, Random& random) {
+    const auto run = [&](const char* kind, dynq::ProductKernel kernel, bool in_tiles) {
+      check(name + " " + kind, problem, kernel, in_tiles, random);
+      ++blocks[name + " " + kind];
+    };
+    if (problem.bits == 4) run("groups4", kernels.groups4, false);
+    if (problem.bits == 8 && problem.groups > 1) run("groups8", kernels.groups8, false);
+    if (problem.bits == 8 && problem.groups == 1) run("one_group", kernels.one_group, false);
+    if (problem.bits == 8 && problem.groups == 1 && problem.rows >= kTileRows && kernels.tiles != nullptr)
+      run("tiles", kernels.tiles, true);
+  }
+
+  // amx.cc with functions for its instructions. It has to leave the configuration of the tiles as it was.
+  void check_amx_stand_in(const Problem& problem, Random& random) {
+    tile_stand_in::Configuration before = {};
+    if (random.one_in(2)) {
+      before.palette = 1;
+      for (int tile = 0; tile < 8; ++tile) before.rows[tile] = 5, before.row_bytes[tile] = 12;
+    }
+    tile_stand_in::load_configuration(&before);
+    check_all("amx-stand-in", dynq::kAmxStandIn, problem, random);
+    if (std::memcmp(&before, &tile_stand_in::unit.configuration, sizeof before) != 0)
+      fail("amx.cc does not restore the configuration of the tiles");
+  }
+
+  void check_everywhere(const Problem& problem, Random& random) {
+    for (size_t i = 0; const char* name = dynq::supported_isa(i); ++i) {
+      dynq::select_isa(name);
+      check_all(name, *dynq::active_isa().products, problem, random);
+    }
+    check_amx_stand_in(problem, random);
+#ifdef ORT_DYNQ_AVXVNNI_STAND_IN
+    check_all("avxvnni-stand-in", dynq::kAvxVnniStandIn, problem, random);
+#endif
+  }
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  Random random{1};
+  Counter counter;
+  for (int left = count > 1 ? std::atoi(arguments[1]) : 1000; left > 0; --left)
+    counter.check_everywhere(make_problem(random), random);
+  for (const int8_t weight : {int8_t{-128}, int8_t{127}})
+    counter.check_everywhere(make_long_problem(random, 255, weight), random);
+  if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
+  for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
+}

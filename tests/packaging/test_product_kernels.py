@@ -1,0 +1,142 @@
+"""Every product kernel returns the bits of loops over its definition: tests/native/products_check.cc.
+
+Kernels that the CPU lacks run with a stand-in: AMX with functions in place of the tile instructions, AVX-VNNI with the
+same instruction in the encoding of AVX-512. The summary of a run says which kernels ran.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ort_dynq import kernels
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "ops" / "kernels"
+# As in ops/CMakeLists.txt: contracting products and sums would change results.
+FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-Wall", "-Wextra")
+FLAGS += ("-Werror", f"-I{ROOT / 'ops'}", f"-I{ROOT / 'tests' / 'native'}")
+# Without AVX-512, GCC warns that functions with its vectors have another ABI; no other file calls them.
+AMX_STAND_IN = ('-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"', "-DkAmxProducts=kAmxStandIn", "-Wno-psabi")
+PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts",)
+EVEX_FLAGS = ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl", "-mavx512vnni")
+
+Part = tuple[Path, tuple[str, ...]]  # a source file and its compiler options
+
+
+def require(tool: str, package: str) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed: apt-get install {package}")
+
+
+def cpu_flags() -> set[str]:
+    match = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    return set(match[1].split()) if match else set()
+
+
+def kernel_files(processor: str) -> list[Part]:
+    """The files in ops/kernels/ that define product kernels of this processor, with their options."""
+    parts = []
+    for path in sorted(KERNELS.glob("*.cc")):
+        text = path.read_text()
+        options = re.search(rf"^// Compiler options for {processor}: (.*)", text, re.M)
+        if options and re.search(r"ProductKernels k\w+ =", text):
+            parts.append((path, tuple(options[1].split())))
+    return parts
+
+
+def build(folder: Path, compiler: str, parts: list[Part], *flags: str) -> Path:
+    """Compiles products_check with the kernels of `parts` and returns the program."""
+    common = [ROOT / "tests" / "native" / "products_check.cc", KERNELS / "portable.cc", KERNELS / "dispatch.cc"]
+    # The tests of the library run the portable kernels as they are released.
+    parts = [*((path, ("-O1",)) for path in common), *parts]
+    objects = [str(folder / f"{index}.o") for index in range(len(parts))]
+
+    def compile_one(part: Part, output: str) -> None:
+        path, options = part
+        subprocess.run([compiler, *FLAGS, *flags, *options, "-c", str(path), "-o", output], check=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(compile_one, parts, objects))
+    program = folder / "products_check"
+    subprocess.run([compiler, *flags, *objects, "-o", str(program)], check=True)
+    return program
+
+
+def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
+    """Runs the check and returns the names of the kernels that ran."""
+    command = [*emulator, str(program), str(blocks)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {line.rsplit(" ", 1)[0] for line in done.stdout.splitlines()}
+
+
+def all_kinds(*names: str) -> set[str]:
+    kinds = ("one_group", "groups8", "groups4")
+    return {f"{name} {kind}" for name in names for kind in kinds} | {f"{n} tiles" for n in names if "amx" in n}
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> list[tuple[str, object]]:
+    """Properties of the test; the summary of the run prints those named `products` (tests/conftest.py)."""
+    return request.node.user_properties  # type: ignore[no-any-return]
+
+
+def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
+    require("g++", "g++")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        parts, expected = kernel_files(platform.machine()), {"portable", *kernels.supported_isas()}
+        program = build(tmp_path, "g++", [*parts, (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)])
+    else:
+        flags, expected = cpu_flags(), {"portable", "amx-stand-in"}
+        expected |= {"avx2"} if {"avx2", "fma"} <= flags else set()
+        expected |= {"avxvnni"} if {"avx2", "fma", "avx_vnni"} <= flags else set()
+        parts, defines = kernel_files("x86_64"), ["-DORT_DYNQ_X86"]
+        stand_in = AMX_STAND_IN
+        if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
+            expected |= {"avx512vnni", "avxvnni-stand-in"}
+            expected |= {"amx"} if {"amx_tile", "amx_int8"} <= flags else set()
+            stand_in += tuple(next(options for path, options in parts if path.name == "amx.cc"))
+            parts.append((KERNELS / "avxvnni.cc", (*EVEX_FLAGS, "-DkAvxVnniProducts=kAvxVnniStandIn")))
+            defines.append("-DORT_DYNQ_AVXVNNI_STAND_IN")
+        else:
+            stand_in += PORTABLE_FALLBACK
+        parts.append((KERNELS / "amx.cc", stand_in))
+        program = build(tmp_path, "g++", parts, *defines)
+    names = ran(program, 4000)
+    record.extend(("products", name) for name in {name.split()[0] for name in names})
+    assert all_kinds(*expected) <= names
+
+
+def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
+    require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    require("qemu-aarch64", "qemu-user")
+    if platform.machine() == "aarch64":
+        pytest.skip("this machine is aarch64: the first test covers it")
+    parts = [*kernel_files("aarch64"), (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)]
+    program = build(tmp_path, "aarch64-linux-gnu-g++", parts, "-static")
+    names = ran(program, 500, "qemu-aarch64")
+    record.extend(("products", f"{name} (aarch64)") for name in {name.split()[0] for name in names})
+    assert all_kinds("portable", "amx-stand-in") <= names
+
+
+@pytest.mark.skipif("fma" not in (cpu_flags() if os.path.exists("/proc/cpuinfo") else ()), reason="needs FMA")
+def test_a_contraction_is_found(tmp_path: Path) -> None:
+    """The check detects that one rounding is missing."""
+    require("g++", "g++")
+    wrong = (*AMX_STAND_IN, *PORTABLE_FALLBACK, "-mfma", "-ffp-contract=fast")
+    program = build(tmp_path, "g++", [(KERNELS / "amx.cc", wrong)])
+    with pytest.raises(AssertionError, match=r"amx-stand-in tiles, .* expected"):
+        ran(program, 1000)
+
+
+def test_flags_are_those_of_the_library() -> None:
+    given = set(re.findall(r"-[-\w=]+", (ROOT / "ops" / "CMakeLists.txt").read_text()))
+    assert {flag for flag in FLAGS if flag.startswith(("-O", "-f"))} <= given
