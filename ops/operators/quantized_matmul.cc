@@ -162,16 +162,13 @@ class QuantizedMatMul : public Node {
       });
     }
 
-    // Up to 64 codes of one row.
+    // Up to 64 codes of one row; padding is 0.
     static void pack_row(const uint8_t* from, int64_t count, uint8_t flip, uint8_t* to) {
-      if (count >= kTileBytes) {
+      if (count >= kTileBytes && flip == 0) {
         std::memcpy(to, from, kTileBytes);
-      } else {
-        std::memcpy(to, from, static_cast<size_t>(count));
-        std::memset(to + count, 0, static_cast<size_t>(kTileBytes - count));
+        return;
       }
-      if (flip != 0)
-        for (int64_t i = 0; i < kTileBytes; ++i) to[i] ^= flip;
+      for (int64_t i = 0; i < kTileBytes; ++i) to[i] = i < count ? from[i] ^ flip : 0;
     }
 
     void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {

@@ -56,4 +56,4 @@ def test_contraction_changes_hashes(tmp_path: Path) -> None:
         for contraction in ("-ffp-contract=off", "-ffp-contract=fast")
     )
     changed = {name.split("/")[0] for name in right if right[name] != wrong[name]}
-    assert {"quantize", "affine", "accumulators"} <= changed
+    assert {"quantize", "affine"} <= changed  # of products, test_product_kernels.py
