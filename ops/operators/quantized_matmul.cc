@@ -67,10 +67,11 @@ class QuantizedMatMul : public Node {
     if (zero_point.shape.elements() != 1 && !(zero_point.shape == scale.shape))
       fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
            ", or one element");
-    // A single element may be of rank 2, too.
-    all.weight_zps = weight_zp.shape.elements() == 1 ? nullptr : static_cast<const int8_t*>(weight_zp.data);
-    all.weight_zp = all.weight_zps == nullptr ? *static_cast<const int8_t*>(weight_zp.data) : 0;
-    const bool is_symmetric = bits_ == 8 && all.weight_zps == nullptr && all.weight_zp == 0;
+    // A single element may be of rank 2, too. Tensors without elements may have no data.
+    const bool is_one_zp = weight_zp.shape.elements() == 1;
+    all.weight_zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weight_zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
+    const bool is_symmetric = bits_ == 8 && is_one_zp && all.weight_zp == 0;
     const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
     if ((group_size_ > 0 ? group_size_ : depth) > longest)
       fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
