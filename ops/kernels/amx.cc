@@ -138,7 +138,7 @@ using Multiply = void (*)(const uint8_t*, int64_t, const Weights&, int64_t, uint
 constexpr Multiply kMultiply[2][2] = {{multiply<1, 1>, multiply<1, 2>}, {multiply<2, 1>, multiply<2, 2>}};
 
 using ToFloats = void (*)(const ProductBlock&, const uint32_t*, int64_t, int64_t);
-constexpr ToFloats kToFloats[3][3] = {
+constexpr ToFloats kToFloats[][3] = {
     {to_floats<kScalesFirst, kWhole>, to_floats<kScalesFirst, kPart>, to_floats<kScalesFirst, kStreamed>},
     {to_floats<kRowFirst, kWhole>, to_floats<kRowFirst, kPart>, to_floats<kRowFirst, kStreamed>},
     {to_floats<kColumnFirst, kWhole>, to_floats<kColumnFirst, kPart>, to_floats<kColumnFirst, kStreamed>},

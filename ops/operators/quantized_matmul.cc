@@ -19,12 +19,28 @@ constexpr int64_t kGroupUnit = 16;
 // points, or within 128 if 8-bit weights have no zero points.
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
 constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
-constexpr int64_t kTaskColumns = 64;
-constexpr int64_t kTaskProducts = 1 << 20;      // products of a task: some 5 to 50 microseconds
-constexpr int64_t kTileTaskProducts = 1 << 23;  // the same for tiles, some 10 microseconds
-constexpr int64_t kStreamBytes = 4 << 20;       // larger outputs do not fit the second-level cache
+constexpr int64_t kStrip = 64;              // columns that kernels take at once, or a multiple of them
+constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
+constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
+constexpr int64_t kMostTasks = 64;
+constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Memory for values that are set later. kSmall or fewer of them need no allocation.
+template <class T, int64_t kSmall>
+class Scratch {
+ public:
+  T* allocate(int64_t count) {
+    if (count <= kSmall) return small_;
+    large_.reset(new T[static_cast<size_t>(count)]);
+    return large_.get();
+  }
+
+ private:
+  T small_[kSmall];
+  std::unique_ptr<T[]> large_;
+};
 
 class QuantizedMatMul : public Node {
  public:
@@ -95,10 +111,12 @@ class QuantizedMatMul : public Node {
     product.in_tiles = kernels.tiles != nullptr && bits_ == 8 && all.groups == 1 && all.rows >= kTileRows;
     product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
     product.prepare_rows(src, scale, zero_point, rows);
-    product.run(context, product.in_tiles ? kernels.tiles
-                         : bits_ == 4     ? kernels.groups4
-                         : all.groups > 1 ? kernels.groups8
-                                          : kernels.one_group);
+    product.run(context,
+                product.in_tiles ? kernels.tiles
+                : bits_ == 4     ? kernels.groups4
+                : all.groups > 1 ? kernels.groups8
+                                 : kernels.one_group,
+                bits_);
   }
 
  private:
@@ -110,50 +128,56 @@ class QuantizedMatMul : public Node {
   struct Product {
     ProductBlock all;  // the whole output as one block
     bool in_tiles;     // the codes are in tiles
-    std::unique_ptr<uint8_t[]> codes;
-    std::unique_ptr<int32_t[]> row_sums;
-    std::unique_ptr<float[]> scales;
-    std::unique_ptr<int32_t[]> zps;
+    Scratch<uint8_t, 4096> codes;
+    Scratch<int32_t, 64> row_sums, zps;
+    Scratch<float, 64> scales;
 
     void prepare_codes(Context& context, const Tensor& src, int64_t depth, bool needs_sums) {
-      all.codes = static_cast<const uint8_t*>(src.data);
-      all.codes_stride = depth;
+      const auto* from = static_cast<const uint8_t*>(src.data);
       const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
-      if (in_tiles) {
-        pack_tiles(context, static_cast<const uint8_t*>(src.data), depth, flip);
-      } else if (src.type == kInt8 || depth != all.depth) {
-        codes.reset(new uint8_t[static_cast<size_t>(all.rows * all.depth)]());
-        for (int64_t row = 0; row < all.rows; ++row)
-          for (int64_t i = 0; i < depth; ++i)
-            codes[static_cast<size_t>(row * all.depth + i)] = all.codes[row * depth + i] ^ flip;
-        all.codes = codes.get();
-        all.codes_stride = all.depth;
-      }
-      all.row_sums = nullptr;
-      if (!needs_sums) return;
-      row_sums.reset(new int32_t[static_cast<size_t>(all.rows * all.groups)]);
-      const int64_t size = depth / all.groups;
-      for (int64_t row = 0; row < all.rows; ++row)
-        for (int64_t group = 0; group < all.groups; ++group) {
-          int32_t sum = 0;
-          const uint8_t* from = static_cast<const uint8_t*>(src.data) + row * depth + group * size;
-          for (int64_t i = 0; i < size; ++i) sum += static_cast<uint8_t>(from[i] ^ flip);
-          row_sums[static_cast<size_t>(row * all.groups + group)] = sum;
+      const bool copies = !in_tiles && (flip != 0 || depth != all.depth);
+      all.codes = from;
+      all.codes_stride = all.depth;
+      if (in_tiles) pack_tiles(context, from, depth, flip);
+      uint8_t* copy = copies ? codes.allocate(all.rows * all.depth) : nullptr;
+      int32_t* sums = needs_sums ? row_sums.allocate(all.rows * all.groups) : nullptr;
+      if (copies) all.codes = copy;
+      all.row_sums = sums;
+      if (!copies && !needs_sums) return;
+      const int64_t tasks = part_count(all.rows * depth, all.rows);
+      run_tasks(context, tasks, [&](int64_t task) {
+        for (int64_t row = all.rows * task / tasks; row < all.rows * (task + 1) / tasks; ++row) {
+          if (copies) copy_row(from + row * depth, depth, flip, copy + row * all.depth);
+          if (needs_sums) add_row(from + row * depth, depth, flip, sums + row * all.groups);
         }
-      all.row_sums = row_sums.get();
+      });
+    }
+
+    void copy_row(const uint8_t* from, int64_t depth, uint8_t flip, uint8_t* to) const {
+      for (int64_t i = 0; i < depth; ++i) to[i] = from[i] ^ flip;
+      for (int64_t i = depth; i < all.depth; ++i) to[i] = 0;
+    }
+
+    void add_row(const uint8_t* from, int64_t depth, uint8_t flip, int32_t* sums) const {
+      const int64_t size = depth / all.groups;
+      for (int64_t group = 0; group < all.groups; ++group, from += size) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < size; ++i) sum += from[i] ^ flip;
+        sums[group] = sum;
+      }
     }
 
     // Rows and k of the last tiles that do not exist are 0.
     void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
       const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
       all.codes_stride = round_up(depth, kTileBytes) * kTileRows;
-      codes.reset(new uint8_t[static_cast<size_t>(row_tiles * all.codes_stride)]);
-      all.codes = codes.get();
+      uint8_t* tiles = codes.allocate(row_tiles * all.codes_stride);
+      all.codes = tiles;
       const int64_t tasks = part_count(all.rows * depth, row_tiles);
       run_tasks(context, tasks, [&](int64_t task) {
         const int64_t end = row_tiles * (task + 1) / tasks * kTileRows;
         for (int64_t row = row_tiles * task / tasks * kTileRows; row < end; ++row) {
-          uint8_t* to = codes.get() + row / kTileRows * all.codes_stride + row % kTileRows * kTileBytes;
+          uint8_t* to = tiles + row / kTileRows * all.codes_stride + row % kTileRows * kTileBytes;
           for (int64_t first = 0; first < depth; first += kTileBytes, to += kTileRows * kTileBytes)
             if (row < all.rows)
               pack_row(src + row * depth + first, depth - first, flip, to);
@@ -174,30 +198,35 @@ class QuantizedMatMul : public Node {
 
     void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {
       all.row_groups = shape.groups;
-      scales.reset(new float[static_cast<size_t>(all.rows * shape.groups)]);
-      zps.reset(new int32_t[static_cast<size_t>(all.rows * shape.groups)]);
+      float* row_scales = scales.allocate(all.rows * shape.groups);
+      int32_t* row_zps = zps.allocate(all.rows * shape.groups);
+      all.scales = row_scales;
+      all.zps = row_zps;
       const bool zps_vary = zero_point.shape.elements() != 1;
       for (int64_t row = 0; row < all.rows; ++row)
         for (int64_t group = 0; group < shape.groups; ++group) {
-          const int64_t from = row / shape.rows_per_scale * shape.groups + group;
-          const auto to = static_cast<size_t>(row * shape.groups + group);
-          scales[to] = load(static_cast<const float*>(scale.data) + from);
-          const int64_t zp = zps_vary ? from : 0;
-          zps[to] = src.type == kInt8 ? static_cast<const int8_t*>(zero_point.data)[zp] + 128
-                                      : static_cast<const uint8_t*>(zero_point.data)[zp];
+          const int64_t from = row / shape.rows_per_scale * shape.groups + group, zp = zps_vary ? from : 0;
+          *row_scales++ = load(static_cast<const float*>(scale.data) + from);
+          *row_zps++ = src.type == kInt8 ? static_cast<const int8_t*>(zero_point.data)[zp] + 128
+                                         : static_cast<const uint8_t*>(zero_point.data)[zp];
         }
-      all.scales = scales.get();
-      all.zps = zps.get();
     }
 
-    void run(Context& context, ProductKernel kernel) const {
-      const int64_t products = in_tiles ? kTileTaskProducts : kTaskProducts;
-      int64_t rows = std::clamp(products / (kTaskColumns * std::max<int64_t>(all.depth, 1)), int64_t{1}, all.rows);
-      if (in_tiles) rows = round_up(rows, 2 * kTileRows);
-      const int64_t column_tasks = (all.cols + kTaskColumns - 1) / kTaskColumns;
-      const int64_t row_tasks = (all.rows + rows - 1) / rows;
+    // ONNX Runtime gives each thread as many tasks as the others, adjacent ones. A strip of columns is cut into rows
+    // only if there are too few strips: its weights then stay in the caches for all rows.
+    void run(Context& context, ProductKernel kernel, int64_t bits) const {
+      const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
+      const int64_t units = (all.rows + unit - 1) / unit;
+      // Reading a weight of 8 bits takes as long as 4 products; tiles are 4 times as fast.
+      const int64_t work = strips * kStrip * all.depth * (all.rows + bits / 2) / (in_tiles ? 4 : 1);
+      const int64_t tasks = std::min(work / (2 * kTaskProducts) * 2, kMostTasks);  // even, for two threads
+      const int64_t column_tasks = std::clamp(tasks, int64_t{1}, strips);
+      const int64_t row_tasks = std::clamp((tasks + column_tasks - 1) / column_tasks, int64_t{1}, units);
       run_tasks(context, column_tasks * row_tasks, [&](int64_t index) {
-        kernel(part(index % row_tasks * rows, rows, index / row_tasks * kTaskColumns, kTaskColumns));
+        const int64_t column_task = index / row_tasks, row_task = index % row_tasks;
+        const int64_t row = units * row_task / row_tasks * unit, end = units * (row_task + 1) / row_tasks * unit;
+        const int64_t col = strips * column_task / column_tasks * kStrip;
+        kernel(part(row, end - row, col, strips * (column_task + 1) / column_tasks * kStrip - col));
       });
     }
 

@@ -6,7 +6,7 @@
 // quads at once. P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows
 // rows of their sums fit the registers.
 
-constexpr int kMostRows = 6;
+constexpr int kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = static_cast<int>(kBlockColumns) / P::kLanes;  // of a block
 constexpr int64_t kBlockBytes = kBlockColumns * kQuad;                 // a quad of 8-bit weights, two of 4-bit weights
 
@@ -20,8 +20,17 @@ inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder orde
 template <int kBlocks>
 struct Weights {
   const int8_t* of[kBlocks];
+  int64_t stride;
 
-  Weights(const ProductBlock& block, int64_t col) {
+  // A few rows wait for memory. The CPU fetches ahead within a block, but not where the next blocks begin.
+  void prefetch(int64_t at) const {
+    constexpr int64_t kAhead = 1024;
+    const int64_t ahead = at + kAhead + (at + kAhead < stride ? 0 : (kBlocks - 1) * stride);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(of[b] + ahead);
+  }
+
+  Weights(const ProductBlock& block, int64_t col) : stride(block.weights_stride) {
     const int64_t first = col / kBlockColumns, last = (block.cols - 1) / kBlockColumns;
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b)
@@ -48,6 +57,7 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
   for (int64_t quad = from; quad < to; ++quad) {
+    if constexpr (kRows <= kFewRows) weights.prefetch(quad * kBlockBytes);
     dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
     if constexpr (P::kSteps == 2)
       dot_step<1, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
@@ -59,6 +69,7 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                           int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   for (int64_t quad = from; quad < to; quad += 2) {
+    if constexpr (kRows <= kFewRows) weights.prefetch(quad / 2 * kBlockBytes);
     typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kBlocks * kVectors; ++v) {
@@ -94,6 +105,20 @@ __attribute__((noinline)) inline void finish(const ProductBlock& block, int64_t 
       else
         P::store_part(dst, real, mask);
     }
+  }
+}
+
+// As finish(), for one group and whole vectors, from registers. Worth its size for many rows only.
+template <ScaleOrder kOrder, int kRows, int kSums>
+inline void write(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) {
+    const int64_t at = col + v * P::kLanes;
+    const auto bias = P::load(block.bias + at), column_scale = P::load(block.column_scales + at);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+      P::store(block.dst + (row + r) * block.dst_stride + at,
+               P::add(scaled(reals[r][v], P::set1(block.scales[row + r]), column_scale, kOrder), bias));
   }
 }
 
@@ -177,6 +202,11 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
     column_sums += block.columns;
     if (weight_zps != nullptr) weight_zps += block.columns;
     if (column_varies) column_scales += block.columns;
+  }
+  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
+    if (block.order == kScalesFirst) return write<kScalesFirst>(block, row, col, reals);
+    if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
+    return write<kColumnFirst>(block, row, col, reals);
   }
   float stored[kRows * kSums * P::kLanes];
 #pragma GCC unroll 8
