@@ -172,13 +172,6 @@ bool is_dynamic_range(const std::string& op) { return op.rfind("DynamicRange", 0
 // A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
-  if (op == "AccumulatorDequantize" && index != 2) {
-    if (index > 2) return shape_of({src.rank == 0 ? 1 : src.dims[src.rank - 1]});
-    Shape shape = src;
-    for (size_t i = bytes.below(src.rank + 1); i < src.rank; ++i) shape.dims[i] = 1;
-    if (src.rank > 0) shape.dims[src.rank - 1] = 1;
-    return bytes.one_in(4) ? Shape{} : shape;
-  }
   if (is_dynamic_range(op)) return index == 1 ? shape_of({9}) : Shape{};
   if (index > 1) return bytes.one_in(4) ? shape_of({1}) : scales;
   if (op.rfind("Dynamic", 0) != 0) {  // broadcast
@@ -410,8 +403,6 @@ Problem make_problem(Bytes& bytes) {
                             : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
-    if (product && product->bits == 4 && i == 4)  // 4-bit weights and their zero points are 0 to 15
-      for (uint8_t& value : given.exact) value &= 15;
     problem.inputs.push_back(std::move(given));
   }
   problem.output_offset = bytes.one_in(4) ? 1 + bytes.below(63) : 0;

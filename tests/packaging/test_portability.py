@@ -60,7 +60,7 @@ def test_contraction_changes_hashes(tmp_path: Path) -> None:
         for contraction in ("-ffp-contract=off", "-ffp-contract=fast")
     )
     changed = {name.split("/")[0] for name in right if right[name] != wrong[name]}
-    assert {"quantize", "affine", "accumulators"} <= changed
+    assert {"quantize", "affine"} <= changed  # of products, test_product_kernels.py
 
 
 # Operators of ONNX Runtime that do not round, or round each element once, which gives the same bits on every CPU.
