@@ -87,8 +87,9 @@ struct Operator {
   std::unique_ptr<Node> (*create)(const Attributes& attributes);
   // The type of output 0.
   Type (*output_type)(const Attributes& attributes, const std::vector<Type>& inputs);
-  // Output 0 has the shape of input 0, but the last dimension of this input.
+  // Output 0 has the shape of input 0, but the last dimension of this input; kNoInput: a shape that is not inferred.
   size_t columns_input = 0;
+  static constexpr size_t kNoInput = SIZE_MAX;
 };
 
 // `create` of an operator whose node is a T.

@@ -233,11 +233,12 @@ class Reduce : public Node {
 }  // namespace
 
 Operator reduce_abs_max() {
-  return {Reduce<true>::kName, 1, {{{kFloat}, {kFloat}}}, make_node<Reduce<true>>, always_float, false};
+  return {Reduce<true>::kName, 1, {{{kFloat}, {kFloat}}}, make_node<Reduce<true>>, always_float, Operator::kNoInput};
 }
 
 Operator reduce_min_max() {
-  return {Reduce<false>::kName, 1, {{{kFloat}, {kFloat, kFloat}}}, make_node<Reduce<false>>, always_float, false};
+  return {Reduce<false>::kName, 1, {{{kFloat}, {kFloat, kFloat}}}, make_node<Reduce<false>>, always_float,
+          Operator::kNoInput};
 }
 
 }  // namespace dynq

@@ -15,6 +15,7 @@ from ..errors import DynqError
 from ..rewriter import Report, rewrite
 from ..verification import sessions
 from ..verification.inputs import Array, Input, make_feeds, resolve_inputs
+from .opening import Opening, measure_opening
 from .timing import (
     ContenderError,
     Latency,
@@ -28,6 +29,8 @@ from .timing import (
 )
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from ..runtime import Model
 
 
@@ -63,12 +66,14 @@ class ModelBench:
         seed: The seed of generated values.
         timings: One per number of threads.
         rewrite_report: What the rewriter did; None if the second model was given.
+        openings: How the sessions of both models were opened; None if that was not measured.
     """
 
     inputs: tuple[Input, ...]
     seed: int
     timings: list[ModelTiming]
     rewrite_report: Report | None
+    openings: tuple[Opening, Opening] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def bench_model(
     inputs: Mapping[str, Array] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
+    opening: bool = False,
     track: Track = iter,
 ) -> ModelBench:
     """Times A in stock ONNX Runtime and B with the plugin; they take turns.
@@ -103,6 +109,7 @@ def bench_model(
         b: The path of another model; None to rewrite A.
         settings: How to time.
         inputs, shapes, seed: As for :func:`ort_dynq.verify`. Generated values have no rows of zeros.
+        opening: Whether to measure opening the sessions, too.
         track: Shows the progress.
 
     Raises:
@@ -115,7 +122,7 @@ def bench_model(
     feeds = make_feeds(resolved, given, seed, zero_rows=False)
     sessions.run_original(session, [output.name for output in session.get_outputs()], feeds, resolved)
     del session
-    ours: Model
+    ours: str | Path | ir.Model
     if b is None:
         result = rewrite(a, exact=settings.exact)
         ours, report = result.model, result.report
@@ -124,7 +131,8 @@ def bench_model(
     else:
         raise DynqError(f"B ({b}) is not a file")
     timings = [time_model(str(a), a, ours, report, feeds, settings, n) for n in track(settings.threads)]
-    return ModelBench(tuple(resolved), seed, timings, report)
+    openings = measure_opening(a, ours, settings.backend) if opening else None
+    return ModelBench(tuple(resolved), seed, timings, report, openings)
 
 
 def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter) -> list[ModelTiming]:

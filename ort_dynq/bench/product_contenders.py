@@ -13,8 +13,8 @@ All multiply activations by weights of the same size:
 * read: a plain read of the 8-bit weights.
 
 In a network, a product does not find its weights in the caches: those of the other products are there. So each
-contender multiplies by several weights in turn, see :func:`cold_bytes`. All write to the same output, as a network
-reuses the memory of its values.
+contender multiplies by several weights in turn, see :func:`cold_bytes`. Their outputs share memory, as the values of a
+network do.
 """
 
 from __future__ import annotations
@@ -238,18 +238,18 @@ def _nbits(data: _Data, weights: Array, bits: int) -> _Product:
 
 
 def _open(name: str, product: _Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
-    """Opens a session with several products. Returns the array that they write to, too."""
+    """Opens a session with several products. Returns the result of the first one, too."""
     count = _copies(case.rows, product.weights.nbytes)
-    output = aligned(np.zeros((case.rows, case.weights[1]), np.float32))
+    first, others = (aligned(np.zeros((case.rows, case.weights[1]), np.float32)) for _ in range(2))
     contender = session_contender(
-        f"{name}, {case}",
-        _model(product, output.shape, count),
+        name,
+        _model(product, first.shape, count),
         {key: aligned(array) for key, array in product.feeds.items()},
         case.threads,
         backend=settings.backend if product.is_ours else None,
-        outputs=[output] * count,
+        outputs=[first, *[others] * (count - 1)],
     )
-    return replace(contender, repeats=count), output
+    return replace(contender, repeats=count), first
 
 
 def _model(product: _Product, shape: Sequence[int], count: int) -> onnx.ModelProto:
@@ -262,9 +262,17 @@ def _model(product: _Product, shape: Sequence[int], count: int) -> onnx.ModelPro
     )
     for domain in ("ort_dynq", "com.microsoft"):
         model.opset_import.add(domain=domain, version=1)
-    constants = {**product.shared, **{f"weights{i}": product.weights for i in range(count)}}
+    constants = {**product.shared, **{f"weights{i}": _variant(product.weights, i) for i in range(count)}}
     model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in constants.items())
     return model
+
+
+def _variant(weights: Array, number: int) -> Array:
+    """Weights that differ from the others in one bit: ONNX Runtime keeps equal packed weights only once in memory."""
+    result = weights.copy()
+    if number:
+        result.reshape(-1).view(np.uint8)[number % result.nbytes] ^= 1
+    return result
 
 
 def _torch(case: Case, data: _Data) -> tuple[Contender, Array]:

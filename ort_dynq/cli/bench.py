@@ -94,6 +94,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--layers", type=positive, metavar="N", help="number of layers (default: 6)")
     network.add_argument("--hidden", type=positive, metavar="N", help="hidden size (default: 768)")
     network.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
+    model = parser.add_argument_group("a model A")
+    model.add_argument(
+        "--opening",
+        action="store_true",
+        help="measure opening the sessions, too, each in a new process: the time and the private memory it takes",
+    )
     add_exact(parser)
     add_data(parser)
 
@@ -275,7 +281,14 @@ def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
 
     shapes, inputs = given_data(arguments)
     found = bench_model(
-        arguments.what, arguments.b, settings, inputs=inputs, shapes=shapes, seed=arguments.seed, track=track
+        arguments.what,
+        arguments.b,
+        settings,
+        inputs=inputs,
+        shapes=shapes,
+        seed=arguments.seed,
+        opening=arguments.opening,
+        track=track,
     )
 
     def text() -> Iterator[RenderableType]:
@@ -296,9 +309,15 @@ def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         for each in found.timings:
             ratio = f"A / B {each.ratio:.2f}" if each.ratio is not None else each.problem
             yield one_line(f"threads {each.threads}: {ratio}")
+        if found.openings:
+            yield ""
+            opened = zip("AB", found.openings, strict=True)
+            head = ("session", "opening ms", "private memory MB")
+            yield table(head, [(role, Figure(each.ms, 1), Figure(each.mb, 1)) for role, each in opened])
 
+    openings = found.openings and dict(zip("ab", map(asdict, found.openings), strict=True))
     data = {"a": arguments.what, "b": arguments.b, "inputs": list(map(asdict, found.inputs)), "seed": found.seed}
-    return Outcome({**data, "timings": list(map(asdict, found.timings))}, text)
+    return Outcome({**data, "timings": list(map(asdict, found.timings)), "openings": openings}, text)
 
 
 def _ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:
@@ -348,7 +367,9 @@ _NETWORKS = _Bench(
     tuple((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads")),
 )
 _FOLDER = _Bench("FOLDER", _folder, 0.5)
-_MODEL = _Bench("A.onnx", _model, 5.0, (("b", "B"), ("input", "--input"), ("shape", "--shape")))
+_MODEL = _Bench(
+    "A.onnx", _model, 5.0, (("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape"))
+)
 _BENCHES = (_OPS, _PRODUCTS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
 
 

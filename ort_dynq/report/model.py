@@ -86,8 +86,8 @@ class Side:
 
     Attributes:
         profile: The times of the nodes.
-        kinds: Milliseconds per run by kind: ort_dynq's operators; nodes that the rewrite replaces; matrix products;
-            other nodes; time between nodes.
+        kinds: Milliseconds per run by kind: ort_dynq's operators except for products; nodes that the rewrite replaces;
+            matrix products; other nodes; time between nodes.
         groups: The nodes in groups, the slowest first.
     """
 
@@ -310,10 +310,10 @@ def _side(found: Profile, replaced: set[str]) -> Side:
 
 
 def _kind(node: NodeTime, replaced: set[str]) -> str:
+    if any(name in node.op_type for name in _PRODUCTS):  # ours, too, so that both models' products can be compared
+        return PRODUCTS
     if node.op_type in OPERATORS:
         return OURS
-    if any(name in node.op_type for name in _PRODUCTS):
-        return PRODUCTS
     return CHAINS if node.name in replaced else OTHERS
 
 

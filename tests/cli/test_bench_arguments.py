@@ -22,6 +22,7 @@ from ort_dynq import cli
         (["chains", "--misaligned"], "--misaligned is for `ort-dynq bench ops`, not for chains"),
         ([".", "--shape", "x=4"], "--shape is for `ort-dynq bench A.onnx`, not for ."),
         (["networks", "--rows", "4"], "--rows is for `ort-dynq bench products`, not for networks"),
+        (["chains", "--opening"], "--opening is for `ort-dynq bench A.onnx`, not for chains"),
         (["ops", "--group-size", "32"], "--group-size is for `ort-dynq bench products`, not for ops"),
         (["products", "--group-size", "20"], "argument --group-size: invalid choice"),
         (["products", "--sizes", "48x64"], "the groups do not fit 48x64: 48 is not a multiple of 32"),

@@ -70,7 +70,7 @@ def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[:4] for row in rows] == [
         ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
-    converted = ["4", "DynamicRangeFakeQuantize,", "6", "AccumulatorDequantize"]
+    converted = ["4", "DynamicRangeFakeQuantize,", "6", "QuantizedMatMul"]
     assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
 
 

@@ -13,7 +13,7 @@ import pytest
 from bench_command import MODELS, QUICK, TOKEN, check_latency, run_bench, run_bench_json
 
 from ort_dynq import DynqError
-from ort_dynq.bench import models
+from ort_dynq.bench import models, opening
 from ort_dynq.rewriter import rewrite
 
 
@@ -40,6 +40,29 @@ def test_bench_model_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[head].split() == ["model", "threads", "median", "ms", "p90", "ms", "p99", "ms", "mean", "ms", "runs"]
     assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["A", "1"], ["B", "1"]]
     assert re.fullmatch(r"threads 1: A / B [0-9]+\.[0-9]{2}", lines[-1])
+
+
+def test_bench_opening(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of 4 MB are in the memory of the process once the session is open."""
+    monkeypatch.setattr(opening, "_ROUNDS", 2)
+    model = helpers.parse("float[n, 1024] x", "float[n, 1024] y", "y = Add(x, weights)")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1024, 1024), np.float32), "weights"))
+    onnx.save(model, tmp_path / "a.onnx")
+    arguments = (str(tmp_path / "a.onnx"), "--opening", "--shape", "x=1024x1024")
+    openings = run_bench_json(capsys, *arguments)["openings"]
+    assert openings.keys() == {"a", "b"}
+    for each in openings.values():
+        assert each["ms"] > 0
+        assert 3.5 < each["mb"] < 100
+    lines = run_bench(capsys, *arguments).splitlines()
+    assert re.split(r" {2,}", lines[-3].strip()) == ["session", "opening ms", "private memory MB"]
+    assert [line.split()[0] for line in lines[-2:]] == ["A", "B"]
+
+
+def test_a_session_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "b.onnx").write_bytes(b"no model")
+    with pytest.raises(DynqError, match=r"b\.onnx cannot be opened in a new process: .+"):
+        opening.measure_opening(TOKEN, tmp_path / "b.onnx", "native")
 
 
 def test_bench_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

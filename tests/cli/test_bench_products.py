@@ -13,7 +13,7 @@ import onnx
 import pytest
 from bench_command import QUICK, run_bench, run_bench_json
 
-from ort_dynq import DynqError
+from ort_dynq import DynqError, runtime
 from ort_dynq.bench import product_contenders, products
 
 TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
@@ -21,8 +21,9 @@ TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
 
 @pytest.fixture(autouse=True)
 def _two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two weights in turn instead of 64 MB of them."""
+    """Two weights in turn instead of 64 MB of them, which threads read only once."""
     monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
+    monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
 
 
 @pytest.fixture
@@ -82,12 +83,13 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("group_size", products.GROUP_SIZES)
 @pytest.mark.parametrize("rows", [1, 9])
 def test_every_contender_computes_the_same_product(rows: int, group_size: int) -> None:
-    """A wrong result is an error or a note; torch is the only note here, if it is missing."""
+    """A wrong result would be an error or a note."""
     case = product_contenders.Case(rows, (256, 33), 1)
     found, notes = product_contenders.contenders(case, group_size, QUICK)
-    assert [*found][:6] == ["ours 8", "MatMulInteger", "ours 4", "MatMulNBits 4", "MatMulNBits 8", "float"]
-    assert [*found][-1] == "read"
-    assert not [note for note in notes if not note.startswith("torch is not available: ")]
+    absent = {note.partition(" is not available: ")[0] for note in notes}
+    assert absent <= {"torch", *(["MatMulNBits 8"] if runtime.version() < (1, 22) else [])}
+    names = ["ours 8", "MatMulInteger", "ours 4", "MatMulNBits 4", "MatMulNBits 8", "float", "torch", "read"]
+    assert [*found] == [name for name in names if name not in absent]
     assert all(each.repeats == 2 for each in found.values())
 
 
@@ -122,8 +124,8 @@ def test_sessions_hold_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     real = product_contenders.session_contender
 
     def counted(name: str, model: onnx.ModelProto, *rest: Any, **more: Any) -> Any:
-        weights = [value.name for value in model.graph.initializer if value.name.startswith("weights")]
-        assert len({*weights}) == len(model.graph.output) == len(weights)
+        weights = [each.raw_data for each in model.graph.initializer if each.name.startswith("weights")]
+        assert len({*weights}) == len(model.graph.output) == len(weights)  # ONNX Runtime keeps equal ones only once
         opened.append(len(weights))
         return real(name, model, *rest, **more)
 
@@ -155,7 +157,6 @@ def test_the_read_compares_every_byte(threads: int, monkeypatch: pytest.MonkeyPa
 
     library = Library()
     monkeypatch.setattr(product_contenders.ctypes, "CDLL", lambda _: type("C", (), {"memcmp": Function()}))
-    monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
     read = product_contenders.read_contender(600, 4, threads)
     assert read.repeats == 4
     read.run()

@@ -85,11 +85,11 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     before, after = report.before_profile.kinds, report.after_profile.kinds
     assert before["ours"] == 0 < before["chains"]
     assert after["chains"] == 0 < after["ours"]
+    # Integer products take codes instead of the output of DynamicRangeFakeQuantize.
     ours = {each.op_type for each in report.operators if each.ours}
-    assert ours == {
-        "DynamicRangeQuantize",
-        "AccumulatorDequantize",
-    }  # integer products take codes instead of the output of DynamicRangeFakeQuantize
+    assert ours == {"DynamicRangeQuantize", "QuantizedMatMul"}
+    kinds = {group.op_type: group.kind for group in report.after_profile.groups}
+    assert (kinds["DynamicRangeQuantize"], kinds["QuantizedMatMul"]) == ("ours", "products")
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
     assert calls["DynamicRangeQuantize"] == (0, 16)
     assert calls["Round"] == (16, 0)
@@ -293,7 +293,7 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
     for expected in (
         "node_QuantizeLinear_*",
         "DynamicRangeFakeQuantize",
-        "AccumulatorDequantize",
+        "QuantizedMatMul",
         "PASSED",
         report.machine.cpu,
     ):

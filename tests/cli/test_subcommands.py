@@ -124,7 +124,7 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
         ["rewritten", "nodes", "graph", "operator", "becomes"],
         ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeFakeQuantize"],
         ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeQuantize"],
-        ["12", "node_matmul_*", "main", "MatMul", "AccumulatorDequantize"],
+        ["12", "node_matmul_*", "main", "MatMul", "QuantizedMatMul"],
     ]
     assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
     assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
@@ -191,7 +191,7 @@ def test_verify_finds_the_first_difference(folder: Path, capsys: pytest.CaptureF
 
 def test_verify_names_an_incorrect_product(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ort_dynq.rewrite(ENCODER).to_proto()
-    product = [node for node in wrong.graph.node if node.op_type == "AccumulatorDequantize"][3]
+    product = [node for node in wrong.graph.node if node.op_type == "QuantizedMatMul"][3]
     (bias,) = (tensor for tensor in wrong.graph.initializer if tensor.name == product.input[5])
     bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) * np.float32(1.01), bias.name))
     onnx.save(wrong, "wrong.onnx")

@@ -170,3 +170,19 @@ def test_shapes_are_inferred_once_in_each_function(callers_first: bool, monkeypa
         rewrite(nested(count, callers_first=callers_first))
         counts.append(len(calls))
     assert counts[1] - counts[0] == 8
+
+
+def test_products_in_a_function() -> None:
+    """A function's body has no initializers: the packed weights are Constants, which both products read."""
+    nodes = "one = Constant<value = int64[1] {-1}>() "
+    for name, number in (("c127", 127), ("low", -128), ("high", 127)):
+        nodes += f"{name} = Constant<value = float {{{number}}}>() "
+    weights = f"w = Constant<value = float[33, 4] {{127, {WEIGHTS}}}>()"
+    body = f"{nodes} {weights} {chain('x', 'dx')} p = MatMul(dx, w) n = MatMul(dx, w) rn = Relu(n) y = Sub(p, rn)"
+    model = model_of(body)
+    feeds = {"x": np.where(np.isfinite(x := rows((9, 33))), x, F(1))}
+    assert check(model, feeds, exact=False) == ["DynamicRangeFakeQuantize", "QuantizedMatMul", "QuantizedMatMul"]
+    (function,) = (each for each in rewrite(model).to_proto().functions if each.domain == "own")
+    products = [node for node in function.node if node.op_type == "QuantizedMatMul"]
+    assert len({tuple(node.input[3:]) for node in products}) == 1
+    assert "w" not in {output for node in function.node for output in node.output}

@@ -1,4 +1,4 @@
-"""The shapes that a session infers for QuantizedMatMul: those of src, but the last dimension of the bias."""
+"""The shapes that a session infers: for QuantizedMatMul that of src, but the last dimension of the bias."""
 
 from __future__ import annotations
 
@@ -70,3 +70,18 @@ def test_unknown_dimensions(unknown: str) -> None:
     src = np.arange(2 * DEPTH, dtype=np.uint8).reshape(2, DEPTH)
     dst = session.run(None, {"src": src, "scale": np.float32([1]), "zero_point": np.array(0, np.uint8)})[0]
     assert np.array_equal(dst, (src.astype(np.int64) @ WEIGHTS).T)
+
+
+@pytest.mark.parametrize("operator", ["ReduceAbsMax", "ReduceMinMax"])
+def test_shape_of_a_reduction_is_not_that_of_src(operator: str) -> None:
+    """ONNX Runtime would give the result of a later operator the memory of the smaller one, and fail."""
+    other = ", high" if operator == "ReduceMinMax" else ""
+    model = helpers.parse(
+        "float[4, 5] src",
+        "float dst",
+        f"low{other} = ort_dynq.{operator}<axis = -1, keepdims = 0, reduce_others = 0>(src) dst = Relu(low)",
+    )
+    model.graph.output[0].ClearField("type")
+    session = helpers.make_session(model, "native")
+    assert session.get_outputs()[0].shape == []
+    assert session.run(None, {"src": np.ones((4, 5), np.float32)})[0].shape == (4,)
