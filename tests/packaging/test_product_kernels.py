@@ -1,8 +1,8 @@
 """Every product kernel returns the bits of loops over its definition: tests/native/products_check.cc.
 
 Kernels that the CPU lacks run with a stand-in: AMX with functions in place of the tile instructions, AVX-VNNI with the
-same instruction in the encoding of AVX-512. On CPUs with AVX-512 VNNI, the machine code of the AMX kernels runs, too, and
-the tile instructions are emulated. The summary of a run says which kernels ran.
+same instruction in the encoding of AVX-512. CPUs with AVX-512 VNNI also run the machine code of the AMX kernels, with
+emulated tile instructions. The summary of a run says which kernels ran.
 """
 
 from __future__ import annotations
