@@ -113,15 +113,22 @@ struct V {
 #include "kernels/simd/product256-inl.h"
 #include "kernels/simd/table-inl.h"
 
-// Products without saturation: codes and weights are widened to int16, the even ones in step 0 and the odd ones in step
-// 1, so that pairs add up to int32.
+// Products without saturation: codes and weights are widened to int16, the even ones for step 0 and the odd ones for
+// step 1, so that pairs add up to int32.
 struct P : Product256 {
   static constexpr int kSteps = 2;
 
-  static I dot(I sums, I codes, I weights) { return add(sums, _mm256_madd_epi16(codes, weights)); }
-  template <int kStep>
-  static I codes(const uint8_t* p) {
-    return kStep == 0 ? _mm256_and_si256(quad(p), set1(0x00ff00ff)) : _mm256_srli_epi16(quad(p), 8);
+  // Assembly keeps GCC 12 from adding products to each other first, which needs more registers than there are.
+  static I dot(I sums, I codes, I weights) {
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(codes, weights)));
+    return sums;
+  }
+  static void widen(const uint8_t* codes, int64_t quads, uint8_t* even, uint8_t* odd) {
+    for (int64_t quad = 0; quad < quads; quad += kLanes) {
+      const I both = load_part(reinterpret_cast<const int32_t*>(codes + quad * kQuad), first(quads - quad));
+      store(even + quad * kQuad, _mm256_and_si256(both, _mm256_set1_epi16(255)));
+      store(odd + quad * kQuad, _mm256_srli_epi16(both, 8));
+    }
   }
   template <int kStep>
   static I weights(const int8_t* p) {

@@ -42,10 +42,6 @@ struct P {
   }
   static I quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
   template <int>
-  static I codes(const uint8_t* p) {
-    return quad(p);
-  }
-  template <int>
   static I weights(const int8_t* p) {
     return _mm512_loadu_si512(p);
   }

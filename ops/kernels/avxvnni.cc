@@ -23,10 +23,6 @@ struct P : Product256 {
     return sums;
   }
   template <int>
-  static I codes(const uint8_t* p) {
-    return quad(p);
-  }
-  template <int>
   static I weights(const int8_t* p) {
     return load(static_cast<const void*>(p));
   }

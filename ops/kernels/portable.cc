@@ -276,81 +276,125 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   }
 }
 
-// The weight of column `column` of a block at depth 4 * quad + i.
-template <int kBits>
-int32_t weight_of(const int8_t* block, int64_t quad, int64_t column, int64_t i) {
-  if (kBits == 8) return block[(quad * kBlockColumns + column) * kQuad + i];
-  const auto both = static_cast<uint8_t>(block[(quad / 2 * kBlockColumns + column) * kQuad + i]);
-  return quad % 2 == 0 ? both & 15 : both >> 4;
-}
+// Products widen codes and weights to int16, kWidened k at once, for the dot products that CPUs have for these.
+constexpr int64_t kWidened = 256, kWidenedUnit = 16, kProductRows = 16;
 
-// The sums of products of one row's group with 16 columns. Unsigned, since they may wrap.
+// `quads` quads of a block of 16 columns, from quad `first`. 4-bit weights lose their zero points.
 template <int kBits>
-void dot(const uint8_t* codes, const int8_t* block, int64_t first_quad, int64_t quads, const int32_t* weight_zps,
-         uint32_t* sums) {
-  for (int64_t column = 0; column < kBlockColumns; ++column) sums[column] = 0;
-  for (int64_t quad = first_quad; quad < first_quad + quads; ++quad)
+void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int32_t* zps, int16_t (*to)[kWidened]) {
+  constexpr int64_t kBytes = kBlockColumns * kQuad;
+  int16_t subtracted[kBytes];
+  for (int64_t i = 0; i < kBytes; ++i) subtracted[i] = static_cast<int16_t>(zps[i / kQuad]);
+  for (int64_t quad = first; quad < first + quads; ++quad) {
+    const int8_t* __restrict from = block + (kBits == 8 ? quad : quad / 2) * kBytes;
+    const int shift = quad % 2 == 0 ? 0 : 4;
+    int16_t wide[kBytes];
+    for (int64_t i = 0; i < kBytes; ++i)
+      wide[i] = static_cast<int16_t>(kBits == 8 ? from[i] : (from[i] >> shift & 15) - subtracted[i]);
     for (int64_t column = 0; column < kBlockColumns; ++column)
-      for (int64_t i = 0; i < kQuad; ++i) {
-        const int32_t weight = weight_of<kBits>(block, quad, column, i) - (kBits == 4 ? weight_zps[column] : 0);
-        sums[column] += static_cast<uint32_t>(codes[quad * kQuad + i] * weight);
-      }
+      __builtin_memcpy(to[column] + (quad - first) * kQuad, wide + column * kQuad, kQuad * sizeof(int16_t));
+  }
 }
 
-// One row, up to 16 columns.
+// Four sums at once, so that the codes are loaded once for them.
+constexpr int64_t kDots = 4;
+void add_dots(const int16_t* __restrict codes, const int16_t (*__restrict weights)[kWidened], int64_t count,
+              uint32_t* sums) {
+  int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    s0 += codes[i] * weights[0][i];
+    s1 += codes[i] * weights[1][i];
+    s2 += codes[i] * weights[2][i];
+    s3 += codes[i] * weights[3][i];
+  }
+  sums[0] += static_cast<uint32_t>(s0);
+  sums[1] += static_cast<uint32_t>(s1);
+  sums[2] += static_cast<uint32_t>(s2);
+  sums[3] += static_cast<uint32_t>(s3);
+}
+
+// Adds the products of `rows` rows and a block of 16 columns. The sums may wrap, so they are unsigned.
 template <int kBits>
-void product_row(const ProductBlock& block, int64_t row, int64_t first, int64_t count) {
+void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows, const int8_t* weights, int64_t first,
+                  int64_t quads, const int32_t* zps, uint32_t (*sums)[kBlockColumns]) {
+  const int64_t count = quads * kQuad, padded = (count + kWidenedUnit - 1) / kWidenedUnit * kWidenedUnit;
+  int16_t wide_weights[kBlockColumns][kWidened], wide_codes[kWidened];
+  for (int64_t column = 0; column < kBlockColumns; ++column)
+    for (int64_t i = count; i < padded; ++i) wide_weights[column][i] = 0;
+  widen_weights<kBits>(weights, first, quads, zps, wide_weights);
+  for (int64_t i = count; i < padded; ++i) wide_codes[i] = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    map(codes + row * block.codes_stride + first * kQuad, wide_codes, count,
+        [](uint8_t code, int64_t) { return code; });
+    for (int64_t column = 0; column < kBlockColumns; column += kDots)
+      add_dots(wide_codes, wide_weights + column, padded, sums[row] + column);
+  }
+}
+
+// Up to kProductRows rows, up to 16 columns.
+template <int kBits>
+void product_rows(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
   const uint8_t* codes = block.codes + row * block.codes_stride;
   const int8_t* weights = block.weights + first / kBlockColumns * block.weights_stride;
   const float* scales = block.scales + row * block.row_groups;
   const int32_t* zps = block.zps + row * block.row_groups;
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
   const int64_t quads = block.depth / kQuad / block.groups;
-  float sum[kBlockColumns];
-  for (int64_t i = 0; i < count; ++i) sum[i] = -0.0f;
+  float sums[kProductRows][kBlockColumns];
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < count; ++i) sums[r][i] = -0.0f;
   for (int64_t group = 0; group < block.groups; ++group) {
     int32_t weight_zps[kBlockColumns];
-    for (int64_t i = 0; i < kBlockColumns; ++i)
+    for (int64_t i = 0; i < kBlockColumns; ++i) {
       weight_zps[i] = block.weight_zps == nullptr ? block.weight_zp
                       : i < count                 ? block.weight_zps[group * block.columns + first + i]
                                                   : 0;
-    if (kBits == 4)
-      for (int32_t& zp : weight_zps) zp &= 15;
-    uint32_t sums[kBlockColumns];
-    dot<kBits>(codes, weights, group * quads, quads, weight_zps, sums);
-    const auto row_zp = static_cast<uint32_t>(zps[row_varies ? group : 0]);
-    const uint32_t row_sum =
-        block.row_sums == nullptr ? 0 : static_cast<uint32_t>(block.row_sums[row * block.groups + group]);
-    for (int64_t i = 0; i < count; ++i) {
-      const auto column_sum = static_cast<uint32_t>(load(block.column_sums + group * block.columns + first + i));
-      const auto exact =
-          static_cast<int32_t>(sums[i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
-      float term = static_cast<float>(exact);
-      if (column_varies) term *= load(block.column_scales + group * block.columns + first + i);
-      if (row_varies) term *= scales[group];
-      sum[i] += term;
+      if (kBits == 4) weight_zps[i] &= 15;
+    }
+    uint32_t products[kProductRows][kBlockColumns] = {};
+    for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
+      add_products<kBits>(block, codes, rows, weights, group * quads + quad,
+                          quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto row_zp = static_cast<uint32_t>(zps[r * block.row_groups + (row_varies ? group : 0)]);
+      const uint32_t row_sum =
+          block.row_sums == nullptr ? 0 : static_cast<uint32_t>(block.row_sums[(row + r) * block.groups + group]);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto column_sum = static_cast<uint32_t>(load(block.column_sums + group * block.columns + first + i));
+        const auto exact =
+            static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
+        float term = static_cast<float>(exact);
+        if (column_varies) term *= load(block.column_scales + group * block.columns + first + i);
+        if (row_varies) term *= scales[r * block.row_groups + group];
+        sums[r][i] += term;
+      }
     }
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const float column_scale = load(block.column_scales + first + i), scale = scales[0];
-    float real = sum[i];
-    if (row_varies || column_varies) {
-      if (!column_varies) real *= column_scale;
-      if (!row_varies) real *= scale;
-    } else {
-      real = block.order == kScalesFirst ? real * (scale * column_scale)
-             : block.order == kRowFirst  ? real * scale * column_scale
-                                         : real * column_scale * scale;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float scale = scales[r * block.row_groups];
+    float* dst = block.dst + (row + r) * block.dst_stride + first;
+    for (int64_t i = 0; i < count; ++i) {
+      const float column_scale = load(block.column_scales + first + i);
+      float real = sums[r][i];
+      if (row_varies || column_varies) {
+        if (!column_varies) real *= column_scale;
+        if (!row_varies) real *= scale;
+      } else {
+        real = block.order == kScalesFirst ? real * (scale * column_scale)
+               : block.order == kRowFirst  ? real * scale * column_scale
+                                           : real * column_scale * scale;
+      }
+      store(dst + i, real + load(block.bias + first + i));
     }
-    store(block.dst + row * block.dst_stride + first + i, real + load(block.bias + first + i));
   }
 }
 
 template <int kBits>
 void product(const ProductBlock& block) {
   for (int64_t first = 0; first < block.cols; first += kBlockColumns)
-    for (int64_t row = 0; row < block.rows; ++row)
-      product_row<kBits>(block, row, first, block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
+    for (int64_t row = 0; row < block.rows; row += kProductRows)
+      product_rows<kBits>(block, row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
+                          block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
 }
 
 constexpr KernelTable kPortable = {

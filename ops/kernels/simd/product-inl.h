@@ -1,10 +1,10 @@
 // products: codes of rows times packed weights to floats, written once for any type `P` of products. A file of an
 // instruction set defines P and includes this file in its anonymous namespace.
 //
-// A P::I has P::kLanes int32, one for each of as many adjacent columns; a P::F as many floats. Four adjacent k, a quad,
-// are multiplied in P::kSteps steps: P::dot(sums, P::codes<step>(quad), P::weights<step>(quad)). P::dot4 takes two
-// quads at once. P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows
-// rows of their sums fit the registers.
+// A P::I has P::kLanes int32, one for each of as many adjacent columns; a P::F as many floats. P::dot adds the products
+// of a quad, which is 4 adjacent k, from P::quad(codes) and P::weights<0>(weights). If P::kSteps is 2, P::widen makes
+// two quads of each, for P::weights<0> and P::weights<1>. P::dot4 takes two quads. P::kBlocks and P::kGroupBlocks are
+// the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums fit the registers.
 
 constexpr int kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = static_cast<int>(kBlockColumns) / P::kLanes;  // of a block
@@ -46,21 +46,35 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
     w[v] = P::template weights<kStep>(weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const auto c = P::template codes<kStep>(codes + r * stride);
+    const auto c = P::quad(codes + r * stride);
 #pragma GCC unroll 8
     for (int v = 0; v < kBlocks * kVectors; ++v) sums[r][v] = P::dot(sums[r][v], c, w[v]);
   }
 }
 
 // Adds the products of quads `from` to `to`.
-template <int kRows, int kBlocks, class Sums>
+template <int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
-  for (int64_t quad = from; quad < to; ++quad) {
-    if constexpr (kRows <= kFewRows) weights.prefetch(quad * kBlockBytes);
-    dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
-    if constexpr (P::kSteps == 2)
-      dot_step<1, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
+  if constexpr (P::kSteps == 1) {
+    for (int64_t quad = from; quad < to; ++quad) {
+      if constexpr (kRows <= kFewRows) weights.prefetch(quad * kBlockBytes);
+      dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
+    }
+  } else {
+    constexpr int64_t kWidened = 64;  // quads at once, which stay in the first-level cache
+    uint8_t wide[P::kSteps][kRows][kWidened * kQuad];
+    for (int64_t first = from; first < to; first += kWidened) {
+      const int64_t count = to - first < kWidened ? to - first : kWidened;
+      for (int64_t r = 0; r < kRows; ++r)
+        Type::widen(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
+      for (int64_t quad = 0; quad < count; ++quad) {
+        const int64_t at = (first + quad) * kBlockBytes;
+        if constexpr (kRows <= kFewRows) weights.prefetch(at);
+        dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
+        dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
+      }
+    }
   }
 }
 

@@ -18,7 +18,7 @@ struct Product256 {
   static I load(const int32_t* p) { return load(static_cast<const void*>(p)); }
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
-  static void store(int32_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+  static void store(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
   using Mask = __m256i;
   static Mask first(int64_t n) {
     const auto count = static_cast<int32_t>(n < kLanes ? n : kLanes);
