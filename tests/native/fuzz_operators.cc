@@ -208,7 +208,7 @@ struct Product {
   int64_t bits, group_size, columns;
 
   // Changes attributes and src so that they fit each other: any of them alone would mostly be invalid with groups.
-  Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src) {
+  Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
     bits = find<int64_t>(given, "bits", 8, &ort_dynq_attribute::integer);
     group_size = find<int64_t>(given, "group_size", 0, &ort_dynq_attribute::integer);
     if (group_size > 0 && !bytes.one_in(8)) {
@@ -220,9 +220,9 @@ struct Product {
       int64_t& depth = src.dims[src.rank - 1];
       depth = std::max<int64_t>(1, std::min<int64_t>(depth, 16384) / group_size) * group_size;
     }
-    constexpr int64_t kMostProducts = 4000000;
+    const int64_t most = is_large ? 4000000 : 500000;  // the first are several tasks
     columns = bytes.one_in(32) ? 0 : bytes.one_in(8) ? 257 : bytes.of(kLengths);
-    columns = std::min(columns, std::max<int64_t>(1, kMostProducts / std::max<int64_t>(1, src.elements())));
+    columns = std::min(columns, std::max<int64_t>(1, most / std::max<int64_t>(1, src.elements())));
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
@@ -393,7 +393,7 @@ Problem make_problem(Bytes& bytes) {
   const std::string name = problem.op->name;
   Shape src = make_src_shape(bytes, is_large);
   std::optional<Product> product;
-  if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src);
+  if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src, is_large);
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
