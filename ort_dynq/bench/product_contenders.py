@@ -201,9 +201,10 @@ def _ours(data: _Data, bits: int) -> _Product:
     zero_point = 0 if bits == 8 else 8
     rows, (depth, columns) = len(data.codes), weights.shape
     groups = 1 if bits == 8 else depth // data.group_size
-    of_groups = f", group_size = {data.group_size}, scale_order = {ScaleOrder.COLUMN_FIRST.value}"
-    return _Product(
-        f"y# = ort_dynq.QuantizedMatMul<bits = {bits}{'' if bits == 8 else of_groups}>"
+    group_size = 0 if bits == 8 else data.group_size
+    return _Product(  # with all attributes: onnxruntime-extensions has no defaults
+        f"y# = ort_dynq.QuantizedMatMul<bits = {bits}, group_size = {group_size}, "
+        f"scale_order = {ScaleOrder.COLUMN_FIRST.value}>"
         "(x, row_scale, row_zero_point, weights#, zero_point, scale, sum, bias)",
         {
             "x": data.codes,

@@ -280,7 +280,8 @@ def _run_b(
             given[_name(new)] = array
     model.graph.outputs.extend([*results, *outputs])
     names = [_name(output) for output in model.graph.outputs]
-    return run(open_session(model, "B", backend=backend), names, {**feeds, **given})
+    # Without outputs there is nothing to run: all of the model's come from nodes that contain products.
+    return run(open_session(model, "B", backend=backend), names, {**feeds, **given}) if names else []
 
 
 def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array) -> Product:

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,12 @@ def test_every_contender_computes_the_same_product(rows: int, group_size: int) -
     names = ["ours 8", "MatMulInteger", "ours 4", "MatMulNBits 4", "MatMulNBits 8", "float", "torch", "read"]
     assert [*found] == [name for name in names if name not in absent]
     assert all(each.repeats == 2 for each in found.values())
+
+
+def test_ours_run_with_the_extensions_backend() -> None:
+    case, settings = product_contenders.Case(3, (64, 33), 1), replace(QUICK, backend="extensions")
+    found, _ = product_contenders.contenders(case, 32, settings)
+    assert {"ours 8", "ours 4"} <= found.keys()
 
 
 @pytest.mark.parametrize(("is_ours", "name"), [(True, "ours 8"), (False, "MatMulInteger")])

@@ -291,6 +291,16 @@ def test_product_in_a_branch_is_reported_as_not_compared(
     assert "Not compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
 
 
+def test_all_outputs_come_from_branches_with_products() -> None:
+    model = branches()
+    del model.graph.output[1:]
+    (branch,) = (i for i, node in enumerate(model.graph.node) if node.op_type == "If")
+    del model.graph.node[branch + 1 :]
+    result = check(model, inputs={"c": np.array(True)})
+    assert result.passed
+    assert (result.products, result.unreachable, result.outputs) == ((), 1, ())
+
+
 def test_product_in_a_function_is_reported_as_not_compared() -> None:
     """Another function calls it, and is called twice."""
     codes = weights(4, 4)
