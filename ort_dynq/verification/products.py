@@ -119,13 +119,13 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_b = load(b)
     if model_b.metadata_props.get(EXACT) == "1":
         return None
-    products = [node for node in model_b.graph if _is_product(node)]
+    model_a = load(a)
+    values = _values(model_a.graph)
+    products = [node for node in model_b.graph if _is_product(node) and not _is_product_of(node, values)]
     labels = list(map(label, products))
     enclosing, unreachable = _enclosing(model_b)
     if not products and not unreachable:
         return None
-    model_a = load(a)
-    values = _values(model_a.graph)
     names = [_name(output) for output in model_a.graph.outputs]
     chains = [_chain(node, values) for node in products]
     foreign = [output for node in enclosing for output in node.outputs if output.name in values]
@@ -170,6 +170,13 @@ def _values(graph: ir.Graph) -> dict[str, ir.Value]:
 
 def _is_product(node: ir.Node) -> bool:
     return ACTIVATION in node.metadata_props
+
+
+def _is_product_of(node: ir.Node, values: Mapping[str, ir.Value]) -> bool:
+    """Returns whether the result of a product in B is one of a product in A, too: A was rewritten before."""
+    value = values.get(_name(node.outputs[0]))
+    producer = None if value is None else value.producer()
+    return producer is not None and _is_product(producer)
 
 
 def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:

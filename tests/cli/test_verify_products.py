@@ -291,6 +291,17 @@ def test_product_in_a_branch_is_reported_as_not_compared(
     assert "Not compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
 
 
+def test_a_model_that_was_rewritten_before_equals_itself() -> None:
+    """Its products were no float products, so they must be equal bit for bit."""
+    model = rewritten(transformers.encoder("token", **SIZES))
+    result = check(model, model)
+    assert result.passed
+    assert (result.products, result.unreachable) == ((), 0)
+    wrong = onnx.ModelProto.FromString(model.SerializeToString())
+    change(wrong, operand(products(wrong)[0], "column_scale"), 0, lambda scale: np.nextafter(scale, np.float32(1)))
+    assert not check(model, wrong).passed
+
+
 def test_all_outputs_come_from_branches_with_products() -> None:
     model = branches()
     del model.graph.output[1:]

@@ -25,7 +25,8 @@ class SharedInitializers:
 
         Args:
             elements: The elements.
-            node: An old node that follows no use of the value.
+            node: The old node that needs the value. Rules visit the nodes of a graph in order, so later ones can share
+                it.
             edit: The edit that adds it, if the graph has none yet.
         """
         elements = np.ascontiguousarray(elements).reshape(elements.shape)

@@ -5,9 +5,9 @@ MatMulInteger [Sub] Cast, Mul by the scale of rows and by that of columns in any
 MatMulInteger | ConvInteger of int8 codes
     -> MatMulInteger | ConvInteger of uint8 codes
 
-The first applies to constant weights and zero points of weights. The results are the same bit for bit: int32 holds
-every sum. On x86 without VNNI, ONNX Runtime's sums of uint8 codes and int8 weights saturate, those of other types do
-not. So the second makes uint8 weights of int8 ones, too, unless they are known to be small.
+The first needs constant weights, and constant zero points of the weights. The results are the same bit for bit: int32
+holds every sum. On x86 without VNNI, ONNX Runtime's sums of uint8 codes and int8 weights saturate, those of other types
+do not. So the second makes uint8 weights of int8 ones, too, unless they are known to be small.
 """
 
 from __future__ import annotations
