@@ -12,7 +12,8 @@ namespace dynq {
 namespace {
 
 struct P {
-  static constexpr int kLanes = 16, kSteps = 1, kBlocks = 4, kGroupBlocks = 2;
+  static constexpr int64_t kLanes = 16;
+  static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2;
   using I = __m512i;
   using F = __m512;
 

@@ -84,9 +84,10 @@ class QuantizedMatMul : public Node {
       fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
            ", or one element");
     // A single element may be of rank 2, too.
-    all.weight_zps = weight_zp.shape.elements() == 1 ? nullptr : static_cast<const int8_t*>(weight_zp.data);
-    all.weight_zp = all.weight_zps == nullptr ? *static_cast<const int8_t*>(weight_zp.data) : 0;
-    const bool is_symmetric = bits_ == 8 && all.weight_zps == nullptr && all.weight_zp == 0;
+    const bool has_one_zp = weight_zp.shape.elements() == 1;
+    all.weight_zps = has_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weight_zp = has_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
+    const bool is_symmetric = bits_ == 8 && has_one_zp && all.weight_zp == 0;
     const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
     if ((group_size_ > 0 ? group_size_ : depth) > longest)
       fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
@@ -154,7 +155,7 @@ class QuantizedMatMul : public Node {
 
     void copy_row(const uint8_t* from, int64_t depth, uint8_t flip, uint8_t* to) const {
       for (int64_t i = 0; i < depth; ++i) to[i] = from[i] ^ flip;
-      for (int64_t i = depth; i < all.depth; ++i) to[i] = 0;
+      std::memset(to + depth, 0, static_cast<size_t>(all.depth - depth));
     }
 
     void add_row(const uint8_t* from, int64_t depth, uint8_t flip, int32_t* sums) const {

@@ -6,9 +6,9 @@
 // two quads of each, for P::weights<0> and P::weights<1>. P::dot4 takes two quads. P::kBlocks and P::kGroupBlocks are
 // the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums fit the registers.
 
-constexpr int kMostRows = 6, kManyRows = 4, kFewRows = 2;
-constexpr int kVectors = static_cast<int>(kBlockColumns) / P::kLanes;  // of a block
-constexpr int64_t kBlockBytes = kBlockColumns * kQuad;                 // a quad of 8-bit weights, two of 4-bit weights
+constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
+constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
+constexpr int64_t kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -222,7 +222,7 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
     if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
     return write<kColumnFirst>(block, row, col, reals);
   }
-  float stored[kRows * kSums * P::kLanes];
+  float stored[P::kLanes * kRows * kSums];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
