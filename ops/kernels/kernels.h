@@ -137,7 +137,8 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 64;
 
 // rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
-// the first column; those with groups have the columns of the next group `columns` elements later.
+// the first column; those with groups have the columns of the next group `columns` elements later. Weights and arrays
+// of columns may be unaligned, too.
 struct ProductBlock {
   int64_t rows, cols;
   int64_t depth;  // bytes of a row of codes: a multiple of 4; of 8 for 4-bit weights. Padding of weights or codes is 0.

@@ -83,11 +83,11 @@ class QuantizedMatMul : public Node {
     if (zero_point.shape.elements() != 1 && !(zero_point.shape == scale.shape))
       fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
            ", or one element");
-    // A single element may be of rank 2, too.
-    const bool has_one_zp = weight_zp.shape.elements() == 1;
-    all.weight_zps = has_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
-    all.weight_zp = has_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
-    const bool is_symmetric = bits_ == 8 && has_one_zp && all.weight_zp == 0;
+    // A single element may be of rank 2, too. Tensors without elements may have no data.
+    const bool is_one_zp = weight_zp.shape.elements() == 1;
+    all.weight_zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weight_zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
+    const bool is_symmetric = bits_ == 8 && is_one_zp && all.weight_zp == 0;
     const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
     if ((group_size_ > 0 ? group_size_ : depth) > longest)
       fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
@@ -187,16 +187,13 @@ class QuantizedMatMul : public Node {
       });
     }
 
-    // Up to 64 codes of one row.
+    // Up to 64 codes of one row; padding is 0.
     static void pack_row(const uint8_t* from, int64_t count, uint8_t flip, uint8_t* to) {
-      if (count >= kTileBytes) {
+      if (count >= kTileBytes && flip == 0) {
         std::memcpy(to, from, kTileBytes);
-      } else {
-        std::memcpy(to, from, static_cast<size_t>(count));
-        std::memset(to + count, 0, static_cast<size_t>(kTileBytes - count));
+        return;
       }
-      if (flip != 0)
-        for (int64_t i = 0; i < kTileBytes; ++i) to[i] ^= flip;
+      for (int64_t i = 0; i < kTileBytes; ++i) to[i] = i < count ? from[i] ^ flip : 0;
     }
 
     void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {

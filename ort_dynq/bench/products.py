@@ -14,7 +14,6 @@ from .timing import Settings, Track, check_backend, interleave
 
 ROWS = (1, 4, 16, 128, 512)
 SIZES = ((384, 384), (384, 1536), (768, 768), (768, 3072), (4096, 4096))
-GROUP_SIZES = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from bench_command import QUICK, run_bench, run_bench_json
 
 from ort_dynq import DynqError, runtime
-from ort_dynq.bench import product_contenders, products
+from ort_dynq.bench import product_contenders
 
 TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
 
@@ -80,7 +80,7 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("group_size", products.GROUP_SIZES)
+@pytest.mark.parametrize("group_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_every_contender_computes_the_same_product(rows: int, group_size: int) -> None:
     """A wrong result would be an error or a note."""

@@ -172,13 +172,6 @@ bool is_dynamic_range(const std::string& op) { return op.rfind("DynamicRange", 0
 // A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
-  if (op == "AccumulatorDequantize" && index != 2) {
-    if (index > 2) return shape_of({src.rank == 0 ? 1 : src.dims[src.rank - 1]});
-    Shape shape = src;
-    for (size_t i = bytes.below(src.rank + 1); i < src.rank; ++i) shape.dims[i] = 1;
-    if (src.rank > 0) shape.dims[src.rank - 1] = 1;
-    return bytes.one_in(4) ? Shape{} : shape;
-  }
   if (is_dynamic_range(op)) return index == 1 ? shape_of({9}) : Shape{};
   if (index > 1) return bytes.one_in(4) ? shape_of({1}) : scales;
   if (op.rfind("Dynamic", 0) != 0) {  // broadcast
@@ -215,7 +208,7 @@ struct Product {
   int64_t bits, group_size, columns;
 
   // Changes attributes and src so that they fit each other: any of them alone would mostly be invalid with groups.
-  Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src) {
+  Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
     bits = find<int64_t>(given, "bits", 8, &ort_dynq_attribute::integer);
     group_size = find<int64_t>(given, "group_size", 0, &ort_dynq_attribute::integer);
     if (group_size > 0 && !bytes.one_in(8)) {
@@ -227,9 +220,9 @@ struct Product {
       int64_t& depth = src.dims[src.rank - 1];
       depth = std::max<int64_t>(1, std::min<int64_t>(depth, 16384) / group_size) * group_size;
     }
-    constexpr int64_t kMostProducts = 4000000;
+    const int64_t most = is_large ? 4000000 : 500000;  // the first are several tasks
     columns = bytes.one_in(32) ? 0 : bytes.one_in(8) ? 257 : bytes.of(kLengths);
-    columns = std::min(columns, std::max<int64_t>(1, kMostProducts / std::max<int64_t>(1, src.elements())));
+    columns = std::min(columns, std::max<int64_t>(1, most / std::max<int64_t>(1, src.elements())));
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
@@ -400,7 +393,7 @@ Problem make_problem(Bytes& bytes) {
   const std::string name = problem.op->name;
   Shape src = make_src_shape(bytes, is_large);
   std::optional<Product> product;
-  if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src);
+  if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src, is_large);
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
@@ -410,8 +403,6 @@ Problem make_problem(Bytes& bytes) {
                             : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
-    if (product && product->bits == 4 && i == 4)  // 4-bit weights and their zero points are 0 to 15
-      for (uint8_t& value : given.exact) value &= 15;
     problem.inputs.push_back(std::move(given));
   }
   problem.output_offset = bytes.one_in(4) ? 1 + bytes.below(63) : 0;

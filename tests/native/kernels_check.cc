@@ -183,20 +183,50 @@ uint64_t hash_range(dynq::RangeKernel kernel) {
   });
 }
 
-uint64_t hash_accumulators(dynq::AccumulatorKernel kernel) {
+// One row has any scale, the others ordinary ones, so that few sums are NaN.
+uint64_t hash_products(dynq::ProductKernel kernel, int bits, int64_t groups) {
   return hash_blocks(dynq::kPerColumn, [=](Random& random, const Problem& problem, Hash& hash) {
-    const std::vector<float> bias = problem.ties(random);
-    std::vector<float> row_scales, dst(problem.elements(), 12345.0f);
-    std::vector<int32_t> row_zps, src;
-    for (int64_t row = 0; row < problem.extent.rows; ++row) {
-      row_scales.push_back(random.integer(0, 3) == 0 ? random.of(kSpecialScales) : random.of(kScales));
-      row_zps.push_back(static_cast<int32_t>(random.integer(-128, 255)));
+    const int64_t rows = problem.extent.rows, columns = problem.extent.cols;
+    const int64_t depth = groups > 1 ? 16 * groups : 8 * random.integer(0, 4), quads = depth * bits / 32;
+    std::vector<uint8_t> codes(static_cast<size_t>(rows * depth));
+    std::vector<int8_t> weights(static_cast<size_t>((columns + 15) / 16 * quads * 64));
+    std::vector<int8_t> weight_zps(static_cast<size_t>(groups * columns));
+    std::vector<int32_t> column_sums(weight_zps.size()), row_sums, zps;
+    std::vector<float> column_scales(weight_zps.size()), row_scales, bias, dst(problem.elements(), 12345.0f);
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random.next());
+    for (int8_t& weight : weights) weight = static_cast<int8_t>(random.next());
+    for (int8_t& zp : weight_zps) zp = static_cast<int8_t>(bits == 4 ? random.integer(0, 15) : random.next());
+    for (int32_t& sum : column_sums) sum = static_cast<int32_t>(random.integer(-9999, 9999));
+    for (float& scale : column_scales) scale = random.of(kScales);
+    for (int64_t i = 0; i < columns; ++i) bias.push_back(random.of(kScales));
+    for (int64_t i = 0; i < rows * groups; ++i) {
+      row_scales.push_back(i == 0 ? random.of(kSpecialScales) : random.of(kScales));
+      zps.push_back(static_cast<int32_t>(random.integer(0, 255)));
+      row_sums.push_back(static_cast<int32_t>(random.integer(0, 9999)));
     }
-    for (size_t i = 0; i < problem.elements(); ++i)
-      src.push_back(static_cast<int32_t>(random.integer(0, 3) == 0 ? random.next() : random.integer(-99999, 99999)));
-    kernel({problem.extent, src.data(), dst.data(), row_scales.data(), row_zps.data(), problem.scales.data(),
-            problem.zps.data(), bias.data()});
-    hash.add_floats(dst.data(), dst.size());
+    dynq::ProductBlock block = {};
+    block.rows = rows;
+    block.cols = block.columns = columns;
+    block.depth = depth;
+    block.groups = block.row_groups = block.column_groups = groups;
+    block.codes = codes.data();
+    block.codes_stride = depth;
+    block.weights = weights.data();
+    block.weights_stride = quads * 64;
+    block.dst = dst.data();
+    block.dst_stride = problem.extent.stride;
+    block.scales = row_scales.data();
+    block.zps = zps.data();
+    block.row_sums = bits == 8 ? row_sums.data() : nullptr;
+    block.weight_zps = weight_zps.data();
+    block.column_scales = column_scales.data();
+    block.column_sums = column_sums.data();
+    block.bias = bias.data();
+    for (int order = groups > 1 ? dynq::kColumnFirst : 0; order <= dynq::kColumnFirst; ++order) {
+      block.order = static_cast<dynq::ScaleOrder>(order);
+      kernel(block);
+      hash.add_floats(dst.data(), dst.size());
+    }
   });
 }
 
@@ -229,8 +259,9 @@ int main() {
     for (int order = 0; order < 2; ++order)
       print("bounded/" + std::to_string(scaling) + "/" + std::to_string(order),
             hash_bounded(table.bounded[scaling][order]));
-  for (int order = 0; order < kScaleOrders; ++order)
-    print("accumulators/" + std::to_string(order), hash_accumulators(table.accumulators[order]));
+  print("products/one_group", hash_products(kPortableProducts.one_group, 8, 1));
+  print("products/groups8", hash_products(kPortableProducts.groups8, 8, 3));
+  print("products/groups4", hash_products(kPortableProducts.groups4, 4, 3));
   print("min_max", hash_range(table.min_max));
   print("abs_max", hash_range(table.abs_max));
 }

@@ -18,10 +18,13 @@
 
 #include "kernels/kernels.h"
 #include "tile_stand_in.h"
+#ifdef ORT_DYNQ_AMX_EMULATED
+#include "tile_emulator.h"
+#endif
 
 namespace dynq {
 
-extern const ProductKernels kAmxStandIn, kAvxVnniStandIn;
+extern const ProductKernels kAmxProducts, kAmxStandIn, kAvxVnniStandIn;
 
 #ifdef ORT_DYNQ_X86
 extern const KernelTable kAvx512Kernels;
@@ -334,14 +337,14 @@ struct Counter {
   }
 
   // amx.cc with functions for its instructions. It has to leave the configuration of the tiles as it was.
-  void check_amx_stand_in(const Problem& problem, Random& random) {
+  void check_amx(const char* name, const dynq::ProductKernels& kernels, const Problem& problem, Random& random) {
     tile_stand_in::Configuration before = {};
     if (random.one_in(2)) {
       before.palette = 1;
       for (int tile = 0; tile < 8; ++tile) before.rows[tile] = 5, before.row_bytes[tile] = 12;
     }
     tile_stand_in::load_configuration(&before);
-    check_all("amx-stand-in", dynq::kAmxStandIn, problem, random);
+    check_all(name, kernels, problem, random);
     if (std::memcmp(&before, &tile_stand_in::unit.configuration, sizeof before) != 0)
       fail("amx.cc does not restore the configuration of the tiles");
   }
@@ -351,7 +354,10 @@ struct Counter {
       dynq::select_isa(name);
       check_all(name, *dynq::active_isa().products, problem, random);
     }
-    check_amx_stand_in(problem, random);
+    check_amx("amx-stand-in", dynq::kAmxStandIn, problem, random);
+#ifdef ORT_DYNQ_AMX_EMULATED
+    check_amx("amx-emulated", dynq::kAmxProducts, problem, random);
+#endif
 #ifdef ORT_DYNQ_AVXVNNI_STAND_IN
     check_all("avxvnni-stand-in", dynq::kAvxVnniStandIn, problem, random);
 #endif
@@ -363,6 +369,9 @@ struct Counter {
 int main(int count, char** arguments) {
   Random random{1};
   Counter counter;
+#ifdef ORT_DYNQ_AMX_EMULATED
+  tile_emulator::install();
+#endif
   for (int left = count > 1 ? std::atoi(arguments[1]) : 1000; left > 0; --left)
     counter.check_everywhere(make_problem(random), random);
   for (const int8_t weight : {int8_t{-128}, int8_t{127}})

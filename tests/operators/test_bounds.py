@@ -24,11 +24,13 @@ from helpers import Array, Shape, assert_same, handwritten, make_session, parse
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
+from ort_dynq.operators.packing import packed_shape
 
 SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES, ids=IDS)
+ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name != "QuantizedMatMul"]
 TEXTS = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 
@@ -53,10 +55,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attribute
         for src, axis, count in (((n,), 0, 1), ((3, n), 1, 1), ((3, n), 0, 1), ((n, 3), 0, 1), ((2, n, 3), 1, 1)):
             for kept in (0, 1):
                 yield [src], {"axis": axis, "count": count, "reduce_others": kept}
-    elif operator.name == "AccumulatorDequantize":
-        for src, scales in (((n,), ()), ((3, n), (3, 1)), ((n, 3), (n, 1)), ((2, 5, n), (2, 1, 1))):
-            for zps in (scales, ()):
-                yield [src, scales, zps, *[src[-1:]] * 3], {"scale_order": n % 3}
+    elif operator.name == "QuantizedMatMul":
+        yield from products(n)
     elif len(operator.inputs) == 1:
         yield from (([src], {}) for src in ((n,), (3, n), (n, 3)))
     else:
@@ -74,6 +74,21 @@ def granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
     for block in (3, 16, 32):
         yield [(2, n), (2, -(-n // block))], {"qtype": "per_group", "axis": 1, "block_size": block}
         yield [(n, 3), (-(-n // block), 3)], {"qtype": "per_group", "axis": 0, "block_size": block}
+
+
+def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    """n rows, n columns, a depth of n, and groups; zero points of the weights for none, for all and for each column."""
+    for bits in (8, 4):
+        for lead, depth, columns in (((n,), 5, 3), ((2, 3), 9, n), ((2,), n, 17), ((), n, 2), ((17,), 1 + n % 68, 35)):
+            for rows, zps in (((*lead, 1), (1, columns)), ((), ())):
+                shapes: list[Shape] = [(*lead, depth), rows, rows, packed_shape(depth, columns, bits), zps]
+                yield [*shapes, (1, columns), (1, columns), (columns,)], {"bits": bits, "scale_order": n % 3}
+        groups, size = 1 + n % 3, 16 * (1 + n % 2)
+        for row_groups, column_groups in itertools.product((1, groups), repeat=2):
+            rows, depth = (3, row_groups), groups * size
+            shapes = [(3, depth), rows, rows, packed_shape(depth, n, bits), (groups, n)]
+            given = {"bits": bits, "group_size": size, "scale_order": 2}
+            yield [*shapes, (column_groups, n), (groups, n), (n,)], given
 
 
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
@@ -142,7 +157,7 @@ class Arena:
 @functools.cache
 def arenas() -> tuple[list[Arena], list[Arena]]:
     """Arenas for inputs and for outputs. They are never freed, since arrays can refer to their memory."""
-    return [Arena() for _ in range(6)], [Arena() for _ in range(3)]
+    return [Arena() for _ in range(8)], [Arena() for _ in range(3)]
 
 
 def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: tuple[str, ...], at_end: bool) -> Any:
@@ -174,9 +189,7 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
     return results
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
-@every_signature
-def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: Signature) -> None:
+def check_accesses(operator: Operator, signature: Signature) -> None:
     rng = np.random.default_rng(0)
     for n in (*range(1, 68), 96, 97, *range(126, 131)):
         for shapes, given in fitting(operator, n):
@@ -187,6 +200,23 @@ def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: 
                 results = run_guarded(operator.name, arrays, attributes, signature.outputs, at_end)
                 for result, right in zip(results, expected, strict=True):
                     assert result.tobytes() == right.tobytes(), (shapes, attributes)
+
+
+needs_mprotect = pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
+
+
+@needs_mprotect
+@pytest.mark.parametrize(
+    ("operator", "signature"), [pair for pair, _ in ELEMENTWISE], ids=[id_ for _, id_ in ELEMENTWISE]
+)
+def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: Signature) -> None:
+    check_accesses(operator, signature)
+
+
+@needs_mprotect
+@pytest.mark.parametrize("signature", OPERATORS["QuantizedMatMul"].signatures, ids=lambda one: one.inputs[0])
+def test_no_access_of_products_is_outside_a_tensor(product_isa: str, signature: Signature) -> None:
+    check_accesses(OPERATORS["QuantizedMatMul"], signature)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")
@@ -232,14 +262,31 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, 
         return
     if count == 1:  # every shape is valid
         return
-    if operator.name == "AccumulatorDequantize":
-        good = [(2, 4), (2, 1), (2, 1), (4,), (4,), (4,)]
-        for index, wrong in ((0, [()]), (1, [(3,), (4,), (1, 4), (2, 4), (1, 1, 1)]), (2, [(4,), (1, 2), (3, 1)])):
+    if operator.name == "QuantizedMatMul":
+        ours: list[Shape] = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,)]
+        for index, wrong in (
+            (0, [(), (2, 5), (3, 4)]),
+            (1, [(3,), (4,), (1, 4), (2, 4), (1, 1, 1)]),
+            (2, [(4,), (1, 2), (3, 1)]),
+            (3, [(), (4,), (2, 1, 16, 4), (1, 2, 16, 4), (1, 1, 4, 16), (1, 0, 16, 4), (0, 1, 16, 4)]),
+            (4, [(3,), (2, 3), (1, 2), (0,)]),
+            *((index, [(), (1,), (3,), (2, 3), (1, 4), (3, 1), (1, 0)]) for index in (5, 6)),
+            (7, [(), (1, 3), (2,), (4,), (17,), (0,)]),
+        ):
             for shape in wrong:
-                yield [*good[:index], shape, *good[index + 1 :]], {}, good
-        for index in (3, 4, 5):
-            for shape in ((), (1,), (3,), (5,), (1, 4), (4, 1)):
-                yield [*good[:index], shape, *good[index + 1 :]], {}, good
+                yield [*ours[:index], shape, *ours[index + 1 :]], {}, ours
+        grouped: list[Shape] = [(2, 32), (2, 2), (2, 2), (1, 8, 16, 4), (2, 3), (2, 3), (2, 3), (3,)]
+        given = {"group_size": 16, "scale_order": 2}
+        for index, shape in (
+            (2, (2, 1)),
+            (1, (2, 3)),
+            (4, (1, 3)),
+            (5, (3, 3)),
+            (6, (1, 3)),
+            (0, (2, 24)),
+            (0, (2, 0)),
+        ):
+            yield [*grouped[:index], shape, *grouped[index + 1 :]], given, grouped
         return
     if "qtype" in names:
         for qtype, wrong, good in (
@@ -308,13 +355,26 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
     assert tried >= 8 or not list(wrong_shapes(operator))
 
 
+def types_of_inputs(known: set[tuple[str, ...]], count: int) -> Iterator[tuple[str, ...]]:
+    """All combinations of up to 4 types; of more, those that differ from a signature in up to two."""
+    if count <= 4:
+        yield from itertools.product(TEXTS, repeat=count)
+        return
+    for inputs in known:
+        for i, k in itertools.combinations(range(count), 2):
+            for changed in itertools.product(TEXTS, repeat=2):
+                types = [*inputs, "float32"][:count]
+                types[i], types[k] = changed
+                yield tuple(types)
+
+
 @every_operator
 def test_wrong_types_and_counts(operator: Operator) -> None:
-    """Every combination of types that no signature has. ONNX Runtime rejects them itself (test_extensions.py)."""
+    """Combinations of types that no signature has. ONNX Runtime rejects them itself (test_extensions.py)."""
     known = {signature.inputs for signature in operator.signatures}
     required = sum(not value.absent for value in operator.inputs)
     for count in range(len(operator.inputs) + 2):
-        for types in itertools.product(TEXTS, repeat=count):
+        for types in types_of_inputs(known, count):
             if any(inputs[:count] == types for inputs in known) and required <= count:
                 continue
             with pytest.raises(DynqError, match=operator.name):

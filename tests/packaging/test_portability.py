@@ -60,7 +60,7 @@ def test_contraction_changes_hashes(tmp_path: Path) -> None:
         for contraction in ("-ffp-contract=off", "-ffp-contract=fast")
     )
     changed = {name.split("/")[0] for name in right if right[name] != wrong[name]}
-    assert {"quantize", "affine", "accumulators"} <= changed
+    assert {"quantize", "affine"} <= changed  # of products, test_product_kernels.py
 
 
 # Operators of ONNX Runtime that do not round, or round each element once, which gives the same bits on every CPU.
@@ -109,5 +109,5 @@ def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
         pytest.skip("this machine is not x86-64")
     here = outputs_of(models)
     there = outputs_of(models, "qemu-x86_64", "-cpu", cpu)
-    assert len(here) >= 10
+    assert len(here) >= 20
     assert [name for name in here if here[name] != there.get(name)] == []

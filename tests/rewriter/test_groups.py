@@ -190,11 +190,15 @@ def test_one_scale_for_all_groups() -> None:
     assert product_of(rewrite(model).to_proto())["group_size"] == 0
 
 
-def test_a_gemm_of_groups() -> None:
-    body = per_group(16, is_asymmetric=True).replace("joined", "matrix") + "y = Gemm<transB = 1>(dx, wt, b)"
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_a_gemm_of_groups(is_blocked: bool) -> None:
+    body = per_group(16, is_asymmetric=True).replace("joined", "matrix")
+    if is_blocked:
+        body = blocks(16, "3").replace("dx", "d3") + "dx = Reshape(d3, matrix)\n"
+    body += "y = Gemm<transB = 1>(dx, wt, b)"
     weights = WEIGHTS["u4, 32"][1]
     arrays = {"wt": np.ascontiguousarray(weights["w"].T), "b": np.ones(N, F), "matrix": np.array([-1, K])} | SHAPES
-    model = model_of(body, arrays, inputs=f"float[B, M, {K}] x")
+    model = model_of(body, arrays, opset=21, inputs=f"float[B, M, {K}] x")
     converted = rewrite(model).to_proto()
     assert product_of(converted)["group_size"] == 16
     expected = stock_session(model).run(None, DATA)[0]

@@ -523,6 +523,17 @@ def test_sums_that_may_overflow(depth: int, fits: bool) -> None:
         assert ["overflow" in finding.reason for finding in result.report.left] == [True]
 
 
+@pytest.mark.parametrize(("depth", "zero_point", "fits"), [(33025, 5, True), (33026, 5, False), (65793, 0, True)])
+def test_long_integer_products(depth: int, zero_point: int, fits: bool) -> None:
+    """33025 * 255 * 255 fits int32. Beyond, the sums may wrap, as those of MatMulInteger do."""
+    weights = {"w": np.full((depth, 1), -128, np.int8), "wz": np.int8(zero_point), "zq": np.uint8(0)}
+    body = "i = MatMulInteger(q, w, zq, wz)\n f = Cast<to = 1>(i)\n y = Mul(f, s)"
+    model = model_of(body, weights, inputs=f"uint8[M, {depth}] q, float s")
+    report = check(model, {"q": np.full((2, depth), 255, np.uint8), "s": np.array(0.5, F)})
+    assert found(report) == (["QuantizedMatMul"] if fits else [])
+    assert fits or ["overflow" in finding.reason for finding in report.left] == [True]
+
+
 def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
     body = "a = Abs(x)\n m = ReduceMax<keepdims = 1>(a, lead)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n t = Div(x, s)\n"
     body += "r = Round(t)\n c = Clip(r, low, high)\n dx = Mul(c, s)\n y = MatMul(dx, w)"

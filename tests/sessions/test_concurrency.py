@@ -16,10 +16,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, handwritten, options, parse
+from helpers import Array, assert_same, handwritten, matmul_inputs, options, parse
 
 import ort_dynq
 from ort_dynq import kernels
+from ort_dynq.operators import reference
 
 THREADS = 8
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 127, 1, 1e-7, 3e38, 1])
@@ -119,6 +120,73 @@ def test_both_backends_at_once(alone: list[list[Array]]) -> None:
             same(sessions[(index + turn) % 2].run(None, INPUTS[index]), alone[index])
 
     at_once(work)
+
+
+# Products. Each is cut into several tasks; with 17 rows or more, AMX uses tiles.
+
+SHAPES = ((1, 768, 2500), (17, 515, 700), (67, 300, 515), (130, 768, 257))  # rows, depth, columns
+FORMS = ({"bits": 8, "group_size": 0}, {"bits": 4, "group_size": 0}, {"bits": 8, "group_size": 32})
+NAMES = ("src", "scale", "zero_point", "weight", "weight_zero_point", "column_scale", "column_sum", "bias")
+TYPES = ("uint8", "float", "uint8", "int8", "int8", "float", "int32", "float")
+REST = ", ".join(NAMES[1:])
+HEADS = ", ".join(f"{type_}[] {name}" for type_, name in zip(TYPES, NAMES, strict=True))
+
+
+def product_feeds(
+    seed: int, rows: int, depth: int, columns: int, bits: int = 8, group_size: int = 0
+) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    depth = depth // 32 * 32 if group_size else depth
+    inputs, _ = matmul_inputs(rng, (rows, depth), columns, bits=bits, group_size=group_size)
+    return dict(zip(NAMES, inputs, strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form['bits']}-{form['group_size']}")
+def test_threads_do_not_change_products(product_isa: str, form: dict[str, int]) -> None:
+    given = form | {"scale_order": 2}
+    body = f"dst = ort_dynq.QuantizedMatMul<{', '.join(f'{name} = {value}' for name, value in given.items())}>"
+    model = parse(HEADS, "float[] dst", f"{body}({', '.join(NAMES)})")
+    problems = [product_feeds(seed, *shape, **form) for seed, shape in enumerate(SHAPES)]
+    expected = [reference.run("QuantizedMatMul", list(problem.values()), **given) for problem in problems]
+    for threads in (1, 2, 3, 5):
+        session = open_session("native", threads, model=model)
+        for problem, right in zip(problems, expected, strict=True):
+            same(session.run(None, problem), right)
+
+    def work(index: int) -> None:
+        for turn in range(len(problems)):
+            which = (index + turn) % len(problems)
+            same(session.run(None, problems[which]), expected[which])
+
+    at_once(work, 4)
+
+
+def test_products_of_onnxruntime_and_ours_take_turns(product_isa: str) -> None:
+    """On CPUs with AMX, both configure the tiles of the same threads."""
+    rng = np.random.default_rng(0)
+    problem = product_feeds(0, 67, 300, 515)
+    plain = rng.integers(-63, 64, (300, 130)).astype(np.int8)  # ONNX Runtime adds pairs without saturation
+    turns = range(6)
+    body, before = "shape = Shape(src)\n", "src"
+    for turn in turns:  # each product waits for the one before, since it needs its size
+        for name, product in (
+            ("i", "MatMulInteger({codes}, plain)"),
+            ("d", f"ort_dynq.QuantizedMatMul({{codes}}, {REST})"),
+        ):
+            at = f"{name}{turn}"
+            body += (
+                f"size_{at} = Size({before}) one_{at} = Div(size_{at}, size_{at}) shape_{at} = Mul(shape, one_{at})\n"
+            )
+            body += f"codes_{at} = Reshape(src, shape_{at}) {at} = {product.format(codes=f'codes_{at}')}\n"
+            before = at
+    tails = ", ".join(f"int32[] i{turn}, float[] d{turn}" for turn in turns)
+    model = parse(f"{HEADS}, int8[] plain", tails, body)
+    ours = reference.run("QuantizedMatMul", list(problem.values()))[0]
+    theirs = problem["src"].astype(np.int32) @ plain.astype(np.int32)
+    for threads in (1, 2, 3):
+        session = open_session("native", threads, model=model)
+        for _ in range(20):
+            same(session.run(None, problem | {"plain": plain}), [theirs, ours] * len(turns))
 
 
 def test_instruction_sets_are_switched_during_runs(alone: list[list[Array]]) -> None:

@@ -224,15 +224,17 @@ def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
     Raises:
         Left: The groups do not divide a row, or are not known, or QuantizedMatMul has no groups of this size.
     """
-    reshape = producer_of(skip_identity(value), "Reshape")
+    reshape, block = producer_of(skip_identity(value), "Reshape"), _block(source)
     if reshape is None:
-        return _checked_group(_block(source), depth)
+        return _checked_group(block, depth)
     if _has_one_scale(source):
         return 0
     before = reshape.inputs[0]
     length = before.shape[-1] if before is not None and before.shape else None
-    if not isinstance(length, int):
+    if not isinstance(length, int) or length < 1 or (block and length != depth):
         raise Left("the activation is reshaped so that its rows may change")
+    if block:
+        return _checked_group(block, depth)
     if not _has_scale_of_each_row(source):
         raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
     return _checked_group(length, depth)
@@ -243,7 +245,7 @@ def _checked_group(group_size: int, depth: int) -> int:
         return 0
     if depth % group_size:
         raise Left(f"groups of {group_size} elements that share a scale do not divide a row of {depth}")
-    if group_size % GROUP_UNIT:
+    if group_size < 0 or group_size % GROUP_UNIT:
         raise Left(f"groups of {group_size} elements share a scale, expected a multiple of {GROUP_UNIT}")
     return group_size
 

@@ -31,6 +31,7 @@ from ..rule import Context, Rule
 
 # On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which saturates with larger weights.
 _LARGEST_UNSATURATED_WEIGHT = 64
+_OTHER_NUMBERS = "the numbers subtracted from the sums are not a zero point times the sums of the weights"
 
 
 def _apply(node: ir.Node, context: Context) -> Edit | None:
@@ -87,8 +88,10 @@ def _as_one_operator(node: ir.Node, codes: ir.Value, weights: ir.Value, tail: Ta
     number = 0 if zero_point is None else constant_scalar(zero_point)
     if tail.subtracted is not None:
         number = _zero_point_of(tail.subtracted, number, grid)
-        if number is None or not 0 <= number + 128 * is_signed <= 255:
-            raise Left("the numbers subtracted from the sums are not a zero point times the sums of the weights")
+        if number is None:
+            raise Left(_OTHER_NUMBERS)
+    if number is not None and not 0 <= number + 128 * is_signed <= 255:
+        raise Left(_OTHER_NUMBERS)
     edit = context.edit("QuantizedMatMul", node)
     unsigned = context.shared(UnsignedCodes)
     if number is not None:
@@ -112,8 +115,8 @@ def _grid(weights: ir.Value, zero_point: ir.Value | None, facts: Facts) -> Grid:
     )
     if elements is None or (zero_point is not None and zeros is None):
         raise Left("the weights or their zero points are computed at run time")
-    if not elements.size:
-        raise Left("the weights have no elements")
+    if elements.ndim != 2 or not elements.size:
+        raise Left("the weights are not a matrix, or empty")
     columns = elements.shape[1]
     if zeros is None:
         zeros = np.zeros(1, elements.dtype)
