@@ -155,7 +155,7 @@ class QuantizedMatMul : public Node {
 
     void copy_row(const uint8_t* from, int64_t depth, uint8_t flip, uint8_t* to) const {
       for (int64_t i = 0; i < depth; ++i) to[i] = from[i] ^ flip;
-      for (int64_t i = depth; i < all.depth; ++i) to[i] = 0;
+      std::memset(to + depth, 0, static_cast<size_t>(all.depth - depth));
     }
 
     void add_row(const uint8_t* from, int64_t depth, uint8_t flip, int32_t* sums) const {
