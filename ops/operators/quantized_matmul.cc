@@ -212,8 +212,8 @@ class QuantizedMatMul : public Node {
         }
     }
 
-    // ONNX Runtime gives each thread as many tasks as the others, adjacent ones. A strip of columns is cut into rows
-    // only if there are too few strips: its weights then stay in the caches for all rows.
+    // A strip of columns is cut into rows only if there are too few strips: its weights then stay in the caches for all
+    // rows.
     void run(Context& context, ProductKernel kernel, int64_t bits) const {
       const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
       const int64_t units = (all.rows + unit - 1) / unit;
