@@ -406,7 +406,7 @@ def linear(quantize: Callable[[Tensor], Tensor], inputs: int = 20, outputs: int 
 UNSIGNED = activations(2, 7, 20, high=16.0, tensor=True)
 SIGNED = activations(2, 7, 20)
 TOKENS = activations(2, 7, 20, zero_row=True)
-WIDE_TOKENS = activations(2, 7, 64, high=16.0, zero_row=True)
+WIDE_TOKENS = activations(2, 7, 256, high=16.0, zero_row=True)
 CHANNELS = activations(3, 5, 11, high=16.0, channel=1)
 COLUMNS = activations(2, 7, 20, channel=2)
 TWO_AXES = {"x": {0: "batch", 1: "tokens"}}
@@ -470,11 +470,11 @@ MODELS: dict[str, Callable[[], Example]] = {
     "torch_token_deferred": partial(export, partial(Deferred, 20, 13), TOKENS),
     "torch_group": partial(export, linear(partial(group_wise, group=5)), TOKENS, dynamic=TWO_AXES),
     "torch_group_product": partial(
-        export, partial(GridLinear, partial(group_wise, group=32), 64, 20, 64, 127), WIDE_TOKENS, dynamic=TWO_AXES
+        export, partial(GridLinear, partial(group_wise, group=32), 256, 96, 64, 127), WIDE_TOKENS, dynamic=TWO_AXES
     ),
     "torchscript_group_product": partial(
         export,
-        partial(GridLinear, partial(group_wise_asymmetric, group=16), 64, 20, 16, 7),
+        partial(GridLinear, partial(group_wise_asymmetric, group=16), 256, 96, 16, 7),
         WIDE_TOKENS,
         dynamo=False,
         opset=17,

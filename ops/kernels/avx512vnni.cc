@@ -12,7 +12,8 @@ namespace dynq {
 namespace {
 
 struct P {
-  static constexpr int kLanes = 16, kSteps = 1, kBlocks = 4, kGroupBlocks = 2;
+  static constexpr int64_t kLanes = 16;
+  static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
   using I = __m512i;
   using F = __m512;
 
@@ -20,6 +21,7 @@ struct P {
   static I set1(int32_t value) { return _mm512_set1_epi32(value); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }

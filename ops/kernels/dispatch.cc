@@ -22,14 +22,14 @@ namespace dynq {
 namespace {
 
 // Clang 14 does not know these names for __builtin_cpu_supports.
-[[maybe_unused]] bool has_avxvnni() {
+[[maybe_unused]] bool has_avxvnni() noexcept {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
 }
 
 // Whether the CPU has AMX-int8 and the operating system lets this process use it. Linux wants to be asked, once for all
 // threads; it refuses if an alternative signal stack is too small for the tiles.
-[[maybe_unused]] bool has_amx() {
+[[maybe_unused]] bool has_amx() noexcept {
 #if defined(ORT_DYNQ_TILE_STAND_IN)  // tests: functions in place of the instructions
   return true;
 #elif defined(__linux__)

@@ -155,7 +155,7 @@ class QuantizedMatMul : public Node {
 
     void copy_row(const uint8_t* from, int64_t depth, uint8_t flip, uint8_t* to) const {
       for (int64_t i = 0; i < depth; ++i) to[i] = from[i] ^ flip;
-      for (int64_t i = depth; i < all.depth; ++i) to[i] = 0;
+      std::memset(to + depth, 0, static_cast<size_t>(all.depth - depth));
     }
 
     void add_row(const uint8_t* from, int64_t depth, uint8_t flip, int32_t* sums) const {
@@ -212,8 +212,8 @@ class QuantizedMatMul : public Node {
         }
     }
 
-    // ONNX Runtime gives each thread as many tasks as the others, adjacent ones. A strip of columns is cut into rows
-    // only if there are too few strips: its weights then stay in the caches for all rows.
+    // A strip of columns is cut into rows only if there are too few strips: its weights then stay in the caches for all
+    // rows.
     void run(Context& context, ProductKernel kernel, int64_t bits) const {
       const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
       const int64_t units = (all.rows + unit - 1) / unit;

@@ -100,7 +100,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torchao_8da4w_asymmetric": PRODUCT,
     "torchao_8da8w_group": PRODUCT,
     "torchao_qat": PRODUCT,
-    "torchao_qat_8da4w": PRODUCT,
+    "torchao_qat_8da4w": WHOLE,
     "torchscript_bitnet": WHOLE,
     "torchscript_channel_last": FAKE | MAGNITUDE,
     "torchscript_group_product": PRODUCT,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import helpers
 import numpy as np
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
@@ -64,3 +66,40 @@ def test_small_tensors_beside_what_is_fused() -> None:
     assert reasons(alone, inputs, "float[4,4] y") == [SMALL.format(16)]
     pair = "p = QuantizeLinear(x, s, z) y = DequantizeLinear(p, s, z)"
     assert reasons(pair, "float[4,4] x, float s, uint8 z", "float[4,4] y") == [""]  # two nodes become one
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "has_groups_of_activation", "is_left"),
+    [
+        ("2, 7", 13, False, True),
+        ("2, 7", 19, False, False),
+        ("n, m", 4, False, False),
+        ("2, 7", 292, True, True),
+        ("2, 7", 293, True, False),
+        ("n, m", 63, True, True),
+        ("n, m", 64, True, False),
+    ],
+)
+def test_small_products_of_groups(rows: str, columns: int, has_groups_of_activation: bool, is_left: bool) -> None:
+    """32 products for each row and column; scales of an activation in groups are reshaped by further nodes."""
+    codes = np.random.default_rng(0).integers(-8, 8, (2, 16, columns))
+    codes[:, 0] = 7
+    weights = codes * np.random.default_rng(1).uniform(0.5, 1, (2, 1, columns)).astype(np.float32)
+    split = "g = Reshape(x, split)" if has_groups_of_activation else "g = Identity(x)"
+    joined = "dx = Reshape(d, joined)" if has_groups_of_activation else "dx = Identity(d)"
+    model = helpers.parse(
+        f"float[{rows}, 32] x",
+        f"float[{rows}, {columns}] y",
+        f"""split = Constant<value_ints = [0, 0, 2, 16]>() joined = Constant<value_ints = [0, 0, 32]>()
+            last = Constant<value_ints = [-1]>() c = Constant<value_float = 127.0>()
+            low = Constant<value_float = -128.0>() {split}
+            a = Abs(g) m = ReduceMax(a, last) s = Div(m, c) t = Div(g, s) r = Round(t) k = Clip(r, low, c)
+            d = Mul(k, s) {joined} w = Constant<value = float[1] {{0.0}}>() y = MatMul(dx, w)""",
+    )
+    constant = next(node for node in model.graph.node if node.output[0] == "w")
+    constant.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(weights.reshape(32, columns).astype(np.float32)))
+    report = rewrite(model).report
+    (product,) = (finding for finding in report.findings if finding.op_type == "MatMul")
+    assert (product.operator is None) == is_left
+    if is_left:
+        assert product.reason == "the product is too small: its groups cost more than integers save"

@@ -4,11 +4,12 @@
 // A P::I has P::kLanes int32, one for each of as many adjacent columns; a P::F as many floats. P::dot adds the products
 // of a quad, which is 4 adjacent k, from P::quad(codes) and P::weights<0>(weights). If P::kSteps is 2, P::widen makes
 // two quads of each, for P::weights<0> and P::weights<1>. P::dot4 takes two quads. P::kBlocks and P::kGroupBlocks are
-// the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums fit the registers.
+// the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums fit the registers. For kFewRows or
+// fewer it is P::kFewRowsBlocks.
 
-constexpr int kMostRows = 6, kManyRows = 4, kFewRows = 2;
-constexpr int kVectors = static_cast<int>(kBlockColumns) / P::kLanes;  // of a block
-constexpr int64_t kBlockBytes = kBlockColumns * kQuad;                 // a quad of 8-bit weights, two of 4-bit weights
+constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
+constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
+constexpr int64_t kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -20,23 +21,22 @@ inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder orde
 template <int kBlocks>
 struct Weights {
   const int8_t* of[kBlocks];
-  int64_t stride;
 
-  // A few rows wait for memory. The CPU fetches ahead within a block, but not where the next blocks begin.
-  void prefetch(int64_t at) const {
-    constexpr int64_t kAhead = 1024;
-    const int64_t ahead = at + kAhead + (at + kAhead < stride ? 0 : (kBlocks - 1) * stride);
-#pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(of[b] + ahead);
-  }
-
-  Weights(const ProductBlock& block, int64_t col) : stride(block.weights_stride) {
+  Weights(const ProductBlock& block, int64_t col) {
     const int64_t first = col / kBlockColumns, last = (block.cols - 1) / kBlockColumns;
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b)
       of[b] = block.weights + (first + b < last ? first + b : last) * block.weights_stride;
   }
 };
+
+template <int kRows, int kSums>
+inline void add(P::I (&sums)[kRows][kSums], const P::I (&others)[kRows][kSums]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) sums[r][v] = P::add(sums[r][v], others[r][v]);
+}
 
 template <int kStep, int kRows, int kBlocks, class Sums>
 inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, Sums& sums) {
@@ -57,10 +57,18 @@ template <int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
   if constexpr (P::kSteps == 1) {
-    for (int64_t quad = from; quad < to; ++quad) {
-      if constexpr (kRows <= kFewRows) weights.prefetch(quad * kBlockBytes);
-      dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
+    int64_t quad = from;
+    if constexpr (kRows <= kFewRows) {
+      Sums split[P::kSplit] = {};
+      for (; quad + P::kSplit <= to; quad += P::kSplit)
+#pragma GCC unroll 8
+        for (int s = 0; s < P::kSplit; ++s)
+          dot_step<0, kRows, kBlocks>(codes + (quad + s) * kQuad, stride, weights, (quad + s) * kBlockBytes, split[s]);
+#pragma GCC unroll 8
+      for (int s = 0; s < P::kSplit; ++s) add(sums, split[s]);
     }
+    for (; quad < to; ++quad)
+      dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
   } else {
     constexpr int64_t kWidened = 64;  // quads at once, which stay in the first-level cache
     uint8_t wide[P::kSteps][kRows][kWidened * kQuad];
@@ -70,7 +78,6 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
         Type::widen(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
       for (int64_t quad = 0; quad < count; ++quad) {
         const int64_t at = (first + quad) * kBlockBytes;
-        if constexpr (kRows <= kFewRows) weights.prefetch(at);
         dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
         dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
       }
@@ -78,32 +85,51 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
   }
 }
 
-// As above, for 4-bit weights, whose zero points are `zps`. `from` and `to` are even.
+// The products of quads `quad` and `quad` + 1 with 4-bit weights, whose zero points are `zps`.
 template <int kRows, int kBlocks, class Sums>
-inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
-                          int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
-  for (int64_t quad = from; quad < to; quad += 2) {
-    if constexpr (kRows <= kFewRows) weights.prefetch(quad / 2 * kBlockBytes);
-    typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
+inline void dot_step4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t quad,
+                      const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
+  typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kBlocks * kVectors; ++v) {
-      const int64_t at = quad / 2 * kBlockBytes + v % kVectors * P::kLanes * kQuad;
-      P::halves(weights.of[v / kVectors] + at, zps[v], low[v], high[v]);
-    }
+  for (int v = 0; v < kBlocks * kVectors; ++v) {
+    const int64_t at = quad / 2 * kBlockBytes + v % kVectors * P::kLanes * kQuad;
+    P::halves(weights.of[v / kVectors] + at, zps[v], low[v], high[v]);
+  }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const uint8_t* from_row = codes + r * stride + quad * kQuad;
-      const auto c0 = P::quad(from_row), c1 = P::quad(from_row + kQuad);
+  for (int r = 0; r < kRows; ++r) {
+    const uint8_t* from = codes + r * stride + quad * kQuad;
+    const auto c0 = P::quad(from), c1 = P::quad(from + kQuad);
 #pragma GCC unroll 8
-      for (int v = 0; v < kBlocks * kVectors; ++v) sums[r][v] = P::dot4(sums[r][v], c0, c1, low[v], high[v]);
-    }
+    for (int v = 0; v < kBlocks * kVectors; ++v) sums[r][v] = P::dot4(sums[r][v], c0, c1, low[v], high[v]);
   }
 }
 
+// As dot_products(), for 4-bit weights. `from` and `to` are even.
+template <int kRows, int kBlocks, class Sums>
+inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
+                          int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
+  int64_t quad = from;
+  if constexpr (kRows <= kFewRows) {
+    Sums others = {};
+    for (; quad + 4 <= to; quad += 4) {
+      dot_step4<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
+      dot_step4<kRows, kBlocks>(codes, stride, weights, quad + 2, zps, others);
+    }
+    add(sums, others);
+  }
+  for (; quad < to; quad += 2) dot_step4<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
+}
+
+#ifdef __clang__
+#define ORT_DYNQ_ONE_COPY __attribute__((noinline))
+#else
+#define ORT_DYNQ_ONE_COPY __attribute__((noinline, noclone))  // GCC would make a copy for each number of rows
+#endif
+
 // dst of `rows` rows and `width` columns, from float(exact) of one group or from the sum of several. A scale that
 // varies has multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
-__attribute__((noinline)) inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
-                                             int64_t width, const float* reals) {
+ORT_DYNQ_ONE_COPY inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col, int64_t width,
+                                     const float* reals) {
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
   for (int64_t i = 0; i < width && col + i < block.cols; i += P::kLanes) {
     const int64_t at = col + i, n = block.cols - at;
@@ -155,13 +181,16 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
   typename P::Mask masks[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - v * P::kLanes);
+  typename P::I zps[kSums];
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) zps[v] = kBits == 4 ? P::zps4(P::set1(block.weight_zp)) : P::set1(block.weight_zp);
   typename P::F reals[kRows][kSums];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
   for (int64_t group = 0; group < groups; ++group) {
-    typename P::I sums[kRows][kSums], zps[kSums];
+    typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.zps + row * block.row_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
@@ -169,14 +198,14 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r][v] = P::mul(P::set1(-row_zps[r * block.row_groups]), column_sum);
     }
-    if (kBits == 4 || block.row_sums != nullptr)
+    if (weight_zps != nullptr) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kSums; ++v)
-        zps[v] = weight_zps == nullptr ? P::set1(block.weight_zp)
-                                       : P::load_zps(weight_zps + v * P::kLanes, block.cols - col - v * P::kLanes);
+      for (int v = 0; v < kSums; ++v) {
+        zps[v] = P::load_zps(weight_zps + v * P::kLanes, block.cols - col - v * P::kLanes);
+        if (kBits == 4) zps[v] = P::zps4(zps[v]);
+      }
+    }
     if constexpr (kBits == 4) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kSums; ++v) zps[v] = P::zps4(zps[v]);
       dot_products4<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, zps, sums);
     } else {
       if (block.row_sums != nullptr)
@@ -222,7 +251,7 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
     if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
     return write<kColumnFirst>(block, row, col, reals);
   }
-  float stored[kRows * kSums * P::kLanes];
+  float stored[P::kLanes * kRows * kSums];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
@@ -243,12 +272,16 @@ inline void for_rows(const ProductBlock& block, int64_t width, const RowsKernel 
     }
 }
 
+// A few rows wait for memory, which is fastest if it is read in order: block after block. From kFewRows + 1 rows on,
+// for_rows() takes no fewer at once.
 template <int kBits, bool kOneGroup, int kBlocks>
 void products(const ProductBlock& block) {
-  for_rows(block, kBlocks * kBlockColumns,
-           {some_rows<kBits, kOneGroup, kBlocks, 1>, some_rows<kBits, kOneGroup, kBlocks, 2>,
-            some_rows<kBits, kOneGroup, kBlocks, 3>, some_rows<kBits, kOneGroup, kBlocks, 4>,
-            some_rows<kBits, kOneGroup, kBlocks, 5>, some_rows<kBits, kOneGroup, kBlocks, 6>});
+  if (block.rows <= kFewRows)
+    for_rows(block, kBlockColumns, {some_rows<kBits, kOneGroup, 1, 1>, some_rows<kBits, kOneGroup, 1, 2>});
+  else
+    for_rows(block, kBlocks * kBlockColumns,
+             {nullptr, nullptr, some_rows<kBits, kOneGroup, kBlocks, 3>, some_rows<kBits, kOneGroup, kBlocks, 4>,
+              some_rows<kBits, kOneGroup, kBlocks, 5>, some_rows<kBits, kOneGroup, kBlocks, 6>});
 }
 
 constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>, products<8, false, P::kGroupBlocks>,

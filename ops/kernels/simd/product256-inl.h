@@ -1,7 +1,8 @@
 // What types of products with eight columns in a vector share. Needs AVX2.
 
 struct Product256 {
-  static constexpr int kLanes = 8, kBlocks = 1, kGroupBlocks = 1;
+  static constexpr int64_t kLanes = 8;
+  static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
   using I = __m256i;
   using F = __m256;
 

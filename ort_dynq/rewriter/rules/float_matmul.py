@@ -18,7 +18,7 @@ from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, group_size_of
 from ..builders.product_tail import Tail, check_length, column_vector, is_bias, is_row_scale
 from ..edit import Edit
-from ..facts.cost import is_tiny_product_of_rows
+from ..facts.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..facts.folding import evaluate
 from ..facts.grid import Grid, grid_of
 from ..facts.inference import Facts
@@ -49,6 +49,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     group_size = group_size_of(a, source, depth)
     if group_size and grid.group_size % group_size:
         raise Left(f"scales of the weights belong to groups of {grid.group_size}, of the activation to {group_size}")
+    if (group_size or grid.group_size) and is_tiny_product_of_groups(a, columns):
+        raise Left("the product is too small: its groups cost more than integers save")
     if group_size:
         grid = grid.split(group_size)
     check_length(grid)
