@@ -25,6 +25,7 @@ from helpers import (
     with_one_nan,
 )
 
+from ort_dynq.operators import reference
 from ort_dynq.operators.packing import pack, packed_shape, unpack
 
 NAMES = ("src", "scale", "zero_point", "weight", "weight_zero_point", "column_scale", "column_sum", "bias")
@@ -134,6 +135,17 @@ def test_weight_zero_points(product_isa: str, bits: int, zero_points: str) -> No
     for rows, depth, columns, codes in itertools.product((1, 4, 7, 35), (1, 60, 67), (5, 64, 75), CODES):
         case = matmul_inputs(rng, (rows, depth), columns, bits=bits, codes=codes, zero_points=zero_points)
         check("native", case, bits=bits, scale_order=depth % 3)
+
+
+@pytest.mark.parametrize("zero_points", ["one", "all"])
+def test_only_4_bits_of_zero_points_of_4_bit_weights_count(product_isa: str, zero_points: str) -> None:
+    rng = np.random.default_rng(2)
+    given = GIVEN | {"bits": 4, "group_size": 32, "scale_order": 2}
+    inputs, weights = matmul_inputs(rng, (3, 64), 37, bits=4, group_size=32, zero_points=zero_points)
+    right = expected(inputs, weights, given)
+    inputs[4] = np.asarray(inputs[4] + 16 * rng.integers(-8, 8, inputs[4].shape), np.int8)
+    assert_same(run("native", inputs, given), right)
+    assert_same(with_one_nan(reference.run("QuantizedMatMul", inputs, **given)[0]), right)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 48])
