@@ -167,11 +167,12 @@ class QuantizedMatMul : public Node {
       }
     }
 
-    // Rows and k of the last tiles that do not exist are 0.
+    // Rows and k of the last tiles that do not exist are 0. A row of a tile has the size of a cache line, and is one.
     void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
       const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
       all.codes_stride = round_up(depth, kTileBytes) * kTileRows;
-      uint8_t* tiles = codes.allocate(row_tiles * all.codes_stride);
+      uint8_t* tiles = codes.allocate(row_tiles * all.codes_stride + kTileBytes - 1);
+      tiles += -reinterpret_cast<uintptr_t>(tiles) % kTileBytes;
       all.codes = tiles;
       const int64_t tasks = part_count(all.rows * depth, row_tiles);
       run_tasks(context, tasks, [&](int64_t task) {

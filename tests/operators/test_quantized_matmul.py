@@ -25,6 +25,7 @@ from helpers import (
     with_one_nan,
 )
 
+from ort_dynq import DynqError, kernels
 from ort_dynq.operators import reference
 from ort_dynq.operators.packing import pack, packed_shape, unpack
 
@@ -365,6 +366,17 @@ def test_wrong_attributes(backend: str, given: dict[str, int], text: str) -> Non
     inputs, _ = matmul_inputs(np.random.default_rng(0), (2, 32), 4)
     with pytest.raises(Exception, match=re.escape(f"QuantizedMatMul: {text}")):
         run(backend, inputs, given)
+
+
+@pytest.mark.parametrize("rows", [2**50, 2**60])
+def test_an_output_larger_than_memory(backend: str, rows: int) -> None:
+    inputs, _ = matmul_inputs(np.random.default_rng(0), (1, 0), 4)
+    inputs[0], inputs[1], inputs[2] = np.zeros((rows, 0), np.uint8), np.float32(1), np.uint8(0)
+    inputs = [np.asarray(array) for array in inputs]
+    with pytest.raises(DynqError, match="no memory for output 0"):
+        kernels.run("QuantizedMatMul", inputs)
+    with pytest.raises(Exception, match=r"(?i)memory|overflow|alloc"):
+        run(backend, inputs, {})
 
 
 @native_only
