@@ -1,7 +1,4 @@
-"""The NumPy reference gives the kernels' results and errors, and replaces a library that cannot be loaded.
-
-More than 450 lines: one generator of cases for each operator, and one list of mistakes.
-"""
+"""The NumPy reference gives the kernels' results and errors, and replaces a library that cannot be loaded."""
 
 from __future__ import annotations
 
