@@ -48,7 +48,10 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) 
     outputs: list[Array] = []
 
     def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
-        outputs.append(np.empty(dims[:rank], _DTYPES[number]))
+        try:
+            outputs.append(np.empty(dims[:rank], _DTYPES[number]))
+        except (MemoryError, ValueError):  # the library reports null; an exception would return an undefined address
+            return 0
         return _address(outputs[-1])
 
     message = ctypes.create_string_buffer(_MESSAGE_SIZE)

@@ -44,7 +44,6 @@ struct V {
   static I round(F a) { return _mm256_cvtps_epi32(a); }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
-  static I mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static I load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

@@ -42,7 +42,6 @@ struct V {
   static I round(F a) { return _mm512_cvtps_epi32(a); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
-  static I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static I load(const int32_t* p) { return _mm512_loadu_si512(p); }

@@ -27,9 +27,7 @@ struct P {
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
-  static I load(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
-  static void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
   using Mask = __mmask16;
   static Mask first(int64_t n) { return static_cast<Mask>(n >= kLanes ? 0xffff : n > 0 ? (1u << n) - 1 : 0); }
   static F load_part(const float* p, Mask mask) { return _mm512_maskz_loadu_ps(mask, p); }

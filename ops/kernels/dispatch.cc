@@ -19,24 +19,39 @@
 namespace dynq {
 
 #ifdef ORT_DYNQ_X86
+extern const KernelTable kAvx2Kernels, kAvx512Kernels;
+extern const ProductKernels kAvx2Products, kAvxVnniProducts, kAvx512VnniProducts, kAmxProducts;
+#endif
+
 namespace {
 
-// Clang 14 does not know these names for __builtin_cpu_supports.
+#ifdef ORT_DYNQ_X86
+bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() noexcept {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+bool has_avx512vnni() noexcept { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+// Clang 14 does not know this name for __builtin_cpu_supports.
 [[maybe_unused]] bool has_avxvnni() noexcept {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
 }
 
 // Whether the CPU has AMX-int8 and the operating system lets this process use it. Linux wants to be asked, once for all
 // threads; it refuses if an alternative signal stack is too small for the tiles.
 [[maybe_unused]] bool has_amx() noexcept {
 #if defined(ORT_DYNQ_TILE_STAND_IN)  // tests: functions in place of the instructions
-  return true;
+  return has_avx512vnni();
 #elif defined(__linux__)
   static const bool result = [] {
     constexpr unsigned kXgetbvBit = 1u << 27, kTileBits = 3u << 24, kStateBits = 3u << 17;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (!has_avx512vnni()) return false;
     if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kXgetbvBit) == 0) return false;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTileBits) != kTileBits) return false;
     asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
@@ -47,48 +62,25 @@ namespace {
   return false;
 #endif
 }
-
-}  // namespace
 #endif
 
-// Best first; the portable kernels follow. To add an instruction set, write a file whose second line gives its compiler
-// options (as avx2.cc; the build reads them), and add a line here: the name, the elementwise kernels, the products, and
-// the CPU's features that they need. The build defines ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
+// Best first. To add an instruction set, write a file whose second line gives its compiler options (as avx2.cc; the
+// build reads them), declare its tables above, and add a line here: the name, the elementwise kernels, the products,
+// and whether the CPU has what they need. The build defines ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
+const InstructionSet kInstructionSets[] = {
 #ifdef ORT_DYNQ_X86
-#define ORT_DYNQ_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-#define ORT_DYNQ_AVX512                                                                                             \
-  (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && \
-   __builtin_cpu_supports("avx512dq"))
-#define ORT_DYNQ_AVX512VNNI (ORT_DYNQ_AVX512 && __builtin_cpu_supports("avx512vnni"))
-#ifdef ORT_DYNQ_WITHOUT_AVXVNNI
-#define ORT_DYNQ_AVXVNNI(X)
-#else
-#define ORT_DYNQ_AVXVNNI(X) X("avxvnni", kAvx2Kernels, kAvxVnniProducts, ORT_DYNQ_AVX2&& has_avxvnni())
+#ifndef ORT_DYNQ_WITHOUT_AMX
+    {"amx", &kAvx512Kernels, &kAmxProducts, has_amx},
 #endif
-#ifdef ORT_DYNQ_WITHOUT_AMX
-#define ORT_DYNQ_AMX(X)
-#else
-#define ORT_DYNQ_AMX(X) X("amx", kAvx512Kernels, kAmxProducts, ORT_DYNQ_AVX512VNNI&& has_amx())
+    {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, has_avx512vnni},
+    {"avx512", &kAvx512Kernels, &kAvx2Products, has_avx512},
+#ifndef ORT_DYNQ_WITHOUT_AVXVNNI
+    {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni},
 #endif
-#define ORT_DYNQ_INSTRUCTION_SETS(X)                                        \
-  ORT_DYNQ_AMX(X)                                                           \
-  X("avx512vnni", kAvx512Kernels, kAvx512VnniProducts, ORT_DYNQ_AVX512VNNI) \
-  X("avx512", kAvx512Kernels, kAvx2Products, ORT_DYNQ_AVX512)               \
-  ORT_DYNQ_AVXVNNI(X) X("avx2", kAvx2Kernels, kAvx2Products, ORT_DYNQ_AVX2)
-#else
-#define ORT_DYNQ_INSTRUCTION_SETS(X)
+    {"avx2", &kAvx2Kernels, &kAvx2Products, has_avx2},
 #endif
-
-#define ORT_DYNQ_DECLARE(name, kernels, products, is_supported) \
-  extern const KernelTable kernels;                             \
-  extern const ProductKernels products;
-ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_DECLARE)
-
-namespace {
-
-#define ORT_DYNQ_ENTRY(name, kernels, products, is_supported) {name, &kernels, &products, [] { return is_supported; }},
-const InstructionSet kInstructionSets[] = {ORT_DYNQ_INSTRUCTION_SETS(ORT_DYNQ_ENTRY){
-    "portable", &portable_kernels(), &kPortableProducts, [] { return true; }}};
+    {"portable", &portable_kernels(), &kPortableProducts, [] { return true; }},
+};
 
 std::atomic<const InstructionSet*> active{nullptr};
 

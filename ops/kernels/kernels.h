@@ -24,17 +24,8 @@
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
 // kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
-// products: codes of rows times packed weights, to floats. The depth is cut into groups.
-//
-//   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)    in int32, which wraps
-//   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale * row_scale
-//   dst = sum * column_scale * row_scale + bias
-//
-// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies:
-//
-//   kScalesFirst    dst = sum * (row_scale * column_scale) + bias
-//   kRowFirst       dst = sum * row_scale * column_scale + bias
-//   kColumnFirst    dst = sum * column_scale * row_scale + bias
+// products: codes of rows times packed weights, to floats. portable.cc has the arithmetic, and the order of the
+// operations on floats.
 //
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
@@ -149,14 +140,13 @@ struct ProductBlock {
   int64_t weights_stride;  // from a block of 16 columns to the next
   float* dst;
   int64_t dst_stride;
-  bool stream;          // as for blocks of elementwise kernels; kernels may ignore it
-  const float* scales;  // per row: [rows][row_groups]
-  const int32_t* zps;   // per row: [rows][row_groups]
-  int64_t row_groups;   // 1 or `groups`
-  const int32_t*
-      row_sums;  // sums of codes, [rows][groups]; null: 8-bit weights have no zero points, or weights are 4-bit
-  const int8_t* weight_zps;    // [groups][columns]; null: all are `weight_zp`
-  int32_t weight_zp;           // of 4-bit weights the low 4 bits count, so that differences fit 5 bits
+  bool stream;                 // as for blocks of elementwise kernels; kernels may ignore it
+  const float* scales;         // per row: [rows][row_groups]
+  const int32_t* zps;          // per row: [rows][row_groups]
+  int64_t row_groups;          // 1 or `groups`
+  const int32_t* row_sums;     // of codes, [rows][groups]; null: 4-bit weights, or 8-bit weights without zero points
+  const int8_t* weight_zps;    // [groups][columns]; null: all are `weight_zp`. Of 4-bit weights the low 4 bits count,
+  int32_t weight_zp;           // so that weights minus zero points fit 5 bits.
   const float* column_scales;  // [column_groups][columns]
   int64_t column_groups;       // 1 or `groups`
   const int32_t* column_sums;  // [groups][columns]
@@ -220,7 +210,7 @@ extern const ProductKernels kPortableProducts;
 #define ORT_DYNQ_AFFINE_TABLE \
   {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyByTheReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
 
-// An instruction set, as the list in dispatch.cc has it.
+// An instruction set of the list in dispatch.cc.
 struct InstructionSet {
   const char* name;
   const KernelTable* kernels;

@@ -276,7 +276,21 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   }
 }
 
-// Products widen codes and weights to int16, kWidened k at once, for the dot products that CPUs have for these.
+// Products. The depth is cut into groups; exact[g] is an int32, which wraps.
+//
+//   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)
+//   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale[g] * row_scale[g]
+//   dst = sum * column_scale * row_scale + bias
+//
+// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies:
+//
+//   kScalesFirst    dst = sum * (row_scale * column_scale) + bias
+//   kRowFirst       dst = sum * row_scale * column_scale + bias
+//   kColumnFirst    dst = sum * column_scale * row_scale + bias
+//
+// Operations of equal precedence are done from left to right.
+
+// The loops widen codes and weights to int16, kWidened k at once, for the dot products that CPUs have for these.
 constexpr int64_t kWidened = 256, kWidenedUnit = 16, kProductRows = 16;
 
 // `quads` quads of a block of 16 columns, from quad `first`. 4-bit weights lose their zero points.

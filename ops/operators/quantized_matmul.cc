@@ -1,8 +1,8 @@
 // QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32.
 //
-// kernels.h has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts the output into
-// tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the kernel takes
-// tiles.
+// kernels/portable.cc has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts the
+// output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the
+// kernel takes tiles.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -75,7 +75,7 @@ class QuantizedMatMul : public Node {
     if (bias.shape.rank != 1) fail("bias has shape " + bias.shape.text() + ", expected one element for each column");
     all.columns = all.cols = bias.shape.dims[0];
     check_columns(column_sum, "column_sum", all.groups, all.columns);
-    check_columns(column_scale, "column_scale", all.groups, all.columns);
+    check_columns(column_scale, "column_scale", all.groups, all.columns, true);
     if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, all.columns);
     all.depth = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad);
     check_weight(weight.shape, all.columns, all.depth);
@@ -167,11 +167,12 @@ class QuantizedMatMul : public Node {
       }
     }
 
-    // Rows and k of the last tiles that do not exist are 0.
+    // Rows and k of the last tiles that do not exist are 0. A row of a tile has the size of a cache line, and is one.
     void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
       const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
       all.codes_stride = round_up(depth, kTileBytes) * kTileRows;
-      uint8_t* tiles = codes.allocate(row_tiles * all.codes_stride);
+      uint8_t* tiles = codes.allocate(row_tiles * all.codes_stride + kTileBytes - 1);
+      tiles += -reinterpret_cast<uintptr_t>(tiles) % kTileBytes;
       all.codes = tiles;
       const int64_t tasks = part_count(all.rows * depth, row_tiles);
       run_tasks(context, tasks, [&](int64_t task) {
@@ -250,10 +251,13 @@ class QuantizedMatMul : public Node {
 
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
-  static void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns) {
+  // `may_be_shared`: one row may serve all groups.
+  static void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns,
+                            bool may_be_shared = false) {
     const Shape& shape = tensor.shape;
-    const bool is_shared = std::strcmp(name, "column_scale") == 0 && shape.rank == 2 && shape.dims[0] == 1;
-    if (shape.rank == 2 && shape.dims[1] == columns && (shape.dims[0] == groups || is_shared)) return;
+    if (shape.rank == 2 && shape.dims[1] == columns &&
+        (shape.dims[0] == groups || (may_be_shared && shape.dims[0] == 1)))
+      return;
     fail(std::string(name) + " has shape " + shape.text() + ", expected " + std::to_string(groups) + "x" +
          std::to_string(columns) + ", one element for each group and column");
   }

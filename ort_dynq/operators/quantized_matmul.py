@@ -70,6 +70,7 @@ def _body(opset: int) -> str:
             }}
         >
         offset = Where(is_4bit, nothing, half)
+        base = Where(is_4bit, low_base, byte_base)
         by_depth = Transpose<perm = [1, 2, 4, 0, 3]>(codes)
         codes_shape = Shape(by_depth)
         depth_parts = Slice(codes_shape, n0, n3)
@@ -85,7 +86,8 @@ def _body(opset: int) -> str:
         groups_shape = Concat<axis = 0>(groups, size, columns)
         weights = {flat}(matrix_codes, groups_shape)
         signed_zero_points = Cast<to = 6>(weight_zero_point)
-        zero_points = Add(signed_zero_points, offset)
+        unbounded_zero_points = Add(signed_zero_points, offset)
+        zero_points = Mod(unbounded_zero_points, base)
         per_column = Concat<axis = 0>(groups, columns)
         expanded_zero_points = Expand(zero_points, per_column)
         per_group_and_column = Concat<axis = 0>(groups, n1, columns)
@@ -183,10 +185,8 @@ def _reference(
     depth, columns = src.shape[-1], bias.size
     weights = unpack(weight, depth, columns, given["bits"]).astype(np.int64)
     weights = weights.reshape(groups, depth // groups, columns)
-    if weight_zero_point.size == 1:
-        weights = weights - int(weight_zero_point.reshape(()))
-    else:
-        weights = weights - weight_zero_point.reshape(groups, 1, columns)
+    weight_zps = weight_zero_point.astype(np.int64) if given["bits"] == 8 else weight_zero_point.astype(np.int64) & 15
+    weights = weights - weight_zps.reshape((1, 1, 1) if weight_zps.size == 1 else (groups, 1, columns))
     lead = src.shape[:-1]
     rows = int(np.prod(lead))
     codes = src.reshape(rows, groups, depth // groups).astype(np.int64)
@@ -298,7 +298,10 @@ _INPUTS = (
         "of eight, the high half that of the k 4 later. Padding is 0.",
     ),
     Input(
-        "weight_zero_point", ("int8",), "The zero points of the weights: one element, or one for each group and column."
+        "weight_zero_point",
+        ("int8",),
+        "The zero points of the weights: one element, or one for each group and column. 4 bits: 0 to 15; of other "
+        "values only the low 4 bits count.",
     ),
     Input(
         "column_scale",

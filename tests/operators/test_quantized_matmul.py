@@ -25,6 +25,8 @@ from helpers import (
     with_one_nan,
 )
 
+from ort_dynq import DynqError, kernels
+from ort_dynq.operators import reference
 from ort_dynq.operators.packing import pack, packed_shape, unpack
 
 NAMES = ("src", "scale", "zero_point", "weight", "weight_zero_point", "column_scale", "column_sum", "bias")
@@ -134,6 +136,17 @@ def test_weight_zero_points(product_isa: str, bits: int, zero_points: str) -> No
     for rows, depth, columns, codes in itertools.product((1, 4, 7, 35), (1, 60, 67), (5, 64, 75), CODES):
         case = matmul_inputs(rng, (rows, depth), columns, bits=bits, codes=codes, zero_points=zero_points)
         check("native", case, bits=bits, scale_order=depth % 3)
+
+
+@pytest.mark.parametrize("zero_points", ["one", "all"])
+def test_only_4_bits_of_zero_points_of_4_bit_weights_count(product_isa: str, zero_points: str) -> None:
+    rng = np.random.default_rng(2)
+    given = GIVEN | {"bits": 4, "group_size": 32, "scale_order": 2}
+    inputs, weights = matmul_inputs(rng, (3, 64), 37, bits=4, group_size=32, zero_points=zero_points)
+    right = expected(inputs, weights, given)
+    inputs[4] = np.asarray(inputs[4] + 16 * rng.integers(-8, 8, inputs[4].shape), np.int8)
+    assert_same(run("native", inputs, given), right)
+    assert_same(with_one_nan(reference.run("QuantizedMatMul", inputs, **given)[0]), right)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 48])
@@ -353,6 +366,17 @@ def test_wrong_attributes(backend: str, given: dict[str, int], text: str) -> Non
     inputs, _ = matmul_inputs(np.random.default_rng(0), (2, 32), 4)
     with pytest.raises(Exception, match=re.escape(f"QuantizedMatMul: {text}")):
         run(backend, inputs, given)
+
+
+@pytest.mark.parametrize("rows", [2**50, 2**60])
+def test_an_output_larger_than_memory(backend: str, rows: int) -> None:
+    inputs, _ = matmul_inputs(np.random.default_rng(0), (1, 0), 4)
+    inputs[0], inputs[1], inputs[2] = np.zeros((rows, 0), np.uint8), np.float32(1), np.uint8(0)
+    inputs = [np.asarray(array) for array in inputs]
+    with pytest.raises(DynqError, match="no memory for output 0"):
+        kernels.run("QuantizedMatMul", inputs)
+    with pytest.raises(Exception, match=r"(?i)memory|overflow|alloc"):
+        run(backend, inputs, {})
 
 
 @native_only

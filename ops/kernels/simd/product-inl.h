@@ -52,7 +52,7 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
   }
 }
 
-// Adds the products of quads `from` to `to`.
+// Adds the products of quads `from` to `to`. `Type` is P; only a template may name a widen() that P does not have.
 template <int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {

@@ -16,7 +16,6 @@ struct Product256 {
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
-  static I load(const int32_t* p) { return load(static_cast<const void*>(p)); }
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
   static void store(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
