@@ -172,6 +172,18 @@ def test_shapes_are_inferred_once_in_each_function(callers_first: bool, monkeypa
     assert counts[1] - counts[0] == 8
 
 
+def test_weights_that_a_function_is_given() -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n, 4] x) => (float[n, 1] y)
+        <float[4, 1] w = {{1, 2, 3, 4}}> {{ y = own.f(x, w) }}
+        <domain: "own", opset_import: ["": 18]> f (x, w) => (y) {{
+            one = Constant<value = int64[1] {{-1}}>() c127 = Constant<value = float {{127}}>()
+            low = Constant<value = float {{-128}}>() high = Constant<value = float {{127}}>()
+            {chain("x", "dx")} y = MatMul(dx, w) }}"""
+    )
+    assert ["not known" in finding.reason for finding in rewrite(model).report.left] == [True]
+
+
 def test_products_in_a_function() -> None:
     """A function's body has no initializers: the packed weights are Constants, which both products read."""
     nodes = "one = Constant<value = int64[1] {-1}>() "

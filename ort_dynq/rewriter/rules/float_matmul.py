@@ -79,11 +79,19 @@ class _Grids:
         self._grids: dict[tuple[ir.Value, bool], Grid | None] = {}
 
     def of(self, b: ir.Value, is_transposed: bool) -> Grid | None:
-        """Returns the grid of constant weights, or of their transpose; None if they are not known or not a grid."""
+        """Returns the grid of constant weights, or of their transpose; None if they are not a grid.
+
+        Raises:
+            Left: They are not known.
+        """
         if (b, is_transposed) in self._grids:
             return self._grids[b, is_transposed]
         weights = evaluate(b, self._facts.opset)
-        grid = None if weights is None else grid_of(weights.T if is_transposed else weights)
+        if weights is None:
+            raise Left(
+                "the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them"
+            )
+        grid = grid_of(weights.T if is_transposed else weights)
         if len(b.uses()) > 1:
             self._grids[b, is_transposed] = grid
         return grid
@@ -93,7 +101,7 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """Returns the grid of the weights, [K, N].
 
     Raises:
-        Left: They are not constant or not a grid.
+        Left: They are not constant, not known or not a grid.
     """
     if not context.facts.is_constant(b):
         raise Left("the weights are computed at run time")
