@@ -43,14 +43,16 @@ def evaluate(value: ir.Value | None, opset: int) -> npt.NDArray[Any] | None:
         else:
             return None  # a function's parameter
     graph = onnx.GraphProto(name="constant", node=[ir.to_proto(node) for node in reversed(nodes)])
-    for name, tensor in initializers.items():
-        graph.initializer.append(onnx.numpy_helper.from_array(tensor.numpy(), name))
     assert value.name is not None
     graph.output.append(onnx.ValueInfoProto(name=value.name))
     model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[onnx.helper.make_opsetid("", opset)])
     try:
+        # onnx.numpy_helper before 1.18 does not take the 4-bit types of ml_dtypes.
+        model.graph.initializer.extend(
+            ir.to_proto(ir.tensor(tensor.numpy(), name=name)) for name, tensor in initializers.items()
+        )
         session = open_session(model, session_options(optimize=False))
         result: npt.NDArray[Any] = session.run(None, {})[0]
-    except Exception:  # a type that ONNX Runtime lacks, or more than 2 GB
+    except Exception:  # a type that ONNX Runtime or onnx-ir lacks, or more than 2 GB
         return None
     return result
