@@ -14,8 +14,8 @@ from ort_dynq import kernels
 SUITE = """
 import pytest
 
-def test_of_instruction_sets(isa):
-    if isa == "{without}":
+def test_of_instruction_sets(product_isa):
+    if product_isa == "{without}":
         pytest.skip("for the test of the summary")
 
 @pytest.mark.exhaustive
