@@ -1,23 +1,13 @@
 // The vector types of AVX2 and FMA: eight lanes. simd/ has the kernels, which are written for any of them.
 // Compiler options for x86_64: -mavx2 -mfma
-#include <immintrin.h>
-
-#include "kernels/kernels.h"
+#include "kernels/simd/vector256.h"
 
 namespace dynq {
 namespace {
 
-struct V {
-  static constexpr int64_t kLanes = 8;
+struct V : Vector256 {
   static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
-  using F = __m256;
-  using I = __m256i;
 
-  static F set1(float value) { return _mm256_set1_ps(value); }
-  static I set1(int32_t value) { return _mm256_set1_epi32(value); }
-  static F add(F a, F b) { return _mm256_add_ps(a, b); }
-  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -42,11 +32,7 @@ struct V {
   static F round_float(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm256_blendv_ps(a, b, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
   static I round(F a) { return _mm256_cvtps_epi32(a); }
-  static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
-  static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
 
-  static F load(const float* p) { return _mm256_loadu_ps(p); }
-  static I load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   template <bool kStream>
   static void store(float* p, F a) {
     kStream ? _mm256_stream_ps(p, a) : _mm256_storeu_ps(p, a);
@@ -131,7 +117,7 @@ struct P : Product256 {
   }
   template <int kStep>
   static I weights(const int8_t* p) {
-    const I both = load(static_cast<const void*>(p));
+    const I both = load(p);
     return _mm256_srai_epi16(kStep == 0 ? _mm256_slli_epi16(both, 8) : both, 8);
   }
   // 4-bit weights minus zero points are within 15, so the sums of four products fit int16.

@@ -1,28 +1,14 @@
 // The vector type V of AVX-512 F, BW, VL and DQ: sixteen lanes. simd/ has the kernels, which are written for any V.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512
 // A tail of a vector is masked, so it takes one iteration.
-#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
-#include "kernels/kernels.h"
+#include "kernels/simd/vector512.h"
 
 namespace dynq {
 namespace {
 
-struct V {
-  static constexpr int64_t kLanes = 16;
+struct V : Vector512 {
   static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
-  using F = __m512;
-  using I = __m512i;
 
-  static F set1(float value) { return _mm512_set1_ps(value); }
-  static I set1(int32_t value) { return _mm512_set1_epi32(value); }
-  static F add(F a, F b) { return _mm512_add_ps(a, b); }
-  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
@@ -40,11 +26,7 @@ struct V {
   static F round_float(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b); }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
-  static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
-  static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 
-  static F load(const float* p) { return _mm512_loadu_ps(p); }
-  static I load(const int32_t* p) { return _mm512_loadu_si512(p); }
   template <bool kStream>
   static void store(float* p, F a) {
     kStream ? _mm512_stream_ps(p, a) : _mm512_storeu_ps(p, a);

@@ -1,32 +1,13 @@
 // Products with AVX-512 VNNI: sixteen columns in a vector. simd/product-inl.h has the loops.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma
-#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
-#include "kernels/kernels.h"
+#include "kernels/simd/vector512.h"
 
 namespace dynq {
 namespace {
 
-struct P {
-  static constexpr int64_t kLanes = 16;
+struct P : Vector512 {
   static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
-  using I = __m512i;
-  using F = __m512;
 
-  static F set1(float value) { return _mm512_set1_ps(value); }
-  static I set1(int32_t value) { return _mm512_set1_epi32(value); }
-  static F add(F a, F b) { return _mm512_add_ps(a, b); }
-  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
-  static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
-  static I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
-  static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
-
-  static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   using Mask = __mmask16;
   static Mask first(int64_t n) { return static_cast<Mask>(n >= kLanes ? 0xffff : n > 0 ? (1u << n) - 1 : 0); }

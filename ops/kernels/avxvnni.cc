@@ -1,8 +1,6 @@
 // Products with AVX-VNNI: eight columns in a vector. simd/product-inl.h has the loops.
 // Compiler options for x86_64: -mavx2 -mfma -mavxvnni
-#include <immintrin.h>
-
-#include "kernels/kernels.h"
+#include "kernels/simd/vector256.h"
 
 namespace dynq {
 namespace {
@@ -24,7 +22,7 @@ struct P : Product256 {
   }
   template <int>
   static I weights(const int8_t* p) {
-    return load(static_cast<const void*>(p));
+    return load(p);
   }
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };

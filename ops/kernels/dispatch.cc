@@ -106,6 +106,8 @@ const InstructionSet& active_isa() {
   return *set;
 }
 
+const KernelTable& active_kernels() { return *active_isa().kernels; }
+
 void select_isa(const char* name) {
   active.store(name == nullptr ? nullptr : &find("the instruction set", name), std::memory_order_release);
 }

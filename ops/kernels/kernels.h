@@ -2,8 +2,8 @@
 //
 // A kernel processes a block: `rows` rows of `cols` adjacent elements, `stride` elements apart, with one scale and one
 // zero point per row or per column. core/layout.h cuts tensors into such blocks; kernels do not know ONNX. Files of one
-// instruction set include this header and <immintrin.h> and nothing else: the linker could choose an inline function of
-// the standard library that was compiled for AVX-512 for the whole program.
+// instruction set include this header, those of simd/ and <immintrin.h>, and nothing else: the linker could choose an
+// inline function of the standard library that was compiled for AVX-512 for the whole program.
 //
 // portable.cc defines the correct results; every other kernel returns the same bits.
 //
@@ -221,7 +221,7 @@ struct InstructionSet {
 // The instruction set in use: the one that ORT_DYNQ_ISA or select_isa() names, otherwise the best that this CPU
 // supports. Throws std::runtime_error if ORT_DYNQ_ISA names none that this CPU supports.
 const InstructionSet& active_isa();
-inline const KernelTable& active_kernels() { return *active_isa().kernels; }
+const KernelTable& active_kernels();  // of active_isa()
 
 // Switches to the instruction set of that name, or with nullptr back to the default. Throws as active_isa() does.
 void select_isa(const char* name);

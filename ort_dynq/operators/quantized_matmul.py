@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..errors import DynqError
@@ -170,18 +172,21 @@ def _per_row(flat: str, name: str, value: str) -> str:
     """
 
 
-def _reference(
-    given: Attributes,
-    src: Array,
-    scale: Array,
-    zero_point: Array,
-    weight: Array,
-    weight_zero_point: Array,
-    column_scale: Array,
-    column_sum: Array,
-    bias: Array,
-) -> list[Array]:
-    groups = _check(given, src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias)
+class _Inputs(NamedTuple):
+    src: Array
+    scale: Array
+    zero_point: Array
+    weight: Array
+    weight_zero_point: Array
+    column_scale: Array
+    column_sum: Array
+    bias: Array
+
+
+def _reference(given: Attributes, *arrays: Array) -> list[Array]:
+    inputs = _Inputs(*arrays)
+    groups = _check(given, inputs)
+    src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias = inputs
     depth, columns = src.shape[-1], bias.size
     weights = unpack(weight, depth, columns, given["bits"]).astype(np.int64)
     weights = weights.reshape(groups, depth // groups, columns)
@@ -214,18 +219,9 @@ def _reference(
     return [np.asarray(total + bias).reshape(*lead, columns)]
 
 
-def _check(
-    given: Attributes,
-    src: Array,
-    scale: Array,
-    zero_point: Array,
-    weight: Array,
-    weight_zero_point: Array,
-    column_scale: Array,
-    column_sum: Array,
-    bias: Array,
-) -> int:
+def _check(given: Attributes, inputs: _Inputs) -> int:
     """Checks attributes and shapes as the native operator does. Returns the number of groups."""
+    src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias = inputs
     group_size, order = given["group_size"], ScaleOrder(given["scale_order"])
     if group_size < 0 or group_size % GROUP_UNIT:
         raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {GROUP_UNIT}")

@@ -626,13 +626,6 @@ size_t check_threads(const Problem& problem, const Result& expected) {
   return used;
 }
 
-uint64_t splitmix(uint64_t& state) {
-  uint64_t z = state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -652,15 +645,15 @@ int main(int count, char** arguments) {
       try_one({std::istreambuf_iterator<char>(file), {}});
     }
   const size_t corpus = statistics.inputs;
-  uint64_t state = 1;
+  Random random = {1};
   const auto ran_enough = [] {
     return std::all_of(dynq::operators().begin(), dynq::operators().end(),
                        [](const Operator& op) { return statistics.runs[op.name] >= 10; });
   };
   while (seconds() < limit || (!ran_enough() && seconds() < 10 * limit)) {  // a busy machine runs fewer inputs
-    std::vector<uint8_t> input(64 + splitmix(state) % 512);
-    for (uint8_t& value : input) value = static_cast<uint8_t>(splitmix(state));
-    if (splitmix(state) % 2 == 0) input[1] = 0, input[2] |= 0xf0;  // valid and large, so that work is split into tasks
+    std::vector<uint8_t> input(64 + random.next() % 512);
+    for (uint8_t& value : input) value = static_cast<uint8_t>(random.next());
+    if (random.next() % 2 == 0) input[1] = 0, input[2] |= 0xf0;  // valid and large, so that work is split into tasks
     try_one(input);
   }
   std::printf("%zu inputs, %zu of them from the corpus, %zu with an error, %zu parallel loops\n", statistics.inputs,

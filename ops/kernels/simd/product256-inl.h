@@ -1,22 +1,8 @@
 // What types of products with eight columns in a vector share. Needs AVX2.
 
-struct Product256 {
-  static constexpr int64_t kLanes = 8;
+struct Product256 : Vector256 {
   static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
-  using I = __m256i;
-  using F = __m256;
 
-  static F set1(float value) { return _mm256_set1_ps(value); }
-  static I set1(int32_t value) { return _mm256_set1_epi32(value); }
-  static F add(F a, F b) { return _mm256_add_ps(a, b); }
-  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
-  static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
-  static I mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
-  static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
-
-  static F load(const float* p) { return _mm256_loadu_ps(p); }
-  static I load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
   static void store(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
   using Mask = __m256i;

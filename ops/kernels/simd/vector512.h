@@ -1,0 +1,34 @@
+// As vector256.h, for sixteen lanes. Needs AVX-512 F, BW, VL and DQ.
+#pragma once
+
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+
+#include "kernels/kernels.h"
+
+namespace dynq {
+namespace {
+
+struct Vector512 {
+  static constexpr int64_t kLanes = 16;
+  using F = __m512;
+  using I = __m512i;
+
+  static F set1(float value) { return _mm512_set1_ps(value); }
+  static I set1(int32_t value) { return _mm512_set1_epi32(value); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static I load(const void* p) { return _mm512_loadu_si512(p); }
+};
+
+}  // namespace
+}  // namespace dynq
