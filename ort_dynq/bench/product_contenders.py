@@ -38,6 +38,7 @@ from ..errors import DynqError
 from ..operators.encodings import ScaleOrder
 from ..operators.packing import pack
 from ..verification.inputs import Array
+from ..verification.saturation import cpu_saturates
 from .onnx_text import parse, tensor_type
 from .timing import Contender, ContenderError, Settings, aligned, session_contender
 
@@ -313,7 +314,8 @@ def _wrong(name: str, result: Array, data: _Data, product: _Product) -> list[str
     problem = f"{name}: results are wrong by {error:.2g} times the largest element"
     if product.is_ours:
         raise DynqError(problem)
-    return [f"{problem}; on CPUs without VNNI, ONNX Runtime's products of 8-bit codes saturate"]
+    saturates = name == "MatMulInteger" and cpu_saturates()
+    return [f"{problem}; ONNX Runtime's sums saturate on this CPU" if saturates else problem]
 
 
 def read_contender(size: int, count: int, threads: int) -> Contender:

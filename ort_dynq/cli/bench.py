@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from ..operators.encodings import one_of
 from .arguments import (
     add_data,
     add_exact,
@@ -359,16 +360,17 @@ _OPS = _Bench("ops", _operators, 0.5, (("sizes", "--sizes"), ("misaligned", "--m
 _PRODUCTS = _Bench(
     "products", _products, 0.5, (("sizes", "--sizes"), ("rows", "--rows"), ("group_size", "--group-size"))
 )
-_CHAINS = _Bench("chains", _chains, 0.5)
+_EXACT = ("exact", "--exact")
+_CHAINS = _Bench("chains", _chains, 0.5, (_EXACT,))
 _NETWORKS = _Bench(
     "networks",
     _networks,
     2.0,
-    tuple((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads")),
+    (_EXACT, *((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads"))),
 )
-_FOLDER = _Bench("FOLDER", _folder, 0.5)
+_FOLDER = _Bench("FOLDER", _folder, 0.5, (_EXACT,))
 _MODEL = _Bench(
-    "A.onnx", _model, 5.0, (("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape"))
+    "A.onnx", _model, 5.0, (_EXACT, ("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape"))
 )
 _BENCHES = (_OPS, _PRODUCTS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
 
@@ -382,10 +384,10 @@ def _choose(what: str) -> _Bench:
 
 def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
     """Raises a DynqError if an argument is given that only other benches take."""
-    for bench in _BENCHES:
-        for name, written in bench.options:
-            if getattr(arguments, name) and (name, written) not in chosen.options:
-                raise DynqError(f"{written} is for `{PROGRAM} bench {bench.usage}`, not for {arguments.what}")
+    for name, written in dict.fromkeys(option for bench in _BENCHES for option in bench.options):
+        if getattr(arguments, name) and (name, written) not in chosen.options:
+            takers = [f"`{PROGRAM} bench {bench.usage}`" for bench in _BENCHES if (name, written) in bench.options]
+            raise DynqError(f"{written} is for {one_of(takers)}, not for {arguments.what}")
 
 
 COMMAND = Command(

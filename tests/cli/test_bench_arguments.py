@@ -18,7 +18,12 @@ from ort_dynq import cli
         ([TOKEN, "missing.onnx"], "B (missing.onnx) is not a file"),
         (["."], ". has no subfolders with a model.onnx"),
         (["ops", "b.onnx"], "B is for `ort-dynq bench A.onnx`, not for ops"),
-        (["chains", "--sizes", "4x4"], "--sizes is for `ort-dynq bench ops`, not for chains"),
+        (
+            ["chains", "--sizes", "4x4"],
+            "--sizes is for `ort-dynq bench ops` or `ort-dynq bench products`, not",
+        ),
+        (["ops", "--exact"], "--exact is for `ort-dynq bench chains`, `ort-dynq bench networks`, "),
+        (["products", "--exact"], "`ort-dynq bench FOLDER` or `ort-dynq bench A.onnx`, not for products"),
         (["chains", "--misaligned"], "--misaligned is for `ort-dynq bench ops`, not for chains"),
         ([".", "--shape", "x=4"], "--shape is for `ort-dynq bench A.onnx`, not for ."),
         (["networks", "--rows", "4"], "--rows is for `ort-dynq bench products`, not for networks"),
