@@ -17,16 +17,19 @@ inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder orde
                                : P::mul(P::mul(real, column_scale), row_scale);
 }
 
-// The first quads of kBlocks adjacent blocks. Where fewer are left, the last one is taken again: its sums are not used.
+// The first quads of kBlocks blocks, whose first columns are `gap` apart. Where fewer are left, the last one is taken
+// again: its sums are not used.
 template <int kBlocks>
 struct Weights {
   const int8_t* of[kBlocks];
 
-  Weights(const ProductBlock& block, int64_t col) {
-    const int64_t first = col / kBlockColumns, last = (block.cols - 1) / kBlockColumns;
+  Weights(const ProductBlock& block, int64_t col, int64_t gap) {
+    const int64_t last = (block.cols - 1) / kBlockColumns;
 #pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b)
-      of[b] = block.weights + (first + b < last ? first + b : last) * block.weights_stride;
+    for (int b = 0; b < kBlocks; ++b) {
+      const int64_t at = (col + b * gap) / kBlockColumns;
+      of[b] = block.weights + (at < last ? at : last) * block.weights_stride;
+    }
   }
 };
 
@@ -126,19 +129,20 @@ inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kB
 #define ORT_DYNQ_ONE_COPY __attribute__((noinline, noclone))  // GCC would make a copy for each number of rows
 #endif
 
-// dst of `rows` rows and `width` columns, from float(exact) of one group or from the sum of several. A scale that
-// varies has multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
-ORT_DYNQ_ONE_COPY inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col, int64_t width,
+// dst of `rows` rows of one block, from float(exact) of one group or from the sum of several. A scale that varies has
+// multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
+ORT_DYNQ_ONE_COPY inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
                                      const float* reals) {
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
-  for (int64_t i = 0; i < width && col + i < block.cols; i += P::kLanes) {
+  for (int64_t i = 0; i < kBlockColumns && col + i < block.cols; i += P::kLanes) {
     const int64_t at = col + i, n = block.cols - at;
     const auto mask = P::first(n);
     const auto bias = P::load_part(block.bias + at, mask);
     const auto column_scale = column_varies ? P::set1(1.0f) : P::load_part(block.column_scales + at, mask);
     for (int64_t r = 0; r < rows; ++r) {
       const auto row_scale = P::set1(row_varies ? 1.0f : block.scales[(first + r) * block.row_groups]);
-      const auto real = P::add(scaled(P::load(reals + r * width + i), row_scale, column_scale, block.order), bias);
+      const auto real =
+          P::add(scaled(P::load(reals + r * kBlockColumns + i), row_scale, column_scale, block.order), bias);
       float* dst = block.dst + (first + r) * block.dst_stride + at;
       if (n >= P::kLanes)
         P::store(dst, real);
@@ -163,15 +167,15 @@ inline void write(const ProductBlock& block, int64_t row, int64_t col, const P::
 }
 
 // What stands for a scale that does not vary with the group.
-constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                           1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-static_assert(sizeof kOnes >= P::kGroupBlocks * kBlockColumns * sizeof(float), "one for each column");
+constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static_assert(sizeof kOnes >= P::kLanes * sizeof(float), "one for each column of a vector");
 
-// kRows rows of kBlocks blocks of columns.
+// kRows rows of kBlocks blocks of columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
-void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
+void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kSums = kBlocks * kVectors;
-  const Weights<kBlocks> weights(block, col);
+  const Weights<kBlocks> weights(block, col, gap);
+  const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
   const uint8_t* codes = block.codes + row * block.codes_stride;
   const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
@@ -180,7 +184,7 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
   const float* column_scales = column_varies ? block.column_scales + col : kOnes;
   typename P::Mask masks[kSums];
 #pragma GCC unroll 8
-  for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - v * P::kLanes);
+  for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - column(v));
   typename P::I zps[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) zps[v] = kBits == 4 ? P::zps4(P::set1(block.weight_zp)) : P::set1(block.weight_zp);
@@ -194,14 +198,14 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
     const int32_t* row_zps = block.zps + row * block.row_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
-      const auto column_sum = P::load_part(column_sums + v * P::kLanes, masks[v]);
+      const auto column_sum = P::load_part(column_sums + column(v), masks[v]);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r][v] = P::mul(P::set1(-row_zps[r * block.row_groups]), column_sum);
     }
     if (weight_zps != nullptr) {
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) {
-        zps[v] = P::load_zps(weight_zps + v * P::kLanes, block.cols - col - v * P::kLanes);
+        zps[v] = P::load_zps(weight_zps + column(v), block.cols - col - column(v));
         if (kBits == 4) zps[v] = P::zps4(zps[v]);
       }
     }
@@ -226,7 +230,7 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
       typename P::F terms[kRows][kSums];
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) {
-        const auto column_scale = P::load_part(column_scales + v * P::kLanes, masks[v]);
+        const auto column_scale = P::load_part(column_scales + (column_varies ? column(v) : 0), masks[v]);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) terms[r][v] = P::mul(P::to_float(sums[r][v]), column_scale);
       }
@@ -251,15 +255,15 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col) {
     if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
     return write<kColumnFirst>(block, row, col, reals);
   }
-  float stored[P::kLanes * kRows * kSums];
+  float stored[kBlocks][kRows][kBlockColumns];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) P::store(stored + (r * kSums + v) * P::kLanes, reals[r][v]);
-  finish(block, row, kRows, col, kSums * P::kLanes, stored);
+    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
+  for (int b = 0; b < kBlocks; ++b) finish(block, row, kRows, col + b * gap, stored[b][0]);
 }
 
-using RowsKernel = void (*)(const ProductBlock&, int64_t row, int64_t col);
+using RowsKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
 
 // `kernels` are those of 1 to kMostRows rows. Columns first: their weights stay in the caches for all rows.
 inline void for_rows(const ProductBlock& block, int64_t width, const RowsKernel (&kernels)[kMostRows]) {
@@ -267,17 +271,27 @@ inline void for_rows(const ProductBlock& block, int64_t width, const RowsKernel 
     for (int64_t row = 0; row < block.rows;) {
       const int64_t left = block.rows - row;
       const int64_t count = left >= 2 * kMostRows ? kMostRows : left > kMostRows ? (left + 1) / 2 : left;
-      kernels[count - 1](block, row, col);
+      kernels[count - 1](block, row, col, kBlockColumns);
       row += count;
     }
 }
 
-// A few rows wait for memory, which is fastest if it is read in order: block after block. From kFewRows + 1 rows on,
-// for_rows() takes no fewer at once.
+// A few rows wait for memory, which is fastest if it is read in order, at two places at once: block after block, of the
+// first half of the columns and of the second.
+template <int kBits, bool kOneGroup, int kRows>
+void few_rows(const ProductBlock& block) {
+  const int64_t blocks = (block.cols + kBlockColumns - 1) / kBlockColumns, half = (blocks + 1) / 2 * kBlockColumns;
+  for (int64_t col = 0; col < half; col += kBlockColumns) some_rows<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
+}
+
+// From kFewRows + 1 rows on, for_rows() takes no fewer at once.
+static_assert(kFewRows == 2, "few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
 void products(const ProductBlock& block) {
-  if (block.rows <= kFewRows)
-    for_rows(block, kBlockColumns, {some_rows<kBits, kOneGroup, 1, 1>, some_rows<kBits, kOneGroup, 1, 2>});
+  if (block.rows == 1)
+    few_rows<kBits, kOneGroup, 1>(block);
+  else if (block.rows == 2)
+    few_rows<kBits, kOneGroup, 2>(block);
   else
     for_rows(block, kBlocks * kBlockColumns,
              {nullptr, nullptr, some_rows<kBits, kOneGroup, kBlocks, 3>, some_rows<kBits, kOneGroup, kBlocks, 4>,
