@@ -33,6 +33,7 @@
 #include "c_api.h"
 #include "core/encodings.h"
 #include "core/operator.h"
+#include "random.h"
 
 namespace {
 
