@@ -143,6 +143,17 @@ inline void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8
     }
     return;
   }
+  if (count >= kQuad) {
+    const auto some = [&](int j, int64_t i) {
+      return _mm_cvtsi32_si128(dynq::load(reinterpret_cast<const int32_t*>(rows[j] + i)));
+    };
+    for (int64_t i = 0; i <= count - kQuad; i += count > kQuad ? count - kQuad : 1) {
+      const __m128i pairs[2] = {_mm_unpacklo_epi8(some(0, i), some(1, i)), _mm_unpacklo_epi8(some(2, i), some(3, i))};
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * kQuad),
+                       _mm_xor_si128(_mm_unpacklo_epi16(pairs[0], pairs[1]), _mm_set1_epi8(static_cast<char>(flip))));
+    }
+    return;
+  }
   for (int64_t i = 0; i < count; ++i)
     for (int j = 0; j < kQuad; ++j) to[kQuad * i + j] = rows[j][i] ^ flip;
 }
