@@ -178,12 +178,12 @@ def tail_of(sums: ir.Value, codes: ir.Value, channels: Channels, facts: Facts) -
         if column is not None and tail.column is None:
             tail.column = column
             tail.scale_order = ScaleOrder.COLUMN_FIRST if is_first else ScaleOrder.ROW_FIRST
-        elif column is None and tail.row is None and channels.is_scale(factor, codes):
-            tail.row = factor
-            tail.scale_order = ScaleOrder.ROW_FIRST if is_first else ScaleOrder.COLUMN_FIRST
         elif is_first and (scales := _scales_of(factor, codes, channels, facts)) is not None:
             tail.row, tail.column = scales
             tail.scale_order = ScaleOrder.SCALES_FIRST
+        elif column is None and tail.row is None and channels.is_scale(factor, codes):
+            tail.row = factor
+            tail.scale_order = ScaleOrder.ROW_FIRST if is_first else ScaleOrder.COLUMN_FIRST
         else:
             break
         tail.last = use.node.outputs[0]
