@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from onnx import numpy_helper
@@ -20,6 +21,7 @@ from rewriting import check, found, nodes_of
 
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
+from ort_dynq.rewriter.facts.inference import Facts
 
 F = np.float32
 M, C = 6, 4
@@ -403,3 +405,13 @@ def test_weights_are_stored_once() -> None:
     check_converted(model, count=2)
     nodes = [node for node in rewrite(model).to_proto().graph.node if node.op_type == "QuantizedConv"]
     assert nodes[0].input == nodes[1].input
+
+
+def test_shapes_of_a_rewritten_model_are_inferred() -> None:
+    """A model that was rewritten before has no declared shapes: the channels are those of the weights."""
+    model = rewrite(model_of(DYNAMIC + CONV + TAIL, given())).model
+    with Facts(model):
+        (node,) = (node for node in model.graph if node.op_type == "QuantizedConv")
+        shape = node.outputs[0].shape
+        assert shape is not None
+        assert [dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in shape] == ["N", M, None, None]
