@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from ..operators.encodings import one_of
 from .arguments import (
     add_data,
     add_exact,
@@ -384,6 +383,8 @@ def _choose(what: str) -> _Bench:
 
 def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
     """Raises a DynqError if an argument is given that only other benches take."""
+    from ..operators.encodings import one_of
+
     for name, written in dict.fromkeys(option for bench in _BENCHES for option in bench.options):
         if getattr(arguments, name) and (name, written) not in chosen.options:
             takers = [f"`{PROGRAM} bench {bench.usage}`" for bench in _BENCHES if (name, written) in bench.options]
