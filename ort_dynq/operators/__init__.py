@@ -8,7 +8,7 @@ onnxruntime-extensions and docs/operators.md are made from this list.
 
 from __future__ import annotations
 
-from . import affine, dynamic_range, granular, quantized_matmul, reduce
+from . import affine, dynamic_range, granular, quantized_conv, quantized_matmul, reduce
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
@@ -19,6 +19,7 @@ FAMILIES: tuple[Family, ...] = (
     affine.FAMILY,
     dynamic_range.FAMILY,
     quantized_matmul.FAMILY,
+    quantized_conv.FAMILY,
     reduce.FAMILY,
 )
 OPERATORS: dict[str, Operator] = {operator.name: operator for family in FAMILIES for operator in family.operators}

@@ -70,6 +70,24 @@ class ScaleOrder(Encoding):
     COLUMN_FIRST = 2, "(exact * column_scale) * scale"
 
 
+class AutoPad(Encoding):
+    """How the pads of a convolution are determined."""
+
+    EXPLICIT = 0, "The pads of `geometry`"
+    SAME_UPPER = (
+        1,
+        "The output has ceil(length / stride) elements; of an odd number of pads, the larger half is at the end",
+    )
+    SAME_LOWER = 2, "The same, but the larger half is at the begin"
+
+
+class QuadAxis(Encoding):
+    """The axis of a convolution's weights along which four adjacent packed weights run."""
+
+    CHANNELS = 0, "The input channels of a group; the kernel positions are the outer index"
+    WIDTH = 1, "The last kernel axis; the input channels are the outer index"
+
+
 class RangeKind(Encoding):
     """The range of a row, from which its scale is computed."""
 

@@ -1,12 +1,19 @@
 """The layout of packed weights: 16 columns by 4 consecutive k are adjacent, for every instruction set.
 
-ops/kernels/kernels.h has the same layout, and the body of QuantizedMatMul undoes it with standard operators.
+ops/kernels/kernels.h has the same layout, and the bodies of QuantizedMatMul and QuantizedConv undo it with standard
+operators. The weights of a convolution are packed as a matrix of one column for each output channel; QuadAxis says
+what its rows are.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+
+from .encodings import QuadAxis
 
 BLOCK_COLUMNS = 16
 QUAD = 4
@@ -46,3 +53,48 @@ def unpack(packed: npt.NDArray[np.int8], depth: int, columns: int, bits: int = 8
         quads = np.stack([packed & 15, packed.view(np.uint8) >> 4], 2, dtype=np.int8, casting="unsafe")
         quads = quads.reshape(blocks, 2 * units, BLOCK_COLUMNS, QUAD)
     return quads.transpose(1, 3, 0, 2).reshape(quads.shape[1] * QUAD, blocks * BLOCK_COLUMNS)[:depth, :columns]
+
+
+def pack_conv(codes: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], QuadAxis]:
+    """Packs the weights of a convolution along the axis that needs less padding.
+
+    Args:
+        codes: int8, [M, C / group, k1, ..., kr].
+
+    Returns:
+        The packed weights, int8, [ceil(M / 16), K / 4, 16, 4], and the axis of the quads. CHANNELS: the K rows are the
+        kernel positions, row-major, then the channels, padded with 0 to a multiple of 4. WIDTH: the channels, the
+        kernel axes but the last, then the last one, padded likewise.
+    """
+    quad_axis = min(QuadAxis, key=lambda axis: _conv_depth(codes.shape[1:], axis))
+    channels_last = np.moveaxis(codes, 1, -1) if quad_axis == QuadAxis.CHANNELS else codes
+    inner = channels_last.shape[-1]
+    padded = np.zeros((*channels_last.shape[:-1], _round_up(inner)), np.int8)
+    padded[..., :inner] = channels_last
+    return pack(padded.reshape(len(codes), math.prod(padded.shape[1:])).T), quad_axis
+
+
+def unpack_conv(packed: npt.NDArray[np.int8], quad_axis: QuadAxis | int, shape: Sequence[int]) -> npt.NDArray[np.int8]:
+    """Returns the weights that :func:`pack_conv` packed, of `shape`: [M, C / group, k1, ..., kr]."""
+    count, channels, *kernel = shape
+    is_channels = quad_axis == QuadAxis.CHANNELS
+    rows = [*kernel, channels] if is_channels else [channels, *kernel]
+    matrix = unpack(packed, math.prod(rows[:-1]) * _round_up(rows[-1]), count)
+    codes = matrix.T.reshape(count, *rows[:-1], _round_up(rows[-1]))[..., : rows[-1]]
+    return np.moveaxis(codes, -1, 1) if is_channels else codes
+
+
+def packed_conv_shape(shape: Sequence[int], quad_axis: QuadAxis | int) -> tuple[int, int, int, int]:
+    """The shape of packed weights of `shape`, [M, C / group, k1, ..., kr]."""
+    return packed_shape(_conv_depth(shape[1:], quad_axis), shape[0])
+
+
+def _conv_depth(shape: Sequence[int], quad_axis: QuadAxis | int) -> int:
+    """The rows of the packed matrix for weights of `shape`, [C / group, k1, ..., kr] for each output channel."""
+    channels, *kernel = shape
+    outer, inner = (kernel, channels) if quad_axis == QuadAxis.CHANNELS else ([channels, *kernel[:-1]], kernel[-1])
+    return math.prod(outer) * _round_up(inner)
+
+
+def _round_up(length: int) -> int:
+    return -(-length // QUAD) * QUAD

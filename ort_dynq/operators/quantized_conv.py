@@ -1,0 +1,411 @@
+"""QuantizedConv: a convolution of codes by packed 8-bit weights, to float32, in one operator."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DynqError
+from .encodings import AutoPad, QuadAxis, ScaleOrder
+from .function_text import integer, integers, reshape, select
+from .packing import packed_conv_shape, unpack_conv
+from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
+from .reference_ops import Array, Attributes, shape_text
+from .spec import Attribute, Family, Input, Operator, Signature
+
+_ROWS = ("kernel shape", "stride", "dilation", "pad at the begin", "pad at the end")
+_LEAST = (1, 1, 1, 0, 0)
+
+
+def _body(opset: int) -> str:
+    # ConvInteger takes no int8 activations and no zero points of channels, and its attributes cannot come from an
+    # input. So patches are gathered and multiplied. Every src is treated as one of three spatial dimensions; those that
+    # it lacks are leading ones. Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on
+    # some CPUs.
+    flat = reshape(opset)
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
+    gathered = "\n".join(_indices(axis) for axis in range(3))
+    return f"""{{
+        {integers(5)}
+        {vectors}
+        minus_one = Constant<value_ints = [-1]>()
+        end = Constant<value_ints = [{2**63 - 1}]>()
+        ones_3 = Constant<value_ints = [1, 1, 1]>()
+        no_geometry = Constant<value = int64[5, 3] {{1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0}}>()
+        one = Constant<value_float = 1.0>()
+        one_code = Constant<value = uint8 {{1}}>()
+        half = Constant<value = int32 {{128}}>()
+        group = Constant<value_int: int = @group>()
+        auto_pad = Constant<value_int: int = @auto_pad>()
+        quad_axis = Constant<value_int: int = @quad_axis>()
+        scale_order = Constant<value_int: int = @scale_order>()
+
+        src_shape = Shape(src)
+        rank = Shape(src_shape)
+        lacking = Sub(n5, rank)
+        batch = Slice(src_shape, n0, n1)
+        channels = Slice(src_shape, n1, n2)
+        given_lengths = Slice(src_shape, n2, end)
+        lacking_ones = Slice(ones_3, n0, lacking)
+        lengths = Concat<axis = 0>(lacking_ones, given_lengths)
+        given_geometry = Cast<to = 7>(geometry)
+        lacking_geometry = Slice(no_geometry, n0, lacking, n1)
+        full_geometry = Concat<axis = 1>(lacking_geometry, given_geometry)
+        kernel = Gather(full_geometry, {integer(0)})
+        stride = Gather(full_geometry, {integer(1)})
+        dilation = Gather(full_geometry, {integer(2)})
+        given_begin = Gather(full_geometry, {integer(3)})
+        given_end = Gather(full_geometry, {integer(4)})
+        groups = Unsqueeze(group, n0)
+        group_channels = Div(channels, groups)
+        outputs = Shape(bias)
+        group_outputs = Div(outputs, groups)
+
+        kernel_less_1 = Sub(kernel, n1)
+        dilated_less_1 = Mul(kernel_less_1, dilation)
+        span = Add(dilated_less_1, n1)
+        rounding = Sub(stride, n1)
+        rounded_lengths = Add(lengths, rounding)
+        same_counts = Div(rounded_lengths, stride)
+        same_less_1 = Sub(same_counts, n1)
+        last_patch = Mul(same_less_1, stride)
+        covered = Add(last_patch, span)
+        not_in_src = Sub(covered, lengths)
+        same_pads = Max(not_in_src, n0)
+        smaller_pads = Div(same_pads, n2)
+        larger_pads = Sub(same_pads, smaller_pads)
+        is_explicit = Equal(auto_pad, {integer(AutoPad.EXPLICIT.value)})
+        is_lower = Equal(auto_pad, {integer(AutoPad.SAME_LOWER.value)})
+        same_begin = Where(is_lower, larger_pads, smaller_pads)
+        same_end = Where(is_lower, smaller_pads, larger_pads)
+        begin = Where(is_explicit, given_begin, same_begin)
+        behind = Where(is_explicit, given_end, same_end)
+
+        zero_point_1 = {flat}(zero_point, n1)
+        padding = Squeeze(zero_point_1)
+        src_3d_shape = Concat<axis = 0>(batch, groups, group_channels, lengths)
+        src_3d = {flat}(src, src_3d_shape)
+        no_pads = Concat<axis = 0>(n0, n0, n0)
+        pads = Concat<axis = 0>(no_pads, begin, no_pads, behind)
+        padded_0 = Pad(src_3d, pads, padding)
+        begin_and_length = Add(lengths, begin)
+        padded_lengths = Add(begin_and_length, behind)
+        room = Sub(padded_lengths, span)
+        steps = Div(room, stride)
+        counts = Add(steps, n1)
+        {gathered}
+        by_group = Transpose<perm = [1, 0, 3, 5, 7, 2, 4, 6, 8]>(padded_3)
+        count = ReduceProd<keepdims = 1>(counts)
+        rows = Mul(batch, count)
+        positions = ReduceProd<keepdims = 1>(kernel)
+        depth = Mul(group_channels, positions)
+        patches_shape = Concat<axis = 0>(groups, rows, depth)
+        patches = {flat}(by_group, patches_shape)
+
+        is_channels = Equal(quad_axis, {integer(QuadAxis.CHANNELS.value)})
+        width = Slice(kernel, n2, end)
+        inner = Where(is_channels, group_channels, width)
+        outer = Div(depth, inner)
+        packed = Cast<to = 6>(weight)
+        unsigned = Add(packed, half)
+        by_depth = Transpose<perm = [1, 3, 0, 2]>(unsigned)
+        packed_shape = Shape(by_depth)
+        column_parts = Slice(packed_shape, n2, end)
+        padded_columns = ReduceProd<keepdims = 1>(column_parts)
+        padded_shape = Concat<axis = 0>(outer, minus_one, padded_columns)
+        padded_weights = Reshape(by_depth, padded_shape)
+        starts = Concat<axis = 0>(n0, n0)
+        ends = Concat<axis = 0>(inner, outputs)
+        axes = Concat<axis = 0>(n1, n2)
+        matrix = Slice(padded_weights, starts, ends, axes)
+        matrix_codes = Cast<to = 2>(matrix)
+        channels_first = If(is_channels) <
+            then_branch = channels_inside () => (uint8[] transposed) {{
+                transposed = Transpose<perm = [1, 0, 2]>(matrix_codes)
+            }},
+            else_branch = channels_outside () => (uint8[] same) {{
+                same = Identity(matrix_codes)
+            }}
+        >
+        columns_shape = Concat<axis = 0>(depth, groups, group_outputs)
+        columns = {flat}(channels_first, columns_shape)
+        weights = Transpose<perm = [1, 0, 2]>(columns)
+        signed_zero_points = Cast<to = 6>(weight_zero_point)
+        unsigned_zero_points = Add(signed_zero_points, half)
+        channel_zero_points = Expand(unsigned_zero_points, outputs)
+        per_output = Concat<axis = 0>(groups, n1, group_outputs)
+        weights_zero_points = {flat}(channel_zero_points, per_output)
+
+        products = MatMulInteger(patches, weights)
+        ones_shape = Concat<axis = 0>(groups, depth, n1)
+        ones = Expand(one_code, ones_shape)
+        sums_of_patches = MatMulInteger(patches, ones)
+        correction_of_patches = Mul(sums_of_patches, weights_zero_points)
+        centered = Sub(products, correction_of_patches)
+        zero_point_int = Cast<to = 6>(zero_point_1)
+        sums_of_channels = {flat}(channel_sum, per_output)
+        correction = Mul(zero_point_int, sums_of_channels)
+        exact = Sub(centered, correction)
+        split_shape = Concat<axis = 0>(groups, batch, count, group_outputs)
+        split = {flat}(exact, split_shape)
+        by_batch = Transpose<perm = [1, 0, 3, 2]>(split)
+        images_shape = Concat<axis = 0>(batch, outputs, count)
+        images = {flat}(by_batch, images_shape)
+        real = Cast<to = 1>(images)
+
+        row = {flat}(scale, n1)
+        column = Unsqueeze(channel_scale, n1)
+        channel_bias = Unsqueeze(bias, n1)
+        is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST.value)})
+        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST.value)})
+        scales = Mul(row, column)
+        {select("first_of_two", "is_row_first", "row", "column")}
+        {select("second_of_two", "is_row_first", "column", "row")}
+        {select("first", "is_scales_first", "scales", "first_of_two")}
+        {select("second", "is_scales_first", "one", "second_of_two")}
+        scaled_once = Mul(real, first)
+        scaled = Mul(scaled_once, second)
+        biased = Add(scaled, channel_bias)
+        dst_counts = Slice(counts, lacking, end)
+        dst_shape = Concat<axis = 0>(batch, outputs, dst_counts)
+        dst = {flat}(biased, dst_shape)
+    }}"""
+
+
+def _indices(axis: int) -> str:
+    """Sets padded_`axis + 1`: the spatial dimension `axis` of padded_`axis` becomes [positions, kernel]."""
+    return f"""
+        count_{axis} = Gather(counts, {integer(axis)})
+        kernel_{axis} = Gather(kernel, {integer(axis)})
+        stride_{axis} = Gather(stride, {integer(axis)})
+        dilation_{axis} = Gather(dilation, {integer(axis)})
+        starts_{axis} = Range({integer(0)}, count_{axis}, {integer(1)})
+        first_{axis} = Mul(starts_{axis}, stride_{axis})
+        column_{axis} = Unsqueeze(first_{axis}, n1)
+        taps_{axis} = Range({integer(0)}, kernel_{axis}, {integer(1)})
+        distance_{axis} = Mul(taps_{axis}, dilation_{axis})
+        index_{axis} = Add(column_{axis}, distance_{axis})
+        padded_{axis + 1} = Gather<axis = {3 + 2 * axis}>(padded_{axis}, index_{axis})
+    """
+
+
+class _Inputs(NamedTuple):
+    src: Array
+    scale: Array
+    zero_point: Array
+    weight: Array
+    weight_zero_point: Array
+    channel_scale: Array
+    channel_sum: Array
+    bias: Array
+    geometry: Array
+
+
+class _Axis(NamedTuple):
+    """One spatial dimension: its length in src, kernel, stride, dilation and pads."""
+
+    length: int
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+
+    @property
+    def span(self) -> int:
+        """The elements from the first to the last one under the kernel."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def padded(self) -> int:
+        return self.length + self.begin + self.end
+
+    @property
+    def positions(self) -> int:
+        """The length in dst."""
+        return (self.padded - self.span) // self.stride + 1
+
+    def with_pads(self, auto_pad: AutoPad) -> _Axis:
+        """The pads that `auto_pad` gives, as ONNX's Conv computes them."""
+        if auto_pad == AutoPad.EXPLICIT:
+            return self
+        count = -(-self.length // self.stride)
+        pads = max((count - 1) * self.stride + self.span - self.length, 0)
+        begin = pads // 2 if auto_pad == AutoPad.SAME_UPPER else pads - pads // 2
+        return self._replace(begin=begin, end=pads - begin)
+
+
+def _reference(given: Attributes, *arrays: Array) -> list[Array]:
+    inputs = _Inputs(*arrays)
+    axes = _check(given, inputs)
+    src, scale, zero_point, weight, weight_zero_point, channel_scale, channel_sum, bias, _ = inputs
+    batch, channels = src.shape[:2]
+    group, outputs, rank = given["group"], bias.size, len(axes)
+    dst = np.empty((batch, outputs, *(axis.positions for axis in axes)), np.float32)
+    if dst.size == 0:
+        return [dst]
+    shape = (channels // group, *(axis.kernel for axis in axes))
+    codes = unpack_conv(weight, given["quad_axis"], (outputs, *shape)).reshape(outputs, -1).astype(np.float64)
+    weights = (codes - weight_zero_point.reshape(-1, 1)).reshape(group, outputs // group, -1)
+    pads = [(0, 0), *((axis.begin, axis.end) for axis in axes)]
+    last = tuple(range(1, rank + 1))
+    steps = [axis.stride for axis in axes] + [axis.dilation for axis in axes]
+    every = (slice(None), *(slice(None, None, step) for step in steps))
+    to_rows = (0, *(1 + rank + i for i in range(rank)), *last)
+    for image, result in zip(src, dst, strict=True):
+        padded = np.pad(image, pads, constant_values=zero_point.item()).astype(np.float64)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, [axis.span for axis in axes], last)[every]
+        patches = windows.transpose(to_rows).reshape(group, math.prod(shape), -1)
+        # float64 holds every sum of these products: the error for long sums bounds them by 2**31.
+        sums = np.matmul(weights, patches).astype(np.int64).reshape(outputs, -1)
+        exact = (sums - int(zero_point.item()) * channel_sum.astype(np.int64)[:, None]).astype(np.int32)
+        real = _scaled(exact.astype(np.float32), np.float32(scale.item()), channel_scale[:, None], given["scale_order"])
+        result[...] = (real + bias[:, None]).reshape(result.shape)
+    return [dst]
+
+
+def _scaled(real: Array, row: np.float32, column: Array, order: int) -> Array:
+    if order == ScaleOrder.SCALES_FIRST:
+        return np.asarray(real * (row * column))
+    return np.asarray(real * row * column if order == ScaleOrder.ROW_FIRST else real * column * row)
+
+
+def _check(given: Attributes, inputs: _Inputs) -> list[_Axis]:
+    """Checks attributes and shapes as the native operator does. Returns the spatial dimensions."""
+    src, scale, zero_point, weight, weight_zero_point, channel_scale, channel_sum, bias, geometry = inputs
+    group = given["group"]
+    if group < 1:
+        raise DynqError(f"group is {group}, expected 1 or more")
+    if not 3 <= src.ndim <= 5:
+        raise DynqError(f"src has shape {shape_text(src.shape)}, expected rank 3, 4 or 5: images, channels, then space")
+    axes = _check_geometry(src, geometry, AutoPad(given["auto_pad"]))
+    if bias.ndim != 1:
+        raise DynqError(f"bias has shape {shape_text(bias.shape)}, expected one element for each output channel")
+    channels, outputs = src.shape[1], bias.size
+    if channels == 0 or channels % group:
+        raise DynqError(f"src has {channels} channels, expected a multiple of group, {group}")
+    if outputs % group:
+        raise DynqError(f"bias has {outputs} elements, expected a multiple of group, {group}")
+    for name, array in (
+        ("channel_sum", channel_sum),
+        ("channel_scale", channel_scale),
+        ("weight_zero_point", weight_zero_point),
+    ):
+        if array.shape != (outputs,) and not (name == "weight_zero_point" and array.size == 1):
+            raise DynqError(
+                f"{name} has shape {shape_text(array.shape)}, expected {outputs}, one element for each output channel"
+            )
+    for name, array in (("scale", scale), ("zero_point", zero_point)):
+        if array.size != 1:
+            raise DynqError(f"{name} has shape {shape_text(array.shape)}, expected one element")
+    shape = (channels // group, *(axis.kernel for axis in axes))
+    is_symmetric = weight_zero_point.size == 1 and not weight_zero_point.any()
+    longest = LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM
+    if math.prod(shape) > longest:  # the text has the factors: their product may overflow in C++
+        raise DynqError(f"sums of {shape_text(shape)} products may overflow int32, expected at most {longest}")
+    quad_axis = QuadAxis(given["quad_axis"])
+    expected = packed_conv_shape((outputs, *shape), quad_axis)
+    if weight.shape != expected:
+        raise DynqError(
+            f"weight has shape {shape_text(weight.shape)}, expected {shape_text(expected)}, packed for quad_axis "
+            f"{quad_axis.text}"
+        )
+    return axes
+
+
+def _check_geometry(src: Array, geometry: Array, auto_pad: AutoPad) -> list[_Axis]:
+    rank = src.ndim - 2
+    if geometry.shape != (5, rank):
+        raise DynqError(
+            f"geometry has shape {shape_text(geometry.shape)}, expected 5x{rank}: kernel shape, strides, dilations, "
+            "pads at the begin and at the end"
+        )
+    for name, least, row in zip(_ROWS, _LEAST, geometry.tolist(), strict=True):
+        for i, value in enumerate(row):
+            if value < least:
+                raise DynqError(f"geometry has the {name} {value} for dimension {i + 2}, expected {least} or more")
+    axes = [
+        _Axis(length, *column).with_pads(auto_pad)
+        for length, column in zip(src.shape[2:], geometry.T.tolist(), strict=True)
+    ]
+    for i, axis in enumerate(axes):
+        if axis.span > axis.padded:
+            raise DynqError(
+                f"the kernel spans {axis.span} elements of dimension {i + 2}, expected at most {axis.padded}, the "
+                "length of src with its pads"
+            )
+    return axes
+
+
+_INPUTS = (
+    Input("src", ("uint8", "int8"), "The codes of the activation: [N, C, D1, ..., Dr] with r = 1, 2 or 3."),
+    Input("scale", ("float32",), "The scale of the activation: one element."),
+    Input(
+        "zero_point",
+        ("uint8", "int8"),
+        "The zero point of the activation, of src's type: one element. It is also the value of the padding.",
+    ),
+    Input(
+        "weight",
+        ("int8",),
+        "The packed weights of [M, C / group, k1, ..., kr]: a matrix of K rows and M columns, packed as for "
+        "[QuantizedMatMul](#quantizedmatmul), [ceil(M / 16), K / 4, 16, 4]. `quad_axis` 0: the rows are the kernel "
+        "positions, row-major, then the input channels of a group, padded with 0 to a multiple of 4. `quad_axis` 1: "
+        "the input channels, the kernel axes but the last, then the last one, padded likewise. Unsigned codes and "
+        "their zero points are stored 128 smaller.",
+    ),
+    Input("weight_zero_point", ("int8",), "The zero points of the weights: one element, or [M]."),
+    Input("channel_scale", ("float32",), "[M]: the scales of the weights of each output channel."),
+    Input(
+        "channel_sum",
+        ("int32",),
+        "[M]: the sum of the weights of each output channel after their zero point is subtracted.",
+    ),
+    Input("bias", ("float32",), "[M]; -0.0 leaves the result unchanged."),
+    Input(
+        "geometry",
+        ("int32",),
+        "[5, r]; the rows are the kernel shape, strides, dilations, pads at the begin and pads at the end. It is an "
+        "input, since onnxruntime-extensions has no attributes with lists.",
+    ),
+)
+
+FAMILY = Family(
+    "Convolutions",
+    "`scale` and `zero_point` belong to the activation; the inputs with the prefixes `weight` and `channel` belong to "
+    "the weights.",
+    (
+        Operator(
+            "QuantizedConv",
+            "A convolution of codes by packed weights. The integer sums are exact: a sum so long that int32 might "
+            f"overflow is an error (C / group * k1 * ... * kr over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for "
+            "weights without zero points). The kernel must fit in src with its pads. The formula is for one output "
+            "channel; its group has C / group input channels.",
+            "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1\n"
+            "exact = sum over input channels of the group and kernel positions:\n"
+            "        (src - zero_point) * (weight - weight_zero_point)\n"
+            "dst = float32(exact) * channel_scale * scale + bias; scale_order is the order of the multiplications",
+            _INPUTS,
+            (Input("dst", ("float32",), "[N, M, O1, ..., Or]"),),
+            (
+                Attribute("group", 1, "The number of groups of channels; 1 or more."),
+                Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad),
+                Attribute("quad_axis", QuadAxis.CHANNELS, "The layout of the packed weights.", QuadAxis),
+                Attribute(
+                    "scale_order",
+                    ScaleOrder.SCALES_FIRST,
+                    "The order of the multiplications by both scales, where `column_scale` means `channel_scale`.",
+                    ScaleOrder,
+                ),
+            ),
+            tuple(
+                Signature((code, "float32", code, "int8", "int8", "float32", "int32", "float32", "int32"), ("float32",))
+                for code in ("uint8", "int8")
+            ),
+            _body,
+            _reference,
+        ),
+    ),
+)
