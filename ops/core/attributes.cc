@@ -31,6 +31,17 @@ const NamedValues& values_of(ScaleOrder) {
   return values;
 }
 
+const NamedValues& values_of(AutoPad) {
+  static const NamedValues values = {named(AutoPad::kExplicit, "explicit"), named(AutoPad::kSameUpper, "same upper"),
+                                     named(AutoPad::kSameLower, "same lower")};
+  return values;
+}
+
+const NamedValues& values_of(QuadAxis) {
+  static const NamedValues values = {named(QuadAxis::kChannels, "channels"), named(QuadAxis::kWidth, "width")};
+  return values;
+}
+
 const NamedValues& values_of(RangeKind) {
   static const NamedValues values = {named(RangeKind::kAbsMax, "abs max"), named(RangeKind::kMinMax, "min max"),
                                      named(RangeKind::kMinMaxWithZero, "min max with zero"),

@@ -20,6 +20,8 @@ using NamedValues = std::vector<NamedValue>;
 const NamedValues& values_of(Scaling);
 const NamedValues& values_of(RoundingOrder);
 const NamedValues& values_of(ScaleOrder);
+const NamedValues& values_of(AutoPad);
+const NamedValues& values_of(QuadAxis);
 const NamedValues& values_of(RangeKind);
 const NamedValues& values_of(ZeroPointRule);
 const NamedValues& values_of(NanCode);

@@ -16,6 +16,10 @@ constexpr int kRoundingOrders = 3;
 
 enum ScaleOrder { kScalesFirst = 0, kRowFirst = 1, kColumnFirst = 2 };
 
+enum class AutoPad { kExplicit = 0, kSameUpper = 1, kSameLower = 2 };
+
+enum class QuadAxis { kChannels = 0, kWidth = 1 };
+
 enum class RangeKind { kAbsMax = 0, kMinMax = 1, kMinMaxWithZero = 2, kLargerSide = 3 };
 
 enum class ZeroPointRule { kNone = 0, kRoundClipped = 1, kSubtractRounded = 2, kRoundNegated = 3, kFloorNegated = 4 };

@@ -111,14 +111,21 @@ struct P : Product256 {
   static void widen(const uint8_t* codes, int64_t quads, uint8_t* even, uint8_t* odd) {
     for (int64_t quad = 0; quad < quads; quad += kLanes) {
       const I both = load_part(reinterpret_cast<const int32_t*>(codes + quad * kQuad), first(quads - quad));
-      store(even + quad * kQuad, _mm256_and_si256(both, _mm256_set1_epi16(255)));
-      store(odd + quad * kQuad, _mm256_srli_epi16(both, 8));
+      store(even + quad * kQuad, codes_of<0>(both));
+      store(odd + quad * kQuad, codes_of<1>(both));
     }
   }
   template <int kStep>
+  static I codes_of(I quads) {
+    return kStep == 0 ? _mm256_and_si256(quads, _mm256_set1_epi16(255)) : _mm256_srli_epi16(quads, 8);
+  }
+  template <int kStep>
+  static I weights_of(I quads) {
+    return _mm256_srai_epi16(kStep == 0 ? _mm256_slli_epi16(quads, 8) : quads, 8);
+  }
+  template <int kStep>
   static I weights(const int8_t* p) {
-    const I both = load(p);
-    return _mm256_srai_epi16(kStep == 0 ? _mm256_slli_epi16(both, 8) : both, 8);
+    return weights_of<kStep>(load(p));
   }
   // 4-bit weights minus zero points are within 15, so the sums of four products fit int16.
   static I dot4(I sums, I codes0, I codes1, I low, I high) {
@@ -127,7 +134,7 @@ struct P : Product256 {
   }
 };
 
-#include "kernels/simd/product-inl.h"
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 

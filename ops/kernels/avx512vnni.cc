@@ -7,6 +7,7 @@ namespace {
 
 struct P : Vector512 {
   static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
+  static constexpr int kConvRows = 8, kConvSums = 24;
 
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   using Mask = __mmask16;
@@ -23,8 +24,16 @@ struct P : Vector512 {
   }
   static I quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
   template <int>
+  static I codes_of(I quads) {
+    return quads;
+  }
+  template <int>
+  static I weights_of(I quads) {
+    return quads;
+  }
+  template <int>
   static I weights(const int8_t* p) {
-    return _mm512_loadu_si512(p);
+    return load(p);
   }
 
   static I zps4(I zps) {
@@ -39,7 +48,7 @@ struct P : Vector512 {
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };
 
-#include "kernels/simd/product-inl.h"
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 

@@ -21,13 +21,21 @@ struct P : Product256 {
     return sums;
   }
   template <int>
+  static I codes_of(I quads) {
+    return quads;
+  }
+  template <int>
+  static I weights_of(I quads) {
+    return quads;
+  }
+  template <int>
   static I weights(const int8_t* p) {
     return load(p);
   }
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };
 
-#include "kernels/simd/product-inl.h"
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 

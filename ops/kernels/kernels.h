@@ -24,7 +24,7 @@
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
 // kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
-// products: codes of rows times packed weights, to floats. portable.cc has the arithmetic, and the order of the
+// products, convolutions: codes times packed weights, to floats. portable.cc has the arithmetic, and the order of the
 // operations on floats.
 //
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
@@ -155,6 +155,29 @@ struct ProductBlock {
   ScaleOrder order;
 };
 
+// Output channels x output positions of a convolution. The image is made of quads of codes; the quads of adjacent
+// positions are adjacent, and `offsets` are the bytes from `image` to the quads of the first position.
+struct ConvBlock {
+  int64_t channels;   // up to 16, of one block of weights
+  int64_t positions;  // kernels may read the quads of kConvSlack more, but do not use them
+  const uint8_t* image;
+  const int64_t* offsets;  // [quads]
+  int64_t quads;
+  const int8_t* weights;  // [quads][16][4], from the first channel
+  float* dst;
+  int64_t dst_stride;  // from channel to channel
+  float scale;
+  int32_t zp;
+  const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
+  int32_t weight_zp;
+  const float* channel_scales;
+  const int32_t* channel_sums;
+  const float* bias;
+  ScaleOrder order;
+};
+
+constexpr int64_t kConvSlack = 128;
+
 // The smallest and the largest element, or 0 and the largest magnitude.
 struct Range {
   float low, high;
@@ -176,6 +199,7 @@ using RangeKernel = Range (*)(const float* x, int64_t count);
 using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
 
 using ProductKernel = void (*)(const ProductBlock&);
+using ConvKernel = void (*)(const ConvBlock&);
 
 // The products of one instruction set.
 struct ProductKernels {
@@ -183,6 +207,7 @@ struct ProductKernels {
   ProductKernel groups8;    // 8-bit weights
   ProductKernel groups4;    // 4-bit weights, one group or more
   ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
+  ConvKernel conv;
 };
 
 // The elementwise kernels of one instruction set.

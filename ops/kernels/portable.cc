@@ -411,6 +411,57 @@ void product(const ProductBlock& block) {
                           block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
 }
 
+// Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). Then as products of one
+// group: the scale is that of the row, the channel scale that of the column.
+
+// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added.
+constexpr int64_t kPositions = 64;
+
+void add_quad(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+  int16_t wide[kQuad * 4];
+  for (int64_t i = 0; i < kQuad * 4; ++i) wide[i] = weights[i % kQuad];
+  for (int64_t i = 0; i < kPositions * kQuad; i += kQuad * 4)
+    for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += codes[i + j] * wide[j];
+}
+
+void conv(const ConvBlock& block) {
+  static constexpr int8_t kOnes[kQuad] = {1, 1, 1, 1};
+  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
+  int32_t sums[kPositions * kQuad], code_sums[kPositions];
+  const auto add_all = [&](int64_t position, const int8_t* weights, int64_t step) {
+    for (int32_t& sum : sums) sum = 0;
+    for (int64_t quad = 0; quad < block.quads; ++quad)
+      add_quad(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
+  };
+  const auto sum_of = [&](int64_t i) {
+    return sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
+  };
+  for (int64_t first = 0; first < block.positions; first += kPositions) {
+    const int64_t count = block.positions - first < kPositions ? block.positions - first : kPositions;
+    if (has_weight_zps) {
+      add_all(first, kOnes, 0);
+      for (int64_t i = 0; i < count; ++i) code_sums[i] = sum_of(i);
+    }
+    for (int64_t channel = 0; channel < block.channels; ++channel) {
+      add_all(first, block.weights + channel * kQuad, kBlockColumns * kQuad);
+      const auto weight_zp =
+          static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
+      const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(block.channel_sums[channel]);
+      const float scale = block.scale, channel_scale = block.channel_scales[channel];
+      float* dst = block.dst + channel * block.dst_stride + first;
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(code_sums[i]) : 0;
+        const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sum_of(i)) - correction - weight_zp * code_sum);
+        float real = static_cast<float>(exact);
+        real = block.order == kScalesFirst ? real * (scale * channel_scale)
+               : block.order == kRowFirst  ? real * scale * channel_scale
+                                           : real * channel_scale * scale;
+        store(dst + i, real + block.bias[channel]);
+      }
+    }
+  }
+}
+
 constexpr KernelTable kPortable = {
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
       {quantize_rows<kOnnx, kS8>, quantize_columns<kOnnx, kS8>}},
@@ -431,6 +482,6 @@ constexpr KernelTable kPortable = {
 
 const KernelTable& portable_kernels() noexcept { return kPortable; }
 
-const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr};
+const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr, conv};
 
 }  // namespace dynq

@@ -5,20 +5,17 @@
 // kernel takes tiles.
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "core/attributes.h"
 #include "core/parallel.h"
+#include "core/scratch.h"
+#include "core/sums.h"
 #include "kernels/kernels.h"
 
 namespace dynq {
 namespace {
 
 constexpr int64_t kGroupUnit = 16;
-// The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
-// points, or within 128 if 8-bit weights have no zero points.
-constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
-constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
 constexpr int64_t kStrip = 64;              // columns that kernels take at once, or a multiple of them
 constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
@@ -26,21 +23,6 @@ constexpr int64_t kMostTasks = 64;
 constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Memory for values that are set later. kSmall or fewer of them need no allocation.
-template <class T, int64_t kSmall>
-class Scratch {
- public:
-  T* allocate(int64_t count) {
-    if (count <= kSmall) return small_;
-    large_.reset(new T[static_cast<size_t>(count)]);
-    return large_.get();
-  }
-
- private:
-  T small_[kSmall];
-  std::unique_ptr<T[]> large_;
-};
 
 class QuantizedMatMul : public Node {
  public:

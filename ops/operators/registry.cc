@@ -12,6 +12,7 @@
   X(dynamic_range_quantize)      \
   X(dynamic_range_fake_quantize) \
   X(quantized_matmul)            \
+  X(quantized_conv)              \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \
   X(dynamic_quantize_dequantize_linear)

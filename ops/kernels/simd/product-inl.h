@@ -297,6 +297,3 @@ void products(const ProductBlock& block) {
              {nullptr, nullptr, some_rows<kBits, kOneGroup, kBlocks, 3>, some_rows<kBits, kOneGroup, kBlocks, 4>,
               some_rows<kBits, kOneGroup, kBlocks, 5>, some_rows<kBits, kOneGroup, kBlocks, 6>});
 }
-
-constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>, products<8, false, P::kGroupBlocks>,
-                                      products<4, false, P::kGroupBlocks>, nullptr};

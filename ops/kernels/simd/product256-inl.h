@@ -2,6 +2,7 @@
 
 struct Product256 : Vector256 {
   static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
+  static constexpr int kConvRows = 4, kConvSums = 8;
 
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
   static void store(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }

@@ -1,0 +1,76 @@
+// The input of a convolution as quads of codes: an image in which the codes of a kernel position are adjacent for all
+// output positions, whatever the strides are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/encodings.h"
+
+namespace dynq {
+
+// A convolution has three spatial axes; those that it does not use have length 1.
+constexpr int kSpatialAxes = 3;
+
+struct ConvAxis {
+  int64_t in = 1, out = 1, kernel = 1, stride = 1, dilation = 1;
+  int64_t pad = 0;  // at the begin
+};
+
+// A part of the output positions.
+struct ConvTile {
+  int64_t first[kSpatialAxes], count[kSpatialAxes];
+};
+
+// Where the codes of one sample and group are.
+struct ConvSource {
+  const uint8_t* codes;  // [channels, in, in, in]
+  int64_t channels;
+  uint8_t flip;  // 0x80 makes uint8 codes of int8 ones
+  uint8_t zp;    // of the uint8 codes
+};
+
+// The image of one tile.
+//
+// Along an axis, the positions that a kernel position reads are `stride` apart. The image has those with equal
+// remainders in a plane of its own, so that they are adjacent, and kernel positions share planes. If the kernel
+// positions are so far apart that they share too little, each has its own plane. Dimensions: [quads][planes of 3
+// axes][lengths of 3 axes][4].
+class ConvImage {
+ public:
+  ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, const ConvTile& tile);
+
+  int64_t bytes() const { return quads_ * quad_bytes_; }
+
+  // For each quad of packed weights the bytes from the image's begin to its quad for the first position.
+  std::vector<int64_t> offsets() const;
+
+  // The positions from the first to the last one, with those between rows that the output does not have.
+  int64_t positions() const;
+  // The positions from the first one to that of an output element of the last axis' first position.
+  int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
+
+  // Writes the image: bytes().
+  void write(const ConvSource& source, uint8_t* image) const;
+
+ private:
+  struct Layout {
+    std::vector<int64_t> begins;        // of each plane: the input position of its first element
+    std::vector<int64_t> plane, shift;  // of each kernel position: its plane, and its first element there
+    int64_t length;                     // of a plane
+  };
+
+  static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares);
+  void write_row(const ConvSource& source, int64_t quad, int64_t in0, int64_t in1, uint8_t* rows, uint8_t* image,
+                 int64_t plane_bytes) const;
+
+  const ConvAxis (&axes_)[kSpatialAxes];
+  QuadAxis quad_axis_;
+  int64_t channels_, width_quads_;
+  ConvTile tile_;
+  Layout layouts_[kSpatialAxes];
+  int64_t quads_;  // of one position
+  int64_t plane_bytes_, quad_bytes_;
+};
+
+}  // namespace dynq

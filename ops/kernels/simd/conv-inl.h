@@ -1,0 +1,111 @@
+// convolutions: codes of positions times packed weights of output channels to floats, written once for any type `P` of
+// products (product-inl.h). A vector has the sums of P::kLanes adjacent positions and one channel, so that a channel of
+// the output is written in order. P::codes_of<> and P::weights_of<> are quads as P::dot() takes them in each step.
+// P::kConvSums sums, of P::kConvRows channels or fewer, fit the registers.
+
+#include "kernels/simd/product-inl.h"
+
+constexpr int kMostConvVectors = P::kConvRows;
+constexpr int conv_vectors(int rows) {
+  return P::kConvSums / rows < kMostConvVectors ? P::kConvSums / rows : kMostConvVectors;
+}
+static_assert(kMostConvVectors * P::kLanes <= kConvSlack, "kernels read whole vectors");
+
+template <int kStep, int kRows, int kCount, class Sums>
+inline void conv_step(const uint8_t* codes, const typename P::I (&weights)[kRows], Sums& sums) {
+  typename P::I w[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) w[r] = P::template weights_of<kStep>(weights[r]);
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) {
+    const auto c = P::template codes_of<kStep>(P::load(static_cast<const void*>(codes + v * P::kLanes * kQuad)));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r][v] = P::dot(sums[r][v], c, w[r]);
+  }
+}
+
+// Adds the products of all quads: kRows channels, kCount vectors of positions. `step` is 64 bytes, or 0 for one quad of
+// weights that stands for all.
+template <int kRows, int kCount, class Sums>
+inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t step, int64_t position, Sums& sums) {
+  const uint8_t* image = block.image + position * kQuad;
+  for (int64_t quad = 0; quad < block.quads; ++quad, weights += step) {
+    const uint8_t* codes = image + block.offsets[quad];
+    typename P::I w[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) w[r] = P::quad(reinterpret_cast<const uint8_t*>(weights) + r * kQuad);
+    conv_step<0, kRows, kCount>(codes, w, sums);
+    if constexpr (P::kSteps == 2) conv_step<1, kRows, kCount>(codes, w, sums);
+  }
+}
+
+template <int kRows, int kCount>
+void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
+  static constexpr int8_t kOnesQuad[kQuad] = {1, 1, 1, 1};
+  typename P::I sums[kRows][kCount];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(block.channel_sums[channel + r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) sums[r][v] = P::set1(static_cast<int32_t>(0u - correction));
+  }
+  if (block.weight_zps != nullptr || block.weight_zp != 0) {
+    typename P::I code_sums[1][kCount];
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) code_sums[0][v] = P::set1(0);
+    conv_products<1, kCount>(block, kOnesQuad, 0, position, code_sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto zp = P::set1(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel + r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(zp, code_sums[0][v]));
+    }
+  }
+  conv_products<kRows, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const float scale = block.scale, channel_scale = block.channel_scales[channel + r];
+    const auto first = P::set1(block.order == kScalesFirst ? scale * channel_scale
+                               : block.order == kRowFirst  ? scale
+                                                           : channel_scale);
+    const auto second = P::set1(block.order == kScalesFirst ? 1.0f : block.order == kRowFirst ? channel_scale : scale);
+    const auto bias = P::set1(block.bias[channel + r]);
+    float* dst = block.dst + (channel + r) * block.dst_stride + position;
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) {
+      const auto real = P::add(P::mul(P::mul(P::to_float(sums[r][v]), first), second), bias);
+      const int64_t n = block.positions - position - v * P::kLanes;
+      if (n >= P::kLanes)
+        P::store(dst + v * P::kLanes, real);
+      else
+        P::store_part(dst + v * P::kLanes, real, P::first(n));
+    }
+  }
+}
+
+// `channels` channels, a multiple of kRows. The codes of some positions stay in the first-level cache for all of them.
+template <int kRows>
+void conv_rows(const ConvBlock& block, int64_t first, int64_t channels) {
+  constexpr int kCount = conv_vectors(kRows), kHalf = (kCount + 1) / 2;
+  for (int64_t position = 0; position < block.positions;) {
+    const int64_t vectors = (block.positions - position + P::kLanes - 1) / P::kLanes;
+    const int count = vectors >= kCount ? kCount : vectors >= kHalf ? kHalf : 1;
+    for (int64_t channel = first; channel < first + channels; channel += kRows)
+      (count == kCount  ? conv_some<kRows, kCount>
+       : count == kHalf ? conv_some<kRows, kHalf>
+                        : conv_some<kRows, 1>)(block, channel, position);
+    position += count * P::kLanes;
+  }
+}
+
+template <int kRows>
+void conv_from(const ConvBlock& block, int64_t channel) {
+  const int64_t count = (block.channels - channel) / kRows * kRows;
+  if (count > 0) conv_rows<kRows>(block, channel, count);
+  if constexpr (kRows > 1) conv_from<kRows / 2>(block, channel + count);
+}
+
+inline void conv(const ConvBlock& block) { conv_from<P::kConvRows>(block, 0); }
+
+constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>, products<8, false, P::kGroupBlocks>,
+                                      products<4, false, P::kGroupBlocks>, nullptr, conv};

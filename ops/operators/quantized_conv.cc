@@ -1,0 +1,321 @@
+// QuantizedConv: a convolution of 8-bit codes by packed 8-bit weights, to float32.
+//
+// kernels/portable.cc has the arithmetic, core/conv_image.h the form in which kernels read the input. compute() checks
+// the inputs and cuts the output into tasks: samples, tiles of positions, and channels. A task writes the image of its
+// tile, for one group after the other, and multiplies it by the weights of 16 output channels at once.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "core/attributes.h"
+#include "core/conv_image.h"
+#include "core/parallel.h"
+#include "core/sums.h"
+#include "kernels/kernels.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kImageBytes = 128 << 10;  // of the image of a tile, so that it stays in the second-level cache
+constexpr int64_t kTilePositions = 2048;    // their sums stay there, too
+constexpr int64_t kRowPositions = 512;      // of the last axis
+constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
+constexpr int64_t kFewTasks = 8, kMostTasks = 64;
+constexpr int64_t kFewestRows = 4;       // of a tile: adjacent tiles have rows of the input in common
+constexpr int64_t kFewestChannels = 64;  // of a task, if other tasks write the same image
+
+int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+
+class QuantizedConv : public Node {
+ public:
+  static constexpr const char* kName = "QuantizedConv";
+
+  explicit QuantizedConv(const Attributes& attributes)
+      : group_(attributes.integer("group", 1)),
+        auto_pad_(read_encoding(kName, attributes, "auto_pad", AutoPad::kExplicit)),
+        quad_axis_(read_encoding(kName, attributes, "quad_axis", QuadAxis::kChannels)),
+        order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)) {
+    if (group_ < 1) fail("group is " + std::to_string(group_) + ", expected 1 or more");
+  }
+
+  void compute(Context& context) const override {
+    const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2),
+                 weight = context.input(3), weight_zp = context.input(4), channel_scale = context.input(5),
+                 channel_sum = context.input(6), bias = context.input(7), geometry = context.input(8);
+    if (src.shape.rank < 3 || src.shape.rank > 2 + kSpatialAxes)
+      fail("src has shape " + src.shape.text() + ", expected rank 3, 4 or 5: images, channels, then space");
+    Conv conv;
+    read_axes(src.shape, geometry, conv.axes);
+    if (bias.shape.rank != 1)
+      fail("bias has shape " + bias.shape.text() + ", expected one element for each output channel");
+    const int64_t in_channels = src.shape.dims[1];
+    conv.samples = src.shape.dims[0];
+    conv.channels = bias.shape.dims[0];
+    if (in_channels == 0 || in_channels % group_ != 0)
+      fail("src has " + std::to_string(in_channels) + " channels, expected a multiple of group, " +
+           std::to_string(group_));
+    if (conv.channels % group_ != 0)
+      fail("bias has " + std::to_string(conv.channels) + " elements, expected a multiple of group, " +
+           std::to_string(group_));
+    conv.group_inputs = in_channels / group_;
+    conv.group_outputs = conv.channels / group_;
+    check_channels(channel_sum, "channel_sum", conv.channels);
+    check_channels(channel_scale, "channel_scale", conv.channels);
+    if (weight_zp.shape.elements() != 1) check_channels(weight_zp, "weight_zero_point", conv.channels);
+    check_one(scale, "scale");
+    check_one(zero_point, "zero_point");
+    const bool is_one_zp = weight_zp.shape.elements() == 1;
+    const int32_t one_zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
+    check_sums(conv, src.shape.rank - 2, is_one_zp && one_zp == 0);
+    conv.quads = quads_of(conv);
+    check_weight(weight.shape, conv);
+
+    Shape shape = src.shape;
+    shape.dims[1] = conv.channels;
+    for (size_t i = 2; i < src.shape.rank; ++i) shape.dims[i] = conv.axes[kSpatialAxes - src.shape.rank + i].out;
+    conv.dst = static_cast<float*>(context.output(0, shape));
+    if (shape.elements() == 0) return;
+    conv.src = static_cast<const uint8_t*>(src.data);
+    conv.weights = static_cast<const int8_t*>(weight.data);
+    ConvBlock& all = conv.all;
+    all.quads = conv.quads;
+    all.scale = load(static_cast<const float*>(scale.data));
+    const bool is_signed = src.type == kInt8;
+    all.zp =
+        is_signed ? *static_cast<const int8_t*>(zero_point.data) + 128 : *static_cast<const uint8_t*>(zero_point.data);
+    all.weight_zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weight_zp = one_zp;
+    all.channel_scales = static_cast<const float*>(channel_scale.data);
+    all.channel_sums = static_cast<const int32_t*>(channel_sum.data);
+    all.bias = static_cast<const float*>(bias.data);
+    all.order = order_;
+    conv.flip = is_signed ? 0x80 : 0;
+    conv.quad_axis = quad_axis_;
+    conv.run(context);
+  }
+
+ private:
+  struct Conv {
+    ConvAxis axes[kSpatialAxes];
+    int64_t samples, channels, group_inputs, group_outputs, quads;
+    const uint8_t* src;
+    const int8_t* weights;
+    float* dst;
+    uint8_t flip;
+    QuadAxis quad_axis;
+    ConvBlock all;  // what all blocks have in common
+
+    int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }
+    int64_t in_positions() const { return axes[0].in * axes[1].in * axes[2].in; }
+
+    void run(Context& context) const {
+      const int64_t products = samples * channels * out_positions() * quads * kQuad;
+      const int64_t wanted = std::max(
+          {int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMostTasks)});
+      int64_t tile[kSpatialAxes], tiles[kSpatialAxes];
+      choose_tile(wanted, tile);
+      for (int i = 0; i < kSpatialAxes; ++i) tiles[i] = divide_up(axes[i].out, tile[i]);
+      const int64_t all_tiles = tiles[0] * tiles[1] * tiles[2];
+      const int64_t unit = channels == group_outputs ? std::max(kFewestChannels, kBlockColumns) : kBlockColumns;
+      const int64_t parts =
+          std::clamp(divide_up(wanted, samples * all_tiles), int64_t{1}, std::max(int64_t{1}, channels / unit));
+      const int64_t blocks = divide_up(channels, kBlockColumns);
+      run_tasks(context, samples * all_tiles * parts, [&](int64_t task) {
+        const int64_t part = task % parts;
+        int64_t index = task / parts % all_tiles;
+        ConvTile box;
+        for (int i = kSpatialAxes - 1; i >= 0; --i) {
+          const int64_t at = index % tiles[i];
+          index /= tiles[i];
+          box.first[i] = at * tile[i];
+          box.count[i] = std::min(tile[i], axes[i].out - box.first[i]);
+        }
+        run_tile(task / parts / all_tiles, box, blocks * part / parts * kBlockColumns,
+                 std::min(channels, blocks * (part + 1) / parts * kBlockColumns));
+      });
+    }
+
+    // Tiles take whole rows, and as many as fit kImageBytes and kTilePositions, but fewer if there are too few tasks.
+    void choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) const {
+      const auto part = [](int64_t count, int64_t most) {  // equal parts of at most `most`
+        return divide_up(count, divide_up(count, std::max(int64_t{1}, std::min(most, count))));
+      };
+      tile[0] = tile[1] = 1;
+      tile[2] = part(axes[2].out, kRowPositions);
+      for (int i = 1; i >= 0; --i) {
+        if (i == 0 && tile[1] < axes[1].out) break;
+        const auto bytes_of = [&](int64_t count) {
+          ConvTile box = {{0, 0, 0}, {tile[0], tile[1], tile[2]}};
+          box.count[i] = count;
+          return ConvImage(axes, quad_axis, group_inputs, box).bytes();
+        };
+        const int64_t one = bytes_of(1), each = std::max(int64_t{1}, bytes_of(2) - one);
+        int64_t most = 1 + std::max(int64_t{0}, kImageBytes - one) / each;
+        most = std::min(most, std::max(int64_t{1}, kTilePositions / (tile[1] * tile[2])));
+        if (channels == group_outputs) {
+          const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (i == 1 ? axes[0].out : 1);
+          most = std::min(most, std::max(kFewestRows, divide_up(axes[i].out, divide_up(wanted, others))));
+        }
+        tile[i] = part(axes[i].out, most);
+      }
+    }
+
+    void run_tile(int64_t sample, const ConvTile& tile, int64_t channel, int64_t end) const {
+      const ConvImage form(axes, quad_axis, group_inputs, tile);
+      const std::vector<int64_t> offsets = form.offsets();
+      const auto image_bytes = static_cast<size_t>(form.bytes() + kConvSlack * kQuad);
+      const std::unique_ptr<uint8_t[]> image(new uint8_t[image_bytes]);
+      std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
+      const int64_t positions = form.positions();
+      // If the output has all positions, kernels write to it.
+      const bool is_whole = tile.count[0] * tile.count[1] * tile.count[2] == positions &&
+                            tile.count[2] == axes[2].out && (tile.count[0] == 1 || tile.count[1] == axes[1].out);
+      const std::unique_ptr<float[]> sums(
+          is_whole ? nullptr : new float[static_cast<size_t>(std::min(group_outputs, kBlockColumns) * positions)]);
+      ConvBlock block = all;
+      block.positions = positions;
+      block.image = image.get();
+      block.offsets = offsets.data();
+      const ConvKernel kernel = active_isa().products->conv;
+      int64_t group = -1;
+      while (channel < end) {
+        if (group != channel / group_outputs) {
+          group = channel / group_outputs;
+          const int64_t first = (sample * (channels / group_outputs) + group) * group_inputs;
+          form.write({src + first * in_positions(), group_inputs, flip, static_cast<uint8_t>(all.zp)}, image.get());
+        }
+        const int64_t next =
+            std::min({end, (group + 1) * group_outputs, (channel / kBlockColumns + 1) * kBlockColumns});
+        block.channels = next - channel;
+        block.weights =
+            weights + channel / kBlockColumns * quads * kQuad * kBlockColumns + channel % kBlockColumns * kQuad;
+        if (all.weight_zps != nullptr) block.weight_zps = all.weight_zps + channel;
+        block.channel_scales = all.channel_scales + channel;
+        block.channel_sums = all.channel_sums + channel;
+        block.bias = all.bias + channel;
+        float* to = dst + (sample * channels + channel) * out_positions();
+        if (is_whole) {
+          block.dst = to + (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out;
+          block.dst_stride = out_positions();
+          kernel(block);
+        } else {
+          block.dst = sums.get();
+          block.dst_stride = positions;
+          kernel(block);
+          copy_rows(form, tile, sums.get(), block.channels, to);
+        }
+        channel = next;
+      }
+    }
+
+    void copy_rows(const ConvImage& form, const ConvTile& tile, const float* from, int64_t count, float* to) const {
+      for (int64_t c = 0; c < count; ++c, from += form.positions(), to += out_positions())
+        for (int64_t i0 = 0; i0 < tile.count[0]; ++i0)
+          for (int64_t i1 = 0; i1 < tile.count[1]; ++i1)
+            std::memcpy(to + ((tile.first[0] + i0) * axes[1].out + tile.first[1] + i1) * axes[2].out + tile.first[2],
+                        from + form.position(i0, i1), static_cast<size_t>(tile.count[2]) * sizeof(float));
+    }
+  };
+
+  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+
+  // Sets the last axes; those before have length 1.
+  void read_axes(const Shape& src, const Tensor& geometry, ConvAxis (&axes)[kSpatialAxes]) const {
+    const size_t rank = src.rank - 2;
+    const Shape& shape = geometry.shape;
+    if (shape.rank != 2 || shape.dims[0] != 5 || shape.dims[1] != static_cast<int64_t>(rank))
+      fail("geometry has shape " + shape.text() + ", expected 5x" + std::to_string(rank) +
+           ": kernel shape, strides, dilations, pads at the begin and at the end");
+    static constexpr const char* kRows[] = {"kernel shape", "stride", "dilation", "pad at the begin", "pad at the end"};
+    static constexpr int32_t kLeast[] = {1, 1, 1, 0, 0};
+    int64_t values[5][kSpatialAxes];
+    for (size_t row = 0; row < 5; ++row)
+      for (size_t i = 0; i < rank; ++i) {
+        values[row][i] = load(static_cast<const int32_t*>(geometry.data) + row * rank + i);
+        if (values[row][i] < kLeast[row])
+          fail(std::string("geometry has the ") + kRows[row] + " " + std::to_string(values[row][i]) +
+               " for dimension " + std::to_string(i + 2) + ", expected " + std::to_string(kLeast[row]) + " or more");
+      }
+    for (size_t i = 0; i < rank; ++i) {
+      ConvAxis& axis = axes[kSpatialAxes - rank + i];
+      axis.in = src.dims[2 + i];
+      axis.kernel = values[0][i];
+      axis.stride = values[1][i];
+      axis.dilation = values[2][i];
+      const int64_t span = (axis.kernel - 1) * axis.dilation + 1;
+      int64_t pads = values[3][i] + values[4][i];
+      axis.pad = values[3][i];
+      if (auto_pad_ != AutoPad::kExplicit) {
+        pads = std::max(int64_t{0}, (divide_up(axis.in, axis.stride) - 1) * axis.stride + span - axis.in);
+        axis.pad = auto_pad_ == AutoPad::kSameUpper ? pads / 2 : pads - pads / 2;
+      }
+      if (span > axis.in + pads)
+        fail("the kernel spans " + std::to_string(span) + " elements of dimension " + std::to_string(i + 2) +
+             ", expected at most " + std::to_string(axis.in + pads) + ", the length of src with its pads");
+      axis.out = (axis.in + pads - span) / axis.stride + 1;
+    }
+  }
+
+  static void check_one(const Tensor& tensor, const char* name) {
+    if (tensor.shape.elements() != 1)
+      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected one element");
+  }
+
+  static void check_channels(const Tensor& tensor, const char* name, int64_t channels) {
+    if (tensor.shape.rank != 1 || tensor.shape.dims[0] != channels)
+      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected " + std::to_string(channels) +
+           ", one element for each output channel");
+  }
+
+  // The text has the factors: their product may overflow.
+  static void check_sums(const Conv& conv, size_t rank, bool is_symmetric) {
+    const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
+    int64_t length = conv.group_inputs;
+    std::string factors = std::to_string(length);
+    for (size_t i = kSpatialAxes - rank; i < kSpatialAxes; ++i) {
+      factors += "x" + std::to_string(conv.axes[i].kernel);
+      length = length > longest ? length : length * conv.axes[i].kernel;
+    }
+    if (length > longest)
+      fail("sums of " + factors + " products may overflow int32, expected at most " + std::to_string(longest));
+  }
+
+  int64_t quads_of(const Conv& conv) const {
+    const ConvAxis(&axes)[kSpatialAxes] = conv.axes;
+    return quad_axis_ == QuadAxis::kWidth
+               ? conv.group_inputs * axes[0].kernel * axes[1].kernel * divide_up(axes[2].kernel, kQuad)
+               : axes[0].kernel * axes[1].kernel * axes[2].kernel * divide_up(conv.group_inputs, kQuad);
+  }
+
+  void check_weight(const Shape& shape, const Conv& conv) const {
+    Shape expected;
+    expected.rank = 4;
+    expected.dims[0] = divide_up(conv.channels, kBlockColumns);
+    expected.dims[1] = conv.quads;
+    expected.dims[2] = kBlockColumns;
+    expected.dims[3] = kQuad;
+    if (!(shape == expected))
+      fail("weight has shape " + shape.text() + ", expected " + expected.text() + ", packed for quad_axis " +
+           text_of(quad_axis_));
+  }
+
+  int64_t group_;
+  AutoPad auto_pad_;
+  QuadAxis quad_axis_;
+  ScaleOrder order_;
+};
+
+}  // namespace
+
+Operator quantized_conv() {
+  Operator op = {QuantizedConv::kName,
+                 9,
+                 {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}}},
+                 make_node<QuantizedConv>,
+                 always_float};
+  op.columns_input = Operator::kNoInput;
+  return op;
+}
+
+}  // namespace dynq
