@@ -12,46 +12,19 @@ namespace {
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
 template <int64_t kStride>
-void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t flip, uint8_t* __restrict to) {
+void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t* __restrict to) {
   const int64_t step = kStride > 0 ? kStride : stride;
-  for (int64_t i = 0; i < count; ++i) to[i] = from[i * step] ^ flip;
-}
-
-// to[i] is the code at begin + i * stride of a row of `length` codes, or the zero point outside of the row.
-void copy_padded(const uint8_t* row, int64_t length, int64_t begin, int64_t stride, int64_t count,
-                 const ConvSource& source, uint8_t* to) {
-  const int64_t first = std::clamp(begin >= 0 ? 0 : divide_up(-begin, stride), int64_t{0}, count);
-  const int64_t last = std::clamp(length > begin ? divide_up(length - begin, stride) : 0, first, count);
-  std::memset(to, source.zp, static_cast<size_t>(first));
-  std::memset(to + last, source.zp, static_cast<size_t>(count - last));
-  if (last == first) return;
-  const uint8_t* from = row + begin + first * stride;
-  if (stride == 1 && source.flip == 0)
-    std::memcpy(to + first, from, static_cast<size_t>(last - first));
-  else if (stride == 1)
-    copy_codes<1>(from, stride, last - first, source.flip, to + first);
-  else if (stride == 2)
-    copy_codes<2>(from, stride, last - first, source.flip, to + first);
-  else
-    copy_codes<0>(from, stride, last - first, source.flip, to + first);
-}
-
-// to[4 * i + j] = the code i of row j.
-void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t* __restrict to) {
-  const uint8_t* __restrict r0 = rows[0], * __restrict r1 = rows[1];
-  const uint8_t* __restrict r2 = rows[2], * __restrict r3 = rows[3];
-  for (int64_t i = 0; i < count; ++i) {
-    to[4 * i] = r0[i];
-    to[4 * i + 1] = r1[i];
-    to[4 * i + 2] = r2[i];
-    to[4 * i + 3] = r3[i];
-  }
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
 }
 
 }  // namespace
 
 ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, const ConvTile& tile)
-    : axes_(axes), quad_axis_(quad_axis), channels_(channels), tile_(tile) {
+    : axes_(axes),
+      quad_axis_(quad_axis),
+      channels_(channels),
+      tile_(tile),
+      interleave_(active_isa().products->interleave) {
   const bool is_width = quad_axis == QuadAxis::kWidth;
   for (int i = 0; i < kSpatialAxes; ++i)
     layouts_[i] = layout(axes[i], tile.first[i], tile.count[i], !(is_width && i == 2));
@@ -119,54 +92,94 @@ std::vector<int64_t> ConvImage::offsets() const {
 int64_t ConvImage::positions() const { return position(tile_.count[0] - 1, tile_.count[1] - 1) + tile_.count[2]; }
 
 void ConvImage::write(const ConvSource& source, uint8_t* image) const {
-  const auto& [l0, l1, l2] = layouts_;
-  const std::unique_ptr<uint8_t[]> rows(new uint8_t[static_cast<size_t>(l2.length * kQuad)]);
-  for (int64_t quad = 0; quad < quads_; ++quad) {
-    uint8_t* planes = image + quad * quad_bytes_;
-    for (const int64_t begin0 : l0.begins)
-      for (const int64_t begin1 : l1.begins) {
-        uint8_t* to = planes;
-        for (int64_t i0 = 0; i0 < l0.length; ++i0)
-          for (int64_t i1 = 0; i1 < l1.length; ++i1, to += l2.length * kQuad)
-            write_row(source, quad, begin0 + i0 * axes_[0].stride, begin1 + i1 * axes_[1].stride, rows.get(), to,
-                      plane_bytes_);
-        planes += plane_bytes_ * (quad_axis_ == QuadAxis::kWidth ? 1 : static_cast<int64_t>(l2.begins.size()));
+  const auto length = static_cast<size_t>(layouts_[2].length);
+  const std::unique_ptr<uint8_t[]> unused(new uint8_t[length]), strided(new uint8_t[length * kQuad]);
+  std::memset(unused.get(), source.flip, length);  // which become 0
+  const bool is_width = quad_axis_ == QuadAxis::kWidth;
+  const int64_t planes = is_width ? 1 : static_cast<int64_t>(layouts_[2].begins.size());
+  for (int64_t quad = 0; quad < quads_; ++quad)
+    for (int64_t plane = 0; plane < planes; ++plane) {
+      Quads quads;
+      quads.unused = unused.get();
+      quads.strided = strided.get();
+      const int64_t first = is_width ? quad % width_quads_ * kQuad : quad * kQuad;
+      quads.used = std::min(kQuad, (is_width ? axes_[2].kernel : channels_) - first);
+      for (int64_t i = 0; i < quads.used; ++i) {
+        quads.channels[i] = is_width ? quad / width_quads_ : first + i;
+        quads.begins[i] = layouts_[2].begins[static_cast<size_t>(is_width ? first + i : plane)];
       }
-  }
+      find_codes(quads);
+      write_planes(quads, source, planes, image + quad * quad_bytes_ + plane * plane_bytes_);
+    }
 }
 
-// A row of the planes of the last axis, which are `plane_bytes` apart.
-void ConvImage::write_row(const ConvSource& source, int64_t quad, int64_t in0, int64_t in1, uint8_t* rows,
-                          uint8_t* image, int64_t plane_bytes) const {
-  const Layout& layout = layouts_[2];
-  const bool is_width = quad_axis_ == QuadAxis::kWidth;
-  const bool exists = in0 >= 0 && in0 < axes_[0].in && in1 >= 0 && in1 < axes_[1].in;
-  const int64_t row_codes = axes_[2].in;
-  const auto write_one = [&](int64_t i, int64_t channel, int64_t begin, bool is_used) {
-    uint8_t* to = rows + i * layout.length;
-    if (!is_used)
-      std::memset(to, 0, static_cast<size_t>(layout.length));
-    else if (!exists)
-      std::memset(to, source.zp, static_cast<size_t>(layout.length));
-    else
-      copy_padded(source.codes + ((channel * axes_[0].in + in0) * axes_[1].in + in1) * row_codes, row_codes, begin,
-                  axes_[2].stride, layout.length, source, to);
-  };
-  const uint8_t* const of[kQuad] = {rows, rows + layout.length, rows + 2 * layout.length, rows + 3 * layout.length};
-  if (is_width) {
-    const int64_t first = quad % width_quads_ * kQuad;
-    for (int64_t i = 0; i < kQuad; ++i) {
-      const bool is_used = first + i < axes_[2].kernel;
-      write_one(i, quad / width_quads_, is_used ? layout.begins[static_cast<size_t>(first + i)] : 0, is_used);
+// Sets the positions of which all elements are codes, not padding.
+void ConvImage::find_codes(Quads& quads) const {
+  const int64_t length = axes_[2].in, stride = axes_[2].stride;
+  quads.first = 0;
+  quads.last = layouts_[2].length;
+  for (int64_t i = 0; i < quads.used; ++i) {
+    const int64_t begin = quads.begins[i];
+    quads.first = std::max(quads.first, begin >= 0 ? 0 : divide_up(-begin, stride));
+    quads.last = std::min(quads.last, length > begin ? divide_up(length - begin, stride) : 0);
+  }
+  if (quads.last <= quads.first) quads.first = quads.last = layouts_[2].length;
+}
+
+// All planes of one plane of the last axis, which are `step` planes apart.
+void ConvImage::write_planes(Quads& quads, const ConvSource& source, int64_t step, uint8_t* image) const {
+  const auto& [l0, l1, l2] = layouts_;
+  const int64_t rows = axes_[0].in * axes_[1].in, row_bytes = l2.length * kQuad;
+  uint8_t padding[kQuad];
+  for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < quads.used ? source.zp : uint8_t{0};
+  for (const int64_t begin0 : l0.begins)
+    for (const int64_t begin1 : l1.begins) {
+      uint8_t* to = image;
+      for (int64_t i0 = 0; i0 < l0.length; ++i0)
+        for (int64_t i1 = 0; i1 < l1.length; ++i1, to += row_bytes) {
+          const int64_t in0 = begin0 + i0 * axes_[0].stride, in1 = begin1 + i1 * axes_[1].stride;
+          if (in0 < 0 || in0 >= axes_[0].in || in1 < 0 || in1 >= axes_[1].in) {
+            for (int64_t i = 0; i < l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
+            continue;
+          }
+          const int64_t row = in0 * axes_[1].in + in1;
+          for (int64_t i = 0; i < quads.used; ++i)
+            quads.rows[i] = source.codes + (quads.channels[i] * rows + row) * axes_[2].in;
+          write_row(quads, source, padding, to);
+        }
+      image += plane_bytes_ * step;
     }
-    interleave(of, layout.length, image);
-    return;
+}
+
+void ConvImage::write_row(const Quads& quads, const ConvSource& source, const uint8_t (&padding)[kQuad],
+                          uint8_t* to) const {
+  const int64_t length = axes_[2].in, stride = axes_[2].stride, count = quads.last - quads.first;
+  const auto write_one = [&](int64_t position) {
+    std::memcpy(to + position * kQuad, padding, kQuad);
+    for (int64_t i = 0; i < quads.used; ++i) {
+      const int64_t at = quads.begins[i] + position * stride;
+      if (at >= 0 && at < length) to[position * kQuad + i] = quads.rows[i][at] ^ source.flip;
+    }
+  };
+  for (int64_t position = 0; position < quads.first; ++position) write_one(position);
+  for (int64_t position = quads.last; position < layouts_[2].length; ++position) write_one(position);
+  if (count == 0) return;
+  const uint8_t* rows[kQuad];
+  for (int64_t i = 0; i < kQuad; ++i) {
+    if (i >= quads.used) {
+      rows[i] = quads.unused;
+      continue;
+    }
+    rows[i] = quads.rows[i] + quads.begins[i] + quads.first * stride;
+    if (stride == 1) continue;
+    uint8_t* copy = quads.strided + i * count;
+    if (stride == 2)
+      copy_codes<2>(rows[i], stride, count, copy);
+    else
+      copy_codes<0>(rows[i], stride, count, copy);
+    rows[i] = copy;
   }
-  for (const int64_t begin : layout.begins) {
-    for (int64_t i = 0; i < kQuad; ++i) write_one(i, quad * kQuad + i, begin, quad * kQuad + i < channels_);
-    interleave(of, layout.length, image);
-    image += plane_bytes;
-  }
+  interleave_(rows, count, source.flip, to + quads.first * kQuad);
 }
 
 }  // namespace dynq

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/encodings.h"
+#include "kernels/kernels.h"
 
 namespace dynq {
 
@@ -61,8 +62,19 @@ class ConvImage {
   };
 
   static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares);
-  void write_row(const ConvSource& source, int64_t quad, int64_t in0, int64_t in1, uint8_t* rows, uint8_t* image,
-                 int64_t plane_bytes) const;
+  // Where the elements of a row of quads come from: element i is at begins[i] + position * stride of rows[i], which is
+  // a row of channels[i]. Those not used are 0.
+  struct Quads {
+    int64_t used;
+    int64_t channels[kQuad], begins[kQuad];
+    const uint8_t* rows[kQuad];
+    int64_t first, last;    // from `first` to `last` all elements are codes, not padding
+    const uint8_t* unused;  // codes of elements that are not used
+    uint8_t* strided;       // memory for codes that are not adjacent in their row
+  };
+  void find_codes(Quads& quads) const;
+  void write_planes(Quads& quads, const ConvSource& source, int64_t step, uint8_t* image) const;
+  void write_row(const Quads& quads, const ConvSource& source, const uint8_t (&padding)[kQuad], uint8_t* to) const;
 
   const ConvAxis (&axes_)[kSpatialAxes];
   QuadAxis quad_axis_;
@@ -71,6 +83,7 @@ class ConvImage {
   Layout layouts_[kSpatialAxes];
   int64_t quads_;  // of one position
   int64_t plane_bytes_, quad_bytes_;
+  InterleaveKernel interleave_;
 };
 
 }  // namespace dynq

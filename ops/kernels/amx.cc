@@ -188,11 +188,14 @@ void one_group(const ProductBlock& block) { kAvx512VnniProducts.one_group(block)
 void groups8(const ProductBlock& block) { kAvx512VnniProducts.groups8(block); }
 void groups4(const ProductBlock& block) { kAvx512VnniProducts.groups4(block); }
 void conv(const ConvBlock& block) { kAvx512VnniProducts.conv(block); }
+void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
+  kAvx512VnniProducts.interleave(rows, count, flip, to);
+}
 
 }  // namespace
 
 // Functions and not the pointers of kAvx512VnniProducts: those would be copied when the library is loaded, by code that
 // is compiled for AVX-512.
-extern const ProductKernels kAmxProducts = {one_group, groups8, groups4, tiles, conv};
+extern const ProductKernels kAmxProducts = {one_group, groups8, groups4, tiles, conv, interleave};
 
 }  // namespace dynq

@@ -201,6 +201,9 @@ using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_
 using ProductKernel = void (*)(const ProductBlock&);
 using ConvKernel = void (*)(const ConvBlock&);
 
+// to[4 * i + j] = rows[j][i] ^ flip, for i < count.
+using InterleaveKernel = void (*)(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to);
+
 // The products of one instruction set.
 struct ProductKernels {
   ProductKernel one_group;  // 8-bit weights, one group
@@ -208,6 +211,7 @@ struct ProductKernels {
   ProductKernel groups4;    // 4-bit weights, one group or more
   ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
   ConvKernel conv;
+  InterleaveKernel interleave;
 };
 
 // The elementwise kernels of one instruction set.

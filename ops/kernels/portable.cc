@@ -462,6 +462,17 @@ void conv(const ConvBlock& block) {
   }
 }
 
+void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
+  const uint8_t* __restrict r0 = rows[0], * __restrict r1 = rows[1], * __restrict r2 = rows[2], * __restrict r3 = rows[3];
+  uint8_t* __restrict quads = to;
+  for (int64_t i = 0; i < count; ++i) {
+    quads[kQuad * i] = r0[i] ^ flip;
+    quads[kQuad * i + 1] = r1[i] ^ flip;
+    quads[kQuad * i + 2] = r2[i] ^ flip;
+    quads[kQuad * i + 3] = r3[i] ^ flip;
+  }
+}
+
 constexpr KernelTable kPortable = {
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
       {quantize_rows<kOnnx, kS8>, quantize_columns<kOnnx, kS8>}},
@@ -482,6 +493,6 @@ constexpr KernelTable kPortable = {
 
 const KernelTable& portable_kernels() noexcept { return kPortable; }
 
-const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr, conv};
+const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr, conv, interleave};
 
 }  // namespace dynq

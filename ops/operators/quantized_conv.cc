@@ -21,8 +21,8 @@ constexpr int64_t kTilePositions = 2048;    // their sums stay there, too
 constexpr int64_t kRowPositions = 512;      // of the last axis
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
-constexpr int64_t kFewestRows = 4;       // of a tile: adjacent tiles have rows of the input in common
-constexpr int64_t kFewestChannels = 64;  // of a task, if other tasks write the same image
+constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
+constexpr int64_t kFewestChannels = 128;    // of a task, if other tasks write the same image
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
@@ -89,6 +89,7 @@ class QuantizedConv : public Node {
     all.channel_sums = static_cast<const int32_t*>(channel_sum.data);
     all.bias = static_cast<const float*>(bias.data);
     all.order = order_;
+    conv.merge_axes();
     conv.flip = is_signed ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
     conv.run(context);
@@ -107,6 +108,17 @@ class QuantizedConv : public Node {
 
     int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }
     int64_t in_positions() const { return axes[0].in * axes[1].in * axes[2].in; }
+
+    // A kernel of one position does not depend on rows: long ones are cheaper.
+    void merge_axes() {
+      ConvAxis merged;
+      for (const ConvAxis& axis : axes) {
+        if (axis.kernel != 1 || axis.stride != 1 || axis.in != axis.out) return;
+        merged.in = merged.out = merged.in * axis.in;
+      }
+      axes[0] = axes[1] = ConvAxis();
+      axes[2] = merged;
+    }
 
     void run(Context& context) const {
       const int64_t products = samples * channels * out_positions() * quads * kQuad;
@@ -154,7 +166,8 @@ class QuantizedConv : public Node {
         most = std::min(most, std::max(int64_t{1}, kTilePositions / (tile[1] * tile[2])));
         if (channels == group_outputs) {
           const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (i == 1 ? axes[0].out : 1);
-          most = std::min(most, std::max(kFewestRows, divide_up(axes[i].out, divide_up(wanted, others))));
+          most = std::min(most, std::max(divide_up(kFewestPositions, tile[1] * tile[2]),
+                                         divide_up(axes[i].out, divide_up(wanted, others))));
         }
         tile[i] = part(axes[i].out, most);
       }

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from ..operators.encodings import one_of
 from . import bench_operators
 from .arguments import (
     add_data,
@@ -196,6 +195,8 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
 
 def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str]) -> None:
     """Raises a DynqError if a size is given that none of the chosen networks has."""
+    from ..operators.encodings import one_of
+
     for takers, options in (
         (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads")),
         (("resnet",), ("image",)),
@@ -327,6 +328,8 @@ def _choose(what: str) -> _Bench:
 
 def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
     """Raises a DynqError if an argument is given that only other benches take."""
+    from ..operators.encodings import one_of
+
     for name, written in dict.fromkeys(option for bench in _BENCHES for option in bench.options):
         if getattr(arguments, name) and (name, written) not in chosen.options:
             takers = [f"`{PROGRAM} bench {bench.usage}`" for bench in _BENCHES if (name, written) in bench.options]
