@@ -5,7 +5,7 @@
 // instruction set include this header, those of simd/ and <immintrin.h>, and nothing else: the linker could choose an
 // inline function of the standard library that was compiled for AVX-512 for the whole program.
 //
-// portable.cc defines the correct results; every other kernel returns the same bits.
+// portable.cc and portable_products.cc define the correct results; every other kernel returns the same bits.
 //
 //   quantize, kOnnx     saturate(round(x / scale) + zp)        divides, rounds half to even, adds integers
 //   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
@@ -24,8 +24,8 @@
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
 // kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
-// products, convolutions: codes times packed weights, to floats. portable.cc has the arithmetic, and the order of the
-// operations on floats.
+// products, convolutions: codes times packed weights, to floats. portable_products.cc has the arithmetic, and the
+// order of the operations on floats.
 //
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
@@ -155,12 +155,14 @@ struct ProductBlock {
   ScaleOrder order;
 };
 
-// Output channels x output positions of a convolution. The image is made of quads of codes; the quads of adjacent
-// positions are adjacent, and `offsets` are the bytes from `image` to the quads of the first position.
+// Output channels x output positions of a convolution. The image is made of quads of codes, and the quads of adjacent
+// positions are adjacent: 4 bytes apart, or 1 byte, where quads overlap. `offsets` are the bytes from `image` to the
+// quads of the first position.
 struct ConvBlock {
   int64_t channels;   // up to 16, of one block of weights
   int64_t positions;  // kernels may read the quads of kConvSlack more, but do not use them
   const uint8_t* image;
+  bool quads_overlap;
   const int64_t* offsets;  // [quads]
   int64_t quads;
   const int8_t* weights;  // [quads][16][4], from the first channel
@@ -170,6 +172,7 @@ struct ConvBlock {
   int32_t zp;
   const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
   int32_t weight_zp;
+  const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; used if there are weight zero points
   const float* channel_scales;
   const int32_t* channel_sums;
   const float* bias;

@@ -1,40 +1,51 @@
-"""Times transformer networks with seeded weights against stock ONNX Runtime."""
+"""Times networks with seeded weights against stock ONNX Runtime: transformers, and a network of convolutions."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx
 
 from ..errors import DynqError
 from ..rewriter import rewrite
-from . import transformers
+from ..verification.inputs import Array
+from . import convnets, transformers
 from .models import ModelTiming, time_model
 from .timing import Settings, Track, check_backend
 
 TOKENS = (1, 128)
+NETWORKS = {**dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)), "resnet": convnets.FORMS}
+"""The names of the networks, and the forms that each one has."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the networks, as for :func:`ort_dynq.bench.transformers.encoder`."""
+    """The sizes of the networks.
+
+    Attributes:
+        layers, hidden, heads: As for :func:`ort_dynq.bench.transformers.encoder`.
+        image: As for :func:`ort_dynq.bench.convnets.resnet`.
+    """
 
     layers: int = 6
     hidden: int = 768
     heads: int = 12
+    image: int = 224
 
 
 @dataclass(frozen=True)
 class NetworkTiming(ModelTiming):
-    """The timing of one transformer network. Its name is the form of its linear layers.
+    """The timing of one network. Its name is the form of its linear layers or convolutions.
 
     Attributes:
-        network: encoder or decoder.
-        tokens: The number of tokens in the encoder's input, or in the decoder's past.
+        network: encoder, decoder or resnet.
+        tokens: The number of tokens in the encoder's input, or in the decoder's past; None for resnet.
     """
 
     network: str
-    tokens: int
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -49,32 +60,40 @@ class _Case:
 def bench_networks(
     settings: Settings,
     *,
-    names: Sequence[str] = tuple(transformers.NETWORKS),
-    forms: Sequence[str] = tuple(transformers.FORMS),
+    names: Sequence[str] = tuple(NETWORKS),
+    forms: Sequence[str] | None = None,
     tokens: Sequence[int] = TOKENS,
     sizes: Sizes = Sizes(),
     track: Track = iter,
 ) -> list[NetworkTiming]:
-    """Times transformer networks, one at a time: the two sessions of one take half a gigabyte each.
+    """Times networks, one at a time: the two sessions of one take half a gigabyte each.
 
     Args:
         settings: How to time.
-        names: The networks: encoder, decoder.
-        forms: Names from :data:`ort_dynq.bench.transformers.FORMS`.
-        tokens: Numbers of tokens; each network is timed with each of them.
+        names: The networks: names from :data:`NETWORKS`.
+        forms: Forms of the networks; a network is timed in those that it has. None for all.
+        tokens: Numbers of tokens; each transformer is timed with each of them.
         sizes: The sizes of the networks.
         track: Shows the progress.
 
     Raises:
-        DynqError: A network or form does not exist, the sizes do not fit together, the operators cannot be registered,
-            or a rewritten network does not run.
+        DynqError: A network does not exist, none of the networks has a form, the sizes do not fit together, the
+            operators cannot be registered, or a rewritten network does not run.
     """
-    for kind, given, known in (("network", names, transformers.NETWORKS), ("form", forms, transformers.FORMS)):
-        for name in given:
-            if name not in known:
-                raise DynqError(f"there is no {kind} {name!r}, expected one of {', '.join(known)}")
+    for name in names:
+        if name not in NETWORKS:
+            raise DynqError(f"there is no network {name!r}, expected one of {', '.join(NETWORKS)}")
+    known = dict.fromkeys(form for name in names for form in NETWORKS[name])
+    for form in forms or ():
+        if form not in known:
+            raise DynqError(f"there is no form {form!r} of {' or '.join(names)}, expected one of {', '.join(known)}")
     check_backend(settings.backend)
-    cases = [_Case(name, form) for name in names for form in forms]
+    cases = [
+        _Case(name, form)
+        for name in names
+        for form in (NETWORKS[name] if forms is None else forms)
+        if form in NETWORKS[name]
+    ]
     timings = []
     for case in track(cases):
         timings += _time(case, settings, tokens, sizes)
@@ -83,12 +102,29 @@ def bench_networks(
 
 
 def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) -> list[NetworkTiming]:
-    model = transformers.NETWORKS[case.network](case.form, **asdict(sizes))
+    model = _build(case, sizes)
     result = rewrite(model, exact=settings.exact)
     timings = []
-    for count in tokens:
-        feeds = transformers.feeds(model, count)
+    for count, feeds in _inputs(case, model, tokens):
         for threads in settings.threads:
             timing = time_model(case.form, model, result.model, result.report, feeds, settings, threads)
             timings.append(NetworkTiming(**vars(timing), network=case.network, tokens=count))
     return timings
+
+
+def _build(case: _Case, sizes: Sizes) -> onnx.ModelProto:
+    if case.network == "resnet":
+        return convnets.resnet(case.form, image=sizes.image)
+    build = transformers.NETWORKS[case.network]
+    return build(case.form, layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads)
+
+
+def _inputs(
+    case: _Case, model: onnx.ModelProto, tokens: Sequence[int]
+) -> Iterator[tuple[int | None, dict[str, Array]]]:
+    """Gives the inputs that a network is timed on, and their number of tokens."""
+    if case.network == "resnet":
+        yield None, convnets.feeds(model)
+        return
+    for count in tokens:
+        yield count, transformers.feeds(model, count)

@@ -1,15 +1,16 @@
-"""``ort-dynq bench``: times operators, products, chains, networks and models against stock ONNX Runtime."""
+"""``ort-dynq bench``: times operators, chains, networks and models against stock ONNX Runtime."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from . import bench_operators
 from .arguments import (
     add_data,
     add_exact,
@@ -24,7 +25,7 @@ from .arguments import (
 )
 from .command import PROGRAM, Command, Outcome
 from .inspect import summary
-from .render import Figure, format_shape, one_line, progress, table
+from .render import Figure, format_shape, one_line, progress, ratio_style, table
 from .verify import inputs_text
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="ops: each operator, and a plain copy; products: QuantizedMatMul with 8 and 4 bits, MatMulInteger, "
         "MatMulNBits, torch's int8 product if torch is installed, MatMul of float32, and a plain read of the weights; "
-        "chains: decomposed chains, and a Relu; networks: transformers; "
+        "convolutions: QuantizedConv, ConvInteger, Conv of float32 and QLinearConv; "
+        "chains: decomposed chains, and a Relu; networks: transformers and a ResNet-18; "
         "a folder with NAME/model.onnx and NAME/test_data_set_0; or a model A",
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
@@ -49,7 +51,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=thread_counts,
         metavar="N[,N]",
-        help="intra-op threads of ONNX Runtime (default: 1; ops and products: 1 and the number of cores)",
+        help="intra-op threads of ONNX Runtime (default: 1; ops, products and convolutions: 1 and the number of cores)",
     )
     timing.add_argument(
         "--seconds", type=seconds, metavar="S", help="time for each case (default: 0.5; networks: 2; a model: 5)"
@@ -82,18 +84,27 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         choices=(16, 32, 64, 128),
         help="rows of the weights that share a scale, in 4-bit weights and in MatMulNBits (default: 32)",
     )
+    convolutions = parser.add_argument_group("convolutions")
+    convolutions.add_argument(
+        "--cases", type=names, metavar="NAME[,NAME]", help="names in the first column of the table (default: all)"
+    )
     network = parser.add_argument_group("networks")
-    network.add_argument("--networks", type=names, metavar="NAME[,NAME]", help="default: encoder,decoder")
-    network.add_argument("--forms", type=names, metavar="NAME[,NAME]", help="forms of linear layers (default: all)")
+    network.add_argument(
+        "--networks", type=names, metavar="NAME[,NAME]", help="encoder, decoder or resnet (default: all)"
+    )
+    network.add_argument(
+        "--forms", type=names, metavar="NAME[,NAME]", help="forms of linear layers or convolutions (default: all)"
+    )
     network.add_argument(
         "--tokens",
         type=positives,
         metavar="N[,N]",
         help="tokens in the encoder's input, or in the decoder's past (default: 1,128)",
     )
-    network.add_argument("--layers", type=positive, metavar="N", help="number of layers (default: 6)")
-    network.add_argument("--hidden", type=positive, metavar="N", help="hidden size (default: 768)")
+    network.add_argument("--layers", type=positive, metavar="N", help="layers of a transformer (default: 6)")
+    network.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
     network.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
+    network.add_argument("--image", type=positive, metavar="N", help="pixels of resnet's images (default: 224)")
     model = parser.add_argument_group("a model A")
     model.add_argument(
         "--opening",
@@ -111,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     from ..bench.timing import Settings, machine
     from ..system import cores
 
-    threads = arguments.threads or (tuple(sorted({1, cores()})) if bench in (_OPS, _PRODUCTS) else (1,))
+    threads = arguments.threads or (tuple(sorted({1, cores()})) if bench in (_OPS, _PRODUCTS, _CONVOLUTIONS) else (1,))
     settings = Settings(
         threads, arguments.seconds or bench.seconds, arguments.warmup, arguments.backend, arguments.exact
     )
@@ -126,88 +137,6 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield from found.text()
 
     return Outcome({"machine": asdict(here), "settings": asdict(settings), **found.data}, text)
-
-
-def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    if arguments.misaligned:
-        return _misaligned(arguments, settings, track)
-    from ..bench.operators import SIZES, bench_operators
-
-    timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
-
-    def text() -> Iterator[RenderableType]:
-        yield "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
-        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "copy")
-        rows = [
-            (
-                *(each.operator, each.granularity, format_shape(each.shape), each.threads),
-                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3)),
-                *(Figure(each.ratio, 2), Figure(each.copy_ratio, 2)),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: _ratio_style(row[6]))
-
-    return Outcome({"timings": list(map(asdict, timings))}, text)
-
-
-def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from ..bench.operators import MISALIGNED_SIZES, bench_misaligned
-
-    timings = bench_misaligned(settings, arguments.sizes or MISALIGNED_SIZES, track=track)
-
-    def text() -> Iterator[RenderableType]:
-        yield "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
-        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "offset")
-        rows = [
-            (
-                *(each.operator, each.granularity, format_shape(each.shape), each.threads),
-                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.offset),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: _ratio_style(row[6]))
-
-    return Outcome({"timings": list(map(asdict, timings))}, text)
-
-
-def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from ..bench.product_contenders import cold_bytes
-    from ..bench.products import ROWS, SIZES, bench_products
-
-    rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
-    found = bench_products(settings, rows, weights, group_size=group_size, track=track)
-    cold = {count: cold_bytes(count) for count in rows}
-
-    def text() -> Iterator[RenderableType]:
-        yield f"medians in us; 4 bits and MatMulNBits: a scale for each {group_size} rows of the weights"
-        yield "MatMulInteger: and a DequantizeLinear; MatMulNBits: accuracy level 4, from float32, which it quantizes"
-        yield "ratios: MatMulInteger / ours 8; MatMulNBits 4 / ours 4; read: a plain read of the 8-bit weights / ours 8"
-        for size in sorted(set(cold.values()), reverse=True):
-            counts = ", ".join(str(count) for count in rows if cold[count] == size)
-            yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
-        yield ""
-        head = (
-            *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
-            *("MatMulNBits 8", "torch", "float", "read", "ratio"),
-        )
-        table_rows = [
-            (
-                *(each.rows, format_shape(each.weights), each.threads),
-                *(Figure(each.ours_8_us, 1), Figure(each.integer_us, 1), Figure(each.ratio_8, 2)),
-                *(Figure(each.ours_4_us, 1), Figure(each.nbits_4_us, 1), Figure(each.ratio_4, 2)),
-                *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1), Figure(each.float_us, 1)),
-                *(Figure(each.read_us, 1), Figure(each.read_ratio, 2)),
-            )
-            for each in found.timings
-        ]
-        yield table(head, table_rows, style=lambda row: _ratio_style(row[5]))
-        yield ""
-        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
-        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: _ratio_style(row[3]))
-        yield from map(one_line, found.notes)
-
-    return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
 
 
 def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -226,39 +155,55 @@ def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
             )
             for each in timings
         ]
-        yield table(head, rows, style=lambda row: _ratio_style(row[5]))
+        yield table(head, rows, style=lambda row: ratio_style(row[5]))
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
 
 
 def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from ..bench.networks import TOKENS, Sizes, bench_networks
-    from ..bench.transformers import FORMS, NETWORKS
+    from ..bench.networks import NETWORKS, TOKENS, Sizes, bench_networks
 
-    given = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")}
+    chosen = arguments.networks or tuple(NETWORKS)
+    _check_network_options(arguments, chosen)
+    given = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads", "image")}
     network_sizes = Sizes(**{name: size for name, size in given.items() if size})
     timings = bench_networks(
         settings,
-        names=arguments.networks or tuple(NETWORKS),
-        forms=arguments.forms or tuple(FORMS),
+        names=chosen,
+        forms=arguments.forms,
         tokens=arguments.tokens or TOKENS,
         sizes=network_sizes,
         track=track,
     )
 
     def text() -> Iterator[RenderableType]:
-        layers, hidden, heads = network_sizes.layers, network_sizes.hidden, network_sizes.heads
-        yield f"layers {layers}, hidden size {hidden}, heads {heads}; medians; ratio: stock / ours"
-        yield "tokens: in the encoder's input, or in the decoder's past\n"
+        layers, hidden, heads, image = astuple(network_sizes)
+        yield "medians; ratio: stock / ours"
+        yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
+        yield "tokens: in the encoder's input, or in the decoder's past"
+        yield f"resnet: ResNet-18, images of {image}x{image}\n"
         head = ("network", "form", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
         rows = [
-            (each.network, each.name, each.tokens, each.threads, *_ratio_cells(each), _rewritten(each))
+            (each.network, each.name, each.tokens or "-", each.threads, *_ratio_cells(each), _rewritten(each))
             for each in timings
         ]
-        yield table(head, rows, style=lambda row: _ratio_style(row[6]))
+        yield table(head, rows, style=lambda row: ratio_style(row[6]))
         yield from _problems(timings)
 
     return Outcome({"sizes": asdict(network_sizes), "timings": list(map(asdict, timings))}, text)
+
+
+def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str]) -> None:
+    """Raises a DynqError if a size is given that none of the chosen networks has."""
+    from ..operators.encodings import one_of
+
+    for takers, options in (
+        (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads")),
+        (("resnet",), ("image",)),
+    ):
+        for name in options:
+            if getattr(arguments, name) and not {*takers} & {*networks}:
+                raise DynqError(f"--{name} is for {one_of(takers)}, not for {one_of(networks)}")
 
 
 def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -270,7 +215,7 @@ def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> 
         yield "medians; ratio: stock / ours\n"
         head = ("model", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
         rows = [(each.name, each.threads, *_ratio_cells(each), _rewritten(each)) for each in timings]
-        yield table(head, rows, style=lambda row: _ratio_style(row[4]))
+        yield table(head, rows, style=lambda row: ratio_style(row[4]))
         yield from _problems(timings)
 
     return Outcome({"folder": arguments.what, "timings": list(map(asdict, timings))}, text)
@@ -326,10 +271,6 @@ def _ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:
     return Figure(stock, 4, stock_absent), Figure(ours, 4, "fails"), Figure(timing.ratio, 2)
 
 
-def _ratio_style(ratio: Figure) -> str:
-    return "" if ratio.value is None else "red" if ratio.value < 0.95 else "green" if ratio.value > 1.05 else ""
-
-
 def _rewritten(timing: ModelTiming) -> str:
     return ", ".join(f"{count} {operator}" for operator, count in (timing.rewritten or {}).items()) or "-"
 
@@ -355,27 +296,31 @@ class _Bench:
     options: tuple[tuple[str, str], ...] = ()
 
 
-_OPS = _Bench("ops", _operators, 0.5, (("sizes", "--sizes"), ("misaligned", "--misaligned")))
+_OPS = _Bench("ops", bench_operators.operators, 0.5, (("sizes", "--sizes"), ("misaligned", "--misaligned")))
 _PRODUCTS = _Bench(
-    "products", _products, 0.5, (("sizes", "--sizes"), ("rows", "--rows"), ("group_size", "--group-size"))
+    "products",
+    bench_operators.products,
+    0.5,
+    (("sizes", "--sizes"), ("rows", "--rows"), ("group_size", "--group-size")),
 )
+_CONVOLUTIONS = _Bench("convolutions", bench_operators.convolutions, 0.5, (("cases", "--cases"),))
 _EXACT = ("exact", "--exact")
 _CHAINS = _Bench("chains", _chains, 0.5, (_EXACT,))
 _NETWORKS = _Bench(
     "networks",
     _networks,
     2.0,
-    (_EXACT, *((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads"))),
+    (_EXACT, *((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads", "image"))),
 )
 _FOLDER = _Bench("FOLDER", _folder, 0.5, (_EXACT,))
 _MODEL = _Bench(
     "A.onnx", _model, 5.0, (_EXACT, ("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape"))
 )
-_BENCHES = (_OPS, _PRODUCTS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
+_BENCHES = (_OPS, _PRODUCTS, _CONVOLUTIONS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
 
 
 def _choose(what: str) -> _Bench:
-    for bench in (_OPS, _PRODUCTS, _CHAINS, _NETWORKS):
+    for bench in (_OPS, _PRODUCTS, _CONVOLUTIONS, _CHAINS, _NETWORKS):
         if what == bench.usage:
             return bench
     return _FOLDER if Path(what).is_dir() else _MODEL
@@ -393,11 +338,12 @@ def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
 
 COMMAND = Command(
     "bench",
-    "time operators, products, chains, networks or models against stock ONNX Runtime, alternately in one process",
+    "time operators, chains, networks or models against stock ONNX Runtime, alternately in one process",
     (
         "ort-dynq bench ops --threads 1 --isa avx2",
         "ort-dynq bench ops --misaligned",
         "ort-dynq bench products --rows 1,128 --sizes 768x3072 --threads 1",
+        "ort-dynq bench convolutions --cases 3x3-64,depthwise-3x3-64 --threads 1",
         "ort-dynq bench chains",
         "ort-dynq bench networks --forms token,tensor_u8",
         "ort-dynq bench models/",

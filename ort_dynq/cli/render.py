@@ -57,6 +57,11 @@ def table(
     return result
 
 
+def ratio_style(ratio: Figure) -> str:
+    """Returns the style of a ratio: green if ours is faster by 5 percent or more, red if it is as much slower."""
+    return "" if ratio.value is None else "red" if ratio.value < 0.95 else "green" if ratio.value > 1.05 else ""
+
+
 def one_line(text: str) -> str:
     """Puts a text on one line and escapes control characters, which a terminal would interpret."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))

@@ -35,8 +35,18 @@ from ort_dynq import cli
         (["ops", "--input", "x=x.npy"], "--input is for `ort-dynq bench A.onnx`, not for ops"),
         ([".", "--forms", "token"], "--forms is for `ort-dynq bench networks`, not for ."),
         (["ops", "--layers", "2"], "--layers is for `ort-dynq bench networks`, not for ops"),
-        (["networks", "--networks", "rnn"], "there is no network 'rnn', expected one of encoder, decoder"),
-        (["networks", "--forms", "token,int3"], "there is no form 'int3', expected one of float, token, "),
+        (["networks", "--networks", "rnn"], "there is no network 'rnn', expected one of encoder, decoder, resnet"),
+        (
+            ["networks", "--networks", "resnet", "--forms", "token"],
+            "there is no form 'token' of resnet, expected one of",
+        ),
+        (["networks", "--networks", "resnet", "--tokens", "3"], "--tokens is for encoder or decoder, not for resnet"),
+        (["networks", "--networks", "decoder", "--image", "64"], "--image is for resnet, not for decoder"),
+        (["convolutions", "--cases", "9x9"], "there is no convolution '9x9', expected one of 3x3-64, 3x3-128, "),
+        (["convolutions", "--exact"], "`ort-dynq bench FOLDER` or `ort-dynq bench A.onnx`, not for convolutions"),
+        (["products", "--cases", "3x3-64"], "--cases is for `ort-dynq bench convolutions`, not for products"),
+        (["chains", "--image", "64"], "--image is for `ort-dynq bench networks`, not for chains"),
+        (["networks", "--forms", "token,int3"], "there is no form 'int3' of encoder or decoder or resnet, "),
         (["networks", "--heads", "5"], "the hidden size 768 is not a multiple of 5 heads"),
         (["networks", "--layers", "0"], "argument --layers: 0 is not a positive integer"),
         (["networks", "--tokens", "1,"], "argument --tokens: "),
@@ -76,7 +86,7 @@ def test_help_has_an_example_of_every_bench(capsys: pytest.CaptureFixture[str]) 
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for example in (
-        *("bench ops", "bench products", "bench chains", "bench networks", "bench models/"),
+        *("bench ops", "bench products", "bench convolutions", "bench chains", "bench networks", "bench models/"),
         "bench model.onnx fast.onnx",
     ):
         assert f"ort-dynq {example}" in text

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from bench_command import check_latency, run_bench, run_bench_json
 
-from ort_dynq.bench import chains, transformers
+from ort_dynq.bench import chains, convnets, transformers
 from ort_dynq.bench.onnx_text import parse
 from ort_dynq.rewriter import rewrite
 
@@ -47,14 +47,14 @@ def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
 
 
 def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_bench_json(capsys, *SMALL, "--tokens", "1,3")
-    assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2}
+    data = run_bench_json(capsys, *SMALL, "--tokens", "1,3", "--image", "32")
+    assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2, "image": 32}
     assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
         (network, form, tokens, 1)
         for network in ("encoder", "decoder")
         for form in transformers.FORMS
         for tokens in (1, 3)
-    ]
+    ] + [("resnet", form, None, 1) for form in convnets.FORMS]
     for each in data["timings"]:
         assert (each["rewritten"] == {}) == (each["name"] == "float")
         check_latency(each["stock"])
@@ -65,13 +65,19 @@ def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*SMALL, "--networks", "decoder", "--forms", "torchao,float", "--tokens", "2", "--threads", "1,2")
     lines = run_bench(capsys, *arguments).splitlines()
-    assert lines[3] == "layers 1, hidden size 16, heads 2; medians; ratio: stock / ours"
+    assert lines[4] == "encoder, decoder: layers 1, hidden size 16, heads 2"
     rows = [line.split() for line in lines if line.startswith("decoder ")]
     assert [row[:4] for row in rows] == [
         ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
     converted = ["4", "DynamicRangeFakeQuantize,", "6", "QuantizedMatMul"]
     assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
+
+
+def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_bench(capsys, *SMALL, "--forms", "token,conv_u8", "--tokens", "2", "--image", "32").splitlines()
+    rows = [line.split()[:4] for line in lines if line.startswith(("encoder ", "decoder ", "resnet "))]
+    assert rows == [["encoder", "token", "2", "1"], ["decoder", "token", "2", "1"], ["resnet", "conv_u8", "-", "1"]]
 
 
 def test_bench_networks_exact(capsys: pytest.CaptureFixture[str]) -> None:

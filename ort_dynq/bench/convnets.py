@@ -1,0 +1,143 @@
+"""Networks of convolutions with seeded weights, in float and as onnxruntime's quantize_dynamic writes them.
+
+The network is a ResNet of basic blocks, see He et al. (2015); its 18 layers are a 7x7 convolution, 16 of 3x3 in four
+stages and a linear layer. Three more convolutions of 1x1 are in its shortcuts. The batch normalizations are folded into
+weights and biases, as exporters write them. Weights are normal values times the square root of two divided by the
+number of inputs. The last convolution of each block has a fourth of that, so that the sums of blocks stay of one size.
+
+The networks are standard ONNX of opset 20 and IR version 10, which onnxruntime 1.20.1 and newer run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ..errors import DynqError
+from ..verification.inputs import Array
+
+FORMS = ("float", "conv_u8", "conv_s8")
+"""How the convolutions are quantized.
+
+- float: They are not quantized.
+- conv_u8, conv_s8: quantize_dynamic with uint8 and int8 weights: DynamicQuantizeLinear, ConvInteger, Cast, Mul, Add. It
+  gives the weights of a convolution one scale, also with per_channel=True.
+"""
+
+_OPSET, _IR_VERSION = 20, 10
+_STAGES, _BLOCKS, _CLASSES = 4, 2, 1000
+
+
+def resnet(form: str, *, image: int = 224, width: int = 64, seed: int = 0) -> onnx.ModelProto:
+    """Builds a ResNet-18.
+
+    The input x is float32 [batch, 3, image, image], the output y float32 [batch, 1000].
+
+    Args:
+        form: How the convolutions are quantized: a name from :data:`FORMS`.
+        image: The height and width of the images in pixels.
+        width: The channels of the first stage.
+        seed: The seed of the weights.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    if form not in FORMS:
+        raise DynqError(f"there is no form {form!r} of a network of convolutions, expected one of {', '.join(FORMS)}")
+    model = _Builder(seed).network(image, width)
+    return model if form == "float" else _quantize(model, form)
+
+
+def feeds(model: onnx.ModelProto, *, batch: int = 1, seed: int = 0) -> dict[str, Array]:
+    """Returns a normal float32 input of a network.
+
+    Args:
+        model: The network.
+        batch: The batch size.
+        seed: The seed of the values.
+    """
+    (x,) = model.graph.input
+    sizes = [size.dim_value for size in x.type.tensor_type.shape.dim[1:]]
+    return {x.name: np.random.default_rng(seed).standard_normal((batch, *sizes), np.float32)}
+
+
+def _quantize(model: onnx.ModelProto, form: str) -> onnx.ModelProto:
+    from onnxruntime import quantization
+
+    dtype = {"conv_u8": quantization.QuantType.QUInt8, "conv_s8": quantization.QuantType.QInt8}[form]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it recommends to optimize the model first
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "quantized.onnx"
+            quantization.quantize_dynamic(model, path, op_types_to_quantize=["Conv"], weight_type=dtype)
+            return onnx.load(path)
+    finally:
+        logging.disable(disabled)
+
+
+class _Builder:
+    """Adds layers to a graph and draws their weights."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: list[onnx.TensorProto] = []
+
+    def network(self, image: int, width: int) -> onnx.ModelProto:
+        x = self._convolution("stem", "x", 3, width, 7, 2)
+        x = self._add("MaxPool", [self._add("Relu", [x])], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+        inputs = width
+        for stage in range(_STAGES):
+            outputs = width << stage
+            for block in range(_BLOCKS):
+                stride = 2 if stage and not block else 1
+                x = self._block(f"stages.{stage}.{block}", x, inputs, outputs, stride)
+                inputs = outputs
+        x = self._add("Flatten", [self._add("GlobalAveragePool", [x])])
+        linear = self._parameters("linear", (_CLASSES, inputs), 1.0)
+        self._add("Gemm", [x, *linear], "y", transB=1)
+        graph = helper.make_graph(
+            self._nodes,
+            "resnet",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", 3, image, image))],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("batch", _CLASSES))],
+            self._initializers,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+
+    def _block(self, name: str, x: str, inputs: int, outputs: int, stride: int) -> str:
+        inner = self._add("Relu", [self._convolution(f"{name}.first", x, inputs, outputs, 3, stride)])
+        residual = self._convolution(f"{name}.second", inner, outputs, outputs, 3, 1, gain=0.25)
+        shortcut = x
+        if inputs != outputs or stride > 1:
+            shortcut = self._convolution(f"{name}.shortcut", x, inputs, outputs, 1, stride)
+        return self._add("Relu", [self._add("Add", [residual, shortcut])])
+
+    def _convolution(
+        self, name: str, x: str, inputs: int, outputs: int, kernel: int, stride: int, *, gain: float = 1.0
+    ) -> str:
+        parameters = self._parameters(name, (outputs, inputs, kernel, kernel), gain * math.sqrt(2))
+        pads = [kernel // 2] * 4
+        return self._add("Conv", [x, *parameters], kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
+
+    def _parameters(self, name: str, shape: tuple[int, ...], gain: float) -> list[str]:
+        """Adds weights [outputs, inputs, ...] and a bias, and returns their names."""
+        weights = self._rng.standard_normal(shape, np.float32) * np.float32(gain / math.sqrt(math.prod(shape[1:])))
+        bias = self._rng.standard_normal(shape[0], np.float32) / np.float32(8)
+        arrays = {f"{name}.weight": weights, f"{name}.bias": bias}
+        self._initializers += [numpy_helper.from_array(array, key) for key, array in arrays.items()]
+        return [*arrays]
+
+    def _add(self, operator: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
+        """Adds a node and returns the name of its output."""
+        output = output or f"{operator.lower()}_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output

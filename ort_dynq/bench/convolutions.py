@@ -1,0 +1,174 @@
+"""Times quantized convolutions; convolution_contenders.py has the forms that take part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DynqError
+from .convolution_contenders import Case, Convolution, contenders
+from .timing import Settings, Track, check_backend, interleave
+
+CONVOLUTIONS = {
+    each.name: each
+    for each in (
+        Convolution("3x3-64", (64, 64), (3, 3), (56, 56)),
+        Convolution("3x3-128", (128, 128), (3, 3), (28, 28)),
+        Convolution("3x3-256", (256, 256), (3, 3), (14, 14)),
+        Convolution("3x3-512", (512, 512), (3, 3), (7, 7)),
+        Convolution("1x1-64", (64, 256), (1, 1), (56, 56)),
+        Convolution("1x1-256", (256, 1024), (1, 1), (14, 14)),
+        Convolution("3x3-stride2", (64, 128), (3, 3), (56, 56), stride=2),
+        Convolution("7x7-stem", (3, 64), (7, 7), (224, 224), stride=2),
+        Convolution("1d-256", (256, 256), (3,), (1000,)),
+        Convolution("depthwise-3x3-64", (64, 64), (3, 3), (56, 56), depthwise=True),
+        Convolution("depthwise-3x3-256", (256, 256), (3, 3), (14, 14), depthwise=True),
+        Convolution("depthwise-5x5-96", (96, 96), (5, 5), (28, 28), depthwise=True),
+    )
+}
+"""The convolutions by name. They are those of residual, mobile and speech networks."""
+
+
+@dataclass(frozen=True)
+class ConvolutionTiming:
+    """The timing of one convolution. Times are medians in microseconds; None if a form is not available.
+
+    Attributes:
+        name: The name of the convolution.
+        input: The shape of the activation, N x C x spatial sizes.
+        weights: The shape of the weights, M x C / group x kernel.
+        stride: The stride along every axis.
+        threads: The number of threads.
+        ours_us: QuantizedConv, from codes.
+        ours_float_us: DynamicQuantizeLinear and QuantizedConv, from float32.
+        integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
+        float_us: Conv of float32.
+        static_us: QLinearConv, from codes to codes.
+        integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_us and integer_u8_us / ours_us.
+        float_ratio: float_us / ours_float_us.
+        static_ratio: static_us / ours_us.
+    """
+
+    name: str
+    input: tuple[int, ...]
+    weights: tuple[int, ...]
+    stride: int
+    threads: int
+    ours_us: float
+    ours_float_us: float
+    integer_s8_us: float | None
+    integer_u8_us: float | None
+    float_us: float | None
+    static_us: float | None
+    integer_s8_ratio: float | None
+    integer_u8_ratio: float | None
+    float_ratio: float | None
+    static_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The geometric mean of a ratio.
+
+    Attributes:
+        name: The ratio, and the convolutions that count.
+        threads: The number of threads.
+        convolutions: The number of convolutions.
+        ratio: The mean; above 1 if ours is faster.
+    """
+
+    name: str
+    threads: int
+    convolutions: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class ConvolutionBench:
+    """The timings of all convolutions.
+
+    Attributes:
+        timings: One per convolution and number of threads.
+        means: The geometric means of their ratios.
+        notes: Forms that are not available, or whose results are wrong on this machine.
+    """
+
+    timings: list[ConvolutionTiming]
+    means: list[Mean]
+    notes: list[str]
+
+
+def bench_convolutions(
+    settings: Settings, names: Sequence[str] = tuple(CONVOLUTIONS), *, track: Track = iter
+) -> ConvolutionBench:
+    """Times convolutions.
+
+    Args:
+        settings: How to time.
+        names: Names from :data:`CONVOLUTIONS`.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: A name does not exist, the operators cannot be registered, or our result is wrong.
+    """
+    for name in names:
+        if name not in CONVOLUTIONS:
+            raise DynqError(f"there is no convolution {name!r}, expected one of {', '.join(CONVOLUTIONS)}")
+    check_backend(settings.backend)
+    cases = [Case(CONVOLUTIONS[name], threads) for threads in settings.threads for name in names]
+    timings: list[ConvolutionTiming] = []
+    notes: dict[str, None] = {}  # each note once, in the order in which they arose
+    for case in track(cases):
+        timing, problems = _time(case, settings)
+        timings.append(timing)
+        notes.update(dict.fromkeys(problems))
+    return ConvolutionBench(timings, list(_means(timings)), list(notes))
+
+
+def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]:
+    rivals, notes = contenders(case, settings)
+    samples = interleave(list(rivals.values()), settings, case.threads)
+    us = {name: float(np.median(each)) / 1e3 for name, each in zip(rivals, samples, strict=True)}
+
+    def ratio(name: str, ours: str) -> float | None:
+        return us[name] / us[ours] if name in us else None
+
+    timing = ConvolutionTiming(
+        case.convolution.name,
+        case.convolution.input,
+        case.convolution.weights,
+        case.convolution.stride,
+        case.threads,
+        ours_us=us["ours"],
+        ours_float_us=us["ours float"],
+        integer_s8_us=us.get("ConvInteger s8"),
+        integer_u8_us=us.get("ConvInteger u8"),
+        float_us=us.get("Conv"),
+        static_us=us.get("QLinearConv"),
+        integer_s8_ratio=ratio("ConvInteger s8", "ours"),
+        integer_u8_ratio=ratio("ConvInteger u8", "ours"),
+        float_ratio=ratio("Conv", "ours float"),
+        static_ratio=ratio("QLinearConv", "ours"),
+    )
+    return timing, notes
+
+
+def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
+    ratios: tuple[tuple[str, Callable[[ConvolutionTiming], float | None]], ...] = (
+        ("ConvInteger s8 / ours", lambda each: each.integer_s8_ratio),
+        ("ConvInteger u8 / ours", lambda each: each.integer_u8_ratio),
+        ("Conv / ours from float32", lambda each: each.float_ratio),
+        ("QLinearConv / ours", lambda each: each.static_ratio),
+    )
+    for kind, depthwise in (("dense", False), ("depthwise", True)):
+        for name, ratio in ratios:
+            for threads in sorted({each.threads for each in timings}):
+                chosen = (each for each in timings if each.threads == threads)
+                found = [ratio(each) for each in chosen if CONVOLUTIONS[each.name].depthwise == depthwise]
+                values = [each for each in found if each is not None]
+                if values:
+                    mean = math.exp(math.fsum(map(math.log, values)) / len(values))
+                    yield Mean(f"{name}, {kind}", threads, len(values), mean)

@@ -1,0 +1,102 @@
+"""`ort-dynq bench convolutions`: its JSON and text, and its checks of results."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bench_command import QUICK, run_bench, run_bench_json
+
+from ort_dynq import DynqError
+from ort_dynq.bench import convolution_contenders, convolutions
+
+NAMES = ["ours", "ours float", "ConvInteger s8", "ConvInteger u8", "Conv", "QLinearConv"]
+SMALL = convolution_contenders.Convolution("small", (8, 24), (3, 3), (7, 5))
+
+
+def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = ("3x3-512", "depthwise-3x3-256", "depthwise-5x5-96")
+    data = run_bench_json(capsys, "convolutions", "--cases", ",".join(cases), "--threads", "1,2")
+    assert [(each["threads"], each["name"]) for each in data["timings"]] == [*itertools.product((1, 2), cases)]
+    assert data["notes"] == []
+    ratios = {
+        "ConvInteger s8 / ours": ("integer_s8_ratio", "integer_s8_us", "ours_us"),
+        "ConvInteger u8 / ours": ("integer_u8_ratio", "integer_u8_us", "ours_us"),
+        "Conv / ours from float32": ("float_ratio", "float_us", "ours_float_us"),
+        "QLinearConv / ours": ("static_ratio", "static_us", "ours_us"),
+    }
+    for each in data["timings"]:
+        for ratio, theirs, ours in ratios.values():
+            assert min(each[theirs], each[ours]) > 0
+            assert each[ratio] == pytest.approx(each[theirs] / each[ours])
+    first = data["timings"][0]
+    assert (first["input"], first["weights"], first["stride"]) == ([1, 512, 7, 7], [512, 512, 3, 3], 1)
+    means = {(each["name"], each["threads"]): each for each in data["means"]}
+    for (name, (ratio, *_)), threads, kind in itertools.product(ratios.items(), (1, 2), ("dense", "depthwise")):
+        chosen = [
+            each[ratio]
+            for each in data["timings"]
+            if each["threads"] == threads and each["name"].startswith("depthwise") == (kind == "depthwise")
+        ]
+        mean = means.pop((f"{name}, {kind}", threads))
+        assert mean["convolutions"] == len(chosen)
+        assert mean["ratio"] == pytest.approx(math.prod(chosen) ** (1 / len(chosen)))
+    assert not means
+
+
+def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_bench(capsys, "convolutions", "--cases", "depthwise-3x3-256,3x3-256", "--threads", "1").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("convolution  "))
+    assert re.split(r" {2,}", lines[head].strip()) == [
+        *("convolution", "input", "weights", "stride", "threads", "ours", "s8", "ratio", "u8", "ratio"),
+        *("ours float", "Conv", "ratio", "QLinearConv", "ratio"),
+    ]
+    rows = [line.split() for line in lines[head + 1 : head + 3]]
+    assert [row[:5] for row in rows] == [
+        ["depthwise-3x3-256", "1x256x14x14", "256x1x3x3", "1", "1"],
+        ["3x3-256", "1x256x14x14", "256x256x3x3", "1", "1"],
+    ]
+    assert all(len(row) == 15 for row in rows)
+    assert sum("/ ours" in line and line.split()[-2] == "1" for line in lines[head + 3 :]) == 8
+
+
+@pytest.mark.parametrize("convolution", convolutions.CONVOLUTIONS.values(), ids=lambda each: each.name)
+def test_every_contender_computes_the_same_convolution(convolution: convolution_contenders.Convolution) -> None:
+    """A wrong result would be an error or a note."""
+    found, notes = convolution_contenders.contenders(convolution_contenders.Case(convolution, 1), QUICK)
+    assert [*found] == NAMES
+    saturating = ("QLinearConv", "ConvInteger") if convolution_contenders.cpu_saturates() else ()
+    assert all("results are wrong" in note and note.startswith(saturating) for note in notes)
+
+
+def test_ours_run_with_the_extensions_backend() -> None:
+    case = convolution_contenders.Case(SMALL, 1)
+    found, _ = convolution_contenders.contenders(case, replace(QUICK, backend="extensions"))
+    assert {"ours", "ours float"} <= found.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_results_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours must be right; stock ONNX Runtime's integer sums are known to saturate on some CPUs."""
+    real = convolution_contenders._forms
+
+    def one_wrong(*arguments: Any) -> Any:
+        found = real(*arguments)
+        assert [*found] == NAMES
+        weights = found[name].constants["weights"].copy()
+        weights.reshape(-1)[:200] = 0
+        found[name] = replace(found[name], constants={**found[name].constants, "weights": weights})
+        return found
+
+    monkeypatch.setattr(convolution_contenders, "_forms", one_wrong)
+    case = convolution_contenders.Case(SMALL, 1)
+    if name.startswith("ours"):
+        with pytest.raises(DynqError, match=rf"{name}, small: results are wrong by 0\.\d+ times the range"):
+            convolution_contenders.contenders(case, QUICK)
+    else:
+        _, notes = convolution_contenders.contenders(case, QUICK)
+        assert [note for note in notes if note.startswith(f"{name}, small: results are wrong by 0.")]

@@ -1,0 +1,65 @@
+"""The network of convolutions of `ort-dynq bench networks`: validity, results, structure, determinism."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from helpers import stock_session
+
+from ort_dynq import DynqError
+from ort_dynq.bench import convnets
+
+SIZES = {"image": 40, "width": 8}
+
+
+@pytest.mark.parametrize("form", convnets.FORMS)
+def test_network_is_valid(form: str) -> None:
+    model = convnets.resnet(form, **SIZES)
+    onnx.checker.check_model(model, full_check=True)
+    assert (model.ir_version, model.opset_import[0].version) == (10, 20)
+    operators = Counter(node.op_type for node in model.graph.node)
+    quantized = form != "float"
+    assert operators["ConvInteger" if quantized else "Conv"] == 20
+    assert operators["Conv" if quantized else "ConvInteger"] == 0
+    assert operators["DynamicQuantizeLinear"] == (17 if quantized else 0)  # a shortcut shares its input
+
+
+@pytest.mark.parametrize("form", convnets.FORMS[1:])
+def test_quantized_network_is_close_to_the_float_network(form: str) -> None:
+    """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
+    exact = convnets.resnet("float", **SIZES)
+    model = convnets.resnet(form, **SIZES)
+    feeds = convnets.feeds(model, batch=2, seed=3)
+    (expected,) = stock_session(exact).run(None, feeds)
+    (actual,) = stock_session(model).run(None, feeds)
+    assert actual.shape == expected.shape == (2, 1000)
+    assert 0.3 < expected.std() < 10
+    assert 0 < np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_weights_have_the_type_that_the_form_names() -> None:
+    for form, dtype in (("conv_u8", onnx.TensorProto.UINT8), ("conv_s8", onnx.TensorProto.INT8)):
+        weights = [each for each in convnets.resnet(form, **SIZES).graph.initializer if len(each.dims) == 4]
+        types = Counter(each.data_type for each in weights if each.data_type != onnx.TensorProto.FLOAT)
+        assert types == {dtype: 20}
+
+
+def test_quantizing_leaves_the_logging_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    convnets.resnet("conv_u8", **SIZES)
+    assert not caplog.records
+    logging.getLogger().warning("this is logged")
+    assert [record.message for record in caplog.records] == ["this is logged"]
+
+
+def test_the_seed_determines_the_weights() -> None:
+    first, again, other = (convnets.resnet("float", seed=s, **SIZES).SerializeToString() for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_wrong_form() -> None:
+    with pytest.raises(DynqError, match="there is no form 'token' of a network of convolutions, expected one of float"):
+        convnets.resnet("token")
