@@ -116,6 +116,9 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
         raise Left("pads are negative")
     if min(*strides, *dilations, group) < 1 or len(weights.codes) % group:
         raise Left("the attribute strides, dilations or group is not valid")
+    is_same = _AUTO_PADS[auto_pad] != AutoPad.EXPLICIT
+    if is_same and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
+        raise Left("strides exceed the kernel's shape by more than 2, with auto_pad")
     if auto_pad != "NOTSET":
         pads = [0] * 2 * axes
     table = np.array([kernel, strides, dilations, pads[:axes], pads[axes:]], np.int64)
