@@ -1,4 +1,7 @@
-"""Writes graphs that are built by hand: replicas of other tools' output, and forms that users write themselves."""
+"""Writes graphs that are built by hand: replicas of other tools' output, and forms that users write themselves.
+
+More than 450 lines: a list of small graphs, one function for each.
+"""
 
 from __future__ import annotations
 
@@ -95,6 +98,29 @@ def dynamic_quantize_dequantize() -> Example:
         wz=np.zeros(13, dtype=np.int8),
     )
     return Example(model, [activations(7, 20, high=16.0, tensor=True)])
+
+
+def dynamic_quantize_conv() -> Example:
+    """The same form before convolutions, as TFLite's hybrid ones become; the weights of the second are folded."""
+    rng = np.random.default_rng(2)
+    model = parse(
+        """dynamic (float[batch, 3, height, width] x) => (float[batch, 6, height, width] y) {
+            codes, scale, zero_point = DynamicQuantizeLinear(x)
+            dx = DequantizeLinear(codes, scale, zero_point)
+            dw = DequantizeLinear<axis = 0>(w1, w1s)
+            h = Conv<pads = [1, 1, 1, 1]>(dx, dw, b1)
+            a = Relu(h)
+            codes2, scale2, zero_point2 = DynamicQuantizeLinear(a)
+            da = DequantizeLinear(codes2, scale2, zero_point2)
+            y = Conv<group = 6, dilations = [1, 2], pads = [1, 2, 1, 2]>(da, w2)
+        }""",
+        13,
+        w1=int8_weights(rng, 6, 3, 3, 3),
+        w1s=rng.uniform(0.001, 0.01, 6).astype(np.float32),
+        b1=grid_weights(rng, 6),
+        w2=int8_weights(rng, 6, 1, 3, 3) * np.float32(0.003),
+    )
+    return Example(model, [activations(2, 3, 9, 11, high=16.0, tensor=True)])
 
 
 def dynamic_quantize_relu() -> Example:
@@ -418,6 +444,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "tf2onnx_tensor": partial(tf2onnx, -1),
     "dynamic_quantize_expanded": expanded_dynamic_quantize,
     "dynamic_quantize_dequantize": dynamic_quantize_dequantize,
+    "dynamic_quantize_conv": dynamic_quantize_conv,
     "dynamic_quantize_relu": dynamic_quantize_relu,
     "blocked_token": partial(blocked, 20),
     "blocked_group": partial(blocked, 5),

@@ -87,7 +87,7 @@ class Side:
     Attributes:
         profile: The times of the nodes.
         kinds: Milliseconds per run by kind: ort_dynq's operators except for products; nodes that the rewrite replaces;
-            matrix products; other nodes; time between nodes.
+            matrix products and convolutions; other nodes; time between nodes.
         groups: The nodes in groups, the slowest first.
     """
 

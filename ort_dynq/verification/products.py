@@ -7,6 +7,7 @@ with a float64 reference. Then B's products are overridden with A's results, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ from ..graphs import STANDARD_DOMAINS, functions, graphs, label, subgraphs
 from ..rewriter.facts.values import only_use
 from ..rewriter.metadata import ACTIVATION, EXACT
 from ..storage import load
+from .convolution import convolve
 from .inputs import Array
 from .sessions import SessionError, open_session, run
 
@@ -49,7 +51,7 @@ PERTURBATION = 2.0**-22
 
 @dataclass(frozen=True)
 class Product:
-    """A float product in A that is an integer product in B (QuantizedMatMul), both computed from A's values.
+    """A float product in A that is QuantizedMatMul or QuantizedConv in B, both computed from A's values.
 
     An error is the largest abs(result - reference) / (2**-24 * magnitude) over the elements. The reference is the
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
@@ -147,13 +149,38 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
 
 
 class _Chain(NamedTuple):
-    """A product in A: activation @ weights, then Add or Mul with each operand, in this order."""
+    """A product in A: activation @ weights, then Add or Mul with each operand, in this order.
 
+    The product is a MatMul, Gemm or Conv. The bias of the latter two is the first step.
+    """
+
+    product: ir.Node
     activation: ir.Value
     weights: ir.Value
-    is_transposed: bool
     steps: tuple[tuple[str, ir.Value], ...]
     result: ir.Value
+
+    def multiply(self, x: Array, weights: Array) -> Array:
+        """Returns the product of these numbers, without the steps after it."""
+        if self.product.op_type == "Conv":
+            return convolve(x, weights, self.product)
+        return np.asarray(x @ (weights.T if self._is_transposed else weights))
+
+    def depth(self, weights: Array) -> int:
+        """Returns K, the number of terms of each sum."""
+        if self.product.op_type == "Conv":
+            return math.prod(weights.shape[1:])
+        return len(weights.T if self._is_transposed else weights)
+
+    def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
+        """Returns the operand of a step, float64, as it broadcasts to the product."""
+        number = known[_name(operand)].astype(np.float64)
+        is_bias_of_conv = self.product.op_type == "Conv" and operand in self.product.inputs[2:]
+        return number.reshape(-1, *[1] * (known[_name(self.weights)].ndim - 2)) if is_bias_of_conv else number
+
+    @property
+    def _is_transposed(self) -> bool:
+        return self.product.attributes.get_int("transB", 0) != 0
 
     def values(self) -> list[ir.Value]:
         return [self.activation, self.weights, self.result, *(operand for _, operand in self.steps)]
@@ -201,7 +228,7 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
     for product, position in activation.uses():
-        if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm") or position != 0:
+        if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm", "Conv") or position != 0:
             continue
         weights, *bias = product.inputs[1:]
         steps = [("Add", operand) for operand in bias if operand is not None]
@@ -212,8 +239,7 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
             steps.append((use.node.op_type, operand))
             value = use.node.outputs[0]
         if value is result and weights is not None and product.graph is producer.graph:
-            is_transposed = product.attributes.get_int("transB", 0) != 0
-            return _Chain(activation, weights, is_transposed, tuple(steps), result)
+            return _Chain(product, activation, weights, tuple(steps), result)
     return None
 
 
@@ -301,10 +327,9 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
         return replace(product, problem=f"B's result is {shapes}")
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
         x, weights = (known[_name(value)].astype(np.float64) for value in (chain.activation, chain.weights))
-        w = weights.T if chain.is_transposed else weights
-        reference, magnitude = x @ w, np.abs(x) @ np.abs(w)
+        reference, magnitude = chain.multiply(x, weights), chain.multiply(np.abs(x), np.abs(weights))
         for operator, operand in chain.steps:
-            number = known[_name(operand)].astype(np.float64)
+            number = chain.number(operand, known)
             if operator == "Mul":
                 reference, magnitude = reference * number, magnitude * np.abs(number)
             else:
@@ -314,7 +339,8 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
             float(_finite(np.abs(each - reference) / (_UNIT * magnitude + _SMALLEST))[compared].max(initial=0))
             for each in (expected, result)
         )
-    bound = len(w) + len(chain.steps)
+    depth = chain.depth(weights)
+    bound = depth + len(chain.steps)
     allowed = max(FACTOR * a_error, FLOOR)
     problem = ""
     if a_error > bound:
@@ -323,7 +349,7 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
         problem = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
     return replace(
         product,
-        depth=len(w),
+        depth=depth,
         elements=result.size,
         skipped=int(compared.size - compared.sum()),
         a_error=a_error,

@@ -29,7 +29,12 @@ MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
 WHOLE = {"ort_dynq.DynamicRangeFakeQuantize": 1}
 PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.QuantizedMatMul": 1}
 # Fake quantizations whose codes an integer product can use: they then only quantize.
-FAKES = {"ort_dynq.DynamicRangeFakeQuantize", "ort_dynq.AffineFakeQuantize", "ort_dynq.DynamicFakeQuantize"}
+FAKES = {
+    "ort_dynq.DynamicRangeFakeQuantize",
+    "ort_dynq.AffineFakeQuantize",
+    "ort_dynq.DynamicFakeQuantize",
+    "ort_dynq.DynamicQuantizeDequantizeLinear",
+}
 EXPECTED: dict[str, dict[str, int]] = {
     "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
     "blocked_group_product": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MAGNITUDE,
@@ -39,6 +44,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
     "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "dynamic_quantize_conv": {"ort_dynq.QuantizedConv": 2},
     "dynamic_quantize_dequantize": {},
     "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},

@@ -361,6 +361,27 @@ def test_images_of_four_dimensions_stay() -> None:
     assert ["of rank 6, expected 3 to 5" in finding.reason for finding in report.left] == [True]
 
 
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"pads": [1, 1]}, "the attribute pads is not a list of 4 integers"),
+        ({"pads": "abcd"}, "the attribute pads is not a list of 4 integers"),
+        ({"pads": [2**40] * 4}, "exceeds int32"),
+        ({"strides": [0, 1]}, "strides, dilations or group is not valid"),
+        ({"kernel_shape": [3, 2]}, "kernel_shape is not the shape of the weights"),
+        ({"group": 4}, "strides, dilations or group is not valid"),
+        ({"group": 1.5}, "group or auto_pad is not valid"),
+        ({"auto_pad": "SAME"}, "group or auto_pad is not valid"),
+    ],
+)
+def test_attributes_that_are_not_valid(attributes: dict[str, Any], reason: str) -> None:
+    """ONNX Runtime refuses these models, too."""
+    model = model_of(DYNAMIC + "i = ConvInteger(q, w, z, wz)\n f = Cast<to = 1>(i)\n" + TAIL, given())
+    (node,) = (node for node in model.graph.node if node.op_type == "ConvInteger")
+    node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+    assert [reason in finding.reason for finding in rewrite(model).report.left] == [True]
+
+
 def test_static_quantization_is_left_alone() -> None:
     constants = given() | {"step": F(0.02), "z": np.uint8(7)}
     body = "q = QuantizeLinear(x, step, z)\n" + CONV + "y = Mul(f, ws)"

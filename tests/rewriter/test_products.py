@@ -543,13 +543,6 @@ def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
     assert any("one scale for each row" in finding.reason for finding in report.left)
 
 
-def test_convolutions_are_left_alone() -> None:
-    body = symmetric() + "dx = Mul(c, s)\n d4 = Unsqueeze(dx, last)\n y = Conv(dx, w)"
-    model = model_of(body, {"w": np.ones((4, 7, 3), F)}, inputs=f"float[2, 7, {K}] x")
-    report = check(model, DATA)
-    assert ["ConvInteger" in finding.reason for finding in report.left] == [True]
-
-
 def test_what_onnxruntime_fuses_is_left_alone() -> None:
     body = "q, s, z = DynamicQuantizeLinear(x)\n i = MatMulInteger(q, wq, z)\n f = Cast<to = 1>(i)\n"
     model = model_of(body + "k = Mul(s, ws)\n y = Mul(f, k)", INTEGER_WEIGHTS)

@@ -2,6 +2,7 @@
 
 DynamicRangeFakeQuantize | AffineFakeQuantize | DynamicFakeQuantize     -> the same operator without dequantization
 AffineDequantize | DynamicDequantize | Cast of codes                    -> the codes that it dequantizes
+DynamicQuantizeDequantizeLinear                                         -> DynamicQuantizeLinear
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _FEWEST_INPUTS = {  # a model written by hand may omit optional ones; then its p
     "DynamicFakeQuantize": 3,
     "AffineDequantize": 3,
     "DynamicDequantize": 3,
+    "DynamicQuantizeDequantizeLinear": 1,
 }
 _NO_SCALE_OF_ROWS = "the activation is not known to have one scale for each row"
 _OTHER_ZERO_POINT = "the zero point is of another type than the codes"
@@ -115,6 +117,7 @@ class Activations:
                 "DynamicRangeFakeQuantize": self._of_range,
                 "AffineFakeQuantize": self._of_affine,
                 "DynamicFakeQuantize": self._of_dynamic,
+                "DynamicQuantizeDequantizeLinear": self._of_linear,
                 "Cast": self._of_codes,
             }.get(source.op_type, self._of_dequantize)
             self._activations[source] = make(source, context.shared(UnsignedCodes), edit)
@@ -179,6 +182,14 @@ class Activations:
         new = call("DynamicQuantize", [src, scales, unsigned.of(zps, edit)], **attributes_of(source))
         return Activation(edit.insert(new, before=source, origin=source), scale, zero_point)
 
+    def _of_linear(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
+        new = ir.node("DynamicQuantizeLinear", _inputs(source, 1), num_outputs=3)
+        edit.insert(new, before=source, origin=source)
+        codes, scale, zero_point = new.outputs
+        self._facts.note(scale, ir.DataType.FLOAT, ir.Shape([]))
+        self._facts.note(zero_point, ir.DataType.UINT8, ir.Shape([]))
+        return Activation(codes, scale, zero_point)
+
     def _of_dequantize(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
         codes, scales, zps = _inputs(source, 3)
         if source.op_type == "DynamicDequantize":
@@ -228,7 +239,7 @@ def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
     reshape, block = producer_of(skip_identity(value), "Reshape"), _block(source)
     if reshape is None:
         return _checked_group(block, depth)
-    if _has_one_scale(source):
+    if has_one_scale(source):
         return 0
     before = reshape.inputs[0]
     length = before.shape[-1] if before is not None and before.shape else None
@@ -264,7 +275,7 @@ def _block(source: ir.Node) -> int:
 def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: int, edit: Edit) -> Activation:
     """Returns the activation after a Reshape to [..., M, K], its scales as [..., M, count], or as [1]."""
     value, shape = reshape.outputs[0], reshape.inputs[1]
-    has_one_scale = _has_one_scale(source)
+    is_one_scale = has_one_scale(source)
 
     def insert(node: ir.Node) -> ir.Value:
         return edit.insert(node, before=reshape, origin=source)
@@ -277,7 +288,7 @@ def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: 
 
     def shape_of_rows() -> ir.Value:
         lengths = constant_array(shape)
-        if has_one_scale:
+        if is_one_scale:
             return constant_of([1])
         if value.shape is not None and len(value.shape) == 2:
             return constant_of([-1, count])
@@ -290,7 +301,7 @@ def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: 
     def of_rows(each: ir.Value) -> ir.Value:
         if each.shape is not None and len(each.shape) == 0:
             return each
-        return reshaped(each, constant_of([1]) if has_one_element(each) and not has_one_scale else rows)
+        return reshaped(each, constant_of([1]) if has_one_element(each) and not is_one_scale else rows)
 
     codes = reshaped(activation.codes, shape)
     rows = shape_of_rows()
@@ -298,9 +309,9 @@ def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: 
     return Activation(codes, scale, of_rows(activation.zero_point))
 
 
-def _has_one_scale(source: ir.Node) -> bool:
+def has_one_scale(source: ir.Node) -> bool:
     """Returns whether a dequantizer is known to have one scale for all elements, or none."""
-    if source.op_type == "Cast":
+    if source.op_type in ("Cast", "DynamicQuantizeDequantizeLinear"):
         return True
     attributes, (x, scale) = attributes_of(source), _inputs(source, 2)
     if source.op_type == "DynamicRangeFakeQuantize":
@@ -313,7 +324,7 @@ def _has_scale_of_each_row(source: ir.Node) -> bool:
 
     Otherwise several rows may share one, as those of a matrix do. Its scales cannot be reshaped as its rows are.
     """
-    if source.op_type == "Cast":  # the codes are multiplied without a scale
+    if source.op_type in ("Cast", "DynamicQuantizeDequantizeLinear"):  # without a scale, or with one for all
         return True
     x, attributes = source.inputs[0], attributes_of(source)
     if attributes.get("qtype") == "per_tensor":

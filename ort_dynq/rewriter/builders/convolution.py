@@ -19,6 +19,12 @@ from .product_tail import Channels, Tail, check_sums
 from .shared_initializers import SharedInitializers
 
 _MOST_AXES = 3
+_AUTO_PADS = {
+    "NOTSET": AutoPad.EXPLICIT,
+    "VALID": AutoPad.EXPLICIT,
+    "SAME_UPPER": AutoPad.SAME_UPPER,
+    "SAME_LOWER": AutoPad.SAME_LOWER,
+}
 
 
 @dataclass(frozen=True)
@@ -94,33 +100,46 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     Raises:
         Left: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
     """
-    given = {}
     for name, attribute in node.attributes.items():
         if attribute.is_ref():
             raise Left(f"the attribute {name} is given by the function's caller")
-        given[name] = attribute.value
     axes, kernel = weights.axes, list(weights.codes.shape[2:])
-    ones, group = [1] * axes, int(given.get("group", 1))
-    if list(given.get("kernel_shape", kernel)) != kernel:
+    strides, dilations = (_integers(node, name, [1] * axes) for name in ("strides", "dilations"))
+    pads = _integers(node, "pads", [0] * 2 * axes)
+    if _integers(node, "kernel_shape", kernel) != kernel:
         raise Left("the attribute kernel_shape is not the shape of the weights")
-    strides, dilations = (list(given.get(name, ones)) for name in ("strides", "dilations"))
-    pads = list(given.get("pads", [0] * 2 * axes))
-    if [len(strides), len(dilations), len(pads)] != [axes, axes, 2 * axes]:
-        raise Left("the attributes strides, dilations or pads have another length than the kernel's shape")
+    group = node.attributes["group"].value if "group" in node.attributes else 1
+    auto_pad = node.attributes["auto_pad"].value if "auto_pad" in node.attributes else "NOTSET"
+    if not isinstance(group, int) or not isinstance(auto_pad, str) or auto_pad not in _AUTO_PADS:
+        raise Left("the attribute group or auto_pad is not valid")
     if min(pads) < 0:
         raise Left("pads are negative")
     if min(*strides, *dilations, group) < 1 or len(weights.codes) % group:
         raise Left("the attribute strides, dilations or group is not valid")
-    text = given.get("auto_pad", "NOTSET")
-    auto_pad = {"SAME_UPPER": AutoPad.SAME_UPPER, "SAME_LOWER": AutoPad.SAME_LOWER}.get(text, AutoPad.EXPLICIT)
-    if auto_pad != AutoPad.EXPLICIT and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
+    is_same = _AUTO_PADS[auto_pad] != AutoPad.EXPLICIT
+    if is_same and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
         raise Left("strides exceed the kernel's shape by more than 2, with auto_pad")
-    if text != "NOTSET":
+    if auto_pad != "NOTSET":
         pads = [0] * 2 * axes
     table = np.array([kernel, strides, dilations, pads[:axes], pads[axes:]], np.int64)
     if table.max() >= 2**31:
         raise Left("an attribute exceeds int32")
-    return Geometry(table.astype(np.int32), group, auto_pad)
+    return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
+
+
+def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:
+    """Returns an attribute of as many integers as its default has.
+
+    Raises:
+        Left: It is not.
+    """
+    if name not in node.attributes:
+        return default
+    value = node.attributes[name].value
+    numbers = list(value) if isinstance(value, (list, tuple)) else []
+    if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
+        raise Left(f"the attribute {name} is not a list of {len(default)} integers")
+    return numbers
 
 
 def replace_convolution(

@@ -117,6 +117,19 @@ class Tail:
         if bias is not None:
             self.bias, self.last = bias, use.node.outputs[0]
 
+    def take_scales(self, activation: ir.Value, channels: Channels, facts: Facts) -> None:
+        """Moves `last` past the Muls by the scales of the columns and of the rows of an activation without a scale."""
+        while (use := only_use(self.last)) is not None and use.node.op_type == "Mul":
+            factor = use.node.inputs[1 - use.idx]
+            column = channels.vector(factor, np.float32, facts)
+            if column is not None and self.column is not None:
+                self.column = np.asarray(self.column * column)
+            elif self.row is None and channels.is_scale(factor, activation):
+                self.row = factor
+            else:
+                break
+            self.last = use.node.outputs[0]
+
     def operands(self, channels: Channels, context: Context, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Returns the scale of the rows, those of the columns, [groups or 1, N], and the bias, [N]."""
         product, columns, bias = edit.node, channels.size, self.bias

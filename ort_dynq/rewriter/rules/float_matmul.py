@@ -5,12 +5,11 @@ fake quantization | dequantization, MatMul | Gemm, [Mul by the rows' scale], [Ad
 
 The weights must be an 8-bit grid in every output channel, or in groups of it (facts/grid.py); the activation may have a
 scale for each group, too. The integer sums are exact where a sum of floats is rounded, so the last bits differ: the
-rule does not apply if results must be exact. Conv is always left.
+rule does not apply if results must be exact.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -22,21 +21,19 @@ from ..facts.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..facts.folding import evaluate
 from ..facts.grid import Grid, grid_of
 from ..facts.inference import Facts
-from ..facts.values import integer, only_use
+from ..facts.values import integer
 from ..metadata import ACTIVATION
 from ..report import Left
 from ..rule import Context, Rule
 
 
 def _apply(node: ir.Node, context: Context) -> Edit | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm", "Conv"):
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
         return None
     a, b, bias = [*node.inputs, None, None, None][:3]
     source = None if a is None else dequantizer_of(a)
     if a is None or b is None or source is None:
         return None
-    if node.op_type == "Conv":
-        raise Left("ONNX Runtime's ConvInteger is 3 to 20 times slower than its Conv of floats")
     if context.exact:
         raise Left("exact: an integer product changes the last bits")
     facts = context.facts
@@ -60,7 +57,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     # The column scales come first: the product of two scales may be too small for float32.
     tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
-        _take_scales(tail, a, channels, facts)
+        tail.take_scales(a, channels, facts)
     if bias is None:
         tail.take_bias(channels, facts)
     tail.replace(activation.codes, activation.zero_point, grid, context, edit)
@@ -114,17 +111,3 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     if grid is None:
         raise Left("the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K")
     return grid
-
-
-def _take_scales(tail: Tail, a: ir.Value, channels: Channels, facts: Facts) -> None:
-    """Moves the end of the tail past the Muls by the scales of the columns and of the rows of `a`."""
-    while (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
-        factor = use.node.inputs[1 - use.idx]
-        column = channels.vector(factor, np.float32, facts)
-        if column is not None and tail.column is not None:
-            tail.column = np.asarray(tail.column * column)
-        elif tail.row is None and channels.is_scale(factor, a):
-            tail.row = factor
-        else:
-            break
-        tail.last = use.node.outputs[0]

@@ -1,0 +1,94 @@
+"""The rule for float convolutions of an activation that is quantized at run time by constant weights.
+
+fake quantization | dequantization, Conv, [Mul by the activation's scale], [Add bias]
+    -> quantization, QuantizedConv
+
+The activation must have one scale for all elements, and the weights must be an 8-bit grid in every output channel
+(facts/grid.py). The integer sums are exact where a sum of floats is rounded, so the last bits differ: the rule does not
+apply if results must be exact. ConvTranspose is always left.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators.encodings import ScaleOrder
+from ..builders.activations import Activations, dequantizer_of, has_one_scale
+from ..builders.convolution import Weights, check_rank, geometry_of, replace_convolution
+from ..builders.product_tail import Tail
+from ..edit import Edit
+from ..facts.cost import too_small_convolution
+from ..facts.folding import evaluate
+from ..facts.grid import grid_of
+from ..facts.values import has_one_element
+from ..metadata import ACTIVATION
+from ..report import Left
+from ..rule import Context, Rule
+
+_NO_SCALE = "a convolution needs one scale and one zero point for its whole activation"
+
+
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
+        return None
+    a, w, bias = [*node.inputs, None, None, None][:3]
+    source = None if a is None else dequantizer_of(a)
+    if a is None or w is None or source is None:
+        return None
+    if node.op_type == "ConvTranspose":
+        raise Left("ort_dynq has no integer product for a transposed convolution")
+    if context.exact:
+        raise Left("exact: an integer product changes the last bits")
+    if not has_one_scale(source) or not _has_one_zero_point(source):
+        raise Left(_NO_SCALE)
+    weights, scale = _weights(w, context)
+    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape is None or len(bias.shape) != 1):
+        raise Left("the bias is not known to be a float32 vector")
+    geometry = geometry_of(node, weights)
+    if (reason := too_small_convolution(node, weights.codes)) is not None:
+        raise Left(reason)
+    facts, channels = context.facts, weights.channels
+    edit = context.edit("QuantizedConv", node)
+    activation = context.shared(Activations).of(a, source, 1, context, edit)
+    # The channel scales come first: the product of two scales may be too small for float32.
+    tail = Tail(node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
+    if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
+        tail.take_scales(a, channels, facts)
+    if bias is None:
+        tail.take_bias(channels, facts)
+    replace_convolution(tail, activation.codes, activation.zero_point, weights, geometry, context, edit)
+    if a.name is not None:
+        edit.metadata[ACTIVATION] = a.name
+    return edit
+
+
+RULE = Rule("float convolution", 13, _apply)
+
+
+def _has_one_zero_point(source: ir.Node) -> bool:
+    """Returns whether a dequantizer with one scale has one zero point."""
+    zero_point = source.inputs[2] if source.op_type in ("AffineFakeQuantize", "AffineDequantize") else None
+    return zero_point is None or has_one_element(zero_point)
+
+
+def _weights(w: ir.Value, context: Context) -> tuple[Weights, npt.NDArray[np.float32]]:
+    """Returns float weights as codes, and their scales, [1, M].
+
+    Raises:
+        Left: They are not constant, not known, or not a grid.
+    """
+    if not context.facts.is_constant(w):
+        raise Left("the weights are computed at run time")
+    elements = evaluate(w, context.facts.opset)
+    if elements is None:
+        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
+    check_rank(elements.ndim)
+    grid = grid_of(elements.reshape(len(elements), -1).T) if elements.size else None
+    if grid is None or grid.group_size:
+        raise Left("the weights are not an 8-bit grid in each output channel")
+    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(elements.shape), grid.zero_point.reshape(-1))
+    weights.check()
+    return weights, grid.scale

@@ -1,0 +1,211 @@
+"""Float convolutions of activations that are quantized at run time: which ones become QuantizedConv, and their results.
+
+Each convolution is compared with float64, on the activation and the weights of the original model: the integer sums are
+exact, so the result has as few roundings as ort_dynq.verify allows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from helpers import Array, make_session, stock_session
+from onnx import numpy_helper
+from rewriting import check, found, nodes_of
+
+from ort_dynq import verify
+from ort_dynq.rewriter import Report, rewrite
+
+F = np.float32
+M, C = 6, 4
+
+STEP = "a = Abs(x)\n m = ReduceMax<keepdims = {}>(a)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n"
+CODES = "t = Div(x, s)\n r = Round(t)\n c = Clip(r, low, high)\n"
+SYMMETRIC = STEP.format(1) + CODES
+RANGE = (
+    "mn = ReduceMin<keepdims = 0>(x)\n mx = ReduceMax<keepdims = 0>(x)\n mn0 = Min(mn, zero)\n mx0 = Max(mx, zero)\n"
+    "d = Sub(mx0, mn0)\n e = Div(d, c255)\n s = Max(e, eps)\n n = Neg(mn0)\n g = Div(n, s)\n h = Round(g)\n"
+    "z0 = Clip(h, zero, c255)\n z = Cast<to = 2>(z0)\n"
+)
+ACTIVATIONS = {
+    "symmetric": SYMMETRIC + "dx = Mul(c, s)\n",
+    "symmetric through int8": SYMMETRIC + "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n dx = Mul(f, s)\n",
+    "torch, per tensor": RANGE + "q = QuantizeLinear(x, s, z)\n dx = DequantizeLinear(q, s, z)\n",
+    "s8, QuantizeLinear": STEP.format(0) + "q = QuantizeLinear(x, s, z8)\n dx = DequantizeLinear(q, s, z8)\n",
+    "scale from elsewhere": STEP.format(1).replace("s = Div", "s0 = Div")
+    + "s = Mul(s0, s0)\n"
+    + CODES
+    + "dx = Mul(c, s)\n",
+    "DynamicQuantizeLinear": "q, s, z = DynamicQuantizeLinear(x)\n dx = DequantizeLinear(q, s, z)\n",
+    "DynamicQuantizeLinear, shared": "q, s, z = DynamicQuantizeLinear(x)\n dx = DequantizeLinear(q, s, z)\n"
+    "e = DequantizeLinear(q, s, z)\n other = Sqrt(e)\n",
+}
+NUMBERS = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5}
+
+
+def codes_of(low: int = -127, high: int = 127, *, seed: int = 1, kernel: tuple[int, ...] = (3, 3), c: int = C) -> Array:
+    codes = np.random.default_rng(seed).integers(low, high + 1, (M, c, *kernel))
+    codes[:, 0, 0] = high  # every channel has the largest
+    codes[3] = 0
+    return np.asarray(codes)
+
+
+def scales_of(axes: int = 2) -> Array:
+    return np.random.default_rng(2).uniform(0.001, 0.02, M).astype(F).reshape(M, 1, *[1] * axes)
+
+
+SHIFTS = 9 * np.arange(M).reshape(M, 1, 1, 1)
+WEIGHTS = {
+    "folded": ("", {"w": codes_of().astype(F) * scales_of()}),
+    "folded, one scale": ("", {"w": codes_of().astype(F) * F(0.0123)}),
+    "folded, asymmetric": ("", {"w": (codes_of(0, 255) - SHIFTS).astype(F) * scales_of()}),
+    "Cast, Mul": ("wf = Cast<to = 1>(wq)\n w = Mul(wf, ws)\n", {"wq": codes_of().astype(np.int8), "ws": scales_of()}),
+    "DequantizeLinear": (
+        "w = DequantizeLinear<axis = 0>(wq, ws)\n",
+        {"wq": codes_of().astype(np.int8), "ws": scales_of().reshape(M)},
+    ),
+    "DequantizeLinear, u8": (
+        "w = DequantizeLinear(wq, ws, wz)\n",
+        {"wq": codes_of(0, 255).astype(np.uint8), "ws": F(0.01), "wz": np.uint8(130)},
+    ),
+}
+
+
+def model_of(
+    body: str, constants: dict[str, Array], *, axes: int = 2, opset: int = 18, outputs: str = ""
+) -> onnx.ModelProto:
+    """A model from x, float32 [N, C, ...], to y."""
+    x = f"float[N, {C}, {', '.join('DEF'[:axes])}] x"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g ({x}) => (float[] y{outputs}) {{ {body} }}'
+    )
+    used = {name for node in nodes_of(model.graph) for name in node.input}
+    numbers = {name: np.asarray(number, F) for name, number in NUMBERS.items()} | {
+        "b": np.linspace(-3, 3, M).astype(F),
+        "b4": np.linspace(-3, 3, M).astype(F).reshape(1, M, 1, 1),
+        "z8": np.int8(0),
+    }
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name)
+        for name, array in (numbers | constants).items()
+        if name in used
+    )
+    return model
+
+
+def images(*lengths: int, seed: int = 3) -> dict[str, Array]:
+    x = np.random.default_rng(seed).normal(0.3, 1, (2, C, *lengths)).astype(F)
+    x.reshape(-1)[0] = 5
+    return {"x": x}
+
+
+def check_converted(model: onnx.ModelProto, data: dict[str, Array], count: int = 1) -> Report:
+    """Checks that the exact rewrite has the same bits, that the other one is verified, and both of its forms agree."""
+    report = check(model, data, exact=True)
+    assert "QuantizedConv" not in found(report)
+    assert sum(finding.reason.startswith("exact: ") for finding in report.left) == count
+    result = rewrite(model)
+    assert found(result.report).count("QuantizedConv") == count
+    converted = result.to_proto()
+    verified = verify(model, converted, inputs=data)
+    assert verified.passed, verified
+    assert len(verified.products) == count
+    sessions = stock_session(converted), make_session(converted, "native")
+    plain, ours = (session.run(None, data) for session in sessions)
+    assert [array.tobytes() for array in plain] == [array.tobytes() for array in ours]
+    return result.report
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_convolutions(activation: str, weights: str) -> None:
+    text, arrays = WEIGHTS[weights]
+    outputs = ", float[] other" if "shared" in activation else ""
+    body = ACTIVATIONS[activation] + text + "y = Conv<pads = [1, 0, 2, 1], strides = [2, 1]>(dx, w, b)"
+    check_converted(model_of(body, arrays, outputs=outputs), images(9, 8))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kernel"),
+    [
+        ("<dilations = [2, 3], pads = [2, 3, 2, 3]>", (3, 2)),
+        ('<auto_pad = "VALID", strides = [2, 2]>', (3, 3)),
+        ('<auto_pad = "SAME_UPPER", strides = [2, 3]>', (4, 3)),
+        ('<auto_pad = "SAME_LOWER", group = 2>', (4, 3)),
+        ("<group = 2, pads = [2, 0], dilations = [2], strides = [3]>", (5,)),
+        ("<pads = [1, 0, 1, 0, 1, 2], strides = [1, 2, 1]>", (3, 2, 2)),
+    ],
+)
+def test_attributes(attributes: str, kernel: tuple[int, ...]) -> None:
+    """Verification computes the same convolution in float64."""
+    codes = codes_of(kernel=kernel, c=C // 2 if "group" in attributes else C)
+    body = ACTIVATIONS["symmetric"] + f"y = Conv{attributes}(dx, w)"
+    model = model_of(body, {"w": codes.astype(F) * scales_of(len(kernel))}, axes=len(kernel))
+    check_converted(model, images(*(9, 8, 7)[: len(kernel)]))
+
+
+@pytest.mark.parametrize(
+    "tail", ["y = Conv(dx, w)", "g = Conv(dx, w)\n y = Add(g, b4)", "g = Conv(dx, w)\n y = Relu(g)"]
+)
+def test_biases(tail: str) -> None:
+    model = model_of(ACTIVATIONS["symmetric"] + tail, WEIGHTS["folded"][1])
+    check_converted(model, images(9, 8))
+    assert "Add" not in [node.op_type for node in rewrite(model).to_proto().graph.node]
+
+
+def test_one_activation_for_several_convolutions() -> None:
+    """They share its codes, and a consumer that stays keeps its floats."""
+    body = ACTIVATIONS["symmetric"] + "g = Conv(dx, w)\n h = Conv(dx, w, b)\n y = Add(g, h)\n other = Sqrt(dx)"
+    model = model_of(body, WEIGHTS["folded"][1], outputs=", float[] other")
+    check_converted(model, images(9, 8), count=2)
+    nodes = [node for node in rewrite(model).to_proto().graph.node if node.op_type == "QuantizedConv"]
+    assert nodes[0].input[:5] == nodes[1].input[:5]
+
+
+def test_a_scale_after_the_convolution() -> None:
+    """The codes are multiplied as floats, exactly, since the sums are short; both scales follow."""
+    body = SYMMETRIC + "q = Cast<to = 3>(c)\n dx = Cast<to = 1>(q)\n g = Conv(dx, w)\n h = Mul(g, s)\n y = Mul(h, ws)"
+    model = model_of(body, {"w": codes_of().astype(F), "ws": scales_of().reshape(1, M, 1, 1)})
+    check_converted(model, images(9, 8))
+    assert "Mul" not in [node.op_type for node in rewrite(model).to_proto().graph.node]
+
+
+@pytest.mark.parametrize(
+    ("body", "weights", "reason"),
+    [
+        (ACTIVATIONS["symmetric"] + "y = Conv(dx, w)", "random", "not an 8-bit grid in each output channel"),
+        (ACTIVATIONS["symmetric"] + "w2 = Mul(w, m)\n y = Conv(dx, w2)", "folded", "computed at run time"),
+        (ACTIVATIONS["symmetric"] + "y = ConvTranspose(dx, w)", "transposed", "a transposed convolution"),
+        (
+            SYMMETRIC.replace("ReduceMax<keepdims = 1>(a)", "ReduceMax(a, last)") + "dx = Mul(c, s)\n y = Conv(dx, w)",
+            "folded",
+            "one scale and one zero point for its whole activation",
+        ),
+    ],
+)
+def test_what_is_left(body: str, weights: str, reason: str) -> None:
+    constants = {
+        "random": {"w": np.random.default_rng(0).normal(size=(M, C, 3, 3)).astype(F)},
+        "transposed": {"w": codes_of().astype(F).reshape(C, M, 3, 3)},
+        "folded": WEIGHTS["folded"][1],
+    }[weights]
+    for exact in (False, True):
+        report = check(model_of(body, constants | {"last": np.array([-1])}), images(9, 8), exact=exact)
+        assert "QuantizedConv" not in found(report)
+        if not exact:
+            assert [reason in finding.reason for finding in report.left] == [True], report.left
+
+
+def test_a_wrong_result_is_found() -> None:
+    """Verification compares with the convolution of the original: other weights fail it."""
+    model = model_of(ACTIVATIONS["symmetric"] + "y = Conv<pads = [1, 1, 1, 1]>(dx, w, b)", WEIGHTS["folded"][1])
+    converted = rewrite(model).to_proto()
+    (node,) = (node for node in converted.graph.node if node.op_type == "QuantizedConv")
+    (sums,) = (tensor for tensor in converted.graph.initializer if tensor.name == node.input[8])
+    wrong = numpy_helper.to_array(sums).copy()
+    wrong[3:] = wrong[3:, ::-1] + np.array([[1, -1], [-1, 1]], np.int32)
+    sums.CopyFrom(numpy_helper.from_array(wrong, sums.name))
+    result = verify(model, converted, inputs=images(9, 8))
+    assert not result.passed
+    assert "units" in (result.products[0].problem if result.products else "")
