@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -50,6 +51,71 @@ def convolutions(opset: int) -> onnx.ModelProto:
     )
 
 
+def filters(rng: np.random.Generator, *shape: int) -> Any:
+    """Returns weights of a convolution, which keep the magnitude of its input, with few significant bits."""
+    return grid_weights(rng, *shape) * np.float32(2.0) ** -(math.prod(shape[1:]).bit_length() // 2)
+
+
+def mobile(opset: int) -> onnx.ModelProto:
+    """A small image classifier in float32, of depthwise and pointwise convolutions."""
+    rng = np.random.default_rng(9)
+    return parse(
+        """mobile (float[batch, 3, 32, 32] x) => (float[batch, 10] y) {
+            stem = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w1, b1)
+            a1 = Clip(stem, low, high)
+            depthwise1 = Conv<group = 16, pads = [1, 1, 1, 1]>(a1, w2, b2)
+            a2 = Clip(depthwise1, low, high)
+            pointwise1 = Conv(a2, w3, b3)
+            sum = Add(pointwise1, a1)
+            depthwise2 = Conv<auto_pad = "SAME_UPPER", group = 16, strides = [2, 2]>(sum, w4, b4)
+            a3 = Clip(depthwise2, low, high)
+            pointwise2 = Conv(a3, w5)
+            means = GlobalAveragePool(pointwise2)
+            flat = Flatten(means)
+            y = Gemm<transB = 1>(flat, w6, b6)
+        }""",
+        opset,
+        low=np.float32(0),
+        high=np.float32(6),
+        w1=filters(rng, 16, 3, 3, 3),
+        b1=grid_weights(rng, 16),
+        w2=filters(rng, 16, 1, 3, 3),
+        b2=grid_weights(rng, 16),
+        w3=filters(rng, 16, 16, 1, 1),
+        b3=grid_weights(rng, 16),
+        w4=filters(rng, 16, 1, 5, 5),
+        b4=grid_weights(rng, 16),
+        w5=filters(rng, 24, 16, 1, 1),
+        w6=filters(rng, 10, 24),
+        b6=grid_weights(rng, 10),
+    )
+
+
+def speech(opset: int) -> onnx.ModelProto:
+    """A small network over time in float32, of grouped and dilated convolutions."""
+    rng = np.random.default_rng(10)
+    return parse(
+        """speech (float[batch, 20, time] x) => (float[batch, 12, frames] y) {
+            h1 = Conv<pads = [1, 1], strides = [2]>(x, w1, b1)
+            a1 = Relu(h1)
+            h2 = Conv<dilations = [2], group = 4, pads = [4, 4]>(a1, w2, b2)
+            a2 = Relu(h2)
+            sum = Add(a2, a1)
+            h3 = Conv<dilations = [4], group = 32, pads = [8, 0]>(sum, w3)
+            a3 = Relu(h3)
+            y = Conv(a3, w4, b4)
+        }""",
+        opset,
+        w1=filters(rng, 32, 20, 3),
+        b1=grid_weights(rng, 32),
+        w2=filters(rng, 32, 8, 5),
+        b2=grid_weights(rng, 32),
+        w3=filters(rng, 32, 1, 3),
+        w4=filters(rng, 12, 32, 1),
+        b4=grid_weights(rng, 12),
+    )
+
+
 def dynamic(model: onnx.ModelProto, x: Any, **options: Any) -> Example:
     """Quantizes `model` with onnxruntime.quantization.quantize_dynamic."""
     with tempfile.TemporaryDirectory() as folder:
@@ -88,11 +154,15 @@ def quantizer(opset: int, activation: QuantType, int8_range: float | None = None
 
 X = activations(2, 7, 20, high=16.0, tensor=True)
 IMAGE = activations(2, 3, 9, 11, high=16.0, tensor=True)
+LARGER_IMAGE = activations(1, 3, 32, 32, high=16.0, tensor=True)
+SIGNAL = activations(2, 20, 45, high=16.0, tensor=True)
 
 MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic": lambda: dynamic(mlp(20), X, weight_type=QuantType.QInt8),
     "ort_dynamic_channel": lambda: dynamic(mlp(17), X, weight_type=QuantType.QUInt8, per_channel=True),
     "ort_dynamic_conv": lambda: dynamic(convolutions(20), IMAGE, weight_type=QuantType.QUInt8),
+    "ort_dynamic_mobile": lambda: dynamic(mobile(17), LARGER_IMAGE, weight_type=QuantType.QUInt8),
+    "ort_dynamic_speech": lambda: dynamic(speech(20), SIGNAL, weight_type=QuantType.QInt8, per_channel=True),
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
     "ort_uint8_opset10": partial(quantizer, 10, QuantType.QUInt8),

@@ -21,18 +21,22 @@ void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, u
 
 ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, const ConvTile& tile)
     : axes_(axes),
-      quad_axis_(quad_axis),
+      form_(quad_axis == QuadAxis::kChannels               ? kChannelQuads
+            : axes[2].stride == 1 && axes[2].dilation == 1 ? kOverlapping
+                                                           : kWidthQuads),
       channels_(channels),
+      width_quads_(form_ == kChannelQuads ? 1 : divide_up(axes[2].kernel, kQuad)),
       tile_(tile),
       interleave_(active_isa().products->interleave) {
-  const bool is_width = quad_axis == QuadAxis::kWidth;
   for (int i = 0; i < kSpatialAxes; ++i)
-    layouts_[i] = layout(axes[i], tile.first[i], tile.count[i], !(is_width && i == 2));
-  width_quads_ = is_width ? divide_up(axes[2].kernel, kQuad) : 1;
-  quads_ = is_width ? channels * width_quads_ : divide_up(channels, kQuad);
-  plane_bytes_ = layouts_[0].length * layouts_[1].length * layouts_[2].length * kQuad;
-  quad_bytes_ = plane_bytes_ * static_cast<int64_t>(layouts_[0].begins.size() * layouts_[1].begins.size());
-  if (!is_width) quad_bytes_ *= static_cast<int64_t>(layouts_[2].begins.size());
+    layouts_[i] = layout(axes[i], tile.first[i], tile.count[i], form_ != kWidthQuads || i < 2);
+  units_ = form_ == kChannelQuads ? divide_up(channels, kQuad)
+           : form_ == kWidthQuads ? channels * width_quads_
+                                  : channels;
+  planes_ = form_ == kChannelQuads ? static_cast<int64_t>(layouts_[2].begins.size()) : 1;
+  position_bytes_ = form_ == kOverlapping ? 1 : kQuad;
+  plane_bytes_ = layouts_[0].length * layouts_[1].length * layouts_[2].length * position_bytes_;
+  unit_bytes_ = static_cast<int64_t>(layouts_[0].begins.size() * layouts_[1].begins.size()) * planes_ * plane_bytes_;
 }
 
 ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares) {
@@ -63,75 +67,89 @@ ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t
 }
 
 std::vector<int64_t> ConvImage::offsets() const {
-  const bool is_width = quad_axis_ == QuadAxis::kWidth;
   const auto& [l0, l1, l2] = layouts_;
   const auto planes1 = static_cast<int64_t>(l1.begins.size());
-  const int64_t planes2 = is_width ? 1 : static_cast<int64_t>(l2.begins.size());
-  const auto of_kernel = [&](size_t k0, size_t k1, size_t k2) {
-    const int64_t plane = (l0.plane[k0] * planes1 + l1.plane[k1]) * planes2 + (is_width ? 0 : l2.plane[k2]);
-    const int64_t shift = position(l0.shift[k0], l1.shift[k1]) + (is_width ? 0 : l2.shift[k2]);
-    return plane * plane_bytes_ + shift * kQuad;
-  };
   std::vector<int64_t> result;
-  const auto kernel = [&](int i) { return static_cast<size_t>(axes_[i].kernel); };
-  if (is_width) {
-    for (int64_t channel = 0; channel < channels_; ++channel)
-      for (size_t k0 = 0; k0 < kernel(0); ++k0)
-        for (size_t k1 = 0; k1 < kernel(1); ++k1)
-          for (int64_t i = 0; i < width_quads_; ++i)
-            result.push_back((channel * width_quads_ + i) * quad_bytes_ + of_kernel(k0, k1, 0));
+  // k2 is 0 for quads along the width.
+  const auto add = [&](int64_t unit, int64_t k0, int64_t k1, int64_t k2, int64_t shift) {
+    const auto at0 = static_cast<size_t>(k0), at1 = static_cast<size_t>(k1), at2 = static_cast<size_t>(k2);
+    const int64_t plane = (l0.plane[at0] * planes1 + l1.plane[at1]) * planes_ + l2.plane[at2];
+    const int64_t position = this->position(l0.shift[at0], l1.shift[at1]) + l2.shift[at2] + shift;
+    result.push_back(unit * unit_bytes_ + plane * plane_bytes_ + position * position_bytes_);
+  };
+  if (form_ == kChannelQuads) {
+    for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
+      for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
+        for (int64_t k2 = 0; k2 < axes_[2].kernel; ++k2)
+          for (int64_t unit = 0; unit < units_; ++unit) add(unit, k0, k1, k2, 0);
   } else {
-    for (size_t k0 = 0; k0 < kernel(0); ++k0)
-      for (size_t k1 = 0; k1 < kernel(1); ++k1)
-        for (size_t k2 = 0; k2 < kernel(2); ++k2)
-          for (int64_t quad = 0; quad < quads_; ++quad) result.push_back(quad * quad_bytes_ + of_kernel(k0, k1, k2));
+    for (int64_t channel = 0; channel < channels_; ++channel)
+      for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
+        for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
+          for (int64_t i = 0; i < width_quads_; ++i)
+            add(form_ == kOverlapping ? channel : channel * width_quads_ + i, k0, k1, 0,
+                form_ == kOverlapping ? i * kQuad : 0);
   }
+  return result;
+}
+
+std::vector<int8_t> ConvImage::ones() const {
+  std::vector<int8_t> result;
+  const bool is_channels = form_ == kChannelQuads;
+  const int64_t positions = axes_[0].kernel * axes_[1].kernel;
+  const int64_t outer = is_channels ? positions * axes_[2].kernel : channels_ * positions;
+  const int64_t inner = is_channels ? channels_ : axes_[2].kernel;
+  for (int64_t i = 0; i < outer; ++i)
+    for (int64_t k = 0; k < divide_up(inner, kQuad) * kQuad; ++k) result.push_back(k < inner ? 1 : 0);
   return result;
 }
 
 int64_t ConvImage::positions() const { return position(tile_.count[0] - 1, tile_.count[1] - 1) + tile_.count[2]; }
 
-void ConvImage::write(const ConvSource& source, uint8_t* image) const {
+void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) const {
   const auto length = static_cast<size_t>(layouts_[2].length);
-  const std::unique_ptr<uint8_t[]> unused(new uint8_t[length]), strided(new uint8_t[length * kQuad]);
-  std::memset(unused.get(), source.flip, length);  // which become 0
-  const bool is_width = quad_axis_ == QuadAxis::kWidth;
-  const int64_t planes = is_width ? 1 : static_cast<int64_t>(layouts_[2].begins.size());
-  for (int64_t quad = 0; quad < quads_; ++quad)
-    for (int64_t plane = 0; plane < planes; ++plane) {
-      Quads quads;
-      quads.unused = unused.get();
-      quads.strided = strided.get();
-      const int64_t first = is_width ? quad % width_quads_ * kQuad : quad * kQuad;
-      quads.used = std::min(kQuad, (is_width ? axes_[2].kernel : channels_) - first);
-      for (int64_t i = 0; i < quads.used; ++i) {
-        quads.channels[i] = is_width ? quad / width_quads_ : first + i;
-        quads.begins[i] = layouts_[2].begins[static_cast<size_t>(is_width ? first + i : plane)];
+  std::unique_ptr<uint8_t[]> unused, strided;
+  if (form_ != kOverlapping) {
+    unused.reset(new uint8_t[length]);
+    std::memset(unused.get(), source.flip, length);  // which become 0
+    if (axes_[2].stride > 1) strided.reset(new uint8_t[length * kQuad]);
+  }
+  for (int64_t unit = 0; unit < units_; ++unit)
+    for (int64_t plane = 0; plane < planes_; ++plane) {
+      Elements elements;
+      elements.unused = unused.get();
+      elements.strided = strided.get();
+      const bool is_channels = form_ == kChannelQuads;
+      const int64_t first = is_channels ? unit * kQuad : form_ == kWidthQuads ? unit % width_quads_ * kQuad : 0;
+      elements.used = form_ == kOverlapping ? 1 : std::min(kQuad, (is_channels ? channels_ : axes_[2].kernel) - first);
+      for (int64_t i = 0; i < elements.used; ++i) {
+        elements.channels[i] = is_channels ? first + i : form_ == kWidthQuads ? unit / width_quads_ : unit;
+        elements.begins[i] = layouts_[2].begins[static_cast<size_t>(is_channels ? plane : first + i)];
       }
-      find_codes(quads);
-      write_planes(quads, source, planes, image + quad * quad_bytes_ + plane * plane_bytes_);
+      find_codes(elements);
+      write_planes(elements, source, is_first, planes_, image + unit * unit_bytes_ + plane * plane_bytes_);
     }
 }
 
-// Sets the positions of which all elements are codes, not padding.
-void ConvImage::find_codes(Quads& quads) const {
+void ConvImage::find_codes(Elements& elements) const {
   const int64_t length = axes_[2].in, stride = axes_[2].stride;
-  quads.first = 0;
-  quads.last = layouts_[2].length;
-  for (int64_t i = 0; i < quads.used; ++i) {
-    const int64_t begin = quads.begins[i];
-    quads.first = std::max(quads.first, begin >= 0 ? 0 : divide_up(-begin, stride));
-    quads.last = std::min(quads.last, length > begin ? divide_up(length - begin, stride) : 0);
+  elements.first = 0;
+  elements.last = layouts_[2].length;
+  for (int64_t i = 0; i < elements.used; ++i) {
+    const int64_t begin = elements.begins[i];
+    elements.first = std::max(elements.first, begin >= 0 ? 0 : divide_up(-begin, stride));
+    elements.last = std::min(elements.last, length > begin ? divide_up(length - begin, stride) : 0);
   }
-  if (quads.last <= quads.first) quads.first = quads.last = layouts_[2].length;
+  if (elements.last <= elements.first) elements.first = elements.last = layouts_[2].length;
 }
 
-// All planes of one plane of the last axis, which are `step` planes apart.
-void ConvImage::write_planes(Quads& quads, const ConvSource& source, int64_t step, uint8_t* image) const {
+// All planes of the first two axes that belong to one of the last axis. They are `step` planes apart.
+void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step,
+                             uint8_t* image) const {
   const auto& [l0, l1, l2] = layouts_;
-  const int64_t rows = axes_[0].in * axes_[1].in, row_bytes = l2.length * kQuad;
+  const int64_t rows = axes_[0].in * axes_[1].in, row_bytes = l2.length * position_bytes_;
   uint8_t padding[kQuad];
-  for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < quads.used ? source.zp : uint8_t{0};
+  for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < elements.used ? source.zp : uint8_t{0};
   for (const int64_t begin0 : l0.begins)
     for (const int64_t begin1 : l1.begins) {
       uint8_t* to = image;
@@ -139,47 +157,68 @@ void ConvImage::write_planes(Quads& quads, const ConvSource& source, int64_t ste
         for (int64_t i1 = 0; i1 < l1.length; ++i1, to += row_bytes) {
           const int64_t in0 = begin0 + i0 * axes_[0].stride, in1 = begin1 + i1 * axes_[1].stride;
           if (in0 < 0 || in0 >= axes_[0].in || in1 < 0 || in1 >= axes_[1].in) {
-            for (int64_t i = 0; i < l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
+            if (!is_first) continue;
+            if (form_ == kOverlapping)
+              std::memset(to, source.zp, static_cast<size_t>(row_bytes));
+            else
+              for (int64_t i = 0; i < l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
             continue;
           }
           const int64_t row = in0 * axes_[1].in + in1;
-          for (int64_t i = 0; i < quads.used; ++i)
-            quads.rows[i] = source.codes + (quads.channels[i] * rows + row) * axes_[2].in;
-          write_row(quads, source, padding, to);
+          for (int64_t i = 0; i < elements.used; ++i)
+            elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
+          if (form_ == kOverlapping)
+            write_codes(elements, source, is_first, to);
+          else
+            write_quads(elements, source, padding, to);
         }
       image += plane_bytes_ * step;
     }
 }
 
-void ConvImage::write_row(const Quads& quads, const ConvSource& source, const uint8_t (&padding)[kQuad],
-                          uint8_t* to) const {
-  const int64_t length = axes_[2].in, stride = axes_[2].stride, count = quads.last - quads.first;
+void ConvImage::write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],
+                            uint8_t* to) const {
+  const int64_t length = axes_[2].in, stride = axes_[2].stride, count = elements.last - elements.first;
   const auto write_one = [&](int64_t position) {
     std::memcpy(to + position * kQuad, padding, kQuad);
-    for (int64_t i = 0; i < quads.used; ++i) {
-      const int64_t at = quads.begins[i] + position * stride;
-      if (at >= 0 && at < length) to[position * kQuad + i] = quads.rows[i][at] ^ source.flip;
+    for (int64_t i = 0; i < elements.used; ++i) {
+      const int64_t at = elements.begins[i] + position * stride;
+      if (at >= 0 && at < length) to[position * kQuad + i] = elements.rows[i][at] ^ source.flip;
     }
   };
-  for (int64_t position = 0; position < quads.first; ++position) write_one(position);
-  for (int64_t position = quads.last; position < layouts_[2].length; ++position) write_one(position);
+  for (int64_t position = 0; position < elements.first; ++position) write_one(position);
+  for (int64_t position = elements.last; position < layouts_[2].length; ++position) write_one(position);
   if (count == 0) return;
   const uint8_t* rows[kQuad];
   for (int64_t i = 0; i < kQuad; ++i) {
-    if (i >= quads.used) {
-      rows[i] = quads.unused;
+    if (i >= elements.used) {
+      rows[i] = elements.unused;
       continue;
     }
-    rows[i] = quads.rows[i] + quads.begins[i] + quads.first * stride;
+    rows[i] = elements.rows[i] + elements.begins[i] + elements.first * stride;
     if (stride == 1) continue;
-    uint8_t* copy = quads.strided + i * count;
+    uint8_t* copy = elements.strided + i * count;
     if (stride == 2)
       copy_codes<2>(rows[i], stride, count, copy);
     else
       copy_codes<0>(rows[i], stride, count, copy);
     rows[i] = copy;
   }
-  interleave_(rows, count, source.flip, to + quads.first * kQuad);
+  interleave_(rows, count, source.flip, to + elements.first * kQuad);
+}
+
+void ConvImage::write_codes(const Elements& elements, const ConvSource& source, bool is_first, uint8_t* to) const {
+  const int64_t first = elements.first, last = elements.last;
+  if (is_first) {
+    std::memset(to, source.zp, static_cast<size_t>(first));
+    std::memset(to + last, source.zp, static_cast<size_t>(layouts_[2].length - last));
+  }
+  if (first == last) return;
+  const uint8_t* from = elements.rows[0] + elements.begins[0] + first;
+  if (source.flip == 0)
+    std::memcpy(to + first, from, static_cast<size_t>(last - first));
+  else
+    for (int64_t i = 0; i < last - first; ++i) to[first + i] = from[i] ^ source.flip;
 }
 
 }  // namespace dynq

@@ -1,4 +1,4 @@
-// The input of a convolution as quads of codes: an image in which the codes of a kernel position are adjacent for all
+// The input of a convolution as quads of codes: an image in which the codes that meet a weight are adjacent for all
 // output positions, whatever the strides are.
 #pragma once
 
@@ -26,9 +26,8 @@ struct ConvTile {
 // Where the codes of one sample and group are.
 struct ConvSource {
   const uint8_t* codes;  // [channels, in, in, in]
-  int64_t channels;
-  uint8_t flip;  // 0x80 makes uint8 codes of int8 ones
-  uint8_t zp;    // of the uint8 codes
+  uint8_t flip;          // 0x80 makes uint8 codes of int8 ones
+  uint8_t zp;            // of the uint8 codes
 };
 
 // The image of one tile.
@@ -37,52 +36,66 @@ struct ConvSource {
 // remainders in a plane of its own, so that they are adjacent, and kernel positions share planes. If the kernel
 // positions are so far apart that they share too little, each has its own plane. Dimensions: [quads][planes of 3
 // axes][lengths of 3 axes][4].
+//
+// Quads along the width have a plane for each kernel position in them. But if stride and dilation of the width are 1,
+// they overlap: the image has codes, and the quad of a position is made of the four from there. Dimensions:
+// [channels][planes of 2 axes][lengths of 3 axes].
 class ConvImage {
  public:
   ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, const ConvTile& tile);
 
-  int64_t bytes() const { return quads_ * quad_bytes_; }
+  int64_t bytes() const { return units_ * unit_bytes_; }
+  bool quads_overlap() const { return form_ == kOverlapping; }
 
   // For each quad of packed weights the bytes from the image's begin to its quad for the first position.
   std::vector<int64_t> offsets() const;
+  // For each quad of packed weights 1 where it has weights, and 0 where it has padding.
+  std::vector<int8_t> ones() const;
 
   // The positions from the first to the last one, with those between rows that the output does not have.
   int64_t positions() const;
-  // The positions from the first one to that of an output element of the last axis' first position.
+  // The position of the first output element of a row.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
-  // Writes the image: bytes().
-  void write(const ConvSource& source, uint8_t* image) const;
+  // Writes the image: bytes(). Groups have the same padding; `is_first`: writes it, too.
+  void write(const ConvSource& source, bool is_first, uint8_t* image) const;
 
  private:
+  enum Form { kChannelQuads, kWidthQuads, kOverlapping };
+
   struct Layout {
     std::vector<int64_t> begins;        // of each plane: the input position of its first element
     std::vector<int64_t> plane, shift;  // of each kernel position: its plane, and its first element there
     int64_t length;                     // of a plane
   };
 
-  static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares);
-  // Where the elements of a row of quads come from: element i is at begins[i] + position * stride of rows[i], which is
-  // a row of channels[i]. Those not used are 0.
-  struct Quads {
-    int64_t used;
+  // The elements of the quads of a row: element i of position p is code begins[i] + p * stride of rows[i], which is a
+  // row of channels[i]. Those not used are 0.
+  struct Elements {
+    int64_t used = 0;
     int64_t channels[kQuad], begins[kQuad];
     const uint8_t* rows[kQuad];
-    int64_t first, last;    // from `first` to `last` all elements are codes, not padding
+    int64_t first, last;    // from `first` to `last` all are codes, not padding
     const uint8_t* unused;  // codes of elements that are not used
     uint8_t* strided;       // memory for codes that are not adjacent in their row
   };
-  void find_codes(Quads& quads) const;
-  void write_planes(Quads& quads, const ConvSource& source, int64_t step, uint8_t* image) const;
-  void write_row(const Quads& quads, const ConvSource& source, const uint8_t (&padding)[kQuad], uint8_t* to) const;
+
+  static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares);
+  void find_codes(Elements& elements) const;
+  void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
+  void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],
+                   uint8_t* to) const;
+  void write_codes(const Elements& elements, const ConvSource& source, bool is_first, uint8_t* to) const;
 
   const ConvAxis (&axes_)[kSpatialAxes];
-  QuadAxis quad_axis_;
+  Form form_;
   int64_t channels_, width_quads_;
   ConvTile tile_;
   Layout layouts_[kSpatialAxes];
-  int64_t quads_;  // of one position
-  int64_t plane_bytes_, quad_bytes_;
+  int64_t units_;           // the first dimension
+  int64_t planes_;          // of the last axis
+  int64_t position_bytes_;  // from one position to the next
+  int64_t plane_bytes_, unit_bytes_;
   InterleaveKernel interleave_;
 };
 

@@ -36,6 +36,15 @@ struct P : Vector512 {
     return load(p);
   }
 
+  // A shuffle stays within 16 bytes, so the last ones are loaded from 4 bytes later.
+  static I overlapping_quads(const uint8_t* p) {
+    const auto codes = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
+    const I all = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(codes(0)), 0xf000, codes(4));
+    return _mm512_shuffle_epi8(
+        all, _mm512_setr_epi32(0x03020100, 0x04030201, 0x05040302, 0x06050403, 0x07060504, 0x08070605, 0x09080706,
+                               0x0a090807, 0x0b0a0908, 0x0c0b0a09, 0x0d0c0b0a, 0x0e0d0c0b, 0x0b0a0908, 0x0c0b0a09,
+                               0x0d0c0b0a, 0x0e0d0c0b));
+  }
   static I zps4(I zps) {
     const I codes = _mm512_and_si512(zps, _mm512_set1_epi32(15));
     return _mm512_shuffle_epi8(codes, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));

@@ -155,12 +155,14 @@ struct ProductBlock {
   ScaleOrder order;
 };
 
-// Output channels x output positions of a convolution. The image is made of quads of codes; the quads of adjacent
-// positions are adjacent, and `offsets` are the bytes from `image` to the quads of the first position.
+// Output channels x output positions of a convolution. The image is made of quads of codes, and the quads of adjacent
+// positions are adjacent: 4 bytes apart, or 1 byte, where quads overlap. `offsets` are the bytes from `image` to the
+// quads of the first position.
 struct ConvBlock {
   int64_t channels;   // up to 16, of one block of weights
   int64_t positions;  // kernels may read the quads of kConvSlack more, but do not use them
   const uint8_t* image;
+  bool quads_overlap;
   const int64_t* offsets;  // [quads]
   int64_t quads;
   const int8_t* weights;  // [quads][16][4], from the first channel
@@ -170,6 +172,7 @@ struct ConvBlock {
   int32_t zp;
   const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
   int32_t weight_zp;
+  const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; used if there are weight zero points
   const float* channel_scales;
   const int32_t* channel_sums;
   const float* bias;

@@ -417,7 +417,13 @@ void product(const ProductBlock& block) {
 // Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added.
 constexpr int64_t kPositions = 64;
 
-void add_quad(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+  const int16_t w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
+  for (int64_t i = 0; i < kPositions; ++i)
+    sums[i * kQuad] += codes[i] * w0 + codes[i + 1] * w1 + codes[i + 2] * w2 + codes[i + 3] * w3;
+}
+
+void add_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
   int16_t wide[kQuad * 4];
   for (int64_t i = 0; i < kQuad * 4; ++i) wide[i] = weights[i % kQuad];
   for (int64_t i = 0; i < kPositions * kQuad; i += kQuad * 4)
@@ -425,13 +431,15 @@ void add_quad(const uint8_t* __restrict codes, const int8_t* weights, int32_t* _
 }
 
 void conv(const ConvBlock& block) {
-  static constexpr int8_t kOnes[kQuad] = {1, 1, 1, 1};
   const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
   int32_t sums[kPositions * kQuad], code_sums[kPositions];
   const auto add_all = [&](int64_t position, const int8_t* weights, int64_t step) {
     for (int32_t& sum : sums) sum = 0;
     for (int64_t quad = 0; quad < block.quads; ++quad)
-      add_quad(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
+      if (block.quads_overlap)
+        add_overlapping_quads(block.image + block.offsets[quad] + position, weights + quad * step, sums);
+      else
+        add_quads(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
   };
   const auto sum_of = [&](int64_t i) {
     return sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
@@ -439,7 +447,7 @@ void conv(const ConvBlock& block) {
   for (int64_t first = 0; first < block.positions; first += kPositions) {
     const int64_t count = block.positions - first < kPositions ? block.positions - first : kPositions;
     if (has_weight_zps) {
-      add_all(first, kOnes, 0);
+      add_all(first, block.ones, kQuad);
       for (int64_t i = 0; i < count; ++i) code_sums[i] = sum_of(i);
     }
     for (int64_t channel = 0; channel < block.channels; ++channel) {

@@ -22,7 +22,7 @@ constexpr int64_t kRowPositions = 512;      // of the last axis
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
-constexpr int64_t kFewestChannels = 128;    // of a task, if other tasks write the same image
+constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write the same image
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
@@ -188,14 +188,19 @@ class QuantizedConv : public Node {
       ConvBlock block = all;
       block.positions = positions;
       block.image = image.get();
+      block.quads_overlap = form.quads_overlap();
       block.offsets = offsets.data();
+      const std::vector<int8_t> ones =
+          all.weight_zps != nullptr || all.weight_zp != 0 ? form.ones() : std::vector<int8_t>();
+      block.ones = ones.data();
       const ConvKernel kernel = active_isa().products->conv;
       int64_t group = -1;
       while (channel < end) {
         if (group != channel / group_outputs) {
+          const bool is_first = group < 0;
           group = channel / group_outputs;
-          const int64_t first = (sample * (channels / group_outputs) + group) * group_inputs;
-          form.write({src + first * in_positions(), group_inputs, flip, static_cast<uint8_t>(all.zp)}, image.get());
+          const uint8_t* codes = src + (sample * (channels / group_outputs) + group) * group_inputs * in_positions();
+          form.write({codes, flip, static_cast<uint8_t>(all.zp)}, is_first, image.get());
         }
         const int64_t next =
             std::min({end, (group + 1) * group_outputs, (channel / kBlockColumns + 1) * kBlockColumns});

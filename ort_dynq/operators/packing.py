@@ -55,18 +55,20 @@ def unpack(packed: npt.NDArray[np.int8], depth: int, columns: int, bits: int = 8
     return quads.transpose(1, 3, 0, 2).reshape(quads.shape[1] * QUAD, blocks * BLOCK_COLUMNS)[:depth, :columns]
 
 
-def pack_conv(codes: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], QuadAxis]:
-    """Packs the weights of a convolution along the axis that needs less padding.
+def pack_conv(codes: npt.NDArray[np.int8], quad_axis: QuadAxis | None = None) -> tuple[npt.NDArray[np.int8], QuadAxis]:
+    """Packs the weights of a convolution.
 
     Args:
         codes: int8, [M, C / group, k1, ..., kr].
+        quad_axis: The axis of the quads. None: the one that needs less padding.
 
     Returns:
         The packed weights, int8, [ceil(M / 16), K / 4, 16, 4], and the axis of the quads. CHANNELS: the K rows are the
         kernel positions, row-major, then the channels, padded with 0 to a multiple of 4. WIDTH: the channels, the
         kernel axes but the last, then the last one, padded likewise.
     """
-    quad_axis = min(QuadAxis, key=lambda axis: _conv_depth(codes.shape[1:], axis))
+    if quad_axis is None:
+        quad_axis = min(QuadAxis, key=lambda axis: _conv_depth(codes.shape[1:], axis))
     channels_last = np.moveaxis(codes, 1, -1) if quad_axis == QuadAxis.CHANNELS else codes
     inner = channels_last.shape[-1]
     padded = np.zeros((*channels_last.shape[:-1], _round_up(inner)), np.int8)

@@ -30,7 +30,6 @@ def _body(opset: int) -> str:
     return f"""{{
         {integers(5)}
         {vectors}
-        minus_one = Constant<value_ints = [-1]>()
         end = Constant<value_ints = [{2**63 - 1}]>()
         ones_3 = Constant<value_ints = [1, 1, 1]>()
         no_geometry = Constant<value = int64[5, 3] {{1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0}}>()
@@ -108,14 +107,17 @@ def _body(opset: int) -> str:
         width = Slice(kernel, n2, end)
         inner = Where(is_channels, group_channels, width)
         outer = Div(depth, inner)
+        inner_and_3 = Add(inner, n3)
+        quads = Div(inner_and_3, n4)
+        padded_inner = Mul(quads, n4)
         packed = Cast<to = 6>(weight)
         unsigned = Add(packed, half)
         by_depth = Transpose<perm = [1, 3, 0, 2]>(unsigned)
         packed_shape = Shape(by_depth)
         column_parts = Slice(packed_shape, n2, end)
         padded_columns = ReduceProd<keepdims = 1>(column_parts)
-        padded_shape = Concat<axis = 0>(outer, minus_one, padded_columns)
-        padded_weights = Reshape(by_depth, padded_shape)
+        padded_shape = Concat<axis = 0>(outer, padded_inner, padded_columns)
+        padded_weights = {flat}(by_depth, padded_shape)
         starts = Concat<axis = 0>(n0, n0)
         ends = Concat<axis = 0>(inner, outputs)
         axes = Concat<axis = 0>(n1, n2)

@@ -13,7 +13,7 @@ import mmap
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,26 @@ from helpers import Array, Shape, assert_same, handwritten, make_session, parse
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
-from ort_dynq.operators.packing import packed_shape
+from ort_dynq.operators.packing import packed_conv_shape, packed_shape
 
 SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES, ids=IDS)
-ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name != "QuantizedMatMul"]
+PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
 TEXTS = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 
 Attributes = dict[str, Any]
+Given = Shape | Array  # an input: its shape, or its values
 
 
 # Valid inputs. A new operator with other inputs needs a branch in `fitting`.
 
 
-def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """Valid shapes of the inputs, and attributes: every way to share scales, with tensors of around n elements."""
+def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attributes]]:
+    """Valid inputs or their shapes, and attributes: every way to share scales, with tensors of around n elements."""
     names = {attribute.name for attribute in operator.attributes}
     if "range_kind" in names:
         for src, axis in (((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, n), 0)):
@@ -57,6 +59,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[list[Shape], Attribute
                 yield [src], {"axis": axis, "count": count, "reduce_others": kept}
     elif operator.name == "QuantizedMatMul":
         yield from products(n)
+    elif operator.name == "QuantizedConv":
+        yield from convolutions(n)
     elif len(operator.inputs) == 1:
         yield from (([src], {}) for src in ((n,), (3, n), (n, 3)))
     else:
@@ -91,6 +95,26 @@ def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
             yield [*shapes, (column_groups, n), (groups, n), (n,)], given
 
 
+def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
+    """Around n positions, input channels or output channels; kernels with and without pads, strides and dilations."""
+    for src, outputs, kernel, group in (
+        ((2, 5, n), 3, (3,), 1),
+        ((1, n, 3, 5), 2, (1, 1), 1),
+        ((1, 3, 2, 3), n, (2, 2), 1),
+        ((1, 1 + n % 7, 4, n), 1 + n % 7, (3, 3), 1 + n % 7),
+        ((1, 4, 2, 3, 1 + n % 9), 34, (1, 2, 3), 2),
+        ((2, 2, 1, 1), 17, (1, 1 + n % 11), 1),
+    ):
+        rank, one = len(kernel), (1,) * len(kernel)
+        strides, dilations = ((1 + n % 2,) * rank, one) if n % 3 else (one, (2,) * rank)
+        pads = tuple(dilation * (length - 1) for dilation, length in zip(dilations, kernel, strict=True))
+        geometry = np.array([kernel, strides, dilations, pads, [n % 2] * rank], np.int32)
+        given = {"group": group, "quad_axis": n // 2 % 2, "auto_pad": n // 5 % 3, "scale_order": n % 3}
+        weight = packed_conv_shape((outputs, src[1] // group, *kernel), given["quad_axis"])
+        zps = (outputs,) if n % 2 else ()
+        yield [src, (), (), weight, zps, (outputs,), (outputs,), (outputs,), geometry], given
+
+
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
     """The attributes, completed by those that depend on the types; the other attributes take every value in turn."""
     names = {attribute.name for attribute in operator.attributes}
@@ -117,10 +141,12 @@ def values(rng: np.random.Generator, operator: Operator, index: int, type_: str,
     return np.asarray(rng.integers(low, high, shape)).astype(type_)
 
 
-def inputs_of(rng: np.random.Generator, operator: Operator, signature: Signature, shapes: list[Shape]) -> list[Array]:
+def inputs_of(
+    rng: np.random.Generator, operator: Operator, signature: Signature, given: Sequence[Given]
+) -> list[Array]:
     return [
-        np.asarray(values(rng, operator, index, type_, shape))
-        for index, (type_, shape) in enumerate(zip(signature.inputs, shapes, strict=False))
+        one if isinstance(one, np.ndarray) else np.asarray(values(rng, operator, index, type_, one))
+        for index, (type_, one) in enumerate(zip(signature.inputs, given, strict=False))
     ]
 
 
@@ -157,13 +183,13 @@ class Arena:
 @functools.cache
 def arenas() -> tuple[list[Arena], list[Arena]]:
     """Arenas for inputs and for outputs. They are never freed, since arrays can refer to their memory."""
-    return [Arena() for _ in range(8)], [Arena() for _ in range(3)]
+    return [Arena() for _ in range(9)], [Arena() for _ in range(3)]
 
 
 def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: tuple[str, ...], at_end: bool) -> Any:
     """kernels.run with inputs and outputs in arenas."""
     sources, targets = arenas()
-    arrays = [arena.copy(array, at_end) for arena, array in zip(sources, inputs, strict=False)]
+    arrays = [arena.copy(array, at_end) for arena, array in zip(sources[: len(inputs)], inputs, strict=True)]
     results: list[Array] = []
 
     def allocate(_user: int, index: int, _type: int, dims: Any, rank: int) -> int:
@@ -214,9 +240,10 @@ def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: 
 
 
 @needs_mprotect
-@pytest.mark.parametrize("signature", OPERATORS["QuantizedMatMul"].signatures, ids=lambda one: one.inputs[0])
-def test_no_access_of_products_is_outside_a_tensor(product_isa: str, signature: Signature) -> None:
-    check_accesses(OPERATORS["QuantizedMatMul"], signature)
+@pytest.mark.parametrize("code", [0, 1], ids=["uint8", "int8"])
+@pytest.mark.parametrize("operator", PRODUCTS)
+def test_no_access_of_products_is_outside_a_tensor(product_isa: str, operator: str, code: int) -> None:
+    check_accesses(OPERATORS[operator], OPERATORS[operator].signatures[code])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")
@@ -236,7 +263,7 @@ def test_an_access_to_a_protected_page_ends_the_process(at: str, inside: bool) -
 # Invalid inputs
 
 
-def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, list[Shape]]]:
+def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attributes, Sequence[Given]]]:
     """Invalid shapes, attributes, and shapes that are valid with the same attributes."""
     names = {attribute.name for attribute in operator.attributes}
     count = len(operator.inputs)
@@ -287,6 +314,22 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[list[Shape], Attributes, 
             (0, (2, 0)),
         ):
             yield [*grouped[:index], shape, *grouped[index + 1 :]], given, grouped
+        return
+    if operator.name == "QuantizedConv":
+        geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)
+        conv: list[Given] = [(2, 4, 3, 5), (), (), (1, 6, 16, 4), (), (3,), (3,), (3,), geometry]
+        wrongs: tuple[tuple[int, list[Given]], ...] = (
+            (0, [(), (4,), (2, 4, 3), (2, 0, 3, 5), (2, 5, 3, 5), (2, 4, 0, 5), (2, 4, 3, 1), (2, 4, 3, 5, 1)]),
+            *((index, [(2,), (0,), (3, 1)]) for index in (1, 2)),
+            (3, [(), (4,), (2, 6, 16, 4), (1, 7, 16, 4), (1, 6, 4, 16), (1, 0, 16, 4), (0, 6, 16, 4)]),
+            *((index, [(2,), (4,), (1, 3), (3, 1), (0,)]) for index in (4, 5, 6)),
+            (7, [(), (1, 3), (2,), (4,), (17,), (0,)]),
+            (8, [(), (10,), (5, 1), (5, 3), (4, 2), (6, 2), np.array([[1, 1]] * 4 + [[0, -1]], np.int32)]),
+            (8, [np.full((5, 2), extreme, np.int32) for extreme in (0, -1, 4, 2**31 - 1, -(2**31))]),
+        )
+        for index, several in wrongs:
+            for each in several:
+                yield [*conv[:index], each, *conv[index + 1 :]], {}, conv
         return
     if "qtype" in names:
         for qtype, wrong, good in (

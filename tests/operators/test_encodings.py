@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convolutions import conv_inputs
 from helpers import Array, assert_same
 
 from ort_dynq import DynqError, kernels
@@ -32,6 +33,8 @@ Run = Callable[..., list[Array]]
 def arrays_of(operator: Operator) -> list[Array]:
     """Inputs of valid shapes: src has four rows and two columns."""
     types = next((each.inputs for each in operator.signatures if "int8" in each.inputs), operator.signatures[0].inputs)
+    if operator.name == "QuantizedConv":
+        return conv_inputs(np.random.default_rng(0), (4, 2, 1, 1), 2, (1, 1))[0]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]
     for index, value in enumerate(operator.inputs):
         if value.name == "constants":
@@ -52,7 +55,7 @@ def message(run: Run, operator: Operator, **given: Any) -> str:
 
 
 def test_every_encoding_is_used() -> None:
-    assert len(ENCODINGS) == 7
+    assert len(ENCODINGS) == 9
     assert {attribute.encoding for operator in OPERATORS.values() for attribute in operator.attributes} == {
         None,
         *ENCODINGS,

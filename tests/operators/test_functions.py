@@ -22,6 +22,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from convolutions import conv_inputs, random_conv
 from helpers import (
     SPECIAL_SCALES,
     SPECIALS,
@@ -496,6 +497,35 @@ def matmul_cases(opset: int) -> Iterator[Case]:
             yield Case({"bits": bits, "group_size": 16, "scale_order": 2}, inputs)
 
 
+# QuantizedConv
+
+
+def conv_cases(opset: int) -> Iterator[Case]:
+    """Every value of every attribute with every other one, and a few geometries at random."""
+    rng = np.random.default_rng(opset)
+    for i, (order, auto_pad, codes) in enumerate(itertools.product(range(3), range(3), (np.uint8, np.int8))):
+        for zero_points, kernel in itertools.product(("none", "one", "all"), ((3,), (3, 2), (2, 1, 3))):
+            rank = len(kernel)
+            inputs, _, given = conv_inputs(
+                rng,
+                (2, 6, *(5, 7, 4)[:rank]),
+                12,
+                kernel,
+                strides=(1, 2, 1)[:rank],
+                dilations=(2, 1, 1)[:rank],
+                pads=(2, 0, 1, 1, 3, 0)[: 2 * rank],
+                group=(1, 2, 6)[(i + i // 3 + i // 9) % 3],
+                codes=codes,
+                zero_points=zero_points,
+                quad_axis=i // 2 % 2,
+            )
+            yield Case(given | {"scale_order": order, "auto_pad": auto_pad}, inputs)
+    for _ in range(20):
+        inputs, _, given = random_conv(rng)
+        if opset >= 14 or inputs[0].size * inputs[7].size:
+            yield Case(given, inputs)
+
+
 # ReduceAbsMax, ReduceMinMax and DynamicQuantizeDequantizeLinear
 
 REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60, 33), (2, 3, 4, 16)]
@@ -548,6 +578,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "DynamicRangeQuantize": range_cases(to_codes=True),
     "DynamicRangeFakeQuantize": range_cases(to_codes=False),
     "QuantizedMatMul": matmul_cases,
+    "QuantizedConv": conv_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,
     "DynamicQuantizeDequantizeLinear": linear_cases,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convolutions import random_conv
 from helpers import (
     SPECIALS,
     Array,
@@ -193,6 +194,11 @@ def matmul_case(rng: np.random.Generator) -> Case:
     return inputs, {"bits": bits, "group_size": size, "scale_order": 2 if size else int(rng.integers(3))}
 
 
+def conv_case(rng: np.random.Generator) -> Case:
+    inputs, _, given = random_conv(rng)
+    return inputs, given
+
+
 def reduction_case(rng: np.random.Generator) -> Case:
     shape = any_of(rng, *SHAPES, (5, 40, 3), (300, 2))
     axis = int(rng.integers(-len(shape), len(shape) + 1))
@@ -210,6 +216,7 @@ def linear_case(rng: np.random.Generator) -> Case:
     return range_case(rng, to_codes=False)[0][:1], {}
 
 
+PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "DynamicQuantize": quantize_case,
     "DynamicDequantize": dequantize_case,
@@ -220,6 +227,7 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "DynamicRangeQuantize": lambda rng: range_case(rng, to_codes=True),
     "DynamicRangeFakeQuantize": lambda rng: range_case(rng, to_codes=False),
     "QuantizedMatMul": matmul_case,
+    "QuantizedConv": conv_case,
     "ReduceAbsMax": reduction_case,
     "ReduceMinMax": reduction_case,
     "DynamicQuantizeDequantizeLinear": linear_case,
@@ -243,14 +251,15 @@ def check_bits(operator: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
             assert_same(result, bits)
 
 
-@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "QuantizedMatMul"])
+@pytest.mark.parametrize("operator", [name for name in OPERATORS if name not in PRODUCTS])
 def test_same_bits(isa: str, operator: str) -> None:
     """Random attributes, on data with ties, NaN, infinities, both zeros and denormals."""
     check_bits(operator, lambda given: not has_unused_zero_point(given))
 
 
-def test_same_bits_of_products(product_isa: str) -> None:
-    check_bits("QuantizedMatMul", lambda _: True)
+@pytest.mark.parametrize("operator", PRODUCTS)
+def test_same_bits_of_products(product_isa: str, operator: str) -> None:
+    check_bits(operator, lambda _: True)
 
 
 @pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0)], ids=str)

@@ -54,7 +54,9 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1} | MIN_MAX,
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
-    "ort_dynamic_conv": {},
+    "ort_dynamic_conv": {"ort_dynq.QuantizedConv": 2},
+    "ort_dynamic_mobile": {"ort_dynq.QuantizedConv": 5},
+    "ort_dynamic_speech": {"ort_dynq.QuantizedConv": 4},
     "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.QuantizedMatMul": 2},
     "ort_int8_negative": {
         "ort_dynq.DynamicQuantize": 2,

@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from convolutions import conv_inputs
 from helpers import Array, assert_same, handwritten, make_session, parse
 
 import ort_dynq
@@ -102,6 +103,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     rng = np.random.default_rng(0)
     if operator.name == "QuantizedMatMul":
         return helpers.matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
+    if operator.name == "QuantizedConv":
+        return conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
     shapes: list[tuple[int, ...]] = [(7, 33), (), ()]
     spreads = [rng.normal(0, 60, shapes[0]), *(rng.uniform(1, 9, shape) for shape in shapes[1:])]
     arrays = [np.asarray(values).astype(type_) for values, type_ in zip(spreads, types, strict=False)]
@@ -172,7 +175,7 @@ def test_the_native_library_reads_these_attributes(operator: Operator) -> None:
 )
 def test_absent_attributes_have_their_defaults(operator: Operator, signature: Signature) -> None:
     types = [
-        "int8" if "int8" in value.types and i and operator.name != "QuantizedMatMul" else type_
+        "int8" if "int8" in value.types and i and not operator.name.startswith("Quantized") else type_
         for i, (value, type_) in enumerate(zip(operator.inputs, signature.inputs, strict=True))
     ]
     arrays = arrays_of(operator, types)

@@ -1,6 +1,7 @@
 // convolutions: codes of positions times packed weights of output channels to floats, written once for any type `P` of
 // products (product-inl.h). A vector has the sums of P::kLanes adjacent positions and one channel, so that a channel of
-// the output is written in order. P::codes_of<> and P::weights_of<> are quads as P::dot() takes them in each step.
+// the output is written in order. P::codes_of<> and P::weights_of<> are quads as P::dot() takes them in each step;
+// P::overlapping_quads() are those that begin at adjacent codes.
 // P::kConvSums sums, of P::kConvRows channels or fewer, fit the registers.
 
 #include "kernels/simd/product-inl.h"
@@ -11,37 +12,37 @@ constexpr int conv_vectors(int rows) {
 }
 static_assert(kMostConvVectors * P::kLanes <= kConvSlack, "kernels read whole vectors");
 
-template <int kStep, int kRows, int kCount, class Sums>
+template <int kStep, bool kOverlap, int kRows, int kCount, class Sums>
 inline void conv_step(const uint8_t* codes, const typename P::I (&weights)[kRows], Sums& sums) {
   typename P::I w[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) w[r] = P::template weights_of<kStep>(weights[r]);
 #pragma GCC unroll 8
   for (int v = 0; v < kCount; ++v) {
-    const auto c = P::template codes_of<kStep>(P::load(static_cast<const void*>(codes + v * P::kLanes * kQuad)));
+    const auto c =
+        P::template codes_of<kStep>(kOverlap ? P::overlapping_quads(codes + v * P::kLanes)
+                                             : P::load(static_cast<const void*>(codes + v * P::kLanes * kQuad)));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sums[r][v] = P::dot(sums[r][v], c, w[r]);
   }
 }
 
-// Adds the products of all quads: kRows channels, kCount vectors of positions. `step` is 64 bytes, or 0 for one quad of
-// weights that stands for all.
-template <int kRows, int kCount, class Sums>
+// Adds the products of all quads, which are `step` bytes apart: kRows channels, kCount vectors of positions.
+template <bool kOverlap, int kRows, int kCount, class Sums>
 inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t step, int64_t position, Sums& sums) {
-  const uint8_t* image = block.image + position * kQuad;
+  const uint8_t* image = block.image + position * (kOverlap ? 1 : kQuad);
   for (int64_t quad = 0; quad < block.quads; ++quad, weights += step) {
     const uint8_t* codes = image + block.offsets[quad];
     typename P::I w[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) w[r] = P::quad(reinterpret_cast<const uint8_t*>(weights) + r * kQuad);
-    conv_step<0, kRows, kCount>(codes, w, sums);
-    if constexpr (P::kSteps == 2) conv_step<1, kRows, kCount>(codes, w, sums);
+    conv_step<0, kOverlap, kRows, kCount>(codes, w, sums);
+    if constexpr (P::kSteps == 2) conv_step<1, kOverlap, kRows, kCount>(codes, w, sums);
   }
 }
 
-template <int kRows, int kCount>
+template <bool kOverlap, int kRows, int kCount>
 void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
-  static constexpr int8_t kOnesQuad[kQuad] = {1, 1, 1, 1};
   typename P::I sums[kRows][kCount];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -53,7 +54,7 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
     typename P::I code_sums[1][kCount];
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) code_sums[0][v] = P::set1(0);
-    conv_products<1, kCount>(block, kOnesQuad, 0, position, code_sums);
+    conv_products<kOverlap, 1, kCount>(block, block.ones, kQuad, position, code_sums);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto zp = P::set1(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel + r]);
@@ -61,7 +62,7 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
       for (int v = 0; v < kCount; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(zp, code_sums[0][v]));
     }
   }
-  conv_products<kRows, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
+  conv_products<kOverlap, kRows, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const float scale = block.scale, channel_scale = block.channel_scales[channel + r];
@@ -84,7 +85,7 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
 }
 
 // `channels` channels, a multiple of kRows. The codes of some positions stay in the first-level cache for all of them.
-template <int kRows>
+template <bool kOverlap, int kRows>
 void conv_rows(const ConvBlock& block, int64_t first, int64_t channels) {
   constexpr int kCount = conv_vectors(kRows), kHalf = (kCount + 1) / 2;
   for (int64_t position = 0; position < block.positions;) {
@@ -92,21 +93,23 @@ void conv_rows(const ConvBlock& block, int64_t first, int64_t channels) {
     // One vector alone takes as long as two, which wait less for the sums before: 2 and 2 instead of 3 and 1.
     const int count = vectors == kCount || vectors >= kCount + kHalf ? kCount : vectors >= kHalf ? kHalf : 1;
     for (int64_t channel = first; channel < first + channels; channel += kRows)
-      (count == kCount  ? conv_some<kRows, kCount>
-       : count == kHalf ? conv_some<kRows, kHalf>
-                        : conv_some<kRows, 1>)(block, channel, position);
+      (count == kCount  ? conv_some<kOverlap, kRows, kCount>
+       : count == kHalf ? conv_some<kOverlap, kRows, kHalf>
+                        : conv_some<kOverlap, kRows, 1>)(block, channel, position);
     position += count * P::kLanes;
   }
 }
 
-template <int kRows>
+template <bool kOverlap, int kRows>
 void conv_from(const ConvBlock& block, int64_t channel) {
   const int64_t count = (block.channels - channel) / kRows * kRows;
-  if (count > 0) conv_rows<kRows>(block, channel, count);
-  if constexpr (kRows > 1) conv_from<kRows / 2>(block, channel + count);
+  if (count > 0) conv_rows<kOverlap, kRows>(block, channel, count);
+  if constexpr (kRows > 1) conv_from<kOverlap, kRows / 2>(block, channel + count);
 }
 
-inline void conv(const ConvBlock& block) { conv_from<P::kConvRows>(block, 0); }
+inline void conv(const ConvBlock& block) {
+  block.quads_overlap ? conv_from<true, P::kConvRows>(block, 0) : conv_from<false, P::kConvRows>(block, 0);
+}
 
 // Rows of 16 codes in `a` to `d`: stores their quads.
 inline void store_quads(__m128i a, __m128i b, __m128i c, __m128i d, uint8_t flip, uint8_t* to) {

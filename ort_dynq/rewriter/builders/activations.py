@@ -24,6 +24,7 @@ from ..facts.values import (
     cast_to,
     constant_array,
     constant_scalar,
+    has_one_element,
     producer_of,
     skip_identity,
 )
@@ -206,7 +207,7 @@ class Activations:
         axes = edit.add_constant(np.array([1]), before=source, origin=source)
         zero_point, columns = unsigned.of(zps, edit), []
         for value in (scales, zero_point):
-            if value is zero_point and _has_one_element(value):
+            if value is zero_point and has_one_element(value):
                 columns.append(value)
             else:
                 columns.append(edit.insert(ir.node("Unsqueeze", [value, axes]), before=source, origin=source))
@@ -289,7 +290,7 @@ def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: 
     def of_rows(each: ir.Value) -> ir.Value:
         if each.shape is not None and len(each.shape) == 0:
             return each
-        return reshaped(each, constant_of([1]) if _has_one_element(each) and not has_one_scale else rows)
+        return reshaped(each, constant_of([1]) if has_one_element(each) and not has_one_scale else rows)
 
     codes = reshaped(activation.codes, shape)
     rows = shape_of_rows()
@@ -304,7 +305,7 @@ def _has_one_scale(source: ir.Node) -> bool:
     attributes, (x, scale) = attributes_of(source), _inputs(source, 2)
     if source.op_type == "DynamicRangeFakeQuantize":
         return attributes["axis"] == 0 or (x.shape is not None and attributes["axis"] == -len(x.shape))
-    return attributes.get("qtype") == "per_tensor" or _has_one_element(scale)
+    return attributes.get("qtype") == "per_tensor" or has_one_element(scale)
 
 
 def _has_scale_of_each_row(source: ir.Node) -> bool:
@@ -355,11 +356,3 @@ def _code_type(attributes: Mapping[str, Any]) -> CodeType:
     if not attributes["clip"] or low < -128 or high > (127 if low < 0 else 255):
         raise Left("the codes do not fit 8 bits")
     return CodeType.INT8 if low < 0 else CodeType.UINT8
-
-
-def _has_one_element(value: ir.Value) -> bool:
-    """Returns whether a value is known to have one element."""
-    elements = constant_array(value)
-    if elements is not None:
-        return elements.size == 1
-    return value.shape is not None and all(dim == 1 for dim in value.shape)

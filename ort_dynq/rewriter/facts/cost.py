@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from .ort_fusions import code_type, is_next_to_fused
@@ -15,6 +17,7 @@ FEWEST_ELEMENTS = 2048
 _FEWEST_PRODUCTS = 4096
 _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
+_FEWEST_PRODUCTS_OF_CONVOLUTION = 0
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
@@ -78,3 +81,18 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
     is_reshaped = producer_of(skip_identity(activation), "Reshape") is not None
     fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
     return elements * columns < fewest
+
+
+def too_small_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> str | None:
+    """Returns the reason why a convolution gains nothing from becoming one operator of ort_dynq, or None.
+
+    Args:
+        node: A Conv or ConvInteger. Dimensions of its output that are not known are assumed to be short.
+        weights: Its weights, [M, C / group, k1, ..., kr].
+    """
+    shape = node.outputs[0].shape
+    lengths = [_ASSUMED] * (weights.ndim - 2) if shape is None else list(shape)[2:]
+    products = weights.size * math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in lengths)
+    if products >= _FEWEST_PRODUCTS_OF_CONVOLUTION:
+        return None
+    return f"the convolution is too small: {products} products cost less than calling a custom operator"

@@ -183,7 +183,7 @@ def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
 
 
 def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -> list[int | ir.SymbolicDim]:
-    """Returns the shape of an output: that of src, or one element for each row (ort_dynq/operators)."""
+    """Returns the shape of an output: that of src, of a product, or one element for each row (ort_dynq/operators)."""
     rank, axis = len(src), node.attributes.get_int("axis", -1)
     begin = axis + rank if axis < 0 else axis
     if node.op_type in ("ReduceAbsMax", "ReduceMinMax"):
@@ -192,6 +192,12 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         lengths = [dim if (i in run) == reduces_others else None for i, dim in enumerate(src)]
         ones = node.attributes.get_int("keepdims", 1) == 1
         return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
+    if node.op_type in ("QuantizedMatMul", "QuantizedConv"):
+        bias = node.inputs[7].shape if len(node.inputs) > 7 and node.inputs[7] is not None else None
+        channels = ir.SymbolicDim(None) if bias is None or len(bias) != 1 else bias[0]
+        if node.op_type == "QuantizedMatMul":
+            return [*src[:-1], channels]
+        return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
     return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
 
 

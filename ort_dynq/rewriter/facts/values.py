@@ -155,6 +155,15 @@ def constant_scalar(value: ir.Value | None) -> float | None:
     return float(first) if np.all(elements == first) else None
 
 
+def has_one_element(value: ir.Value, most_dimensions: int | None = None) -> bool:
+    """Returns whether a value is known to have one element, and no more dimensions than `most_dimensions`, if given."""
+    elements = constant_array(value)
+    shape = value.shape if elements is None else elements.shape
+    if shape is None or (most_dimensions is not None and len(shape) > most_dimensions):
+        return False
+    return all(dim == 1 for dim in shape)
+
+
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Returns whether a type is one of real numbers or Booleans; the small types of ml_dtypes are of kind V."""
     return dtype.kind in "biufV"

@@ -6,11 +6,11 @@ builders/, and what they need to know of a model in facts/.
 
 from __future__ import annotations
 
-from . import decomposed, float_matmul, float_weights, integer_matmul, qdq, reductions
+from . import decomposed, float_matmul, float_weights, integer_conv, integer_matmul, qdq, reductions
 
 PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE),
-    (integer_matmul.RULE, float_matmul.RULE),
+    (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE),
     (float_weights.RULE,),
     (reductions.RULE,),
 )

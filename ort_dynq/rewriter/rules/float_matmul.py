@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, group_size_of
-from ..builders.product_tail import Tail, check_length, column_vector, is_bias, is_row_scale
+from ..builders.product_tail import Channels, Tail, check_length
 from ..edit import Edit
 from ..facts.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..facts.folding import evaluate
@@ -42,7 +42,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     facts = context.facts
     grid = _grid(node, b, context)
     depth, columns = grid.codes.shape
-    if bias is not None and not is_bias(bias, columns, facts):
+    channels = Channels(columns)
+    if bias is not None and channels.bias(bias, facts) is None:
         raise Left("the bias is not one number for each output channel")
     if is_tiny_product_of_rows(source, columns):
         raise Left("the product is too small: scaling its rows costs more than it saves")
@@ -59,9 +60,9 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     # The column scales come first: the product of two scales may be too small for float32.
     tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
-        _take_scales(tail, a, columns, facts)
+        _take_scales(tail, a, channels, facts)
     if bias is None:
-        tail.take_bias(columns, facts)
+        tail.take_bias(channels, facts)
     tail.replace(activation.codes, activation.zero_point, grid, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
@@ -115,14 +116,14 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     return grid
 
 
-def _take_scales(tail: Tail, a: ir.Value, columns: int, facts: Facts) -> None:
+def _take_scales(tail: Tail, a: ir.Value, channels: Channels, facts: Facts) -> None:
     """Moves the end of the tail past the Muls by the scales of the columns and of the rows of `a`."""
     while (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
         factor = use.node.inputs[1 - use.idx]
-        column = column_vector(factor, columns, np.float32, facts)
+        column = channels.vector(factor, np.float32, facts)
         if column is not None and tail.column is not None:
             tail.column = np.asarray(tail.column * column)
-        elif tail.row is None and is_row_scale(factor, a):
+        elif tail.row is None and channels.is_scale(factor, a):
             tail.row = factor
         else:
             break

@@ -1,0 +1,166 @@
+"""Inputs of QuantizedConv, and the result of the standard nodes that it replaces, on weights before packing."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from helpers import Array, Shape, matmul_inputs, parse, stock_session, with_one_nan
+
+from ort_dynq.operators.encodings import AutoPad, QuadAxis
+from ort_dynq.operators.packing import pack_conv
+
+NAMES = (
+    "src",
+    "scale",
+    "zero_point",
+    "weight",
+    "weight_zero_point",
+    "channel_scale",
+    "channel_sum",
+    "bias",
+    "geometry",
+)
+GIVEN = {"group": 1, "auto_pad": 0, "quad_axis": 0, "scale_order": 0}
+
+Case = tuple[list[Array], Array, dict[str, int]]  # the inputs, the weights before packing, and attributes
+
+
+def conv_inputs(
+    rng: np.random.Generator,
+    shape: Shape,
+    outputs: int,
+    kernel: Shape,
+    *,
+    group: int = 1,
+    strides: Shape = (),
+    dilations: Shape = (),
+    pads: Shape = (),
+    codes: Any = np.uint8,
+    zero_points: str = "none",
+    quad_axis: int | None = None,
+) -> Case:
+    """Inputs of QuantizedConv, its weights before packing, and the attributes `group` and `quad_axis`.
+
+    Codes, weights, scales and biases are as in :func:`matmul_inputs`.
+
+    Args:
+        rng: The source of random numbers.
+        shape: The shape of src, [N, C, D1, ..., Dr].
+        outputs: M.
+        kernel, strides, dilations, pads: As in ONNX's Conv; strides and dilations are 1 and pads 0 if empty.
+        group: The number of groups of channels.
+        codes: The type of src.
+        zero_points: Whether weights have "none", "one" for all or zero points for "all" output channels.
+        quad_axis: The axis of the quads. None: as the packer chooses.
+    """
+    rank, inner = len(kernel), shape[1] // group * math.prod(kernel)
+    row = (*shape[:1], math.prod(shape[1:]))
+    (flat, scale, zero_point, *_), _ = matmul_inputs(rng, row, 1, codes=codes, scale=())
+    (_, _, _, _, weight_zp, column_scale, column_sum, bias), matrix = matmul_inputs(
+        rng, (1, inner), outputs, zero_points=zero_points
+    )
+    weights = np.ascontiguousarray(matrix.T).reshape(outputs, shape[1] // group, *kernel)
+    packed, axis = pack_conv(weights, None if quad_axis is None else QuadAxis(quad_axis))
+    ones = (1,) * rank
+    rows = kernel, strides or ones, dilations or ones, *np.reshape(pads or (0,) * (2 * rank), (2, rank))
+    inputs = [flat.reshape(shape), scale, zero_point, packed, weight_zp.reshape(-1)]
+    inputs += [column_scale.reshape(-1), column_sum.reshape(-1), bias, np.array(rows, np.int32)]
+    return inputs, weights, {"group": group, "quad_axis": int(axis)}
+
+
+def random_conv(rng: np.random.Generator) -> Case:
+    """A convolution of any rank and geometry that fits; in half of them every channel is a group of its own."""
+    rank, is_depthwise = int(rng.integers(1, 4)), rng.random() < 0.5
+    group = int(rng.integers(1, 9 if is_depthwise else 4))
+    group_channels, group_outputs = (1, rng.integers(1, 3)) if is_depthwise else (rng.integers(1, 10), rng.integers(20))
+    most, longest = ((9, 40), (5, 9), (3, 5))[rank - 1]
+    kernel = rng.integers(1, most + 1, rank)
+    strides, dilations = rng.integers(1, 4, rank), rng.integers(1, 4, rank)
+    pads, auto_pad = rng.integers(0, 4, 2 * rank), int(rng.choice([0, 0, 1, 2]))
+    given_pads = 0 if auto_pad else pads[:rank] + pads[rank:]
+    lengths = np.maximum(dilations * (kernel - 1) + 1 - given_pads, 1) + rng.integers(0, longest, rank)
+    inputs, weights, given = conv_inputs(
+        rng,
+        (int(rng.choice([0, 1, 1, 1, 3])), group * int(group_channels), *map(int, lengths)),
+        group * int(group_outputs),
+        tuple(map(int, kernel)),
+        group=group,
+        strides=tuple(map(int, strides)),
+        dilations=tuple(map(int, dilations)),
+        pads=tuple(map(int, pads)),
+        codes=rng.choice([np.uint8, np.int8]),  # type: ignore[arg-type]
+        zero_points=str(rng.choice(["none", "one", "all"])),
+        quad_axis=int(rng.integers(2)),
+    )
+    return inputs, weights, given | {"auto_pad": auto_pad, "scale_order": int(rng.integers(3))}
+
+
+_SCALED = (
+    "both = Mul(scale, channel_scale) scaled = Mul(real, both)",
+    "rows = Mul(real, scale) scaled = Mul(rows, channel_scale)",
+    "columns = Mul(real, channel_scale) scaled = Mul(columns, scale)",
+)
+
+
+@functools.lru_cache(maxsize=500)
+def _stock(geometry: str, order: int) -> ort.InferenceSession:
+    """ConvInteger has no zero points of channels: the sums under the kernel, times them, are subtracted."""
+    return stock_session(
+        parse(
+            "uint8[] src, uint8 zero_point, uint8[] weight, uint8[] ones, int32[] weight_zero_point, float scale, "
+            "float[] channel_scale, float[] bias",
+            "float[] dst",
+            f"""products = ConvInteger<{geometry}>(src, weight, zero_point)
+            sums = ConvInteger<{geometry}>(src, ones, zero_point)
+            corrections = Mul(sums, weight_zero_point)
+            exact = Sub(products, corrections)
+            real = Cast<to = 1>(exact)
+            {_SCALED[order]}
+            dst = Add(scaled, bias)""",
+        )
+    )
+
+
+def stock_conv(case: Case) -> Array:
+    """The result of ConvInteger, Cast, Mul and Add in ONNX Runtime.
+
+    ConvInteger takes no int8 codes of activations: they and their zero point are stored 128 larger. ONNX Runtime
+    computes no pads of dilated kernels: such a kernel is replaced by a larger one, with zeros between its weights.
+    """
+    inputs, weights, given = case
+    src, scale, zero_point, _, weight_zp, channel_scale, _, bias, geometry = inputs
+    given = GIVEN | given
+    kernel, strides, dilations, begin, end = geometry.tolist()
+    pads = f"pads = {begin + end}"
+    unsigned = (weights.astype(np.int32) + 128).astype(np.uint8)
+    ones = np.ones_like(unsigned)
+    if given["auto_pad"]:
+        pads = f'auto_pad = "{AutoPad(given["auto_pad"]).name}"'
+        unsigned, ones = _dilated(unsigned, dilations), _dilated(ones, dilations)
+        kernel, dilations = list(unsigned.shape[2:]), [1] * len(kernel)
+    text = f"kernel_shape = {kernel}, strides = {strides}, dilations = {dilations}, group = {given['group']}, {pads}"
+    offset = 128 if src.dtype == np.int8 else 0
+    of_channel = (-1, *(1 for _ in kernel))
+    feeds = {
+        "src": (src.astype(np.int32) + offset).astype(np.uint8),
+        "zero_point": (zero_point.reshape(()).astype(np.int32) + offset).astype(np.uint8),
+        "weight": unsigned,
+        "ones": ones,
+        "weight_zero_point": (weight_zp.astype(np.int32) + 128).reshape(of_channel),
+        "scale": scale.reshape(()),
+        "channel_scale": channel_scale.reshape(of_channel),
+        "bias": bias.reshape(of_channel),
+    }
+    feeds = {name: np.asarray(array) for name, array in feeds.items()}
+    return with_one_nan(np.asarray(_stock(text, given["scale_order"]).run(None, feeds)[0]))
+
+
+def _dilated(weights: Array, dilations: list[int]) -> Array:
+    spans = [dilation * (length - 1) + 1 for dilation, length in zip(dilations, weights.shape[2:], strict=True)]
+    result = np.zeros((*weights.shape[:2], *spans), weights.dtype)
+    result[(slice(None), slice(None), *(slice(None, None, dilation) for dilation in dilations))] = weights
+    return result

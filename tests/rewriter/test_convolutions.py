@@ -1,0 +1,417 @@
+"""Integer convolutions: which ones become QuantizedConv, their results, and which ones are left.
+
+The results equal those of the original in ONNX Runtime with optimizations off, bit for bit, with the plugin and without
+it. On CPUs where its sums saturate (int8 codes by uint8 weights), the models have small weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from rewriting import check, found, nodes_of
+
+from ort_dynq import verify
+from ort_dynq.rewriter import Report, rewrite
+from ort_dynq.rewriter.facts.inference import Facts
+
+F = np.float32
+M, C = 6, 4
+DYNAMIC = "q, s, z = DynamicQuantizeLinear(x)\n"
+CONV = "i = ConvInteger<pads = [1, 0, 2, 1], strides = [2, 1]>(q, w, z, wz)\n f = Cast<to = 1>(i)\n"
+TAIL = "k = Mul(s, ws)\n g = Mul(f, k)\n y = Add(g, b)"
+
+
+def weights_of(dtype: str, *shape: int, seed: int = 1) -> Array:
+    info = np.iinfo(dtype)
+    codes = np.random.default_rng(seed).integers(info.min, info.max + 1, shape)
+    return np.asarray(codes.astype(dtype))
+
+
+def given(dtype: str = "uint8", kernel: tuple[int, ...] = (3, 3), channels: int = C) -> dict[str, Array]:
+    """Weights, their zero point and scales, and a bias, for every tail."""
+    ones = [1] * len(kernel)
+    scales = np.random.default_rng(2).uniform(0.001, 0.02, M).astype(F)
+    return {
+        "w": weights_of(dtype, M, channels, *kernel),
+        "wz": np.asarray(7, dtype),
+        "ws": np.asarray(0.0123, F),
+        "wsc": scales.reshape(M, *ones),
+        "wsc1": scales.reshape(1, M, *ones),
+        "flat": scales,
+        "shape": np.array([1, -1, *ones]),
+        "axes": np.arange(1, 1 + len(kernel)),
+        "b": np.linspace(-3, 3, M).astype(F).reshape(1, M, *ones),
+        "bv": np.linspace(-3, 3, M).astype(F),
+        "bs": np.asarray(-1.5, F),
+        "zs": np.asarray(-3, np.int8),
+    }
+
+
+def model_of(
+    body: str, constants: dict[str, Array], *, rank: int = 4, opset: int = 18, inputs: str = ""
+) -> onnx.ModelProto:
+    """A model from x, float32 [N, C, ...], to y."""
+    x = f"float[N, {C}, {', '.join('DEFG'[: rank - 2])}] x"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g ({x}{inputs}) => (float[] y) {{ {body} }}'
+    )
+    used = {name for node in nodes_of(model.graph) for name in node.input}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items() if name in used
+    )
+    return model
+
+
+def images(*shape: int, seed: int = 3) -> dict[str, Array]:
+    """Images with an outlier, so that most codes are near the zero point."""
+    x = np.random.default_rng(seed).normal(0.3, 1, shape).astype(F)
+    if x.size:
+        x.reshape(-1)[0] = 5
+    return {"x": x}
+
+
+IMAGES = images(2, C, 9, 8)
+
+
+def check_converted(model: onnx.ModelProto, *data: dict[str, Array], count: int = 1, others: int = 0) -> Report:
+    """Checks that all convolutions of a model are converted, with the same bits, with --exact and without."""
+    for exact in (False, True):
+        report = check(model, *(data or (IMAGES,)), exact=exact)
+        assert found(report).count("QuantizedConv") == count
+        assert [finding.reason for finding in report.left] == []
+        assert len(found(report)) == count + others
+    return report
+
+
+# What quantize_dynamic writes
+
+
+NETWORK = """network (float[N, 4, H, W] x) => (float[] y) {
+    h1 = Conv<pads = [1, 1, 1, 1]>(x, w1, b1)
+    a1 = Relu(h1)
+    h2 = Conv<group = 6, kernel_shape = [3, 3], strides = [2, 2], auto_pad = "SAME_UPPER">(a1, w2, b2)
+    left = Conv(h2, w3)
+    right = Conv<dilations = [2, 3], pads = [2, 3, 2, 3]>(h2, w4, b4)
+    y = Add(left, right)
+}"""
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("weight_type", [QuantType.QInt8, QuantType.QUInt8])
+def test_models_of_quantize_dynamic(weight_type: QuantType, per_channel: bool, tmp_path: Path) -> None:
+    """Two convolutions of the last layer share one DynamicQuantizeLinear, which stays."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {NETWORK}')
+    shapes = {"w1": (6, 4, 3, 3), "w2": (6, 1, 3, 3), "w3": (5, 6, 1, 1), "w4": (5, 6, 3, 3), "b1": 6, "b2": 6, "b4": 5}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(F), name) for name, shape in shapes.items()
+    )
+    path = tmp_path / "quantized.onnx"
+    quantize_dynamic(model, path, weight_type=weight_type, per_channel=per_channel)
+    quantized = onnx.load(path)
+    check_converted(quantized, images(2, 4, 11, 10), images(1, 4, 8, 8), images(0, 4, 8, 8), count=4)
+    converted = rewrite(quantized).to_proto()
+    kinds = [node.op_type for node in converted.graph.node]
+    assert kinds.count("DynamicQuantizeLinear") == 3
+    assert {"ConvInteger", "Cast", "Mul", "Reshape"}.isdisjoint(kinds)
+    biases = {node.input[7] for node in converted.graph.node if node.op_type == "QuantizedConv"}
+    assert {"b1", "b2", "b4"} <= biases
+    assert verify(quantized, converted).passed
+
+
+# Every form of the scales and the bias
+
+SCALES = {
+    "product of scales": "k = Mul(s, ws)\n g = Mul(f, k)\n",
+    "product of scales, other order": "k = Mul(ws, s)\n g = Mul(k, f)\n",
+    "product of scales, per channel": "k = Mul(s, wsc)\n g = Mul(f, k)\n",
+    "product of scales, per channel, rank 4": "k = Mul(wsc1, s)\n g = Mul(f, k)\n",
+    "product of scales, Reshape": "r = Reshape(flat, shape)\n k = Mul(r, s)\n g = Mul(f, k)\n",
+    "product of scales, Unsqueeze": "r = Unsqueeze(flat, axes)\n k = Mul(r, s)\n g = Mul(f, k)\n",
+    "activation first": "h = Mul(f, s)\n g = Mul(h, wsc)\n",
+    "weights first": "h = Mul(wsc, f)\n g = Mul(h, s)\n",
+    "activation only": "g = Mul(f, s)\n",
+    "weights only": "g = Mul(f, wsc)\n",
+    "one number for the weights": "h = Mul(f, ws)\n g = Mul(s, h)\n",
+}
+BIASES = {
+    "none": "y = Identity(g)",
+    "initializer": "y = Add(g, b)",
+    "initializer first": "y = Add(b, g)",
+    "Reshape": "r2 = Reshape(bv, shape)\n y = Add(g, r2)",
+    "one number": "y = Add(g, bs)",
+}
+ORDERS = {"product": 0, "activation": 1, "weights": 2, "one": 2}
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("scales", SCALES)
+def test_tails(scales: str, bias: str) -> None:
+    model = model_of(DYNAMIC + CONV + SCALES[scales] + BIASES[bias], given())
+    check_converted(model)
+    converted = rewrite(model).to_proto()
+    (node,) = (node for node in converted.graph.node if node.op_type == "QuantizedConv")
+    if "only" not in scales:
+        order = next(attribute.i for attribute in node.attribute if attribute.name == "scale_order")
+        assert order == ORDERS[scales.partition(" ")[0]]
+    assert [
+        each.op_type for each in converted.graph.node if each.op_type in ("Mul", "Add", "Cast", "ConvInteger")
+    ] == []
+
+
+def test_a_bias_that_is_computed_at_run_time() -> None:
+    body = "bn = Neg(given)\n r = Reshape(bn, shape)\n" + DYNAMIC + CONV + SCALES["product of scales"] + "y = Add(g, r)"
+    model = model_of(body, given(), inputs=f", float[{M}] given")
+    check_converted(model, IMAGES | {"given": given()["bv"]})
+    assert "Add" not in [node.op_type for node in rewrite(model).to_proto().graph.node]
+
+
+# Every form of the weights and the attributes
+
+
+@pytest.mark.parametrize("zero_points", ["(q, w)", "(q, w, z)", "(q, w, z, wz)"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_weights(dtype: str, zero_points: str) -> None:
+    conv = CONV.replace("(q, w, z, wz)", zero_points)
+    check_converted(model_of(DYNAMIC + conv + TAIL, given(dtype)))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_zero_points_of_channels(dtype: str, equal: bool) -> None:
+    """ONNX Runtime's ConvInteger has no zero points of channels. As weights without any, they are one number each."""
+    constants = given(dtype)
+    zeros = np.full(M, 5, dtype) if equal else weights_of(dtype, M, seed=5)
+    model = model_of(DYNAMIC + CONV + TAIL, constants | {"wz": zeros})
+    result = rewrite(model)
+    assert found(result.report) == ["QuantizedConv"]
+    # One convolution for each channel, with its own zero point.
+    channels = [
+        model_of(DYNAMIC + CONV + TAIL, constants | {name: constants[name][m : m + 1] for name in ("w",)}
+                 | {"wz": zeros[m], "b": constants["b"][:, m : m + 1]})
+        for m in range(M)
+    ]  # fmt: skip
+    expected = np.concatenate([stock_session(each).run(None, IMAGES)[0] for each in channels], 1)
+    for session in (stock_session(result.to_proto()), make_session(result.to_proto(), "native")):
+        assert_same(session.run(None, IMAGES)[0], expected)
+
+
+ATTRIBUTES = {
+    "none": ("", (3, 3)),
+    "kernel_shape": ("<kernel_shape = [3, 2]>", (3, 2)),
+    "pads, strides": ("<pads = [1, 0, 2, 3], strides = [3, 2]>", (3, 3)),
+    "dilations": ("<dilations = [2, 3], pads = [2, 3, 2, 3]>", (3, 2)),
+    "NOTSET": ('<auto_pad = "NOTSET", pads = [1, 1, 1, 1]>', (3, 3)),
+    "VALID": ('<auto_pad = "VALID", strides = [2, 2]>', (3, 3)),
+    "SAME_UPPER": ('<auto_pad = "SAME_UPPER", strides = [2, 3]>', (4, 3)),
+    "SAME_LOWER": ('<auto_pad = "SAME_LOWER", strides = [2, 3]>', (4, 3)),
+    "SAME_UPPER, stride longer than the kernel": ('<auto_pad = "SAME_UPPER", strides = [3, 4]>', (1, 2)),
+    "group": ("<group = 2, pads = [1, 1, 1, 1]>", (3, 3)),
+    "1-D": ("<pads = [2, 0], dilations = [2], strides = [3]>", (5,)),
+    "1-D, 1": ("", (1,)),
+    "1-D, SAME_LOWER": ('<auto_pad = "SAME_LOWER">', (2,)),
+    "3-D": ("<pads = [1, 0, 1, 0, 1, 2], strides = [1, 2, 1]>", (3, 2, 2)),
+    "3-D, SAME_UPPER, group": ('<auto_pad = "SAME_UPPER", group = 2, strides = [2, 2, 1]>', (2, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES)
+def test_attributes(attributes: str) -> None:
+    text, kernel = ATTRIBUTES[attributes]
+    constants = given("int8", kernel, C // 2 if "group" in text else C)
+    model = model_of(DYNAMIC + f"i = ConvInteger{text}(q, w, z, wz)\n f = Cast<to = 1>(i)\n" + TAIL, constants,
+                     rank=2 + len(kernel))  # fmt: skip
+    check_converted(model, images(2, C, *(9, 8, 7)[: len(kernel)]), images(1, C, *(7, 11, 5)[: len(kernel)]))
+
+
+def test_depthwise() -> None:
+    constants = given("uint8", (3, 3), 1) | {"w": weights_of("uint8", C, 1, 3, 3), "b": given()["b"][:, :C]}
+    body = DYNAMIC + CONV.replace("<pads", f"<group = {C}, pads") + TAIL
+    model = model_of(body, constants)
+    check_converted(model)
+
+
+# Every source of the codes
+
+STEP = "a = Abs(x)\n m = ReduceMax<keepdims = 0>(a)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n"
+SOURCES = {
+    "QuantizeLinear, s8": (STEP + "q = QuantizeLinear(x, s, zs)\n", ", zs", 1),
+    "QuantizeLinear, run-time zero point": (
+        STEP + "z0 = Mul(m, zero)\n z = Cast<to = 2>(z0)\n q = QuantizeLinear(x, s, z)\n",
+        ", z",
+        1,
+    ),
+    "symmetric, Cast": (
+        "a = Abs(x)\n m = ReduceMax<keepdims = 1>(a)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n t = Div(x, s)\n"
+        "r = Round(t)\n c = Clip(r, low, high)\n q = Cast<to = 3>(c)\n",
+        "",
+        1,
+    ),
+}
+NUMBERS = {"c127": F(127), "eps": F(1e-5), "zero": F(0), "low": F(-128), "high": F(127)}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_sources(dtype: str, source: str) -> None:
+    body, zero_point, others = SOURCES[source]
+    conv = CONV.replace(", z, wz", zero_point)
+    constants = given(dtype) | NUMBERS
+    if dtype == "uint8":
+        constants["w"] //= 4  # products of int8 codes and uint8 weights saturate on some CPUs
+    check_converted(model_of(body + conv + TAIL, constants), others=others)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_codes_from_elsewhere(dtype: str) -> None:
+    model = model_of(
+        "i = ConvInteger<pads = [1, 1, 1, 1]>(q, w, z)\n f = Cast<to = 1>(i)\n g = Mul(f, s)\n y = Add(g, x)",
+        {"w": weights_of("int8", C, C, 3, 3)},
+        inputs=f", {dtype}[N, {C}, D, E] q, {dtype} z, float[1] s",
+    )
+    q = weights_of(dtype, 2, C, 9, 8, seed=4)
+    check_converted(model, IMAGES | {"q": q, "z": np.asarray(3, dtype), "s": np.array([0.5], F)})
+
+
+# What is left, and why
+
+
+def test_chains_of_the_near_misses_are_converted() -> None:
+    check_converted(model_of(DYNAMIC + CONV + TAIL, given()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("f = Cast<to = 1>(i)", "f0 = Cast<to = 11>(i)\n f = Cast<to = 1>(f0)", "not converted to float32"),
+        ("g = Mul(f, k)", "g = Div(f, k)", "not converted to float32 and multiplied"),
+        ("g = Mul(f, k)", "g = Mul(f, row)", "not converted to float32 and multiplied"),
+        ("k = Mul(s, ws)", "k = Mul(s, row)", "not converted to float32 and multiplied"),
+        ("k = Mul(s, ws)", "k = Mul(x, ws)", "not converted to float32 and multiplied"),
+        ("(q, w, z, wz)", "(q, w2, z, wz)", "computed at run time"),
+        ("(q, w, z, wz)", "(q, w, z, wz2)", "computed at run time"),
+        ("<pads = [1, 0, 2, 1],", "<pads = [-1, 0, 2, 1],", "pads are negative"),
+    ],
+)
+def test_near_misses(old: str, new: str, reason: str) -> None:
+    body = DYNAMIC + CONV + TAIL
+    assert body.count(old) == 1
+    constants = given() | {"row": np.linspace(1, 2, 8, dtype=F)}
+    if "w2" in new:
+        body = "wf = Cast<to = 1>(w)\n n = ReduceMax<keepdims = 0>(x)\n d = Sub(n, n)\n e = Add(wf, d)\n" \
+            "w2 = Cast<to = 2>(e)\n" + body  # fmt: skip
+    if "wz2" in new:
+        body = "n = ReduceMax<keepdims = 0>(x)\n wz2 = Cast<to = 2>(n)\n" + body
+    model = model_of(body.replace(old, new), constants)
+    # The pads and factors of a row fit images of one size only.
+    report = check(model, images(2, C, 9, 7) if "row" not in new else images(2, C, 9, 9))
+    assert found(report) == []
+    assert [reason in finding.reason for finding in report.left] == [True], report.left
+
+
+@pytest.mark.parametrize(
+    ("tail", "last"),
+    [
+        ("k = Mul(s, ws)\n g = Mul(f, k)\n y = Add(g, x1)", "Add"),  # not a bias
+        ("k = Mul(s, ws)\n g = Mul(f, k)\n y = Add(g, bv4)", "Add"),  # along the width
+        ("h = Mul(f, s)\n g = Add(h, b)\n y = Mul(g, ws)", "Mul"),  # the bias is not the last step
+        ("k = Mul(s, ws)\n g = Mul(f, k)\n h = Mul(g, ws)\n y = Add(h, b)", "Add"),  # three factors
+    ],
+)
+def test_tails_that_end_early(tail: str, last: str) -> None:
+    """What is not of the convolution stays behind it."""
+    constants = given() | {"bv4": np.arange(7, dtype=F)}
+    constants["x1"] = np.arange(2 * M, dtype=F).reshape(2, M, 1, 1)
+    model = model_of(DYNAMIC + CONV + tail, constants)
+    check_converted(model, images(2, C, 9, 8))
+    assert rewrite(model).to_proto().graph.node[-1].op_type == last
+
+
+def test_sums_too_long() -> None:
+    """int32 holds 65793 products if the weights have no zero points, else 33025."""
+    for channels, zero, reason in ((65793, 128, ""), (65794, 128, "may overflow int32"), (33026, 5, "may overflow")):
+        body = DYNAMIC + "i = ConvInteger(q, w, z, wz)\n f = Cast<to = 1>(i)\n k = Mul(s, ws)\n y = Mul(f, k)"
+        constants = {"w": weights_of("uint8", 1, channels, 1), "wz": np.uint8(zero), "ws": F(0.5)}
+        model = model_of(body.replace("x)", "x0)", 1).join(["x0 = Expand(x, to)\n", ""]), constants | {
+            "to": np.array([1, channels, 1])}, rank=3)  # fmt: skip
+        model.graph.input[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "C"
+        report = check(model, images(1, channels, 2))
+        assert found(report) == ([] if reason else ["QuantizedConv"])
+        assert [reason in finding.reason for finding in report.left] == ([True] if reason else [])
+
+
+def test_images_of_four_dimensions_stay() -> None:
+    constants = {"w": weights_of("uint8", M, C, 1, 1, 2, 1), "wz": np.uint8(3), "ws": F(0.5)}
+    body = DYNAMIC + "i = ConvInteger(q, w, z, wz)\n f = Cast<to = 1>(i)\n k = Mul(s, ws)\n y = Mul(f, k)"
+    report = check(model_of(body, constants, rank=6), images(1, C, 2, 3, 4, 2))
+    assert found(report) == []
+    assert ["of rank 6, expected 3 to 5" in finding.reason for finding in report.left] == [True]
+
+
+def test_static_quantization_is_left_alone() -> None:
+    constants = given() | {"step": F(0.02), "z": np.uint8(7)}
+    body = "q = QuantizeLinear(x, step, z)\n" + CONV + "y = Mul(f, ws)"
+    report = check(model_of(body, constants), IMAGES)
+    assert (report.rewritten, report.left) == ([], [])
+
+
+def test_an_old_opset_is_reported() -> None:
+    model = model_of(DYNAMIC + CONV + TAIL, given(), opset=12)
+    report = check(model, IMAGES)
+    assert [finding.reason for finding in report.left] == ["the model is of opset 12, expected 13 or newer"]
+
+
+def test_in_a_function() -> None:
+    """A function's body has no initializers; an attribute that the caller gives cannot be known."""
+    constants = given()
+    pads: Any = ("<pads = [1, 0, 2, 1], strides = [2, 1]>", "<pads = [1, 0, 2, 1], strides: ints = @strides>")
+    for text, attributes, is_converted in ((pads[0], "", True), (pads[1], "<strides>", False)):
+        body = DYNAMIC + f"i = ConvInteger{text}(q, w, z, wz)\n f = Cast<to = 1>(i)\n" + TAIL
+        given_attributes = "<strides = [2, 1]>" if attributes else ""
+        names = ["w", "wz", "ws", "b"]
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 18, "local": 1]> g (float[N, {C}, D, E] x) => (float[] y) {{'
+            f"y = local.layer{given_attributes}(x) }}"
+            f'<domain: "local", opset_import: ["": 18]> layer {attributes} (x) => (y) {{ {body} }}'
+        )
+        for name in reversed(names):
+            value = numpy_helper.from_array(np.asarray(constants[name]), name)
+            model.functions[0].node.insert(0, onnx.helper.make_node("Constant", [], [name], value=value))
+        result = rewrite(model)
+        assert found(result.report) == (["QuantizedConv"] if is_converted else [])
+        if not is_converted:
+            assert ["given by the function's caller" in each.reason for each in result.report.left] == [True]
+        expected = stock_session(model).run(None, IMAGES)[0]
+        session = make_session(result.to_proto(), "native")
+        assert_same(session.run(None, IMAGES)[0], expected)
+
+
+def test_weights_are_stored_once() -> None:
+    """Two convolutions with the same weights share the packed ones."""
+    conv = CONV + SCALES["product of scales"]
+    second = conv.replace("i ", "i2 ").replace("f ", "f2 ").replace("(i)", "(i2)").replace("(f,", "(f2,")
+    second = second.replace("k ", "k2 ").replace("k)", "k2)").replace("g ", "g2 ")
+    model = model_of(DYNAMIC + conv + second + "y = Add(g, g2)", given())
+    check_converted(model, count=2)
+    nodes = [node for node in rewrite(model).to_proto().graph.node if node.op_type == "QuantizedConv"]
+    assert nodes[0].input == nodes[1].input
+
+
+def test_shapes_of_a_rewritten_model_are_inferred() -> None:
+    """A model that was rewritten before has no declared shapes: the channels are those of the weights."""
+    model = rewrite(model_of(DYNAMIC + CONV + TAIL, given())).model
+    with Facts(model):
+        (node,) = (node for node in model.graph if node.op_type == "QuantizedConv")
+        shape = node.outputs[0].shape
+        assert shape is not None
+        assert [dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in shape] == ["N", M, None, None]
