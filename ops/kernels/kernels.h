@@ -5,7 +5,7 @@
 // instruction set include this header, those of simd/ and <immintrin.h>, and nothing else: the linker could choose an
 // inline function of the standard library that was compiled for AVX-512 for the whole program.
 //
-// portable.cc defines the correct results; every other kernel returns the same bits.
+// portable.cc and portable_products.cc define the correct results; every other kernel returns the same bits.
 //
 //   quantize, kOnnx     saturate(round(x / scale) + zp)        divides, rounds half to even, adds integers
 //   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
@@ -24,8 +24,8 @@
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
 // kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
-// products, convolutions: codes times packed weights, to floats. portable.cc has the arithmetic, and the order of the
-// operations on floats.
+// products, convolutions: codes times packed weights, to floats. portable_products.cc has the arithmetic, and the
+// order of the operations on floats.
 //
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once

@@ -1,8 +1,8 @@
 // QuantizedConv: a convolution of 8-bit codes by packed 8-bit weights, to float32.
 //
-// kernels/portable.cc has the arithmetic, core/conv_image.h the form in which kernels read the input. compute() checks
-// the inputs and cuts the output into tasks: samples, tiles of positions, and channels. A task writes the image of its
-// tile, for one group after the other, and multiplies it by the weights of 16 output channels at once.
+// kernels/portable_products.cc has the arithmetic, core/conv_image.h the form in which kernels read the input.
+// compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. A task writes
+// the image of its tile, for one group after the other, and multiplies it by the weights of 16 output channels at once.
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -1,7 +1,7 @@
 // QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32.
 //
-// kernels/portable.cc has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts the
-// output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the
+// kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts
+// the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the
 // kernel takes tiles.
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Compares every product kernel that this machine can run with loops over the definition in portable.cc, bit for bit,
+// Compares every product kernel that this machine can run with loops over the definition in portable_products.cc, bit for bit,
 // and prints how many blocks each of them computed. Kernels that the CPU lacks run with functions in place of their
 // instructions, as far as the build has them (tests/packaging/test_product_kernels.py builds it).
 //

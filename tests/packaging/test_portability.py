@@ -15,7 +15,12 @@ import pytest
 from rewriting import FOLDERS, data_sets, rewritten
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT / "tests" / "native" / "kernels_check.cc", ROOT / "ops" / "kernels" / "portable.cc")
+KERNELS = ROOT / "ops" / "kernels"
+SOURCES = (
+    ROOT / "tests" / "native" / "kernels_check.cc",
+    KERNELS / "portable.cc",
+    KERNELS / "portable_products.cc",
+)
 # As in ops/CMakeLists.txt: contracting products and sums would change results.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 

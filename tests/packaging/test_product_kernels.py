@@ -57,7 +57,8 @@ def kernel_files(processor: str) -> list[Part]:
 
 def build(folder: Path, compiler: str, parts: list[Part], *flags: str) -> Path:
     """Compiles products_check with the kernels of `parts` and returns the program."""
-    common = [ROOT / "tests" / "native" / "products_check.cc", KERNELS / "portable.cc", KERNELS / "dispatch.cc"]
+    reference = [KERNELS / "portable.cc", KERNELS / "portable_products.cc"]
+    common = [ROOT / "tests" / "native" / "products_check.cc", *reference, KERNELS / "dispatch.cc"]
     # The tests of the library run the portable kernels as they are released.
     parts = [*((path, ("-O1",)) for path in common), *parts]
     objects = [str(folder / f"{index}.o") for index in range(len(parts))]

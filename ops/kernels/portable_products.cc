@@ -1,0 +1,217 @@
+// The reference kernels of matrix products and convolutions in plain C++, which define the correct results. As in
+// portable.cc, compilers vectorize the loops for the baseline of any CPU.
+#include "kernels/kernels.h"
+
+namespace dynq {
+namespace {
+
+// Products. The depth is cut into groups; exact[g] is an int32, which wraps.
+//
+//   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)
+//   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale[g] * row_scale[g]
+//   dst = sum * column_scale * row_scale + bias
+//
+// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies:
+//
+//   kScalesFirst    dst = sum * (row_scale * column_scale) + bias
+//   kRowFirst       dst = sum * row_scale * column_scale + bias
+//   kColumnFirst    dst = sum * column_scale * row_scale + bias
+//
+// Operations of equal precedence are done from left to right.
+
+// The loops widen codes and weights to int16, kWidened k at once, for the dot products that CPUs have for these.
+constexpr int64_t kWidened = 256, kWidenedUnit = 16, kProductRows = 16;
+
+// `quads` quads of a block of 16 columns, from quad `first`. 4-bit weights lose their zero points.
+template <int kBits>
+void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int32_t* zps, int16_t (*to)[kWidened]) {
+  constexpr int64_t kBytes = kBlockColumns * kQuad;
+  int16_t subtracted[kBytes];
+  for (int64_t i = 0; i < kBytes; ++i) subtracted[i] = static_cast<int16_t>(zps[i / kQuad]);
+  for (int64_t quad = first; quad < first + quads; ++quad) {
+    const int8_t* __restrict from = block + (kBits == 8 ? quad : quad / 2) * kBytes;
+    const int shift = quad % 2 == 0 ? 0 : 4;
+    int16_t wide[kBytes];
+    for (int64_t i = 0; i < kBytes; ++i)
+      wide[i] = static_cast<int16_t>(kBits == 8 ? from[i] : (from[i] >> shift & 15) - subtracted[i]);
+    for (int64_t column = 0; column < kBlockColumns; ++column)
+      __builtin_memcpy(to[column] + (quad - first) * kQuad, wide + column * kQuad, kQuad * sizeof(int16_t));
+  }
+}
+
+// Four sums at once, so that the codes are loaded once for them.
+constexpr int64_t kDots = 4;
+void add_dots(const int16_t* __restrict codes, const int16_t (*__restrict weights)[kWidened], int64_t count,
+              uint32_t* sums) {
+  int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    s0 += codes[i] * weights[0][i];
+    s1 += codes[i] * weights[1][i];
+    s2 += codes[i] * weights[2][i];
+    s3 += codes[i] * weights[3][i];
+  }
+  sums[0] += static_cast<uint32_t>(s0);
+  sums[1] += static_cast<uint32_t>(s1);
+  sums[2] += static_cast<uint32_t>(s2);
+  sums[3] += static_cast<uint32_t>(s3);
+}
+
+// Adds the products of `rows` rows and a block of 16 columns. The sums may wrap, so they are unsigned.
+template <int kBits>
+void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows, const int8_t* weights, int64_t first,
+                  int64_t quads, const int32_t* zps, uint32_t (*sums)[kBlockColumns]) {
+  const int64_t count = quads * kQuad, padded = (count + kWidenedUnit - 1) / kWidenedUnit * kWidenedUnit;
+  int16_t wide_weights[kBlockColumns][kWidened], wide_codes[kWidened];
+  for (int64_t column = 0; column < kBlockColumns; ++column)
+    for (int64_t i = count; i < padded; ++i) wide_weights[column][i] = 0;
+  widen_weights<kBits>(weights, first, quads, zps, wide_weights);
+  for (int64_t i = count; i < padded; ++i) wide_codes[i] = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint8_t* __restrict from = codes + row * block.codes_stride + first * kQuad;
+    for (int64_t i = 0; i < count; ++i) wide_codes[i] = from[i];
+    for (int64_t column = 0; column < kBlockColumns; column += kDots)
+      add_dots(wide_codes, wide_weights + column, padded, sums[row] + column);
+  }
+}
+
+// Up to kProductRows rows, up to 16 columns.
+template <int kBits>
+void product_rows(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
+  const uint8_t* codes = block.codes + row * block.codes_stride;
+  const int8_t* weights = block.weights + first / kBlockColumns * block.weights_stride;
+  const float* scales = block.scales + row * block.row_groups;
+  const int32_t* zps = block.zps + row * block.row_groups;
+  const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
+  const int64_t quads = block.depth / kQuad / block.groups;
+  float sums[kProductRows][kBlockColumns];
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < count; ++i) sums[r][i] = -0.0f;
+  for (int64_t group = 0; group < block.groups; ++group) {
+    int32_t weight_zps[kBlockColumns];
+    for (int64_t i = 0; i < kBlockColumns; ++i) {
+      weight_zps[i] = block.weight_zps == nullptr ? block.weight_zp
+                      : i < count                 ? block.weight_zps[group * block.columns + first + i]
+                                                  : 0;
+      if (kBits == 4) weight_zps[i] &= 15;
+    }
+    uint32_t products[kProductRows][kBlockColumns] = {};
+    for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
+      add_products<kBits>(block, codes, rows, weights, group * quads + quad,
+                          quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto row_zp = static_cast<uint32_t>(zps[r * block.row_groups + (row_varies ? group : 0)]);
+      const uint32_t row_sum =
+          block.row_sums == nullptr ? 0 : static_cast<uint32_t>(block.row_sums[(row + r) * block.groups + group]);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto column_sum = static_cast<uint32_t>(load(block.column_sums + group * block.columns + first + i));
+        const auto exact =
+            static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
+        float term = static_cast<float>(exact);
+        if (column_varies) term *= load(block.column_scales + group * block.columns + first + i);
+        if (row_varies) term *= scales[r * block.row_groups + group];
+        sums[r][i] += term;
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const float scale = scales[r * block.row_groups];
+    float* dst = block.dst + (row + r) * block.dst_stride + first;
+    for (int64_t i = 0; i < count; ++i) {
+      const float column_scale = load(block.column_scales + first + i);
+      float real = sums[r][i];
+      if (row_varies || column_varies) {
+        if (!column_varies) real *= column_scale;
+        if (!row_varies) real *= scale;
+      } else {
+        real = block.order == kScalesFirst ? real * (scale * column_scale)
+               : block.order == kRowFirst  ? real * scale * column_scale
+                                           : real * column_scale * scale;
+      }
+      store(dst + i, real + load(block.bias + first + i));
+    }
+  }
+}
+
+template <int kBits>
+void product(const ProductBlock& block) {
+  for (int64_t first = 0; first < block.cols; first += kBlockColumns)
+    for (int64_t row = 0; row < block.rows; row += kProductRows)
+      product_rows<kBits>(block, row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
+                          block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
+}
+
+// Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). Then as products of one
+// group: the scale is that of the row, the channel scale that of the column.
+
+// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added.
+constexpr int64_t kPositions = 64;
+
+void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+  const int16_t w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
+  for (int64_t i = 0; i < kPositions; ++i)
+    sums[i * kQuad] += codes[i] * w0 + codes[i + 1] * w1 + codes[i + 2] * w2 + codes[i + 3] * w3;
+}
+
+void add_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+  int16_t wide[kQuad * 4];
+  for (int64_t i = 0; i < kQuad * 4; ++i) wide[i] = weights[i % kQuad];
+  for (int64_t i = 0; i < kPositions * kQuad; i += kQuad * 4)
+    for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += codes[i + j] * wide[j];
+}
+
+void conv(const ConvBlock& block) {
+  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
+  int32_t sums[kPositions * kQuad], code_sums[kPositions];
+  const auto add_all = [&](int64_t position, const int8_t* weights, int64_t step) {
+    for (int32_t& sum : sums) sum = 0;
+    for (int64_t quad = 0; quad < block.quads; ++quad)
+      if (block.quads_overlap)
+        add_overlapping_quads(block.image + block.offsets[quad] + position, weights + quad * step, sums);
+      else
+        add_quads(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
+  };
+  const auto sum_of = [&](int64_t i) {
+    return sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
+  };
+  for (int64_t first = 0; first < block.positions; first += kPositions) {
+    const int64_t count = block.positions - first < kPositions ? block.positions - first : kPositions;
+    if (has_weight_zps) {
+      add_all(first, block.ones, kQuad);
+      for (int64_t i = 0; i < count; ++i) code_sums[i] = sum_of(i);
+    }
+    for (int64_t channel = 0; channel < block.channels; ++channel) {
+      add_all(first, block.weights + channel * kQuad, kBlockColumns * kQuad);
+      const auto weight_zp =
+          static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
+      const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(block.channel_sums[channel]);
+      const float scale = block.scale, channel_scale = block.channel_scales[channel];
+      float* dst = block.dst + channel * block.dst_stride + first;
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(code_sums[i]) : 0;
+        const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sum_of(i)) - correction - weight_zp * code_sum);
+        float real = static_cast<float>(exact);
+        real = block.order == kScalesFirst ? real * (scale * channel_scale)
+               : block.order == kRowFirst  ? real * scale * channel_scale
+                                           : real * channel_scale * scale;
+        store(dst + i, real + block.bias[channel]);
+      }
+    }
+  }
+}
+
+void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
+  const uint8_t* __restrict r0 = rows[0], * __restrict r1 = rows[1], * __restrict r2 = rows[2], * __restrict r3 = rows[3];
+  uint8_t* __restrict quads = to;
+  for (int64_t i = 0; i < count; ++i) {
+    quads[kQuad * i] = r0[i] ^ flip;
+    quads[kQuad * i + 1] = r1[i] ^ flip;
+    quads[kQuad * i + 2] = r2[i] ^ flip;
+    quads[kQuad * i + 3] = r3[i] ^ flip;
+  }
+}
+
+}  // namespace
+
+const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr, conv, interleave};
+
+}  // namespace dynq
