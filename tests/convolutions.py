@@ -130,6 +130,7 @@ def stock_conv(case: Case) -> Array:
 
     ConvInteger takes no int8 codes of activations: they and their zero point are stored 128 larger. ONNX Runtime
     computes no pads of dilated kernels: such a kernel is replaced by a larger one, with zeros between its weights.
+    With auto_pad, strides may exceed the kernel's shape by 2: beyond that, ONNX Runtime crops.
     """
     inputs, weights, given = case
     src, scale, zero_point, _, weight_zp, channel_scale, _, bias, geometry = inputs

@@ -188,6 +188,7 @@ void one_group(const ProductBlock& block) { kAvx512VnniProducts.one_group(block)
 void groups8(const ProductBlock& block) { kAvx512VnniProducts.groups8(block); }
 void groups4(const ProductBlock& block) { kAvx512VnniProducts.groups4(block); }
 void conv(const ConvBlock& block) { kAvx512VnniProducts.conv(block); }
+void sum_codes(const ConvBlock& block) { kAvx512VnniProducts.sum_codes(block); }
 void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
   kAvx512VnniProducts.interleave(rows, count, flip, to);
 }
@@ -196,6 +197,6 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
 
 // Functions and not the pointers of kAvx512VnniProducts: those would be copied when the library is loaded, by code that
 // is compiled for AVX-512.
-extern const ProductKernels kAmxProducts = {one_group, groups8, groups4, tiles, conv, interleave};
+extern const ProductKernels kAmxProducts = {one_group, groups8, groups4, tiles, conv, sum_codes, interleave};
 
 }  // namespace dynq

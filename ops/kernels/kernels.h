@@ -172,7 +172,8 @@ struct ConvBlock {
   int32_t zp;
   const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
   int32_t weight_zp;
-  const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; used if there are weight zero points
+  int32_t* code_sums;  // [positions + kConvSlack], which ProductKernels::sum_codes writes; used if there are weight zps
+  const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; for sum_codes
   const float* channel_scales;
   const int32_t* channel_sums;
   const float* bias;
@@ -214,6 +215,7 @@ struct ProductKernels {
   ProductKernel groups4;    // 4-bit weights, one group or more
   ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
   ConvKernel conv;
+  ConvKernel sum_codes;  // code_sums[i] = the sum of the codes that position i multiplies
   InterleaveKernel interleave;
 };
 

@@ -159,36 +159,42 @@ void add_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* 
     for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += codes[i + j] * wide[j];
 }
 
+// The sums of kPositions positions from `position` on.
+void conv_products(const ConvBlock& block, int64_t position, const int8_t* weights, int64_t step,
+                   int32_t (&totals)[kPositions]) {
+  int32_t sums[kPositions * kQuad] = {};
+  for (int64_t quad = 0; quad < block.quads; ++quad)
+    if (block.quads_overlap)
+      add_overlapping_quads(block.image + block.offsets[quad] + position, weights + quad * step, sums);
+    else
+      add_quads(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
+  for (int64_t i = 0; i < kPositions; ++i)
+    totals[i] = sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
+}
+
+void sum_codes(const ConvBlock& block) {
+  int32_t sums[kPositions];
+  for (int64_t first = 0; first < block.positions; first += kPositions) {
+    conv_products(block, first, block.ones, kQuad, sums);
+    for (int64_t i = 0; i < kPositions && first + i < block.positions; ++i) block.code_sums[first + i] = sums[i];
+  }
+}
+
 void conv(const ConvBlock& block) {
   const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
-  int32_t sums[kPositions * kQuad], code_sums[kPositions];
-  const auto add_all = [&](int64_t position, const int8_t* weights, int64_t step) {
-    for (int32_t& sum : sums) sum = 0;
-    for (int64_t quad = 0; quad < block.quads; ++quad)
-      if (block.quads_overlap)
-        add_overlapping_quads(block.image + block.offsets[quad] + position, weights + quad * step, sums);
-      else
-        add_quads(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
-  };
-  const auto sum_of = [&](int64_t i) {
-    return sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
-  };
+  int32_t sums[kPositions];
   for (int64_t first = 0; first < block.positions; first += kPositions) {
     const int64_t count = block.positions - first < kPositions ? block.positions - first : kPositions;
-    if (has_weight_zps) {
-      add_all(first, block.ones, kQuad);
-      for (int64_t i = 0; i < count; ++i) code_sums[i] = sum_of(i);
-    }
     for (int64_t channel = 0; channel < block.channels; ++channel) {
-      add_all(first, block.weights + channel * kQuad, kBlockColumns * kQuad);
+      conv_products(block, first, block.weights + channel * kQuad, kBlockColumns * kQuad, sums);
       const auto weight_zp =
           static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
       const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(block.channel_sums[channel]);
       const float scale = block.scale, channel_scale = block.channel_scales[channel];
       float* dst = block.dst + channel * block.dst_stride + first;
       for (int64_t i = 0; i < count; ++i) {
-        const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(code_sums[i]) : 0;
-        const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sum_of(i)) - correction - weight_zp * code_sum);
+        const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.code_sums[first + i]) : 0;
+        const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) - correction - weight_zp * code_sum);
         float real = static_cast<float>(exact);
         real = block.order == kScalesFirst ? real * (scale * channel_scale)
                : block.order == kRowFirst  ? real * scale * channel_scale
@@ -212,6 +218,6 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
 
 }  // namespace
 
-const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr, conv, interleave};
+const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr, conv, sum_codes, interleave};
 
 }  // namespace dynq

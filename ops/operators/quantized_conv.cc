@@ -190,9 +190,12 @@ class QuantizedConv : public Node {
       block.image = image.get();
       block.quads_overlap = form.quads_overlap();
       block.offsets = offsets.data();
-      const std::vector<int8_t> ones =
-          all.weight_zps != nullptr || all.weight_zp != 0 ? form.ones() : std::vector<int8_t>();
+      const bool has_weight_zps = all.weight_zps != nullptr || all.weight_zp != 0;
+      const std::vector<int8_t> ones = has_weight_zps ? form.ones() : std::vector<int8_t>();
+      const std::unique_ptr<int32_t[]> code_sums(
+          has_weight_zps ? new int32_t[static_cast<size_t>(positions + kConvSlack)] : nullptr);
       block.ones = ones.data();
+      block.code_sums = code_sums.get();
       const ConvKernel kernel = active_isa().products->conv;
       int64_t group = -1;
       while (channel < end) {
@@ -201,6 +204,7 @@ class QuantizedConv : public Node {
           group = channel / group_outputs;
           const uint8_t* codes = src + (sample * (channels / group_outputs) + group) * group_inputs * in_positions();
           form.write({codes, flip, static_cast<uint8_t>(all.zp)}, is_first, image.get());
+          if (has_weight_zps) active_isa().products->sum_codes(block);
         }
         const int64_t next =
             std::min({end, (group + 1) * group_outputs, (channel / kBlockColumns + 1) * kBlockColumns});

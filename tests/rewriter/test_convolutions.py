@@ -26,7 +26,8 @@ from ort_dynq.rewriter.facts.inference import Facts
 F = np.float32
 M, C = 6, 4
 DYNAMIC = "q, s, z = DynamicQuantizeLinear(x)\n"
-CONV = "i = ConvInteger<pads = [1, 0, 2, 1], strides = [2, 1]>(q, w, z, wz)\n f = Cast<to = 1>(i)\n"
+GEOMETRY = "<pads = [1, 0, 2, 1], strides = [2, 1]"
+CONV = f"i = ConvInteger{GEOMETRY}>(q, w, z, wz)\n f = Cast<to = 1>(i)\n"
 TAIL = "k = Mul(s, ws)\n g = Mul(f, k)\n y = Add(g, b)"
 
 
@@ -300,6 +301,8 @@ def test_chains_of_the_near_misses_are_converted() -> None:
         ("(q, w, z, wz)", "(q, w2, z, wz)", "computed at run time"),
         ("(q, w, z, wz)", "(q, w, z, wz2)", "computed at run time"),
         ("<pads = [1, 0, 2, 1],", "<pads = [-1, 0, 2, 1],", "pads are negative"),
+        (GEOMETRY, '<auto_pad = "SAME_UPPER", strides = [2, 6]', "by more than 2, with auto_pad"),
+        (GEOMETRY, '<auto_pad = "SAME_LOWER", strides = [7, 2]', "by more than 2, with auto_pad"),
     ],
 )
 def test_near_misses(old: str, new: str, reason: str) -> None:

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import convolutions
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, handwritten, matmul_inputs, options, parse
+from helpers import Array, Shape, assert_same, handwritten, matmul_inputs, options, parse, with_one_nan
 
 import ort_dynq
 from ort_dynq import kernels
@@ -157,6 +158,32 @@ def test_threads_do_not_change_products(product_isa: str, form: dict[str, int]) 
         for turn in range(len(problems)):
             which = (index + turn) % len(problems)
             same(session.run(None, problems[which]), expected[which])
+
+    at_once(work, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "kernel", "group"),
+    [((1, 64, 28, 30), 64, (3, 3), 1), ((2, 96, 15, 15), 130, (1, 1), 1), ((1, 96, 57, 58), 96, (5, 5), 96)],
+    ids=["dense", "of one position", "depthwise"],
+)
+def test_threads_do_not_change_convolutions(
+    product_isa: str, shape: Shape, outputs: int, kernel: Shape, group: int
+) -> None:
+    rng, names = np.random.default_rng(0), convolutions.NAMES
+    pads = tuple(length // 2 for length in kernel) * 2
+    cases = [convolutions.conv_inputs(rng, shape, outputs, kernel, group=group, pads=pads) for _ in range(2)]
+    given = ", ".join(f"{name} = {value}" for name, value in cases[0][2].items())
+    heads = ", ".join(f"{type_}[] {name}" for type_, name in zip((*TYPES, "int32"), names, strict=True))
+    model = parse(heads, "float[] dst", f"dst = ort_dynq.QuantizedConv<{given}>({', '.join(names)})")
+    problems = [dict(zip(names, inputs, strict=True)) for inputs, _, _ in cases]
+    expected = [convolutions.stock_conv(case) for case in cases]
+    session = open_session("native", 3, model=model)
+
+    def work(index: int) -> None:
+        for turn in range(3):
+            which = (index + turn) % 2
+            same([with_one_nan(session.run(None, problems[which])[0])], [expected[which]])
 
     at_once(work, 4)
 

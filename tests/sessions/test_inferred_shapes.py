@@ -6,6 +6,7 @@ import helpers
 import numpy as np
 import onnx
 import pytest
+from convolutions import NAMES, conv_inputs
 from onnx import numpy_helper
 
 from ort_dynq.operators import packing
@@ -85,3 +86,17 @@ def test_shape_of_a_reduction_is_not_that_of_src(operator: str) -> None:
     session = helpers.make_session(model, "native")
     assert session.get_outputs()[0].shape == []
     assert session.run(None, {"src": np.ones((4, 5), np.float32)})[0].shape == (4,)
+
+
+def test_shape_of_a_convolution_is_not_that_of_src() -> None:
+    """It depends on the values of `geometry`, which are not known while shapes are inferred."""
+    inputs, _, given = conv_inputs(np.random.default_rng(0), (1, 4, 5, 5), 24, (3, 3), strides=(2, 2))
+    heads = "uint8[1, 4, 5, 5] src, float scale, uint8 zero_point, int8[] weight, int8[] weight_zero_point, "
+    heads += "float[24] channel_scale, int32[24] channel_sum, float[24] bias, int32[5, 2] geometry"
+    attributes = ", ".join(f"{name} = {value}" for name, value in given.items())
+    conv = f"ort_dynq.QuantizedConv<{attributes}>({', '.join(NAMES)})"
+    model = helpers.parse(heads, "float dst", f"one = {conv} two = Relu(one) three = Neg(two) dst = Relu(three)")
+    model.graph.output[0].ClearField("type")
+    session = helpers.make_session(model, "native")
+    assert session.get_outputs()[0].shape == []
+    assert session.run(None, dict(zip(NAMES, inputs, strict=True)))[0].shape == (1, 24, 2, 2)

@@ -51,15 +51,12 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
     for (int v = 0; v < kCount; ++v) sums[r][v] = P::set1(static_cast<int32_t>(0u - correction));
   }
   if (block.weight_zps != nullptr || block.weight_zp != 0) {
-    typename P::I code_sums[1][kCount];
-#pragma GCC unroll 8
-    for (int v = 0; v < kCount; ++v) code_sums[0][v] = P::set1(0);
-    conv_products<kOverlap, 1, kCount>(block, block.ones, kQuad, position, code_sums);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto zp = P::set1(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel + r]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(zp, code_sums[0][v]));
+      for (int v = 0; v < kCount; ++v)
+        sums[r][v] = P::sub(sums[r][v], P::mul(zp, P::load(block.code_sums + position + v * P::kLanes)));
     }
   }
   conv_products<kOverlap, kRows, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
@@ -109,6 +106,22 @@ void conv_from(const ConvBlock& block, int64_t channel) {
 
 inline void conv(const ConvBlock& block) {
   block.quads_overlap ? conv_from<true, P::kConvRows>(block, 0) : conv_from<false, P::kConvRows>(block, 0);
+}
+
+template <bool kOverlap>
+void sum_codes_of(const ConvBlock& block) {
+  for (int64_t position = 0; position < block.positions; position += kMostConvVectors * P::kLanes) {
+    typename P::I sums[1][kMostConvVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kMostConvVectors; ++v) sums[0][v] = P::set1(0);
+    conv_products<kOverlap, 1, kMostConvVectors>(block, block.ones, kQuad, position, sums);
+#pragma GCC unroll 8
+    for (int v = 0; v < kMostConvVectors; ++v) P::store(block.code_sums + position + v * P::kLanes, sums[0][v]);
+  }
+}
+
+inline void sum_codes(const ConvBlock& block) {
+  block.quads_overlap ? sum_codes_of<true>(block) : sum_codes_of<false>(block);
 }
 
 // Rows of 16 codes in `a` to `d`: stores their quads.
@@ -166,4 +179,5 @@ constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>,
                                       products<4, false, P::kGroupBlocks>,
                                       nullptr,
                                       conv,
+                                      sum_codes,
                                       interleave};

@@ -113,6 +113,8 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
         raise Left("the attribute strides, dilations or group is not valid")
     text = given.get("auto_pad", "NOTSET")
     auto_pad = {"SAME_UPPER": AutoPad.SAME_UPPER, "SAME_LOWER": AutoPad.SAME_LOWER}.get(text, AutoPad.EXPLICIT)
+    if auto_pad != AutoPad.EXPLICIT and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
+        raise Left("strides exceed the kernel's shape by more than 2, with auto_pad")
     if text != "NOTSET":
         pads = [0] * 2 * axes
     table = np.array([kernel, strides, dilations, pads[:axes], pads[axes:]], np.int64)
