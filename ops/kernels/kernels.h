@@ -157,10 +157,14 @@ struct ProductBlock {
 
 // Output channels x output positions of a convolution. The image is made of quads of codes, and the quads of adjacent
 // positions are adjacent: 4 bytes apart, or 1 byte, where quads overlap. `offsets` are the bytes from `image` to the
-// quads of the first position.
+// quads of the first position. Pointers to channels point to the first channel. image, weights, dst and arrays of
+// channels may be unaligned.
+//
+// From the first byte of a quad of the first position, positions * (4, or 1 where quads overlap) + kConvSlack * 4 bytes
+// are readable: kernels read whole vectors, and do not use the codes beyond the last position.
 struct ConvBlock {
-  int64_t channels;   // up to 16, of one block of weights
-  int64_t positions;  // kernels may read the quads of kConvSlack more, but do not use them
+  int64_t channels;  // up to 16, of one block of weights
+  int64_t positions;
   const uint8_t* image;
   bool quads_overlap;
   const int64_t* offsets;  // [quads]

@@ -189,8 +189,10 @@ void conv(const ConvBlock& block) {
       conv_products(block, first, block.weights + channel * kQuad, kBlockColumns * kQuad, sums);
       const auto weight_zp =
           static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
-      const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(block.channel_sums[channel]);
-      const float scale = block.scale, channel_scale = block.channel_scales[channel];
+      const auto correction =
+          static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(load(block.channel_sums + channel));
+      const float scale = block.scale, channel_scale = load(block.channel_scales + channel),
+                  bias = load(block.bias + channel);
       float* dst = block.dst + channel * block.dst_stride + first;
       for (int64_t i = 0; i < count; ++i) {
         const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.code_sums[first + i]) : 0;
@@ -199,7 +201,7 @@ void conv(const ConvBlock& block) {
         real = block.order == kScalesFirst ? real * (scale * channel_scale)
                : block.order == kRowFirst  ? real * scale * channel_scale
                                            : real * channel_scale * scale;
-        store(dst + i, real + block.bias[channel]);
+        store(dst + i, real + bias);
       }
     }
   }

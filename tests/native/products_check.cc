@@ -1,14 +1,11 @@
-// Compares every product kernel that this machine can run with loops over the definition in portable_products.cc, bit for bit,
-// and prints how many blocks each of them computed. Kernels that the CPU lacks run with functions in place of their
-// instructions, as far as the build has them (tests/packaging/test_product_kernels.py builds it).
+// Compares every product kernel that this machine can run with loops over the definition in portable_products.cc, bit
+// for bit, and prints how many blocks each of them computed. Kernels that the CPU lacks run with functions in place of
+// their instructions, as far as the build has them (tests/packaging/test_product_kernels.py builds it).
 //
 //   products_check BLOCKS     the number of random blocks
 //
-// Arrays end directly before a protected page or begin directly after one, and columns and results may be unaligned.
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cmath>
+// conv_check.h has convolutions. Arrays end directly before a protected page or begin directly after one, and columns
+// and results may be unaligned.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
+#include "conv_check.h"
 #include "kernels/kernels.h"
 #include "random.h"
 #include "tile_stand_in.h"
@@ -42,43 +41,8 @@ using dynq::kTileBytes;
 using dynq::kTileRows;
 using dynq::ProductBlock;
 
-[[noreturn]] void fail(const std::string& what) {
-  std::fprintf(stderr, "products_check: %s\n", what.c_str());
-  std::abort();
-}
-
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Memory between two protected pages.
-class Arena {
- public:
-  Arena() : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
-    void* all = mmap(nullptr, kSize + 2 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED) fail("mmap failed");
-    begin_ = static_cast<uint8_t*>(all) + page_;
-    if (mprotect(all, page_, PROT_NONE) != 0 || mprotect(begin_ + kSize, page_, PROT_NONE) != 0)
-      fail("mprotect failed");
-  }
-
-  // A copy of `values` at the end, `offset` bytes before it, or `offset` bytes after the begin.
-  template <class T>
-  T* place(const std::vector<T>& values, bool at_end, size_t offset) {
-    const size_t size = values.size() * sizeof(T);
-    if (size + offset > kSize) fail("an array is too large");
-    uint8_t* to = at_end ? begin_ + kSize - size - offset : begin_ + offset;
-    if (size > 0) std::memcpy(to, values.data(), size);
-    return reinterpret_cast<T*>(to);
-  }
-
- private:
-  static constexpr size_t kSize = 4 << 20;
-  size_t page_;
-  uint8_t* begin_;
-};
-
-constexpr float kInfinity = INFINITY;
-constexpr float kSpecials[] = {NAN, kInfinity, -kInfinity, 0.0f, -0.0f, 1e-45f, -1e-40f, 3.4028235e38f, -1e30f, 1e-30f};
-constexpr float kScales[] = {1.0f, 0.1f, 0.0078125f, 0.0037f, 1.9999999f, -1.7777778f, 1.1529215e18f, 8.6736174e-19f};
 constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48, 65};
 constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
 constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
@@ -249,12 +213,6 @@ std::vector<int32_t> row_sums(const Problem& problem) {
   return sums;
 }
 
-uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return std::isnan(value) ? 0x7fc00000 : bits;  // which NaN depends on the order of operands that the compiler chose
-}
-
 void check(const std::string& name, const Problem& problem, dynq::ProductKernel kernel, bool in_tiles, Random& random) {
   static Arena arenas[10];
   const bool at_end = !random.one_in(3), stream = random.one_in(2), aligned = random.one_in(2);
@@ -319,6 +277,14 @@ struct Counter {
       run("tiles", kernels.tiles, true);
   }
 
+  void check_conv(const std::string& name, const dynq::ProductKernels& kernels, const conv_check::Problem& problem,
+                  Random& random) {
+    conv_check::check(name, problem, kernels, random);
+    ++blocks[name + " conv"];
+    conv_check::check_interleave(name + " interleave", kernels.interleave, random);
+    ++blocks[name + " interleave"];
+  }
+
   // amx.cc with functions for its instructions. It has to leave the configuration of the tiles as it was.
   void check_amx(const char* name, const dynq::ProductKernels& kernels, const Problem& problem, Random& random) {
     tile_stand_in::Configuration before = {};
@@ -332,17 +298,21 @@ struct Counter {
       fail("amx.cc does not restore the configuration of the tiles");
   }
 
-  void check_everywhere(const Problem& problem, Random& random) {
+  void check_everywhere(const Problem& problem, const conv_check::Problem& conv, Random& random) {
     for (size_t i = 0; const char* name = dynq::supported_isa(i); ++i) {
       dynq::select_isa(name);
       check_all(name, *dynq::active_isa().products, problem, random);
+      check_conv(name, *dynq::active_isa().products, conv, random);
     }
+    check_conv("amx-stand-in", dynq::kAmxStandIn, conv, random);
     check_amx("amx-stand-in", dynq::kAmxStandIn, problem, random);
 #ifdef ORT_DYNQ_AMX_EMULATED
     check_amx("amx-emulated", dynq::kAmxProducts, problem, random);
+    check_conv("amx-emulated", dynq::kAmxProducts, conv, random);
 #endif
 #ifdef ORT_DYNQ_AVXVNNI_STAND_IN
     check_all("avxvnni-stand-in", dynq::kAvxVnniStandIn, problem, random);
+    check_conv("avxvnni-stand-in", dynq::kAvxVnniStandIn, conv, random);
 #endif
   }
 };
@@ -356,9 +326,10 @@ int main(int count, char** arguments) {
   tile_emulator::install();
 #endif
   for (int left = count > 1 ? std::atoi(arguments[1]) : 1000; left > 0; --left)
-    counter.check_everywhere(make_problem(random), random);
+    counter.check_everywhere(make_problem(random), conv_check::make_problem(random), random);
   for (const int8_t weight : {int8_t{-128}, int8_t{127}})
-    counter.check_everywhere(make_long_problem(random, 255, weight), random);
+    counter.check_everywhere(make_long_problem(random, 255, weight), conv_check::make_long_problem(random, weight),
+                             random);
   if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
   for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
 }

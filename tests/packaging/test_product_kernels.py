@@ -83,7 +83,7 @@ def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
 
 
 def all_kinds(*names: str) -> set[str]:
-    kinds = ("one_group", "groups8", "groups4")
+    kinds = ("one_group", "groups8", "groups4", "conv", "interleave")
     return {f"{name} {kind}" for name in names for kind in kinds} | {f"{n} tiles" for n in names if "amx" in n}
 
 

@@ -46,7 +46,8 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
   typename P::I sums[kRows][kCount];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(block.channel_sums[channel + r]);
+    const auto correction =
+        static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(dynq::load(block.channel_sums + channel + r));
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) sums[r][v] = P::set1(static_cast<int32_t>(0u - correction));
   }
@@ -62,12 +63,12 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
   conv_products<kOverlap, kRows, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const float scale = block.scale, channel_scale = block.channel_scales[channel + r];
+    const float scale = block.scale, channel_scale = dynq::load(block.channel_scales + channel + r);
     const auto first = P::set1(block.order == kScalesFirst ? scale * channel_scale
                                : block.order == kRowFirst  ? scale
                                                            : channel_scale);
     const auto second = P::set1(block.order == kScalesFirst ? 1.0f : block.order == kRowFirst ? channel_scale : scale);
-    const auto bias = P::set1(block.bias[channel + r]);
+    const auto bias = P::set1(dynq::load(block.bias + channel + r));
     float* dst = block.dst + (channel + r) * block.dst_stride + position;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {

@@ -1,0 +1,207 @@
+// Convolutions and interleaved rows, checked as products are (products_check.cc).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "kernels/kernels.h"
+#include "random.h"
+
+namespace conv_check {
+
+using dynq::kBlockColumns;
+using dynq::kConvSlack;
+using dynq::kQuad;
+
+// A block with the layouts of ConvBlock, except for weights, which begin with those of `first` other channels.
+struct Problem {
+  int64_t channels = 0, first = 0, positions = 0, quads = 0, dst_stride = 0;
+  bool quads_overlap = false;
+  enum { kNoZeroPoints, kOneZeroPoint, kZeroPointPerChannel } zero_points = kNoZeroPoints;
+  dynq::ScaleOrder order = dynq::kScalesFirst;
+  int32_t zp = 0, weight_zp = 0;
+  float scale = 1;
+  std::vector<int64_t> offsets;
+  std::vector<uint8_t> image;
+  std::vector<int8_t> weights, weight_zps, ones;
+  std::vector<float> channel_scales, bias;
+  std::vector<int32_t> channel_sums;
+
+  std::string text() const {
+    return std::to_string(channels) + " channels from " + std::to_string(first) + ", " + std::to_string(positions) +
+           " positions, " + std::to_string(quads) + (quads_overlap ? " overlapping" : "") + " quads, order " +
+           std::to_string(order);
+  }
+
+  // The sum of the codes of a position, each times its weight: weights[quad * step + i].
+  int64_t sum(int64_t position, const int8_t* weights_of, int64_t step) const {
+    int64_t result = 0;
+    for (int64_t quad = 0; quad < quads; ++quad)
+      for (int64_t i = 0; i < kQuad; ++i) {
+        const int64_t at = offsets[static_cast<size_t>(quad)] + position * (quads_overlap ? 1 : kQuad) + i;
+        result += image[static_cast<size_t>(at)] * weights_of[quad * step + i];
+      }
+    return result;
+  }
+
+  float expected(int64_t channel, int64_t position) const {
+    const auto c = static_cast<size_t>(channel);
+    const int64_t products = sum(position, weights.data() + (first + channel) * kQuad, kBlockColumns * kQuad);
+    int64_t exact = products - int64_t{zp} * channel_sums[c];
+    if (zero_points == kOneZeroPoint) exact -= weight_zp * sum(position, ones.data(), kQuad);
+    if (zero_points == kZeroPointPerChannel) exact -= weight_zps[c] * sum(position, ones.data(), kQuad);
+    float real = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
+    if (order == dynq::kScalesFirst) {
+      real = real * (scale * channel_scales[c]);
+    } else {
+      real = real * (order == dynq::kRowFirst ? scale : channel_scales[c]);
+      real = real * (order == dynq::kRowFirst ? channel_scales[c] : scale);
+    }
+    return real + bias[c];
+  }
+};
+
+inline Problem make_problem(Random& random) {
+  Problem problem;
+  problem.channels = random.one_in(2) ? kBlockColumns : random.integer(0, kBlockColumns);
+  problem.first = random.integer(0, kBlockColumns - problem.channels);
+  problem.positions = random.integer(0, 200);
+  problem.quads = random.one_in(8) ? 0 : random.integer(1, 40);
+  problem.dst_stride = problem.positions + (random.one_in(2) ? 0 : random.integer(1, 20));
+  problem.quads_overlap = random.one_in(2);
+  problem.zero_points = static_cast<decltype(problem.zero_points)>(random.integer(0, 2));
+  problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
+  problem.zp = static_cast<int32_t>(random.integer(0, 255));
+  if (problem.zero_points == Problem::kOneZeroPoint)
+    problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
+  const bool special = random.one_in(3), extreme = random.one_in(3);  // sums of pairs beyond 16 bits
+  const auto weight = [&] {
+    return static_cast<int8_t>(!extreme ? random.integer(-128, 127) : random.one_in(3) ? 127 : -128);
+  };
+  const auto code = [&] { return static_cast<uint8_t>(extreme ? 255 * random.integer(0, 1) : random.next()); };
+  const auto scale = [&] { return special && random.one_in(4) ? random.of(kSpecials) : random.of(kScales); };
+  problem.scale = scale();
+  int64_t last = 0;
+  for (int64_t quad = 0; quad < problem.quads; ++quad) {
+    problem.offsets.push_back(random.integer(0, 1000));
+    last = std::max(last, problem.offsets.back());
+    const int64_t used = random.one_in(4) ? random.integer(1, kQuad) : kQuad;
+    for (int64_t i = 0; i < kQuad; ++i) problem.ones.push_back(i < used ? 1 : 0);
+    for (int64_t i = 0; i < kBlockColumns * kQuad; ++i)
+      problem.weights.push_back(i % kQuad < used ? weight() : int8_t{0});
+  }
+  // All that kernels may read.
+  const int64_t bytes = last + problem.positions * (problem.quads_overlap ? 1 : kQuad) + kConvSlack * kQuad;
+  for (int64_t i = 0; i < bytes; ++i) problem.image.push_back(code());
+  for (int64_t channel = 0; channel < problem.channels; ++channel) {
+    problem.weight_zps.push_back(weight());
+    problem.channel_scales.push_back(scale());
+    problem.bias.push_back(scale());
+    problem.channel_sums.push_back(
+        static_cast<int32_t>(special ? static_cast<int64_t>(random.next()) : random.integer(-20000, 20000)));
+  }
+  return problem;
+}
+
+// The longest sum of the operator, of codes 255: close to the ends of int32.
+inline Problem make_long_problem(Random& random, int8_t weight) {
+  Problem problem = make_problem(random);
+  problem.channels = kBlockColumns - 1;
+  problem.first = 0;
+  problem.positions = problem.dst_stride = 21;
+  problem.zero_points = Problem::kNoZeroPoints;
+  problem.zp = problem.weight_zp = 0;
+  problem.quads = INT32_MAX / (255 * 128) / kQuad;
+  const auto count = static_cast<size_t>(problem.quads * kQuad), channels = static_cast<size_t>(problem.channels);
+  problem.offsets.assign(count / kQuad, 0);
+  problem.image.assign(static_cast<size_t>((21 + kConvSlack) * kQuad), 255);
+  problem.weights.assign(count * kBlockColumns, weight);
+  problem.ones.assign(count, 1);
+  problem.channel_scales.assign(channels, 0.5f);
+  problem.bias.assign(channels, 0.25f);
+  problem.channel_sums.assign(channels, 0);
+  return problem;
+}
+
+inline void check(const std::string& name, const Problem& problem, const dynq::ProductKernels& kernels,
+                  Random& random) {
+  static Arena arenas[10];
+  const bool at_end = !random.one_in(3);
+  // Maybe at an address that is no multiple of the size of an element.
+  const auto place = [&](Arena& arena, const auto& values) {
+    return arena.place(values, at_end, random.one_in(2) ? 0 : static_cast<size_t>(random.integer(0, 3)));
+  };
+  constexpr float kUntouched = 12345.0f;
+  const int64_t floats =
+      problem.channels == 0 ? 0 : (problem.channels - 1) * problem.dst_stride + problem.positions;  // no last gap
+  dynq::ConvBlock block = {};
+  block.channels = problem.channels;
+  block.positions = problem.positions;
+  block.image = place(arenas[0], problem.image);
+  block.quads_overlap = problem.quads_overlap;
+  block.offsets = arenas[1].place(problem.offsets, at_end, 0);
+  block.quads = problem.quads;
+  block.weights = place(arenas[2], problem.weights) + problem.first * kQuad;
+  block.dst = place(arenas[3], std::vector<float>(static_cast<size_t>(floats), kUntouched));
+  block.dst_stride = problem.dst_stride;
+  block.scale = problem.scale;
+  block.zp = problem.zp;
+  if (problem.zero_points == Problem::kZeroPointPerChannel) block.weight_zps = place(arenas[4], problem.weight_zps);
+  block.weight_zp = problem.weight_zp;
+  block.channel_scales = place(arenas[6], problem.channel_scales);
+  block.channel_sums = place(arenas[7], problem.channel_sums);
+  block.bias = place(arenas[8], problem.bias);
+  block.order = problem.order;
+  if (problem.zero_points != Problem::kNoZeroPoints) {
+    block.ones = place(arenas[5], problem.ones);
+    block.code_sums =
+        arenas[9].place(std::vector<int32_t>(static_cast<size_t>(problem.positions + kConvSlack)), at_end, 0);
+    kernels.sum_codes(block);
+    for (int64_t i = 0; i < problem.positions; ++i)
+      if (const int64_t right = problem.sum(i, problem.ones.data(), kQuad); block.code_sums[i] != right)
+        fail(name + " sum_codes, " + problem.text() + ": element " + std::to_string(i) + " is " +
+             std::to_string(block.code_sums[i]) + ", expected " + std::to_string(right));
+  }
+  kernels.conv(block);
+  for (int64_t i = 0; i < floats; ++i) {
+    const int64_t channel = i / problem.dst_stride, position = i % problem.dst_stride;
+    const float actual = dynq::load(block.dst + i);
+    const float right = position < problem.positions ? problem.expected(channel, position) : kUntouched;
+    if (bits_of(actual) != bits_of(right))
+      fail(name + " conv, " + problem.text() + ": element [" + std::to_string(channel) + ", " +
+           std::to_string(position) + "] is " + std::to_string(actual) + ", expected " + std::to_string(right));
+  }
+}
+
+inline void check_interleave(const std::string& name, dynq::InterleaveKernel kernel, Random& random) {
+  static Arena arenas[kQuad + 1];
+  const int64_t count = random.integer(0, 100);
+  const auto size = static_cast<size_t>(count);
+  const auto flip = static_cast<uint8_t>(random.one_in(2) ? 0x80 * random.integer(0, 1) : random.next());
+  const auto offset = [&] { return random.one_in(2) ? 0 : static_cast<size_t>(random.integer(0, 3)); };
+  std::vector<uint8_t> values[kQuad];
+  const uint8_t* rows[kQuad];
+  for (int j = 0; j < kQuad; ++j) {
+    for (size_t i = 0; i < size; ++i) values[j].push_back(static_cast<uint8_t>(random.next()));
+    rows[j] = arenas[j].place(values[j], !random.one_in(3), offset());
+  }
+  constexpr size_t kAround = 64;  // bytes around the result, which stay as they are
+  constexpr uint8_t kUntouched = 0xa5;
+  const bool at_end = random.one_in(2);
+  uint8_t* all = arenas[kQuad].place(std::vector<uint8_t>(size * kQuad + kAround, kUntouched), at_end, offset());
+  uint8_t* to = all + (at_end ? kAround : 0);
+  kernel(rows, count, flip, to);
+  for (size_t i = 0; i < size * kQuad + kAround; ++i) {
+    const size_t at = i - (at_end ? kAround : 0);  // wraps before the result
+    const uint8_t right = at < size * kQuad ? static_cast<uint8_t>(values[at % kQuad][at / kQuad] ^ flip) : kUntouched;
+    if (all[i] != right)
+      fail(name + ", " + std::to_string(count) + " codes, flip " + std::to_string(flip) + ": byte " +
+           std::to_string(static_cast<int64_t>(at)) + " is " + std::to_string(all[i]) + ", expected " +
+           std::to_string(right));
+  }
+}
+
+}  // namespace conv_check
