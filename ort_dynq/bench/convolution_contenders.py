@@ -2,7 +2,8 @@
 
 All convolve the same values by the same weights, and add the same bias:
 
-* ours: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output channel has a scale.
+* ours s8, ours u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output channel has a
+  scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
 * ours float: DynamicQuantizeLinear and QuantizedConv, from float32.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
   writes them. On x86, ONNX Runtime has fast kernels for the uint8 weights only.
@@ -30,6 +31,7 @@ from .onnx_text import parse, tensor_type
 from .timing import Contender, ContenderError, Settings, aligned, session_contender
 
 _SCALE, _ZERO_POINT = np.float32(0.02), np.uint8(128)
+_WEIGHT_ZERO_POINT = 123  # of uint8 weights
 _CHECKED_POSITIONS = 4
 # The largest error of a right result, relative to the range of the output: from rounding of floats, and from 127 codes.
 _ROUNDING, _QUANTIZING = 1e-4, 0.51 / 127
@@ -177,7 +179,7 @@ def _make_data(convolution: Convolution) -> _Data:
     outputs = convolution.channels[1]
     return _Data(
         codes,
-        rng.integers(-127, 128, convolution.weights, np.int8),
+        rng.integers(-123, 124, convolution.weights, np.int8),
         rng.uniform(0.005, 0.01, outputs).astype(np.float32),
         rng.standard_normal(outputs, np.float32),
     )
@@ -185,12 +187,15 @@ def _make_data(convolution: Convolution) -> _Data:
 
 def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _Form]:
     attributes, weights = convolution.attributes(), data.weights
+    unsigned = (weights + np.int16(_WEIGHT_ZERO_POINT)).astype(np.uint8)
     codes = data.feeds()
     activation = {"x": data.activation()}
     output_scale = np.float32(peak / 127)
-    ours, constants = _ours(convolution, data)
+    ours, constants = _ours(convolution, data, 0)
+    ours_u8, constants_u8 = _ours(convolution, data, _WEIGHT_ZERO_POINT - 128)
     return {
-        "ours": _Form(f"y = {ours}", codes, constants, is_ours=True),
+        "ours s8": _Form(f"y = {ours}", codes, constants, is_ours=True),
+        "ours u8": _Form(f"y = {ours_u8}", codes, constants_u8, is_ours=True),
         "ours float": _Form(
             "codes, scale, zero_point = DynamicQuantizeLinear(x)\n" + f"y = {ours.replace('(x', '(codes')}",
             activation,
@@ -198,7 +203,7 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
             is_ours=True,
         ),
         "ConvInteger s8": _integer(data, attributes, weights, np.int8(0)),
-        "ConvInteger u8": _integer(data, attributes, (weights + np.int16(128)).astype(np.uint8), np.uint8(128)),
+        "ConvInteger u8": _integer(data, attributes, unsigned, np.uint8(_WEIGHT_ZERO_POINT)),
         "Conv": _Form(
             f"y = Conv{attributes}(x, weights, bias)", activation, {"weights": data.real_weights(), "bias": data.bias}
         ),
@@ -235,9 +240,9 @@ def _integer(data: _Data, attributes: str, weights: Array, zero_point: np.generi
     )
 
 
-def _ours(convolution: Convolution, data: _Data) -> tuple[str, dict[str, Array]]:
-    """Returns QuantizedConv in ONNX's text, and its constants."""
-    packed, axis = pack_conv(data.weights)
+def _ours(convolution: Convolution, data: _Data, zero_point: int) -> tuple[str, dict[str, Array]]:
+    """Returns QuantizedConv in ONNX's text, and its constants, for weights that are stored with a zero point."""
+    packed, axis = pack_conv(data.weights + np.int8(zero_point))
     rank = len(convolution.kernel)
     geometry = [convolution.kernel, [convolution.stride] * rank, [1] * rank, convolution.pads, convolution.pads]
     text = (  # with all attributes: onnxruntime-extensions has no defaults
@@ -247,7 +252,7 @@ def _ours(convolution: Convolution, data: _Data) -> tuple[str, dict[str, Array]]
     )
     return text, {
         "weights": packed,
-        "weight_zero_point": np.zeros(1, np.int8),
+        "weight_zero_point": np.array([zero_point], np.int8),
         "scales": data.scales,
         "sums": data.weights.sum(axis=tuple(range(1, data.weights.ndim)), dtype=np.int32),
         "bias": data.bias,

@@ -42,14 +42,14 @@ class ConvolutionTiming:
         weights: The shape of the weights, M x C / group x kernel.
         stride: The stride along every axis.
         threads: The number of threads.
-        ours_us: QuantizedConv, from codes.
+        ours_s8_us, ours_u8_us: QuantizedConv with symmetric weights and with a zero point of the weights, from codes.
         ours_float_us: DynamicQuantizeLinear and QuantizedConv, from float32.
         integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
         float_us: Conv of float32.
         static_us: QLinearConv, from codes to codes.
-        integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_us and integer_u8_us / ours_us.
+        integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_s8_us and integer_u8_us / ours_u8_us.
         float_ratio: float_us / ours_float_us.
-        static_ratio: static_us / ours_us.
+        static_ratio: static_us / ours_s8_us.
     """
 
     name: str
@@ -57,7 +57,8 @@ class ConvolutionTiming:
     weights: tuple[int, ...]
     stride: int
     threads: int
-    ours_us: float
+    ours_s8_us: float
+    ours_u8_us: float
     ours_float_us: float
     integer_s8_us: float | None
     integer_u8_us: float | None
@@ -142,24 +143,25 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         case.convolution.weights,
         case.convolution.stride,
         case.threads,
-        ours_us=us["ours"],
+        ours_s8_us=us["ours s8"],
+        ours_u8_us=us["ours u8"],
         ours_float_us=us["ours float"],
         integer_s8_us=us.get("ConvInteger s8"),
         integer_u8_us=us.get("ConvInteger u8"),
         float_us=us.get("Conv"),
         static_us=us.get("QLinearConv"),
-        integer_s8_ratio=ratio("ConvInteger s8", "ours"),
-        integer_u8_ratio=ratio("ConvInteger u8", "ours"),
+        integer_s8_ratio=ratio("ConvInteger s8", "ours s8"),
+        integer_u8_ratio=ratio("ConvInteger u8", "ours u8"),
         float_ratio=ratio("Conv", "ours float"),
-        static_ratio=ratio("QLinearConv", "ours"),
+        static_ratio=ratio("QLinearConv", "ours s8"),
     )
     return timing, notes
 
 
 def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
     ratios: tuple[tuple[str, Callable[[ConvolutionTiming], float | None]], ...] = (
-        ("ConvInteger s8 / ours", lambda each: each.integer_s8_ratio),
-        ("ConvInteger u8 / ours", lambda each: each.integer_u8_ratio),
+        ("ConvInteger / ours, s8", lambda each: each.integer_s8_ratio),
+        ("ConvInteger / ours, u8", lambda each: each.integer_u8_ratio),
         ("Conv / ours from float32", lambda each: each.float_ratio),
         ("QLinearConv / ours", lambda each: each.static_ratio),
     )

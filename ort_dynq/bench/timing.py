@@ -181,12 +181,16 @@ def session_contender(
         for key, array in feeds.items():
             binding.bind_ortvalue_input(key, ort.OrtValue.ortvalue_from_numpy(array))
         results = session.run(None, dict(feeds)) if outputs is None else outputs
+        unbound = []
         for output, result in zip(session.get_outputs(), results, strict=True):
-            if isinstance(result, np.ndarray) and result.dtype.kind in "biuf":
+            numeric = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"
+            if numeric and _fits(output.shape, result.shape):
                 arrays.append(aligned(result) if outputs is None else result)
                 binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(arrays[-1]))
             else:
                 binding.bind_output(output.name)
+                if numeric:
+                    unbound.append(output.name)
         session.run_with_iobinding(binding)
     except DynqError:
         raise
@@ -196,7 +200,25 @@ def session_contender(
     run = ort.InferenceSession.run_with_iobinding
     if backend is None:
         run = inspect.unwrap(run)  # stock ONNX Runtime does not pay for the check that backends/extensions.py adds
-    return Contender(functools.partial(run, session, binding), arrays)
+    call = functools.partial(run, session, binding)
+    if not unbound:
+        return Contender(call, arrays)
+
+    def rebind_and_call() -> None:
+        for output in unbound:  # a run binds the array that it allocated
+            binding.bind_output(output)
+        call()
+
+    return Contender(rebind_and_call, arrays)
+
+
+def _fits(declared: Sequence[int | str | None], shape: Sequence[int]) -> bool:
+    """Whether an output has the shape that the model declares. ONNX Runtime refuses to bind an array of another one."""
+    if not declared:  # it declares none, or a scalar
+        return True
+    return len(declared) == len(shape) and all(
+        size == length for size, length in zip(declared, shape, strict=True) if isinstance(size, int)
+    )
 
 
 def interleave(contenders: Sequence[Contender], settings: Settings, threads: int) -> list[Array]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .encodings import ScaleOrder
+
 
 def integers(count: int) -> str:
     """Constants named ``i0``, ``i1``, ...: the integers below `count`. See :func:`integer`."""
@@ -26,6 +28,22 @@ def select(name: str, condition: str, then: str, otherwise: str) -> str:
         then_branch = {branch("then", then)},
         else_branch = {branch("else", otherwise)}
     >"""
+
+
+def scaled(value: str) -> str:
+    """Sets ``scaled`` to a value times ``row`` and ``column``, in the order of the attribute in ``scale_order``.
+
+    It needs the integers up to 2 (:func:`integers`), and ``one``, the float32 number 1.
+    """
+    return f"""is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST.value)})
+        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST.value)})
+        scales = Mul(row, column)
+        {select("first_of_two", "is_row_first", "row", "column")}
+        {select("second_of_two", "is_row_first", "column", "row")}
+        {select("first", "is_scales_first", "scales", "first_of_two")}
+        {select("second", "is_scales_first", "one", "second_of_two")}
+        scaled_once = Mul({value}, first)
+        scaled = Mul(scaled_once, second)"""
 
 
 def reshape(opset: int) -> str:

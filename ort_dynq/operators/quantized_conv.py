@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DynqError
 from .encodings import AutoPad, QuadAxis, ScaleOrder
-from .function_text import integer, integers, reshape, select
+from .function_text import integer, integers, reshape, scaled
 from .packing import packed_conv_shape, unpack_conv
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from .reference_ops import Array, Attributes, shape_text
@@ -160,15 +160,7 @@ def _body(opset: int) -> str:
         row = {flat}(scale, n1)
         column = Unsqueeze(channel_scale, n1)
         channel_bias = Unsqueeze(bias, n1)
-        is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST.value)})
-        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST.value)})
-        scales = Mul(row, column)
-        {select("first_of_two", "is_row_first", "row", "column")}
-        {select("second_of_two", "is_row_first", "column", "row")}
-        {select("first", "is_scales_first", "scales", "first_of_two")}
-        {select("second", "is_scales_first", "one", "second_of_two")}
-        scaled_once = Mul(real, first)
-        scaled = Mul(scaled_once, second)
+        {scaled("real")}
         biased = Add(scaled, channel_bias)
         dst_counts = Slice(counts, lacking, end)
         dst_shape = Concat<axis = 0>(batch, outputs, dst_counts)

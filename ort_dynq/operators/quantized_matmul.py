@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DynqError
 from .encodings import ScaleOrder
-from .function_text import integer, integers, reshape, select
+from .function_text import integers, reshape, scaled, select
 from .packing import packed_shape, unpack
 from .reference_ops import Array, Attributes, check_zero_point, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
@@ -142,15 +142,7 @@ def _body(opset: int) -> str:
             }}
         >
 
-        is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST.value)})
-        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST.value)})
-        scales = Mul(row, column)
-        {select("first_of_two", "is_row_first", "row", "column")}
-        {select("second_of_two", "is_row_first", "column", "row")}
-        {select("first", "is_scales_first", "scales", "first_of_two")}
-        {select("second", "is_scales_first", "one", "second_of_two")}
-        scaled_once = Mul(total, first)
-        scaled = Mul(scaled_once, second)
+        {scaled("total")}
         biased = Add(scaled, bias)
         dst_shape = Concat<axis = 0>(lead, columns)
         dst = {flat}(biased, dst_shape)

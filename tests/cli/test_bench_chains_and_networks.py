@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import helpers
 import numpy as np
 import onnx
@@ -13,6 +15,11 @@ from ort_dynq.bench.onnx_text import parse
 from ort_dynq.rewriter import rewrite
 
 SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
+
+
+@pytest.fixture
+def _narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convnets, "resnet", functools.partial(convnets.resnet, width=16))
 
 
 def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +53,7 @@ def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
         helpers.assert_same(a, b)
 
 
+@pytest.mark.usefixtures("_narrow_resnet")
 def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_bench_json(capsys, *SMALL, "--tokens", "1,3", "--image", "32")
     assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2, "image": 32}
@@ -74,6 +82,7 @@ def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
 
 
+@pytest.mark.usefixtures("_narrow_resnet")
 def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_bench(capsys, *SMALL, "--forms", "token,conv_u8", "--tokens", "2", "--image", "32").splitlines()
     rows = [line.split()[:4] for line in lines if line.startswith(("encoder ", "decoder ", "resnet "))]

@@ -57,3 +57,15 @@ def test_session_contender_binds_outputs_of_every_type(tmp_path: Path) -> None:
     contender = timing.session_contender("it", str(tmp_path / "model.onnx"), {"x": np.ones(2, np.float32)}, 1)
     contender.run()
     assert [array.dtype for array in contender.arrays] == [np.float32, np.bool_, np.float16, np.int64]
+
+
+def test_session_contender_runs_a_model_that_declares_another_shape(tmp_path: Path) -> None:
+    """ONNX Runtime refuses arrays for such outputs, which exporters declare; it allocates them itself."""
+    model = helpers.parse(
+        "float[n, m] x, int64[k] shape", "float[n, 5] y, float[n, m] z", "y = Relu(x) z = Reshape(x, shape)"
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    feeds = {"x": np.ones((2, 3), np.float32), "shape": np.array([3, 1, 2])}
+    contender = timing.session_contender("it", str(tmp_path / "model.onnx"), feeds, 1)
+    contender.run()
+    assert len(contender.arrays) == 2  # those of the inputs
