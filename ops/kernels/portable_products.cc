@@ -143,33 +143,34 @@ void product(const ProductBlock& block) {
 // Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). Then as products of one
 // group: the scale is that of the row, the channel scale that of the column.
 
-// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added.
+// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added. They may wrap: what
+// pads weights is not checked to be 0.
 constexpr int64_t kPositions = 64;
 
-void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t* __restrict sums) {
   const int16_t w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
   for (int64_t i = 0; i < kPositions; ++i)
-    sums[i * kQuad] += codes[i] * w0 + codes[i + 1] * w1 + codes[i + 2] * w2 + codes[i + 3] * w3;
+    sums[i * kQuad] += static_cast<uint32_t>(codes[i] * w0 + codes[i + 1] * w1 + codes[i + 2] * w2 + codes[i + 3] * w3);
 }
 
-void add_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+void add_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t* __restrict sums) {
   int16_t wide[kQuad * 4];
   for (int64_t i = 0; i < kQuad * 4; ++i) wide[i] = weights[i % kQuad];
   for (int64_t i = 0; i < kPositions * kQuad; i += kQuad * 4)
-    for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += codes[i + j] * wide[j];
+    for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += static_cast<uint32_t>(codes[i + j] * wide[j]);
 }
 
 // The sums of kPositions positions from `position` on.
 void conv_products(const ConvBlock& block, int64_t position, const int8_t* weights, int64_t step,
                    int32_t (&totals)[kPositions]) {
-  int32_t sums[kPositions * kQuad] = {};
+  uint32_t sums[kPositions * kQuad] = {};
   for (int64_t quad = 0; quad < block.quads; ++quad)
     if (block.quads_overlap)
       add_overlapping_quads(block.image + block.offsets[quad] + position, weights + quad * step, sums);
     else
       add_quads(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
   for (int64_t i = 0; i < kPositions; ++i)
-    totals[i] = sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
+    totals[i] = static_cast<int32_t>(sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3]);
 }
 
 void sum_codes(const ConvBlock& block) {
