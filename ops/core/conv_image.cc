@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include "kernels/kernels.h"
 
@@ -55,32 +56,22 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
 ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares) {
   Layout result;
   const int64_t begin = first * axis.stride - axis.pad, longest = (axis.kernel - 1) * axis.dilation / axis.stride;
-  std::vector<int64_t> remainders;
-  for (int64_t k = 0; k < axis.kernel && shares; ++k) {
-    const int64_t remainder = k * axis.dilation % axis.stride;
-    const auto known = std::find(remainders.begin(), remainders.end(), remainder);
-    result.plane.push_back(known - remainders.begin());
-    result.shift.push_back(k * axis.dilation / axis.stride);
-    if (known == remainders.end()) remainders.push_back(remainder);
-  }
+  // The remainders of k * dilation repeat.
+  const int64_t planes = std::min(axis.kernel, axis.stride / std::gcd(axis.dilation, axis.stride));
   // Without a product, which might overflow.
-  shares = shares && count + longest <= count * axis.kernel / static_cast<int64_t>(remainders.size());
-  if (shares) {
-    for (const int64_t remainder : remainders) result.begins.push_back(begin + remainder);
-  } else {
-    result.plane.clear();
-    result.shift.assign(static_cast<size_t>(axis.kernel), 0);
-    for (int64_t k = 0; k < axis.kernel; ++k) {
-      result.plane.push_back(k);
-      result.begins.push_back(begin + k * axis.dilation);
-    }
+  shares = shares && count + longest <= count * axis.kernel / planes;
+  for (int64_t k = 0; k < axis.kernel; ++k) {
+    result.plane.push_back(shares ? k % planes : k);
+    result.shift.push_back(shares ? k * axis.dilation / axis.stride : 0);
   }
+  for (int64_t k = 0; k < (shares ? planes : axis.kernel); ++k)
+    result.begins.push_back(begin + (shares ? k * axis.dilation % axis.stride : k * axis.dilation));
   result.length = shares ? count + longest : count;
   return result;
 }
 
 std::vector<int64_t> ConvImage::offsets() const {
-  const auto& [l0, l1, l2] = layouts_;
+  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
   const auto planes1 = static_cast<int64_t>(l1.begins.size());
   std::vector<int64_t> result;
   // `bytes` are those from a position to the quad, k2 is the kernel position of channels.
@@ -161,7 +152,7 @@ void ConvImage::find_codes(Elements& elements) const {
 // All planes of the first two axes that belong to one of the last axis. They are `step` planes apart.
 void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step,
                              uint8_t* image) const {
-  const auto& [l0, l1, l2] = layouts_;
+  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
   const int64_t rows = axes_[0].in * axes_[1].in, row_bytes = l2.length * position_bytes_;
   uint8_t padding[kQuad];
   for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < elements.used ? source.zp : uint8_t{0};

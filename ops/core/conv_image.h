@@ -58,7 +58,7 @@ class ConvImage {
   // The positions from the first to the last one, with those between rows that the output does not have.
   int64_t positions() const;
   int64_t row_positions() const { return layouts_[2].length; }
-  // The position of the first output element of a row.
+  // The position of the first output element of a row, which may be a row behind the tile.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
   // Writes the image: bytes(). Groups have the same padding; `is_first`: writes it, too.

@@ -143,29 +143,30 @@ void product(const ProductBlock& block) {
 // Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). Then as products of one
 // group: the scale is that of the row, the channel scale that of the column.
 
-// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added.
+// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added. They may wrap: what
+// pads weights is not checked to be 0.
 constexpr int64_t kPositions = 64;
 
 template <int64_t kBytes>
-void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t* __restrict sums) {
   const int16_t w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
   for (int64_t i = 0; i < kPositions; ++i) {
     const uint8_t* c = codes + i * kBytes;
-    sums[i * kQuad] += c[0] * w0 + c[1] * w1 + c[2] * w2 + c[3] * w3;
+    sums[i * kQuad] += static_cast<uint32_t>(c[0] * w0 + c[1] * w1 + c[2] * w2 + c[3] * w3);
   }
 }
 
-void add_quads(const uint8_t* __restrict codes, const int8_t* weights, int32_t* __restrict sums) {
+void add_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t* __restrict sums) {
   int16_t wide[kQuad * 4];
   for (int64_t i = 0; i < kQuad * 4; ++i) wide[i] = weights[i % kQuad];
   for (int64_t i = 0; i < kPositions * kQuad; i += kQuad * 4)
-    for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += codes[i + j] * wide[j];
+    for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += static_cast<uint32_t>(codes[i + j] * wide[j]);
 }
 
 // The sums of kPositions positions from `position` of the image on.
 void conv_products(const ConvBlock& block, int64_t position, const int8_t* weights, int64_t step,
                    int32_t (&totals)[kPositions]) {
-  int32_t sums[kPositions * kQuad] = {};
+  uint32_t sums[kPositions * kQuad] = {};
   for (int64_t quad = 0; quad < block.quads; ++quad)
     (block.position_bytes == kQuad ? add_quads
      : block.position_bytes == 2
@@ -173,7 +174,7 @@ void conv_products(const ConvBlock& block, int64_t position, const int8_t* weigh
          : add_overlapping_quads<1>)(block.image + block.offsets[quad] + position * block.position_bytes,
                                      weights + quad * step, sums);
   for (int64_t i = 0; i < kPositions; ++i)
-    totals[i] = sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3];
+    totals[i] = static_cast<int32_t>(sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3]);
 }
 
 void sum_codes(const ConvBlock& block) {

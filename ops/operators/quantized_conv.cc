@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kImageBytes = 128 << 10;  // of the image of a tile, so that it stays in the second-level cache
 constexpr int64_t kTilePositions = 2048;    // their sums stay there, too
 constexpr int64_t kRowPositions = 512;      // of the last axis
+constexpr int64_t kRowBytes = 1 << 20;      // of the image of one row, unless it has kFewestRowPositions or fewer
+constexpr int64_t kFewestRowPositions = 16;
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
@@ -73,6 +75,7 @@ class QuantizedConv : public Node {
     Shape shape = src.shape;
     shape.dims[1] = conv.channels;
     for (size_t i = 2; i < src.shape.rank; ++i) shape.dims[i] = conv.axes[kSpatialAxes - src.shape.rank + i].out;
+    check_size(shape);
     conv.dst = static_cast<float*>(context.output(0, shape));
     if (shape.elements() == 0) return;
     conv.src = static_cast<const uint8_t*>(src.data);
@@ -147,23 +150,28 @@ class QuantizedConv : public Node {
       });
     }
 
-    // Tiles take whole rows, and as many as fit kImageBytes and kTilePositions, but fewer if there are too few tasks.
+    // Tiles take whole rows, unless these are long, and as many as fit kImageBytes and kTilePositions, but fewer if
+    // there are too few tasks.
     void choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) const {
       const auto part = [](int64_t count, int64_t most) {  // equal parts of at most `most`
         return divide_up(count, divide_up(count, std::max(int64_t{1}, std::min(most, count))));
       };
-      tile[0] = tile[1] = 1;
-      tile[2] = part(axes[2].out, kRowPositions);
+      tile[0] = tile[1] = tile[2] = 1;
+      const auto form_of = [&](int axis, int64_t count) {
+        ConvTile box = {{0, 0, 0}, {tile[0], tile[1], tile[2]}};
+        box.count[axis] = count;
+        return ConvImage(axes, quad_axis, group_inputs, group_outputs, box);
+      };
+      int64_t row = part(axes[2].out, kRowPositions);
+      if (const int64_t bytes = form_of(2, row).bytes(); bytes > kRowBytes)
+        row = part(axes[2].out, std::max(kFewestRowPositions, row * kRowBytes / bytes));
+      tile[2] = row;
       for (int i = 1; i >= 0; --i) {
         if (i == 0 && tile[1] < axes[1].out) break;
-        const auto bytes_of = [&](int64_t count) {
-          ConvTile box = {{0, 0, 0}, {tile[0], tile[1], tile[2]}};
-          box.count[i] = count;
-          return ConvImage(axes, quad_axis, group_inputs, group_outputs, box).bytes();
-        };
-        const int64_t one = bytes_of(1), each = std::max(int64_t{1}, bytes_of(2) - one);
+        const ConvImage two = form_of(i, 2);
+        const int64_t one = form_of(i, 1).bytes(), each = std::max(int64_t{1}, two.bytes() - one);
         int64_t most = 1 + std::max(int64_t{0}, kImageBytes - one) / each;
-        most = std::min(most, std::max(int64_t{1}, kTilePositions / (tile[1] * tile[2])));
+        most = std::min(most, std::max(int64_t{1}, kTilePositions / two.position(i == 0, i == 1)));
         if (channels == group_outputs) {
           const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (i == 1 ? axes[0].out : 1);
           most = std::min(most, std::max(divide_up(kFewestPositions, tile[1] * tile[2]),
@@ -312,6 +320,14 @@ class QuantizedConv : public Node {
     }
     if (length > longest)
       fail("sums of " + factors + " products may overflow int32, expected at most " + std::to_string(longest));
+  }
+
+  // Pads may ask for any length, and elements() does not detect an overflow.
+  static void check_size(const Shape& shape) {
+    int64_t bytes = sizeof(float);
+    bool fits = true;
+    for (size_t i = 0; i < shape.rank; ++i) fits = !__builtin_mul_overflow(bytes, shape.dims[i], &bytes) && fits;
+    if (!fits) fail("dst would have shape " + shape.text() + ", expected fewer than 2^63 bytes");
   }
 
   int64_t quads_of(const Conv& conv) const {

@@ -109,6 +109,9 @@ const Choices kAttributes[] = {
     {"zero_point_type", {}, {1, 2, 3}, {0, 6, kHuge}},
     {"bits", {}, {8, 4}, {0, 2, 16, kHuge}},
     {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLeast}},
+    {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLeast}},
+    {"auto_pad", {}, {0, 1, 2}, {3, -1, kLeast}},
+    {"quad_axis", {}, {0, 1}, {2, -1, kHuge}},
 };
 
 std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {
@@ -257,6 +260,94 @@ struct Product {
   }
 };
 
+// QuantizedConv: the geometry, and the shapes that follow from it.
+struct Convolution {
+  static constexpr size_t kMostAxes = 3;
+  size_t rank;  // of space
+  int64_t geometry[5][kMostAxes] = {};
+  int64_t outputs, quads = 1;
+
+  // Changes src, so that it fits the attributes.
+  Convolution(Bytes& bytes, const std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
+    const int64_t group =
+        std::clamp<int64_t>(find<int64_t>(given, "group", 1, &ort_dynq_attribute::integer), 1, kHuge / 64);
+    const bool is_width = find<int64_t>(given, "quad_axis", 0, &ort_dynq_attribute::integer) == 1;
+    const bool is_explicit = find<int64_t>(given, "auto_pad", 0, &ort_dynq_attribute::integer) == 0;
+    rank = 1 + bytes.below(kMostAxes);
+    const int64_t inputs = 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 40 : 6));
+    src = {};
+    src.rank = 2 + rank;
+    src.dims[0] = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(2));
+    src.dims[1] = group > 16 ? 1 : group * inputs;
+    outputs = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 100 : 8));
+    outputs = group > 16 ? outputs : outputs * group;
+    const auto extreme = [&] {
+      constexpr int64_t kExtremes[] = {7, 64, 300, 4097, 65793, 1 << 20, INT32_MAX - 1, INT32_MAX, 0, -1};
+      return bytes.of(kExtremes);
+    };
+    int64_t out[kMostAxes];
+    for (size_t i = 0; i < rank; ++i) {
+      int64_t& length = src.dims[2 + i];
+      length = bytes.one_in(64)              ? 0
+               : is_large && i + 1 == rank   ? bytes.of(kLengths) * (rank == 1 ? 20 : 1)
+               : is_large || bytes.one_in(2) ? 1 + static_cast<int64_t>(bytes.below(20))
+                                             : 1 + static_cast<int64_t>(bytes.below(7));
+      for (size_t row = 0; row < 5; ++row) {
+        const int64_t most = row == 0 ? std::max<int64_t>(1, std::min<int64_t>(length, 5)) : 3;
+        geometry[row][i] = bytes.one_in(64) ? extreme() : (row < 3) + static_cast<int64_t>(bytes.below(most));
+      }
+      if (bytes.one_in(16)) geometry[0][i] = bytes.one_in(2) ? length : 400;  // long kernels
+      int64_t& stride = geometry[1][i];
+      const int64_t pads = is_explicit ? geometry[3][i] + geometry[4][i] : 0;
+      out[i] = std::max<int64_t>(1, (length + pads) / std::max<int64_t>(1, stride));
+      if (out[i] > 3000) stride = INT32_MAX, out[i] = 2;
+      const bool is_quad = is_width && i + 1 == rank;
+      const int64_t kernel = std::clamp<int64_t>(geometry[0][i], 1, 70000);
+      quads *= is_quad ? (kernel + 3) / 4 : kernel;
+    }
+    // Checked before the shape of the weights is.
+    const bool is_too_long = quads > (1 << 17);
+    quads = is_too_long ? 1 : quads * (is_width ? inputs : (inputs + 3) / 4);
+    // As for products: few are several tasks.
+    const int64_t most = is_large && bytes.one_in(8) ? 40000000 : 1000000;
+    const auto products = [&] {
+      int64_t count = 2 * (outputs + 15) / 16 * 64 * quads;
+      for (size_t i = 0; i < rank; ++i) count *= std::min<int64_t>(out[i], 3000);
+      return count;
+    };
+    for (size_t i = 0; i < rank && products() > most; ++i) geometry[1][i] = INT32_MAX, out[i] = 2;
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
+    const Shape one = bytes.one_in(2) ? Shape{} : shape_of({1});
+    switch (index) {
+      case 0:
+        return src;
+      case 1:
+      case 2:
+        return one;
+      case 3:
+        return shape_of({(outputs + 15) / 16, quads, 16, 4});
+      case 4:
+        return bytes.one_in(2) ? shape_of({outputs}) : one;
+      case 8:
+        return shape_of({5, static_cast<int64_t>(rank)});
+      default:
+        return shape_of({outputs});
+    }
+  }
+
+  // Values that the operator requires.
+  void change(Bytes& bytes, size_t index, std::vector<uint8_t>& values, size_t offset) const {
+    if (index == 4 && bytes.one_in(2)) std::fill(values.begin(), values.end(), uint8_t{0});
+    if (index != 8 || values.size() != offset + 5 * rank * sizeof(int32_t)) return;
+    for (size_t i = 0; i < 5 * rank; ++i) {
+      const auto value = static_cast<int32_t>(geometry[i / rank][i % rank]);
+      std::memcpy(values.data() + offset + i * sizeof value, &value, sizeof value);
+    }
+  }
+};
+
 Shape make_wrong_shape(Bytes& bytes, Shape shape) {
   switch (bytes.below(5)) {
     case 0:
@@ -399,15 +490,19 @@ Problem make_problem(Bytes& bytes) {
   Shape src = make_src_shape(bytes, is_large);
   std::optional<Product> product;
   if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src, is_large);
+  std::optional<Convolution> conv;
+  if (name == "QuantizedConv") conv.emplace(bytes, problem.attributes, src, is_large);
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
     const Shape& scales = problem.inputs.empty() ? src : problem.inputs[std::min<size_t>(i, 2) - 1].shape;
     given.shape = i == 0    ? src
                   : product ? product->shape_of_input(bytes, i, src, scales)
+                  : conv    ? conv->shape_of_input(bytes, i, src)
                             : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
+    if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);
     problem.inputs.push_back(std::move(given));
   }
   problem.output_offset = bytes.one_in(4) ? 1 + bytes.below(63) : 0;
@@ -430,6 +525,8 @@ struct Result {
   }
 };
 
+constexpr int64_t kMostOutputs = 1 << 24;  // geometry may ask for any size
+
 void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int32_t rank) {
   Result& result = *static_cast<Result*>(user);
   auto& outputs = result.outputs;
@@ -438,6 +535,7 @@ void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int
   given.type = static_cast<Type>(type);
   given.shape.rank = static_cast<size_t>(rank);
   std::copy_n(dims, rank, given.shape.dims);
+  if (given.shape.elements() > kMostOutputs) return nullptr;
   given.offset = result.output_offset;
   given.make_room(0xa5);
   outputs.push_back(std::move(given));
