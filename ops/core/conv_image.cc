@@ -25,18 +25,23 @@ int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
   return rows;
 }
 
-// If the kernel is much wider than the output, most positions would be those between rows.
-bool can_overlap(const ConvAxis (&axes)[kSpatialAxes]) {
-  return axes[2].stride == 1 && axes[2].dilation == 1 &&
-         (axes[2].kernel <= axes[2].out + 1 || axes[0].out * axes[1].out == 1);
+// Overlapping quads of stride 2 take more instructions than quads that are written once, if many outputs read them.
+constexpr int64_t kFewOutputs = 4;
+
+bool overlap(const ConvAxis (&axes)[kSpatialAxes], int64_t outputs) {
+  const ConvAxis& width = axes[2];
+  // If the kernel is much wider than the output, most positions would be those between rows.
+  const bool has_few_gaps = width.kernel <= width.out + 1 || axes[0].out * axes[1].out == 1;
+  return has_few_gaps && width.dilation == 1 && (width.stride == 1 || (width.stride == 2 && outputs <= kFewOutputs));
 }
 
 }  // namespace
 
-ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, const ConvTile& tile)
+ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, int64_t outputs,
+                     const ConvTile& tile)
     : axes_(axes),
       form_(quad_axis == QuadAxis::kChannels ? kChannelQuads
-            : can_overlap(axes)              ? kOverlapping
+            : overlap(axes, outputs)         ? kOverlapping
                                              : kWidthQuads),
       channels_(channels),
       width_quads_(form_ == kChannelQuads ? 1 : divide_up(axes[2].kernel, kQuad)),
@@ -49,7 +54,12 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
            : form_ == kWidthQuads ? channels * width_quads_
                                   : channels;
   planes_ = form_ == kChannelQuads ? static_cast<int64_t>(layouts_[2].begins.size()) : 1;
-  position_bytes_ = form_ == kOverlapping ? 1 : kQuad;
+  position_bytes_ = form_ == kOverlapping ? axes[2].stride : kQuad;
+  if (form_ == kOverlapping) {  // all codes are in one plane
+    layouts_[2].begins = {tile.first[2] * axes[2].stride - axes[2].pad};
+    layouts_[2].plane = layouts_[2].shift = {0};
+    layouts_[2].length = tile.count[2] + divide_up(axes[2].kernel - 1, axes[2].stride);
+  }
   plane_bytes_ = layouts_[0].length * layouts_[1].length * layouts_[2].length * position_bytes_;
   unit_bytes_ = static_cast<int64_t>(layouts_[0].begins.size() * layouts_[1].begins.size()) * planes_ * plane_bytes_;
 }
@@ -75,24 +85,24 @@ std::vector<int64_t> ConvImage::offsets() const {
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
   const auto planes1 = static_cast<int64_t>(l1.begins.size());
   std::vector<int64_t> result;
-  // k2 is 0 for quads along the width.
-  const auto add = [&](int64_t unit, int64_t k0, int64_t k1, int64_t k2, int64_t shift) {
+  // `bytes` are those from a position to the quad, k2 is the kernel position of channels.
+  const auto add = [&](int64_t unit, int64_t k0, int64_t k1, int64_t bytes, int64_t k2 = 0) {
     const auto at0 = static_cast<size_t>(k0), at1 = static_cast<size_t>(k1), at2 = static_cast<size_t>(k2);
     const int64_t plane = (l0.plane[at0] * planes1 + l1.plane[at1]) * planes_ + l2.plane[at2];
-    const int64_t position = this->position(l0.shift[at0], l1.shift[at1]) + l2.shift[at2] + shift;
-    result.push_back(unit * unit_bytes_ + plane * plane_bytes_ + position * position_bytes_);
+    const int64_t position = this->position(l0.shift[at0], l1.shift[at1]) + l2.shift[at2];
+    result.push_back(unit * unit_bytes_ + plane * plane_bytes_ + position * position_bytes_ + bytes);
   };
   if (form_ == kChannelQuads) {
     for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
       for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
         for (int64_t k2 = 0; k2 < axes_[2].kernel; ++k2)
-          for (int64_t unit = 0; unit < units_; ++unit) add(unit, k0, k1, k2, 0);
+          for (int64_t unit = 0; unit < units_; ++unit) add(unit, k0, k1, 0, k2);
   } else {
     for (int64_t channel = 0; channel < channels_; ++channel)
       for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
         for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
           for (int64_t i = 0; i < width_quads_; ++i)
-            add(form_ == kOverlapping ? channel : channel * width_quads_ + i, k0, k1, 0,
+            add(form_ == kOverlapping ? channel : channel * width_quads_ + i, k0, k1,
                 form_ == kOverlapping ? i * kQuad : 0);
   }
   return result;
@@ -137,15 +147,17 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
 }
 
 void ConvImage::find_codes(Elements& elements) const {
-  const int64_t length = axes_[2].in, stride = axes_[2].stride;
+  const bool overlaps = form_ == kOverlapping;
+  const int64_t length = axes_[2].in, stride = overlaps ? 1 : axes_[2].stride;
+  const int64_t count = layouts_[2].length * (overlaps ? position_bytes_ : 1);
   elements.first = 0;
-  elements.last = layouts_[2].length;
+  elements.last = count;
   for (int64_t i = 0; i < elements.used; ++i) {
     const int64_t begin = elements.begins[i];
     elements.first = std::max(elements.first, begin >= 0 ? 0 : divide_up(-begin, stride));
     elements.last = std::min(elements.last, length > begin ? divide_up(length - begin, stride) : 0);
   }
-  if (elements.last <= elements.first) elements.first = elements.last = layouts_[2].length;
+  if (elements.last <= elements.first) elements.first = elements.last = count;
 }
 
 // All planes of the first two axes that belong to one of the last axis. They are `step` planes apart.
@@ -216,7 +228,7 @@ void ConvImage::write_codes(const Elements& elements, const ConvSource& source, 
   const int64_t first = elements.first, last = elements.last;
   if (is_first) {
     std::memset(to, source.zp, static_cast<size_t>(first));
-    std::memset(to + last, source.zp, static_cast<size_t>(layouts_[2].length - last));
+    std::memset(to + last, source.zp, static_cast<size_t>(layouts_[2].length * position_bytes_ - last));
   }
   if (first == last) return;
   const uint8_t* from = elements.rows[0] + elements.begins[0] + first;

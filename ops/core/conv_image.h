@@ -38,15 +38,18 @@ struct ConvSource {
 // would be longer than twice those of the output: kernels compute the positions between rows, too. Dimensions:
 // [quads][planes of 3 axes][lengths of 3 axes][4].
 //
-// Quads along the width have a plane for each kernel position in them. But if stride and dilation of the width are 1,
-// they overlap, unless the output is narrower than the kernel: the image has codes, and the quad of a position is made
-// of the four from there. Dimensions: [channels][planes of 2 axes][lengths of 3 axes].
+// Quads along the width have a plane for each kernel position in them. But they overlap if the dilation of the width is
+// 1 and its stride 1, or 2 for a few outputs, and the output is not narrower than the kernel: the image has codes, and
+// the quad of a position is made of the four from there. Rows then have a multiple of `stride` codes. Dimensions:
+// [channels][planes of 2 axes][lengths of 3 axes][stride].
 class ConvImage {
  public:
-  ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, const ConvTile& tile);
+  // `channels` and `outputs` are those of a group.
+  ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, int64_t outputs,
+            const ConvTile& tile);
 
   int64_t bytes() const { return units_ * unit_bytes_; }
-  bool quads_overlap() const { return form_ == kOverlapping; }
+  int64_t position_bytes() const { return position_bytes_; }
 
   // For each quad of packed weights the bytes from the image's begin to its quad for the first position.
   std::vector<int64_t> offsets() const;
@@ -55,6 +58,7 @@ class ConvImage {
 
   // The positions from the first to the last one, with those between rows that the output does not have.
   int64_t positions() const;
+  int64_t row_positions() const { return layouts_[2].length; }
   // The position of the first output element of a row, which may be a row behind the tile.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
@@ -76,7 +80,7 @@ class ConvImage {
     int64_t used = 0;
     int64_t channels[kQuad], begins[kQuad];
     const uint8_t* rows[kQuad];
-    int64_t first, last;    // from `first` to `last` all are codes, not padding
+    int64_t first, last;    // from `first` to `last` all are codes, not padding; of codes where quads overlap
     const uint8_t* unused;  // codes of elements that are not used
     uint8_t* strided;       // memory for codes that are not adjacent in their row
   };

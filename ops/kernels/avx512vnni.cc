@@ -37,9 +37,17 @@ struct P : Vector512 {
     return load(p);
   }
 
-  // A shuffle stays within 16 bytes, so the last ones are loaded from 4 bytes later.
+  // The quads at p, p + kBytes, p + 2 * kBytes and so on. A shuffle stays within 16 bytes, so that quads whose codes
+  // are beyond the first 16 need further loads.
+  template <int kBytes>
   static I overlapping_quads(const uint8_t* p) {
     const auto codes = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
+    if constexpr (kBytes == 2) {
+      I all = _mm512_mask_broadcast_i32x4(_mm512_castsi128_si512(codes(0)), 0x00f0, codes(8));
+      all = _mm512_mask_broadcast_i32x4(_mm512_mask_broadcast_i32x4(all, 0x0f00, codes(16)), 0xf000, codes(24));
+      return _mm512_shuffle_epi8(
+          all, _mm512_broadcast_i32x4(_mm_setr_epi32(0x03020100, 0x05040302, 0x07060504, 0x09080706)));
+    }
     const I all = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(codes(0)), 0xf000, codes(4));
     return _mm512_shuffle_epi8(
         all, _mm512_setr_epi32(0x03020100, 0x04030201, 0x05040302, 0x06050403, 0x07060504, 0x08070605, 0x09080706,

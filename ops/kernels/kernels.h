@@ -155,18 +155,20 @@ struct ProductBlock {
   ScaleOrder order;
 };
 
-// Output channels x output positions of a convolution. The image is made of quads of codes, and the quads of adjacent
-// positions are adjacent: 4 bytes apart, or 1 byte, where quads overlap. `offsets` are the bytes from `image` to the
-// quads of the first position. Pointers to channels point to the first channel. image, weights, dst and arrays of
-// channels may be unaligned.
+// Output channels x output positions of a convolution. The image is made of quads of codes, one for each position: 4
+// bytes apart, or 1 or 2 bytes, where quads overlap. `offsets` are the bytes from `image` to the quads of the first
+// position. Pointers to channels point to the first channel. image, weights, dst and arrays of channels may be
+// unaligned.
 //
-// From the first byte of a quad of the first position, positions * (4, or 1 where quads overlap) + kConvSlack * 4 bytes
-// are readable: kernels read whole vectors, and do not use the codes beyond the last position.
+// From the first byte of a quad of the first position to the end of the last one, and kConvSlack * 4 bytes more, the image
+// is readable: kernels read whole vectors, and do not use the codes beyond the last position.
 struct ConvBlock {
-  int64_t channels;  // up to 16, of one block of weights
-  int64_t positions;
+  int64_t channels;        // up to 16, of one block of weights
+  int64_t rows, cols;      // positions; those of a row are adjacent
+  int64_t image_row;       // the positions from a row to the next in the image
+  int64_t dst_row;         // the elements from a row to the next in dst
+  int64_t position_bytes;  // 4, 2 or 1
   const uint8_t* image;
-  bool quads_overlap;
   const int64_t* offsets;  // [quads]
   int64_t quads;
   const int8_t* weights;  // [quads][16][4], from the first channel
@@ -176,7 +178,7 @@ struct ConvBlock {
   int32_t zp;
   const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
   int32_t weight_zp;
-  int32_t* code_sums;  // [positions + kConvSlack], which ProductKernels::sum_codes writes; used if there are weight zps
+  int32_t* code_sums;  // of the image's positions and kConvSlack more; sum_codes writes them, weight_zps need them
   const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; for sum_codes
   const float* channel_scales;
   const int32_t* channel_sums;
@@ -219,7 +221,7 @@ struct ProductKernels {
   ProductKernel groups4;    // 4-bit weights, one group or more
   ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
   ConvKernel conv;
-  ConvKernel sum_codes;  // code_sums[i] = the sum of the codes that position i multiplies
+  ConvKernel sum_codes;  // code_sums[i] = the sum of the codes of position i of the image
   InterleaveKernel interleave;
 };
 

@@ -147,10 +147,13 @@ void product(const ProductBlock& block) {
 // pads weights is not checked to be 0.
 constexpr int64_t kPositions = 64;
 
+template <int64_t kBytes>
 void add_overlapping_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t* __restrict sums) {
   const int16_t w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
-  for (int64_t i = 0; i < kPositions; ++i)
-    sums[i * kQuad] += static_cast<uint32_t>(codes[i] * w0 + codes[i + 1] * w1 + codes[i + 2] * w2 + codes[i + 3] * w3);
+  for (int64_t i = 0; i < kPositions; ++i) {
+    const uint8_t* c = codes + i * kBytes;
+    sums[i * kQuad] += static_cast<uint32_t>(c[0] * w0 + c[1] * w1 + c[2] * w2 + c[3] * w3);
+  }
 }
 
 void add_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t* __restrict sums) {
@@ -160,52 +163,58 @@ void add_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t*
     for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += static_cast<uint32_t>(codes[i + j] * wide[j]);
 }
 
-// The sums of kPositions positions from `position` on.
+// The sums of kPositions positions from `position` of the image on.
 void conv_products(const ConvBlock& block, int64_t position, const int8_t* weights, int64_t step,
                    int32_t (&totals)[kPositions]) {
   uint32_t sums[kPositions * kQuad] = {};
   for (int64_t quad = 0; quad < block.quads; ++quad)
-    if (block.quads_overlap)
-      add_overlapping_quads(block.image + block.offsets[quad] + position, weights + quad * step, sums);
-    else
-      add_quads(block.image + block.offsets[quad] + position * kQuad, weights + quad * step, sums);
+    (block.position_bytes == kQuad ? add_quads
+     : block.position_bytes == 2
+         ? add_overlapping_quads<2>
+         : add_overlapping_quads<1>)(block.image + block.offsets[quad] + position * block.position_bytes,
+                                     weights + quad * step, sums);
   for (int64_t i = 0; i < kPositions; ++i)
     totals[i] = static_cast<int32_t>(sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3]);
 }
 
 void sum_codes(const ConvBlock& block) {
   int32_t sums[kPositions];
-  for (int64_t first = 0; first < block.positions; first += kPositions) {
+  const int64_t positions = (block.rows - 1) * block.image_row + block.cols;
+  for (int64_t first = 0; first < positions; first += kPositions) {
     conv_products(block, first, block.ones, kQuad, sums);
-    for (int64_t i = 0; i < kPositions && first + i < block.positions; ++i) block.code_sums[first + i] = sums[i];
+    for (int64_t i = 0; i < kPositions && first + i < positions; ++i) block.code_sums[first + i] = sums[i];
+  }
+}
+
+// Up to kPositions positions of a row.
+void conv_some(const ConvBlock& block, int64_t row, int64_t col, int64_t count) {
+  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
+  const int64_t position = row * block.image_row + col;
+  int32_t sums[kPositions];
+  for (int64_t channel = 0; channel < block.channels; ++channel) {
+    conv_products(block, position, block.weights + channel * kQuad, kBlockColumns * kQuad, sums);
+    const auto weight_zp =
+        static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
+    const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(load(block.channel_sums + channel));
+    const float scale = block.scale, channel_scale = load(block.channel_scales + channel),
+                bias = load(block.bias + channel);
+    float* dst = block.dst + channel * block.dst_stride + row * block.dst_row + col;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.code_sums[position + i]) : 0;
+      const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) - correction - weight_zp * code_sum);
+      float real = static_cast<float>(exact);
+      real = block.order == kScalesFirst ? real * (scale * channel_scale)
+             : block.order == kRowFirst  ? real * scale * channel_scale
+                                         : real * channel_scale * scale;
+      store(dst + i, real + bias);
+    }
   }
 }
 
 void conv(const ConvBlock& block) {
-  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
-  int32_t sums[kPositions];
-  for (int64_t first = 0; first < block.positions; first += kPositions) {
-    const int64_t count = block.positions - first < kPositions ? block.positions - first : kPositions;
-    for (int64_t channel = 0; channel < block.channels; ++channel) {
-      conv_products(block, first, block.weights + channel * kQuad, kBlockColumns * kQuad, sums);
-      const auto weight_zp =
-          static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
-      const auto correction =
-          static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(load(block.channel_sums + channel));
-      const float scale = block.scale, channel_scale = load(block.channel_scales + channel),
-                  bias = load(block.bias + channel);
-      float* dst = block.dst + channel * block.dst_stride + first;
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.code_sums[first + i]) : 0;
-        const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) - correction - weight_zp * code_sum);
-        float real = static_cast<float>(exact);
-        real = block.order == kScalesFirst ? real * (scale * channel_scale)
-               : block.order == kRowFirst  ? real * scale * channel_scale
-                                           : real * channel_scale * scale;
-        store(dst + i, real + bias);
-      }
-    }
-  }
+  for (int64_t row = 0; row < block.rows; ++row)
+    for (int64_t col = 0; col < block.cols; col += kPositions)
+      conv_some(block, row, col, block.cols - col < kPositions ? block.cols - col : kPositions);
 }
 
 void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {

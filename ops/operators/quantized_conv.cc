@@ -160,7 +160,7 @@ class QuantizedConv : public Node {
       const auto form_of = [&](int axis, int64_t count) {
         ConvTile box = {{0, 0, 0}, {tile[0], tile[1], tile[2]}};
         box.count[axis] = count;
-        return ConvImage(axes, quad_axis, group_inputs, box);
+        return ConvImage(axes, quad_axis, group_inputs, group_outputs, box);
       };
       int64_t row = part(axes[2].out, kRowPositions);
       if (const int64_t bytes = form_of(2, row).bytes(); bytes > kRowBytes)
@@ -182,21 +182,26 @@ class QuantizedConv : public Node {
     }
 
     void run_tile(int64_t sample, const ConvTile& tile, int64_t channel, int64_t end) const {
-      const ConvImage form(axes, quad_axis, group_inputs, tile);
+      const ConvImage form(axes, quad_axis, group_inputs, group_outputs, tile);
       const std::vector<int64_t> offsets = form.offsets();
       const auto image_bytes = static_cast<size_t>(form.bytes() + kConvSlack * kQuad);
       const std::unique_ptr<uint8_t[]> image(new uint8_t[image_bytes]);
       std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
       const int64_t positions = form.positions();
-      // If the output has all positions, kernels write to it.
-      const bool is_whole = tile.count[0] * tile.count[1] * tile.count[2] == positions &&
-                            tile.count[2] == axes[2].out && (tile.count[0] == 1 || tile.count[1] == axes[1].out);
+      const auto [n0, n1, n2] = tile.count;
+      // If the output has all positions, kernels write to it, and row by row, if that takes fewer vectors.
+      const bool is_whole = n0 * n1 * n2 == positions && n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out);
+      const bool by_rows = !is_whole && n0 == 1 && writes_rows(form, n1, n2);
       const std::unique_ptr<float[]> sums(
-          is_whole ? nullptr : new float[static_cast<size_t>(std::min(group_outputs, kBlockColumns) * positions)]);
+          is_whole || by_rows ? nullptr
+                              : new float[static_cast<size_t>(std::min(group_outputs, kBlockColumns) * positions)]);
       ConvBlock block = all;
-      block.positions = positions;
+      block.rows = by_rows ? n1 : 1;
+      block.cols = by_rows ? n2 : positions;
+      block.image_row = form.row_positions();
+      block.dst_row = axes[2].out;
+      block.position_bytes = form.position_bytes();
       block.image = image.get();
-      block.quads_overlap = form.quads_overlap();
       block.offsets = offsets.data();
       const bool has_weight_zps = all.weight_zps != nullptr || all.weight_zp != 0;
       const std::vector<int8_t> ones = has_weight_zps ? form.ones() : std::vector<int8_t>();
@@ -224,8 +229,8 @@ class QuantizedConv : public Node {
         block.channel_sums = all.channel_sums + channel;
         block.bias = all.bias + channel;
         float* to = dst + (sample * channels + channel) * out_positions();
-        if (is_whole) {
-          block.dst = to + (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out;
+        if (is_whole || by_rows) {
+          block.dst = to + (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out + tile.first[2];
           block.dst_stride = out_positions();
           kernel(block);
         } else {
@@ -236,6 +241,13 @@ class QuantizedConv : public Node {
         }
         channel = next;
       }
+    }
+
+    // Whether vectors that belong to one row each are fewer than those of all positions. Copying those takes time, too.
+    bool writes_rows(const ConvImage& form, int64_t rows, int64_t cols) const {
+      constexpr int64_t kCopy = 6;  // quads that are multiplied while the sums of a vector are copied
+      return form.position_bytes() < kQuad && rows * divide_up(cols, kBlockColumns) * quads <
+                                                  divide_up(form.positions(), kBlockColumns) * (quads + kCopy);
     }
 
     void copy_rows(const ConvImage& form, const ConvTile& tile, const float* from, int64_t count, float* to) const {

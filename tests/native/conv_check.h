@@ -18,8 +18,8 @@ using dynq::kQuad;
 
 // A block with the layouts of ConvBlock, except for weights, which begin with those of `first` other channels.
 struct Problem {
-  int64_t channels = 0, first = 0, positions = 0, quads = 0, dst_stride = 0;
-  bool quads_overlap = false;
+  int64_t channels = 0, first = 0, rows = 0, cols = 0, image_row = 0, dst_row = 0, dst_stride = 0;
+  int64_t position_bytes = kQuad, quads = 0;
   enum { kNoZeroPoints, kOneZeroPoint, kZeroPointPerChannel } zero_points = kNoZeroPoints;
   dynq::ScaleOrder order = dynq::kScalesFirst;
   int32_t zp = 0, weight_zp = 0;
@@ -31,17 +31,20 @@ struct Problem {
   std::vector<int32_t> channel_sums;
 
   std::string text() const {
-    return std::to_string(channels) + " channels from " + std::to_string(first) + ", " + std::to_string(positions) +
-           " positions, " + std::to_string(quads) + (quads_overlap ? " overlapping" : "") + " quads, order " +
-           std::to_string(order);
+    return std::to_string(channels) + " channels from " + std::to_string(first) + ", " + std::to_string(rows) + "x" +
+           std::to_string(cols) + " positions of " + std::to_string(position_bytes) + " bytes, " +
+           std::to_string(quads) + " quads, order " + std::to_string(order);
   }
+
+  // From the first position of the image to the last one.
+  int64_t positions() const { return rows == 0 || cols == 0 ? 0 : (rows - 1) * image_row + cols; }
 
   // The sum of the codes of a position, each times its weight: weights[quad * step + i].
   int64_t sum(int64_t position, const int8_t* weights_of, int64_t step) const {
     int64_t result = 0;
     for (int64_t quad = 0; quad < quads; ++quad)
       for (int64_t i = 0; i < kQuad; ++i) {
-        const int64_t at = offsets[static_cast<size_t>(quad)] + position * (quads_overlap ? 1 : kQuad) + i;
+        const int64_t at = offsets[static_cast<size_t>(quad)] + position * position_bytes + i;
         result += image[static_cast<size_t>(at)] * weights_of[quad * step + i];
       }
     return result;
@@ -68,10 +71,13 @@ inline Problem make_problem(Random& random) {
   Problem problem;
   problem.channels = random.one_in(2) ? kBlockColumns : random.integer(0, kBlockColumns);
   problem.first = random.integer(0, kBlockColumns - problem.channels);
-  problem.positions = random.integer(0, 200);
+  problem.rows = random.one_in(2) ? 1 : random.integer(0, 12);
+  problem.cols = random.integer(0, problem.rows == 1 ? 200 : 40);
+  problem.image_row = problem.cols + random.integer(0, 5);
+  problem.dst_row = problem.cols + (random.one_in(2) ? 0 : random.integer(1, 5));
   problem.quads = random.one_in(8) ? 0 : random.integer(1, 40);
-  problem.dst_stride = problem.positions + (random.one_in(2) ? 0 : random.integer(1, 20));
-  problem.quads_overlap = random.one_in(2);
+  problem.dst_stride = problem.rows * problem.dst_row + (random.one_in(2) ? 0 : random.integer(1, 20));
+  problem.position_bytes = random.one_in(3) ? kQuad : random.integer(1, 2);
   problem.zero_points = static_cast<decltype(problem.zero_points)>(random.integer(0, 2));
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   problem.zp = static_cast<int32_t>(random.integer(0, 255));
@@ -94,7 +100,7 @@ inline Problem make_problem(Random& random) {
       problem.weights.push_back(i % kQuad < used ? weight() : int8_t{0});
   }
   // All that kernels may read.
-  const int64_t bytes = last + problem.positions * (problem.quads_overlap ? 1 : kQuad) + kConvSlack * kQuad;
+  const int64_t bytes = last + problem.positions() * problem.position_bytes + kConvSlack * kQuad;
   for (int64_t i = 0; i < bytes; ++i) problem.image.push_back(code());
   for (int64_t channel = 0; channel < problem.channels; ++channel) {
     problem.weight_zps.push_back(weight());
@@ -111,7 +117,9 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
   Problem problem = make_problem(random);
   problem.channels = kBlockColumns - 1;
   problem.first = 0;
-  problem.positions = problem.dst_stride = 21;
+  problem.rows = 1;
+  problem.cols = problem.image_row = problem.dst_row = problem.dst_stride = 21;
+  problem.position_bytes = kQuad;
   problem.zero_points = Problem::kNoZeroPoints;
   problem.zp = problem.weight_zp = 0;
   problem.quads = INT32_MAX / (255 * 128) / kQuad;
@@ -136,12 +144,17 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   };
   constexpr float kUntouched = 12345.0f;
   const int64_t floats =
-      problem.channels == 0 ? 0 : (problem.channels - 1) * problem.dst_stride + problem.positions;  // no last gap
+      problem.channels == 0 || problem.positions() == 0
+          ? 0
+          : (problem.channels - 1) * problem.dst_stride + (problem.rows - 1) * problem.dst_row + problem.cols;
   dynq::ConvBlock block = {};
   block.channels = problem.channels;
-  block.positions = problem.positions;
+  block.rows = problem.rows;
+  block.cols = problem.cols;
+  block.image_row = problem.image_row;
+  block.dst_row = problem.dst_row;
+  block.position_bytes = problem.position_bytes;
   block.image = place(arenas[0], problem.image);
-  block.quads_overlap = problem.quads_overlap;
   block.offsets = arenas[1].place(problem.offsets, at_end, 0);
   block.quads = problem.quads;
   block.weights = place(arenas[2], problem.weights) + problem.first * kQuad;
@@ -158,21 +171,24 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   if (problem.zero_points != Problem::kNoZeroPoints) {
     block.ones = place(arenas[5], problem.ones);
     block.code_sums =
-        arenas[9].place(std::vector<int32_t>(static_cast<size_t>(problem.positions + kConvSlack)), at_end, 0);
+        arenas[9].place(std::vector<int32_t>(static_cast<size_t>(problem.positions() + kConvSlack)), at_end, 0);
     kernels.sum_codes(block);
-    for (int64_t i = 0; i < problem.positions; ++i)
+    for (int64_t i = 0; i < problem.positions(); ++i)
       if (const int64_t right = problem.sum(i, problem.ones.data(), kQuad); block.code_sums[i] != right)
         fail(name + " sum_codes, " + problem.text() + ": element " + std::to_string(i) + " is " +
              std::to_string(block.code_sums[i]) + ", expected " + std::to_string(right));
   }
   kernels.conv(block);
   for (int64_t i = 0; i < floats; ++i) {
-    const int64_t channel = i / problem.dst_stride, position = i % problem.dst_stride;
+    const int64_t channel = i / problem.dst_stride, row = i % problem.dst_stride / problem.dst_row;
+    const int64_t col = i % problem.dst_stride % problem.dst_row;
     const float actual = dynq::load(block.dst + i);
-    const float right = position < problem.positions ? problem.expected(channel, position) : kUntouched;
+    const float right = row < problem.rows && col < problem.cols
+                            ? problem.expected(channel, row * problem.image_row + col)
+                            : kUntouched;
     if (bits_of(actual) != bits_of(right))
-      fail(name + " conv, " + problem.text() + ": element [" + std::to_string(channel) + ", " +
-           std::to_string(position) + "] is " + std::to_string(actual) + ", expected " + std::to_string(right));
+      fail(name + " conv, " + problem.text() + ": element [" + std::to_string(channel) + ", " + std::to_string(row) +
+           ", " + std::to_string(col) + "] is " + std::to_string(actual) + ", expected " + std::to_string(right));
   }
 }
 

@@ -154,8 +154,13 @@ BIASES = {
 ORDERS = {"product": 0, "activation": 1, "weights": 2, "one": 2}
 
 
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(
+    ("scales", "bias"),
+    [
+        *((scales, "Reshape") for scales in SCALES),
+        *(("activation first", bias) for bias in BIASES if bias != "Reshape"),
+    ],
+)
 def test_tails(scales: str, bias: str) -> None:
     model = model_of(DYNAMIC + CONV + SCALES[scales] + BIASES[bias], given())
     check_converted(model)

@@ -117,8 +117,13 @@ def check_converted(model: onnx.ModelProto, data: dict[str, Array], count: int =
     return result.report
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("activation", "weights"),
+    [
+        *((activation, "folded") for activation in ACTIVATIONS),
+        *(("torch, per tensor", weights) for weights in WEIGHTS if weights != "folded"),
+    ],
+)
 def test_convolutions(activation: str, weights: str) -> None:
     text, arrays = WEIGHTS[weights]
     outputs = ", float[] other" if "shared" in activation else ""

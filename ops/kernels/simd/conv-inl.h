@@ -1,128 +1,172 @@
 // convolutions: codes of positions times packed weights of output channels to floats, written once for any type `P` of
 // products (product-inl.h). A vector has the sums of P::kLanes adjacent positions and one channel, so that a channel of
 // the output is written in order. P::codes_of<> and P::weights_of<> are quads as P::dot() takes them in each step;
-// P::overlapping_quads() are those that begin at adjacent codes.
+// P::overlapping_quads<>() are those of positions that are 1 or 2 codes apart.
 // P::kConvSums sums, of P::kConvRows channels or fewer, fit the registers.
 
 #include "kernels/simd/product-inl.h"
 
 constexpr int kMostConvVectors = P::kConvRows;
-constexpr int conv_vectors(int rows) {
-  return P::kConvSums / rows < kMostConvVectors ? P::kConvSums / rows : kMostConvVectors;
+constexpr int conv_vectors(int channels) {
+  return P::kConvSums / channels < kMostConvVectors ? P::kConvSums / channels : kMostConvVectors;
 }
 static_assert(kMostConvVectors * P::kLanes <= kConvSlack, "kernels read whole vectors");
 
-template <int kStep, bool kOverlap, int kRows, int kCount, class Sums>
-inline void conv_step(const uint8_t* codes, const typename P::I (&weights)[kRows], Sums& sums) {
-  typename P::I w[kRows];
+// How vectors of positions follow each other: kBytes is ConvBlock::position_bytes. They are adjacent, or each is of
+// another row.
+template <int kBytes_, bool kByRows_>
+struct ConvForm {
+  static constexpr int kBytes = kBytes_;
+  static constexpr bool kByRows = kByRows_;
+
+  static int64_t image_step(const ConvBlock& block) { return kByRows ? block.image_row : P::kLanes; }
+  static int64_t dst_step(const ConvBlock& block) { return kByRows ? block.dst_row : P::kLanes; }
+  static P::I quads(const uint8_t* codes) {
+    if constexpr (kBytes == kQuad)
+      return P::load(static_cast<const void*>(codes));
+    else
+      return P::template overlapping_quads<kBytes>(codes);
+  }
+};
+
+template <class Form, int kStep, int kChannels, int kCount, class Sums>
+inline void conv_step(const uint8_t* codes, int64_t step, const typename P::I (&weights)[kChannels], Sums& sums) {
+  typename P::I w[kChannels];
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) w[r] = P::template weights_of<kStep>(weights[r]);
+  for (int c = 0; c < kChannels; ++c) w[c] = P::template weights_of<kStep>(weights[c]);
 #pragma GCC unroll 8
   for (int v = 0; v < kCount; ++v) {
-    const auto c =
-        P::template codes_of<kStep>(kOverlap ? P::overlapping_quads(codes + v * P::kLanes)
-                                             : P::load(static_cast<const void*>(codes + v * P::kLanes * kQuad)));
+    const auto quads = P::template codes_of<kStep>(Form::quads(codes + v * step * Form::kBytes));
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) sums[r][v] = P::dot(sums[r][v], c, w[r]);
+    for (int c = 0; c < kChannels; ++c) sums[c][v] = P::dot(sums[c][v], quads, w[c]);
   }
 }
 
-// Adds the products of all quads, which are `step` bytes apart: kRows channels, kCount vectors of positions.
-template <bool kOverlap, int kRows, int kCount, class Sums>
-inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t step, int64_t position, Sums& sums) {
-  const uint8_t* image = block.image + position * (kOverlap ? 1 : kQuad);
-  for (int64_t quad = 0; quad < block.quads; ++quad, weights += step) {
+// Adds the products of all quads, whose weights are `weights_step` bytes apart: kChannels channels, kCount vectors from
+// `position` of the image on.
+template <class Form, int kChannels, int kCount, class Sums>
+inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t weights_step, int64_t position,
+                          Sums& sums) {
+  const uint8_t* image = block.image + position * Form::kBytes;
+  const int64_t step = Form::image_step(block);
+  for (int64_t quad = 0; quad < block.quads; ++quad, weights += weights_step) {
     const uint8_t* codes = image + block.offsets[quad];
-    typename P::I w[kRows];
+    typename P::I w[kChannels];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) w[r] = P::quad(reinterpret_cast<const uint8_t*>(weights) + r * kQuad);
-    conv_step<0, kOverlap, kRows, kCount>(codes, w, sums);
-    if constexpr (P::kSteps == 2) conv_step<1, kOverlap, kRows, kCount>(codes, w, sums);
+    for (int c = 0; c < kChannels; ++c) w[c] = P::quad(reinterpret_cast<const uint8_t*>(weights) + c * kQuad);
+    conv_step<Form, 0, kChannels, kCount>(codes, step, w, sums);
+    if constexpr (P::kSteps == 2) conv_step<Form, 1, kChannels, kCount>(codes, step, w, sums);
   }
 }
 
-template <bool kOverlap, int kRows, int kCount>
-void conv_some(const ConvBlock& block, int64_t channel, int64_t position) {
-  typename P::I sums[kRows][kCount];
+template <class Form, int kChannels, int kCount>
+void conv_some(const ConvBlock& block, int64_t channel, int64_t row, int64_t col) {
+  const int64_t position = row * block.image_row + col;
+  typename P::I sums[kChannels][kCount];
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    const auto correction =
-        static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(dynq::load(block.channel_sums + channel + r));
+  for (int c = 0; c < kChannels; ++c) {
+    const auto channel_sum = static_cast<uint32_t>(load(block.channel_sums + channel + c));
+    const auto correction = P::set1(static_cast<int32_t>(0u - static_cast<uint32_t>(block.zp) * channel_sum));
 #pragma GCC unroll 8
-    for (int v = 0; v < kCount; ++v) sums[r][v] = P::set1(static_cast<int32_t>(0u - correction));
+    for (int v = 0; v < kCount; ++v) sums[c][v] = correction;
   }
   if (block.weight_zps != nullptr || block.weight_zp != 0) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const auto zp = P::set1(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel + r]);
+    for (int c = 0; c < kChannels; ++c) {
+      const auto zp = P::set1(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel + c]);
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v)
-        sums[r][v] = P::sub(sums[r][v], P::mul(zp, P::load(block.code_sums + position + v * P::kLanes)));
+        sums[c][v] = P::sub(sums[c][v], P::mul(zp, P::load(block.code_sums + position + v * Form::image_step(block))));
     }
   }
-  conv_products<kOverlap, kRows, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
+  conv_products<Form, kChannels, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    const float scale = block.scale, channel_scale = dynq::load(block.channel_scales + channel + r);
+  for (int c = 0; c < kChannels; ++c) {
+    const float scale = block.scale, channel_scale = load(block.channel_scales + channel + c);
     const auto first = P::set1(block.order == kScalesFirst ? scale * channel_scale
                                : block.order == kRowFirst  ? scale
                                                            : channel_scale);
     const auto second = P::set1(block.order == kScalesFirst ? 1.0f : block.order == kRowFirst ? channel_scale : scale);
-    const auto bias = P::set1(dynq::load(block.bias + channel + r));
-    float* dst = block.dst + (channel + r) * block.dst_stride + position;
+    const auto bias = P::set1(load(block.bias + channel + c));
+    float* dst = block.dst + (channel + c) * block.dst_stride + row * block.dst_row + col;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
-      const auto real = P::add(P::mul(P::mul(P::to_float(sums[r][v]), first), second), bias);
-      const int64_t n = block.positions - position - v * P::kLanes;
+      const auto real = P::add(P::mul(P::mul(P::to_float(sums[c][v]), first), second), bias);
+      const int64_t n = block.cols - col - (Form::kByRows ? 0 : v * P::kLanes);
       if (n >= P::kLanes)
-        P::store(dst + v * P::kLanes, real);
+        P::store(dst + v * Form::dst_step(block), real);
       else
-        P::store_part(dst + v * P::kLanes, real, P::first(n));
+        P::store_part(dst + v * Form::dst_step(block), real, P::first(n));
     }
   }
 }
 
-// `channels` channels, a multiple of kRows. The codes of some positions stay in the first-level cache for all of them.
-template <bool kOverlap, int kRows>
-void conv_rows(const ConvBlock& block, int64_t first, int64_t channels) {
-  constexpr int kCount = conv_vectors(kRows), kHalf = (kCount + 1) / 2;
-  for (int64_t position = 0; position < block.positions;) {
-    const int64_t vectors = (block.positions - position + P::kLanes - 1) / P::kLanes;
-    // One vector alone takes as long as two, which wait less for the sums before: 2 and 2 instead of 3 and 1.
-    const int count = vectors == kCount || vectors >= kCount + kHalf ? kCount : vectors >= kHalf ? kHalf : 1;
-    for (int64_t channel = first; channel < first + channels; channel += kRows)
-      (count == kCount  ? conv_some<kOverlap, kRows, kCount>
-       : count == kHalf ? conv_some<kOverlap, kRows, kHalf>
-                        : conv_some<kOverlap, kRows, 1>)(block, channel, position);
-    position += count * P::kLanes;
+// Channels from `first` to `last`, kChannels at once. Each function takes some vectors of positions, whose codes stay
+// in the first-level cache for all channels.
+template <class Form, int kChannels>
+void conv_channels(const ConvBlock& block, int64_t first, int64_t last) {
+  constexpr int kMost = conv_vectors(kChannels), kHalf = (kMost + 1) / 2;
+  // One vector alone takes as long as two, which wait less for the sums before: 2 and 2 instead of 3 and 1.
+  const auto next = [](int64_t vectors) {
+    return vectors == kMost || vectors >= kMost + kHalf ? kMost : vectors >= kHalf ? kHalf : 1;
+  };
+  const auto run = [&](int count, int64_t row, int64_t col) {
+    for (int64_t channel = first; channel < last; channel += kChannels)
+      (count == kMost   ? conv_some<Form, kChannels, kMost>
+       : count == kHalf ? conv_some<Form, kChannels, kHalf>
+                        : conv_some<Form, kChannels, 1>)(block, channel, row, col);
+  };
+  if constexpr (Form::kByRows) {
+    for (int64_t row = 0; row < block.rows;) {
+      const int count = next(block.rows - row);
+      for (int64_t col = 0; col < block.cols; col += P::kLanes) run(count, row, col);
+      row += count;
+    }
+  } else {
+    for (int64_t row = 0; row < block.rows; ++row)
+      for (int64_t col = 0; col < block.cols;) {
+        const int count = next((block.cols - col + P::kLanes - 1) / P::kLanes);
+        run(count, row, col);
+        col += count * P::kLanes;
+      }
   }
 }
 
-template <bool kOverlap, int kRows>
+template <class Form, int kChannels>
 void conv_from(const ConvBlock& block, int64_t channel) {
-  const int64_t count = (block.channels - channel) / kRows * kRows;
-  if (count > 0) conv_rows<kOverlap, kRows>(block, channel, count);
-  if constexpr (kRows > 1) conv_from<kOverlap, kRows / 2>(block, channel + count);
+  const int64_t last = block.channels - (block.channels - channel) % kChannels;
+  if (channel < last) conv_channels<Form, kChannels>(block, channel, last);
+  if constexpr (kChannels > 1) conv_from<Form, kChannels / 2>(block, last);
 }
 
 inline void conv(const ConvBlock& block) {
-  block.quads_overlap ? conv_from<true, P::kConvRows>(block, 0) : conv_from<false, P::kConvRows>(block, 0);
+  if (block.position_bytes == kQuad)
+    conv_from<ConvForm<kQuad, false>, P::kConvRows>(block, 0);
+  else if (block.position_bytes == 2)
+    conv_from<ConvForm<2, true>, P::kConvRows>(block, 0);
+  else if (block.rows > 1)
+    conv_from<ConvForm<1, true>, P::kConvRows>(block, 0);
+  else
+    conv_from<ConvForm<1, false>, P::kConvRows>(block, 0);
 }
 
-template <bool kOverlap>
+template <int kBytes>
 void sum_codes_of(const ConvBlock& block) {
-  for (int64_t position = 0; position < block.positions; position += kMostConvVectors * P::kLanes) {
+  const int64_t positions = (block.rows - 1) * block.image_row + block.cols;
+  for (int64_t position = 0; position < positions; position += kMostConvVectors * P::kLanes) {
     typename P::I sums[1][kMostConvVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kMostConvVectors; ++v) sums[0][v] = P::set1(0);
-    conv_products<kOverlap, 1, kMostConvVectors>(block, block.ones, kQuad, position, sums);
+    conv_products<ConvForm<kBytes, false>, 1, kMostConvVectors>(block, block.ones, kQuad, position, sums);
 #pragma GCC unroll 8
     for (int v = 0; v < kMostConvVectors; ++v) P::store(block.code_sums + position + v * P::kLanes, sums[0][v]);
   }
 }
 
 inline void sum_codes(const ConvBlock& block) {
-  block.quads_overlap ? sum_codes_of<true>(block) : sum_codes_of<false>(block);
+  (block.position_bytes == kQuad ? sum_codes_of<kQuad>
+   : block.position_bytes == 2   ? sum_codes_of<2>
+                                 : sum_codes_of<1>)(block);
 }
 
 // Rows of 16 codes in `a` to `d`: stores their quads.

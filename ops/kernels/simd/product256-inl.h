@@ -24,8 +24,15 @@ struct Product256 : Vector256 {
   }
 
   static I quad(const uint8_t* p) { return _mm256_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  // The quads at p, p + kBytes, p + 2 * kBytes and so on.
+  template <int kBytes>
   static I overlapping_quads(const uint8_t* p) {
-    const I both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const auto codes = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
+    if constexpr (kBytes == 2)
+      return _mm256_shuffle_epi8(
+          _mm256_inserti128_si256(_mm256_castsi128_si256(codes(0)), codes(8), 1),
+          _mm256_broadcastsi128_si256(_mm_setr_epi32(0x03020100, 0x05040302, 0x07060504, 0x09080706)));
+    const I both = _mm256_broadcastsi128_si256(codes(0));
     return _mm256_shuffle_epi8(both, _mm256_setr_epi32(0x03020100, 0x04030201, 0x05040302, 0x06050403, 0x07060504,
                                                        0x08070605, 0x09080706, 0x0a090807));
   }
