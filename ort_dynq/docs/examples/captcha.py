@@ -91,6 +91,7 @@ def main(count: int = 300) -> None:
     characters = runpy.run_path(str(source / "charsets.py"))["CHARSET_BETA"]
     with tempfile.TemporaryDirectory() as folder:
         original, quantized, fast = (Path(folder) / f"{name}.onnx" for name in ("float", "quantized", "fast"))
+        # The rewriter needs opset 13 for convolutions.
         onnx.save(version_converter.convert_version(onnx.load(source / "common.onnx"), 13), original)
         logging.disable(logging.WARNING)  # quantize_dynamic recommends pre-processing
         quantize_dynamic(original, quantized)
