@@ -108,6 +108,11 @@ std::vector<int64_t> ConvImage::offsets() const {
   return result;
 }
 
+int64_t ConvImage::kernel_rows() const {
+  const bool is_one_plane = layouts_[1].begins.size() == 1 && axes_[1].stride == 1 && axes_[1].dilation == 1;
+  return form_ == kOverlapping && channels_ == 1 && axes_[0].kernel == 1 && is_one_plane ? axes_[1].kernel : 0;
+}
+
 std::vector<int8_t> ConvImage::ones() const {
   std::vector<int8_t> result;
   const bool is_channels = form_ == kChannelQuads;

@@ -50,6 +50,8 @@ class ConvImage {
 
   int64_t bytes() const { return units_ * unit_bytes_; }
   int64_t position_bytes() const { return position_bytes_; }
+  // The value of ConvBlock::kernel_rows.
+  int64_t kernel_rows() const;
 
   // For each quad of packed weights the bytes from the image's begin to its quad for the first position.
   std::vector<int64_t> offsets() const;

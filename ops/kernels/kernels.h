@@ -171,6 +171,7 @@ struct ConvBlock {
   const uint8_t* image;
   const int64_t* offsets;  // [quads]
   int64_t quads;
+  int64_t kernel_rows;    // 0, or quads are [kernel_rows][quads of a row]: rows of the image, and quads 4 bytes apart
   const int8_t* weights;  // [quads][16][4], from the first channel
   float* dst;
   int64_t dst_stride;  // from channel to channel

@@ -201,6 +201,7 @@ class QuantizedConv : public Node {
       block.image_row = form.row_positions();
       block.dst_row = axes[2].out;
       block.position_bytes = form.position_bytes();
+      block.kernel_rows = form.kernel_rows();
       block.image = image.get();
       block.offsets = offsets.data();
       const bool has_weight_zps = all.weight_zps != nullptr || all.weight_zp != 0;

@@ -19,7 +19,7 @@ using dynq::kQuad;
 // A block with the layouts of ConvBlock, except for weights, which begin with those of `first` other channels.
 struct Problem {
   int64_t channels = 0, first = 0, rows = 0, cols = 0, image_row = 0, dst_row = 0, dst_stride = 0;
-  int64_t position_bytes = kQuad, quads = 0;
+  int64_t position_bytes = kQuad, quads = 0, kernel_rows = 0;
   enum { kNoZeroPoints, kOneZeroPoint, kZeroPointPerChannel } zero_points = kNoZeroPoints;
   dynq::ScaleOrder order = dynq::kScalesFirst;
   int32_t zp = 0, weight_zp = 0;
@@ -33,7 +33,8 @@ struct Problem {
   std::string text() const {
     return std::to_string(channels) + " channels from " + std::to_string(first) + ", " + std::to_string(rows) + "x" +
            std::to_string(cols) + " positions of " + std::to_string(position_bytes) + " bytes, " +
-           std::to_string(quads) + " quads, order " + std::to_string(order);
+           std::to_string(kernel_rows) + " kernel rows, " + std::to_string(quads) + " quads, order " +
+           std::to_string(order);
   }
 
   // From the first position of the image to the last one.
@@ -78,6 +79,10 @@ inline Problem make_problem(Random& random) {
   problem.quads = random.one_in(8) ? 0 : random.integer(1, 40);
   problem.dst_stride = problem.rows * problem.dst_row + (random.one_in(2) ? 0 : random.integer(1, 20));
   problem.position_bytes = random.one_in(3) ? kQuad : random.integer(1, 2);
+  if (problem.position_bytes < kQuad && random.one_in(2)) {
+    problem.kernel_rows = random.of<int64_t>({1, 2, 3, 5, 7});
+    problem.quads = problem.kernel_rows * random.integer(1, 3);
+  }
   problem.zero_points = static_cast<decltype(problem.zero_points)>(random.integer(0, 2));
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   problem.zp = static_cast<int32_t>(random.integer(0, 255));
@@ -92,7 +97,9 @@ inline Problem make_problem(Random& random) {
   problem.scale = scale();
   int64_t last = 0;
   for (int64_t quad = 0; quad < problem.quads; ++quad) {
-    problem.offsets.push_back(random.integer(0, 1000));
+    const int64_t row_quads = problem.quads / std::max(problem.kernel_rows, int64_t{1});
+    const int64_t in_rows = quad / row_quads * problem.image_row * problem.position_bytes + quad % row_quads * kQuad;
+    problem.offsets.push_back(problem.kernel_rows > 0 ? in_rows : random.integer(0, 1000));
     last = std::max(last, problem.offsets.back());
     const int64_t used = random.one_in(4) ? random.integer(1, kQuad) : kQuad;
     for (int64_t i = 0; i < kQuad; ++i) problem.ones.push_back(i < used ? 1 : 0);
@@ -122,6 +129,7 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
   problem.position_bytes = kQuad;
   problem.zero_points = Problem::kNoZeroPoints;
   problem.zp = problem.weight_zp = 0;
+  problem.kernel_rows = 0;
   problem.quads = INT32_MAX / (255 * 128) / kQuad;
   const auto count = static_cast<size_t>(problem.quads * kQuad), channels = static_cast<size_t>(problem.channels);
   problem.offsets.assign(count / kQuad, 0);
@@ -154,6 +162,7 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   block.image_row = problem.image_row;
   block.dst_row = problem.dst_row;
   block.position_bytes = problem.position_bytes;
+  block.kernel_rows = problem.kernel_rows;
   block.image = place(arenas[0], problem.image);
   block.offsets = arenas[1].place(problem.offsets, at_end, 0);
   block.quads = problem.quads;

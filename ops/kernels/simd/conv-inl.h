@@ -59,6 +59,36 @@ inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t
   }
 }
 
+// The products of one channel whose kernel has kKernelRows rows: each quad of the image is loaded once, for all vectors
+// that multiply it.
+template <class Form, int kStep, int kKernelRows, int kCount>
+inline void conv_row_step(const ConvBlock& block, const int8_t* weights, const uint8_t* codes,
+                          typename P::I (&sums)[1][kCount]) {
+  const int64_t row_quads = block.quads / kKernelRows, step = block.image_row * Form::kBytes;
+  for (int64_t quad = 0; quad < row_quads; ++quad, codes += kQuad) {
+    typename P::I w[kKernelRows];
+#pragma GCC unroll 8
+    for (int k = 0; k < kKernelRows; ++k)
+      w[k] = P::template weights_of<kStep>(
+          P::quad(reinterpret_cast<const uint8_t*>(weights) + (k * row_quads + quad) * kBlockBytes));
+#pragma GCC unroll 16
+    for (int row = 0; row < kCount + kKernelRows - 1; ++row) {
+      const auto quads = P::template codes_of<kStep>(Form::quads(codes + row * step));
+#pragma GCC unroll 8
+      for (int k = 0; k < kKernelRows; ++k)
+        if (row - k >= 0 && row - k < kCount) sums[0][row - k] = P::dot(sums[0][row - k], quads, w[k]);
+    }
+  }
+}
+
+template <class Form, int kKernelRows, int kCount>
+inline void conv_row_products(const ConvBlock& block, const int8_t* weights, int64_t position,
+                              typename P::I (&sums)[1][kCount]) {
+  const uint8_t* codes = block.image + position * Form::kBytes + block.offsets[0];
+  conv_row_step<Form, 0, kKernelRows, kCount>(block, weights, codes, sums);
+  if constexpr (P::kSteps == 2) conv_row_step<Form, 1, kKernelRows, kCount>(block, weights, codes, sums);
+}
+
 template <class Form, int kChannels, int kCount>
 void conv_some(const ConvBlock& block, int64_t channel, int64_t row, int64_t col) {
   const int64_t position = row * block.image_row + col;
@@ -79,7 +109,17 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t row, int64_t col
         sums[c][v] = P::sub(sums[c][v], P::mul(zp, P::load(block.code_sums + position + v * Form::image_step(block))));
     }
   }
-  conv_products<Form, kChannels, kCount>(block, block.weights + channel * kQuad, kBlockBytes, position, sums);
+  const int8_t* weights = block.weights + channel * kQuad;
+  if constexpr (Form::kByRows && kChannels == 1 && kCount > 1) {
+    if (block.kernel_rows == 3)
+      conv_row_products<Form, 3, kCount>(block, weights, position, sums);
+    else if (block.kernel_rows == 5)
+      conv_row_products<Form, 5, kCount>(block, weights, position, sums);
+    else
+      conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
+  } else {
+    conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
+  }
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c) {
     const float scale = block.scale, channel_scale = load(block.channel_scales + channel + c);
