@@ -18,11 +18,21 @@ void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, u
   for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
 }
 
+// How many rows along axis `axis` a box has.
+int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
+  int64_t rows = 1;
+  for (int i = 0; i < axis; ++i) rows *= count[i];
+  return rows;
+}
+
 // Overlapping quads of stride 2 take more instructions than quads that are written once, if many outputs read them.
 constexpr int64_t kFewOutputs = 4;
 
-bool overlap(const ConvAxis& width, int64_t outputs) {
-  return width.dilation == 1 && (width.stride == 1 || (width.stride == 2 && outputs <= kFewOutputs));
+bool overlap(const ConvAxis (&axes)[kSpatialAxes], int64_t outputs) {
+  const ConvAxis& width = axes[2];
+  // If the kernel is much wider than the output, most positions would be those between rows.
+  const bool has_few_gaps = width.kernel <= width.out + 1 || axes[0].out * axes[1].out == 1;
+  return has_few_gaps && width.dilation == 1 && (width.stride == 1 || (width.stride == 2 && outputs <= kFewOutputs));
 }
 
 }  // namespace
@@ -31,14 +41,15 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
                      const ConvTile& tile)
     : axes_(axes),
       form_(quad_axis == QuadAxis::kChannels ? kChannelQuads
-            : overlap(axes[2], outputs)      ? kOverlapping
+            : overlap(axes, outputs)         ? kOverlapping
                                              : kWidthQuads),
       channels_(channels),
       width_quads_(form_ == kChannelQuads ? 1 : divide_up(axes[2].kernel, kQuad)),
       tile_(tile),
       interleave_(active_isa().products->interleave) {
   for (int i = 0; i < kSpatialAxes; ++i)
-    layouts_[i] = layout(axes[i], tile.first[i], tile.count[i], form_ != kWidthQuads || i < 2);
+    layouts_[i] = layout(axes[i], tile.first[i], tile.count[i], form_ != kWidthQuads || i < 2,
+                         (form_ != kOverlapping || i < 2) && rows_of(tile.count, i) > 1);
   units_ = form_ == kChannelQuads ? divide_up(channels, kQuad)
            : form_ == kWidthQuads ? channels * width_quads_
                                   : channels;
@@ -53,13 +64,13 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
   unit_bytes_ = static_cast<int64_t>(layouts_[0].begins.size() * layouts_[1].begins.size()) * planes_ * plane_bytes_;
 }
 
-ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares) {
+ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps) {
   Layout result;
   const int64_t begin = first * axis.stride - axis.pad, longest = (axis.kernel - 1) * axis.dilation / axis.stride;
   // The remainders of k * dilation repeat.
   const int64_t planes = std::min(axis.kernel, axis.stride / std::gcd(axis.dilation, axis.stride));
   // Without a product, which might overflow.
-  shares = shares && count + longest <= count * axis.kernel / planes;
+  shares = shares && count + longest <= count * axis.kernel / planes && (!has_gaps || longest <= count);
   for (int64_t k = 0; k < axis.kernel; ++k) {
     result.plane.push_back(shares ? k % planes : k);
     result.shift.push_back(shares ? k * axis.dilation / axis.stride : 0);

@@ -34,13 +34,14 @@ struct ConvSource {
 //
 // Along an axis, the positions that a kernel position reads are `stride` apart. The image has those with equal
 // remainders in a plane of its own, so that they are adjacent, and kernel positions share planes. If the kernel
-// positions are so far apart that they share too little, each has its own plane. Dimensions: [quads][planes of 3
-// axes][lengths of 3 axes][4].
+// positions are so far apart that they share too little, each has its own plane. So it has if rows in shared planes
+// would be longer than twice those of the output: kernels compute the positions between rows, too. Dimensions:
+// [quads][planes of 3 axes][lengths of 3 axes][4].
 //
 // Quads along the width have a plane for each kernel position in them. But they overlap if the dilation of the width is
-// 1 and its stride 1, or 2 for a few outputs: the image has codes, and the quad of a position is made of the four from
-// there. Rows then have a multiple of `stride` codes. Dimensions: [channels][planes of 2 axes][lengths of 3
-// axes][stride].
+// 1 and its stride 1, or 2 for a few outputs, and the output is not narrower than the kernel: the image has codes, and
+// the quad of a position is made of the four from there. Rows then have a multiple of `stride` codes. Dimensions:
+// [channels][planes of 2 axes][lengths of 3 axes][stride].
 class ConvImage {
  public:
   // `channels` and `outputs` are those of a group.
@@ -84,7 +85,7 @@ class ConvImage {
     uint8_t* strided;       // memory for codes that are not adjacent in their row
   };
 
-  static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares);
+  static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps);
   void find_codes(Elements& elements) const;
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
   void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],

@@ -160,8 +160,8 @@ struct ProductBlock {
 // position. Pointers to channels point to the first channel. image, weights, dst and arrays of channels may be
 // unaligned.
 //
-// From the first byte of a quad of the first position to the end of the last one, and kConvSlack * 4 bytes more, the image
-// is readable: kernels read whole vectors, and do not use the codes beyond the last position.
+// From the first byte of a quad of the first position to the end of the last one, and kConvSlack * 4 bytes more, the
+// image is readable: kernels read whole vectors, and do not use the codes beyond the last position.
 struct ConvBlock {
   int64_t channels;        // up to 16, of one block of weights
   int64_t rows, cols;      // positions; those of a row are adjacent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -38,10 +40,10 @@ def convolve(x: Array, w: Array, node: ir.Node) -> Array:
     padded = np.pad(x, [(0, 0), (0, 0), *pads])
     outputs = [(length - span) // s + 1 for length, span, s in zip(padded.shape[2:], spans, strides, strict=True)]
     filters = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)
-    total = np.zeros((x.shape[0], group, filters.shape[1], int(np.prod(outputs))))
+    total = np.zeros((x.shape[0], group, filters.shape[1], math.prod(outputs)))
     for position in np.ndindex(*kernel):
         starts = [at * dilation for at, dilation in zip(position, dilations, strict=True)]
         every = (slice(a, a + (o - 1) * s + 1, s) for a, o, s in zip(starts, outputs, strides, strict=True))
         window = padded[(slice(None), slice(None), *every)]
-        total += filters[(..., *position)] @ window.reshape(x.shape[0], group, w.shape[1], -1)
+        total += filters[(..., *position)] @ window.reshape(x.shape[0], group, w.shape[1], math.prod(outputs))
     return np.asarray(total.reshape(x.shape[0], w.shape[0], *outputs))

@@ -73,14 +73,15 @@ WEIGHTS = {
 
 
 def model_of(
-    body: str, constants: dict[str, Array], *, axes: int = 2, opset: int = 18, outputs: str = ""
+    body: str, constants: dict[str, Array], *, axes: int = 2, opset: int = 18, inputs: str = "", outputs: str = ""
 ) -> onnx.ModelProto:
     """A model from x, float32 [N, C, ...], to y."""
     x = f"float[N, {C}, {', '.join('DEF'[:axes])}] x"
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": {opset}]> g ({x}) => (float[] y{outputs}) {{ {body} }}'
+        f'<ir_version: 8, opset_import: ["": {opset}]> g ({x}{inputs}) => (float[] y{outputs}) {{ {body} }}'
     )
-    used = {name for node in nodes_of(model.graph) for name in node.input}
+    used = {name for node in nodes_of(model.graph) for name in node.input} - {each.name for each in model.graph.input}
+    used -= {name for node in nodes_of(model.graph) for name in node.output}
     numbers = {name: np.asarray(number, F) for name, number in NUMBERS.items()} | {
         "b": np.linspace(-3, 3, M).astype(F),
         "b4": np.linspace(-3, 3, M).astype(F).reshape(1, M, 1, 1),
@@ -157,6 +158,27 @@ def test_biases(tail: str) -> None:
     model = model_of(ACTIVATIONS["symmetric"] + tail, WEIGHTS["folded"][1])
     check_converted(model, images(9, 8))
     assert "Add" not in [node.op_type for node in rewrite(model).to_proto().graph.node]
+
+
+def test_a_bias_of_unknown_length() -> None:
+    """It cannot be told from one that does not fit, so the convolution stays."""
+    model = model_of(ACTIVATIONS["symmetric"] + "y = Conv(dx, w, b)", WEIGHTS["folded"][1], inputs=", float[K] b")
+    report = check(model, images(9, 8) | {"b": np.linspace(-3, 3, M).astype(F)}, exact=False)
+    assert "QuantizedConv" not in found(report)
+    assert ["one float32 number for each output channel" in finding.reason for finding in report.left] == [True]
+
+
+def test_a_bias_that_is_computed_at_run_time() -> None:
+    body = ACTIVATIONS["symmetric"] + "b = Neg(given)\n y = Conv(dx, w, b)"
+    model = model_of(body, WEIGHTS["folded"][1], inputs=f", float[{M}] given")
+    check_converted(model, images(9, 8) | {"given": np.linspace(-3, 3, M).astype(F)})
+
+
+def test_an_empty_batch() -> None:
+    model = model_of(
+        ACTIVATIONS["DynamicQuantizeLinear"] + "y = Conv<pads = [1, 1, 1, 1]>(dx, w, b)", WEIGHTS["folded"][1]
+    )
+    check_converted(model, {"x": np.zeros((0, C, 9, 8), F)})
 
 
 def test_one_activation_for_several_convolutions() -> None:

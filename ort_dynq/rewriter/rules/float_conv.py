@@ -45,12 +45,12 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if not has_one_scale(source) or not _has_one_zero_point(source):
         raise Left(_NO_SCALE)
     weights, scale = _weights(w, context)
-    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape is None or len(bias.shape) != 1):
-        raise Left("the bias is not known to be a float32 vector")
+    facts, channels = context.facts, weights.channels
+    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([channels.size])):
+        raise Left("the bias is not known to have one float32 number for each output channel")
     geometry = geometry_of(node, weights)
     if (reason := too_small_convolution(node, weights.codes)) is not None:
         raise Left(reason)
-    facts, channels = context.facts, weights.channels
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(Activations).of(a, source, 1, context, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
