@@ -217,7 +217,7 @@ void ConvImage::write_quads(const Elements& elements, const ConvSource& source, 
       rows[i] = elements.unused;
       continue;
     }
-    rows[i] = elements.rows[i] + elements.begins[i] + elements.first * stride;
+    rows[i] = elements.rows[i] + (elements.begins[i] + elements.first * stride);
     if (stride == 1) continue;
     uint8_t* copy = elements.strided + i * count;
     if (stride == 2)
@@ -236,7 +236,7 @@ void ConvImage::write_codes(const Elements& elements, const ConvSource& source, 
     std::memset(to + last, source.zp, static_cast<size_t>(layouts_[2].length * position_bytes_ - last));
   }
   if (first == last) return;
-  const uint8_t* from = elements.rows[0] + elements.begins[0] + first;
+  const uint8_t* from = elements.rows[0] + (elements.begins[0] + first);
   if (source.flip == 0)
     std::memcpy(to + first, from, static_cast<size_t>(last - first));
   else

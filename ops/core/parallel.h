@@ -1,6 +1,9 @@
 // How work is cut into tasks and how tasks are run.
 #pragma once
 
+#include <atomic>
+#include <new>
+
 #include "core/operator.h"
 
 namespace dynq {
@@ -14,15 +17,29 @@ constexpr int64_t part_count(int64_t elements, int64_t most) {
   return parts < 1 ? 1 : parts < most ? parts : most;
 }
 
-// Calls task(i) for every i < count: a single task on the calling thread, several on the threads of `context`.
+// Calls task(i) for every i < count: a single task on the calling thread, several on the threads of `context`. Throws
+// std::bad_alloc after the last task if one threw it: exceptions cannot leave the threads of ONNX Runtime. Tasks throw
+// no other exception.
 template <class Task>
 void run_tasks(Context& context, int64_t count, const Task& task) {
   if (count == 1) {
     task(int64_t{0});
     return;
   }
-  const auto call = [](void* data, size_t index) { (*static_cast<const Task*>(data))(static_cast<int64_t>(index)); };
-  context.parallel_for(static_cast<size_t>(count), call, const_cast<Task*>(&task));
+  struct Run {
+    const Task& task;
+    std::atomic<bool> has_memory;
+  } run = {task, {true}};
+  const auto call = [](void* data, size_t index) {
+    Run& all = *static_cast<Run*>(data);
+    try {
+      all.task(static_cast<int64_t>(index));
+    } catch (const std::bad_alloc&) {
+      all.has_memory = false;
+    }
+  };
+  context.parallel_for(static_cast<size_t>(count), call, &run);
+  if (!run.has_memory) throw std::bad_alloc();
 }
 
 }  // namespace dynq

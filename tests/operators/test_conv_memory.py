@@ -1,14 +1,21 @@
-"""The memory of QuantizedConv: its output, and an image of a tile, whatever the geometry is."""
+"""The memory of QuantizedConv: its output, and an image of a tile, whatever the geometry is; too little is an error."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import resource
+import subprocess
+import sys
 
 import numpy as np
+import onnxruntime as ort
 import pytest
-from convolutions import Case, conv_inputs
+from convolutions import GIVEN, NAMES, Case, conv_inputs
+from helpers import parse
 
+import ort_dynq
 from ort_dynq import kernels
 
 LIMIT = 3 << 20  # bytes besides the output, on one thread: the image of a row, sums and offsets
@@ -30,6 +37,9 @@ GEOMETRIES = {
     "a stride larger than src": ((1, 2, 500, 500), 2, (9, 9), 1, (2**31 - 1, 2**31 - 1), (50, 50)),
 }
 PR_SET_THP_DISABLE = 41
+RUNS = 100  # without memory: which thread fails first varies
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs malloc_trim")
 
 
 def case(name: str) -> Case:
@@ -41,10 +51,10 @@ def case(name: str) -> Case:
     return inputs, weights, given
 
 
-def peak() -> int:
-    """The most resident bytes of this process since it last wrote 5 to clear_refs."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
+def status(name: str) -> int:
+    """Bytes of this process: "VmHWM" are the most resident ones since it last wrote 5 to clear_refs."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 def growth(name: str) -> int:
@@ -57,14 +67,47 @@ def growth(name: str) -> int:
         libc.malloc_trim(0)  # otherwise the output might take memory that was freed before
         with open("/proc/self/clear_refs", "w", encoding="ascii") as clear:
             clear.write("5")
-        before = peak()
+        before = status("VmHWM")
         (result,) = kernels.run("QuantizedConv", inputs, **given)
-        return peak() - before - result.nbytes
+        return status("VmHWM") - before - result.nbytes
     finally:
         libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs malloc_trim")
+@needs_glibc
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_memory_is_bounded(name: str) -> None:
     assert -(1 << 20) < growth(name) < LIMIT
+
+
+def run_without_memory() -> None:
+    """Runs a session while no task of QuantizedConv has memory for its image of 1 MB."""
+    inputs, _, given = case("many channels")
+    attributes = ", ".join(f"{name} = {value}" for name, value in (GIVEN | given).items())
+    types = ("uint8", "float", "uint8", "int8", "int8", "float", "int32", "float", "int32")
+    heads = ", ".join(f"{type_}[] {name}" for type_, name in zip(types, NAMES, strict=True))
+    model = parse(heads, "float[] dst", f"dst = ort_dynq.QuantizedConv<{attributes}>({', '.join(NAMES)})")
+    options = ort.SessionOptions()  # its threads spin, so that they begin at once
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 4
+    session = ort.InferenceSession(model.SerializeToString(), ort_dynq.register(options, "native"))
+    feeds = dict(zip(NAMES, inputs, strict=True))
+    before = session.run(None, feeds)[0]
+    ctypes.CDLL(None).malloc_trim(0)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + (1 << 19), limits[1]))
+    for _ in range(RUNS):
+        with pytest.raises(Exception, match="std::bad_alloc"):
+            session.run(None, feeds)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert np.array_equal(session.run(None, feeds)[0], before)
+
+
+@needs_glibc
+def test_no_memory_in_a_task_is_an_error() -> None:
+    """An exception that leaves a thread of ONNX Runtime ends the process."""
+    # Threads have no memory of their own, and large arrays are not made of memory that was freed before.
+    given = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "import test_conv_memory; test_conv_memory.run_without_memory()"]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
