@@ -128,8 +128,8 @@ def _stock(geometry: str, order: int) -> ort.InferenceSession:
 def stock_conv(case: Case) -> Array:
     """The result of ConvInteger, Cast, Mul and Add in ONNX Runtime.
 
-    ConvInteger takes no int8 codes of activations: they and their zero point are stored 128 larger. ONNX Runtime
-    computes no pads of dilated kernels: such a kernel is replaced by a larger one, with zeros between its weights.
+    int8 codes and their zero point are stored 128 larger: ConvInteger of ONNX Runtime 1.20.1 takes uint8 only. For
+    dilated kernels it computes no pads: such a kernel is replaced by a larger one, with zeros between its weights.
     With auto_pad, strides may exceed the kernel's shape by 2: beyond that, ONNX Runtime crops.
     """
     inputs, weights, given = case

@@ -6,6 +6,7 @@ weights and biases, as exporters write them. Weights are normal values times the
 number of inputs. The last convolution of each block has a fourth of that, so that the sums of blocks stay of one size.
 
 The networks are standard ONNX of opset 20 and IR version 10, which onnxruntime 1.20.1 and newer run.
+conv_s8 needs a newer version, whose ConvInteger takes int8 weights; 1.24.4 does.
 """
 
 from __future__ import annotations

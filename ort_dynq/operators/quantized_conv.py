@@ -20,10 +20,10 @@ _LEAST = (1, 1, 1, 0, 0)
 
 
 def _body(opset: int) -> str:
-    # ConvInteger takes no int8 activations and no zero points of channels, and its attributes cannot come from an
-    # input. So patches are gathered and multiplied. Every src is treated as one of three spatial dimensions; those that
-    # it lacks are leading ones. Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on
-    # some CPUs.
+    # ConvInteger takes no zero points of channels, and its attributes cannot come from an input. Only some versions of
+    # ONNX Runtime, not 1.20.1, accept int8 codes or weights. So patches are gathered and multiplied. Every src is
+    # treated as one of three spatial dimensions; those that it lacks are leading ones. Weights are uint8, since ONNX
+    # Runtime's sums of uint8 and int8 products saturate on some CPUs.
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
     gathered = "\n".join(_indices(axis) for axis in range(3))

@@ -224,6 +224,17 @@ def test_what_is_left(body: str, weights: str, reason: str) -> None:
             assert [reason in finding.reason for finding in report.left] == [True], report.left
 
 
+@pytest.mark.parametrize(("size", "is_left"), [(34, True), (35, False)])
+def test_small_convolutions_stay(size: int, is_left: bool) -> None:
+    """216 weights by 34 * 34 positions are fewer than 262144 products, by 35 * 35 they are more."""
+    model = model_of(ACTIVATIONS["symmetric"] + "y = Conv<pads = [1, 1, 1, 1]>(dx, w, b)", WEIGHTS["folded"][1])
+    for dim, length in zip(model.graph.input[0].type.tensor_type.shape.dim, (1, C, size, size), strict=True):
+        dim.dim_value = length
+    result = rewrite(model)
+    assert ("QuantizedConv" not in found(result.report)) == is_left
+    assert ["too small" in finding.reason for finding in result.report.left] == [True] * is_left
+
+
 def test_a_wrong_result_is_found() -> None:
     """Verification compares with the convolution of the original: other weights fail it."""
     model = model_of(ACTIVATIONS["symmetric"] + "y = Conv<pads = [1, 1, 1, 1]>(dx, w, b)", WEIGHTS["folded"][1])

@@ -17,7 +17,7 @@ FEWEST_ELEMENTS = 2048
 _FEWEST_PRODUCTS = 4096
 _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
-_FEWEST_PRODUCTS_OF_CONVOLUTION = 0
+_FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
@@ -83,16 +83,16 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
     return elements * columns < fewest
 
 
-def too_small_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> str | None:
-    """Returns the reason why a convolution gains nothing from becoming one operator of ort_dynq, or None.
+def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
+    """Returns whether quantizing a Conv costs more than integers save; False if the size of the image is not known.
 
     Args:
-        node: A Conv or ConvInteger. Dimensions of its output that are not known are assumed to be short.
+        node: The Conv.
         weights: Its weights, [M, C / group, k1, ..., kr].
     """
     shape = node.outputs[0].shape
-    lengths = [_ASSUMED] * (weights.ndim - 2) if shape is None else list(shape)[2:]
-    products = weights.size * math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in lengths)
-    if products >= _FEWEST_PRODUCTS_OF_CONVOLUTION:
-        return None
-    return f"the convolution is too small: {products} products cost less than calling a custom operator"
+    lengths = [] if shape is None else [dim for dim in list(shape)[2:] if isinstance(dim, int)]
+    if shape is None or len(lengths) != weights.ndim - 2:
+        return False
+    batch = shape[0] if isinstance(shape[0], int) else 1
+    return batch * weights.size * math.prod(lengths) < _FEWEST_PRODUCTS_OF_CONVOLUTION

@@ -20,7 +20,7 @@ from ..builders.activations import Activations, dequantizer_of, has_one_scale
 from ..builders.convolution import Weights, check_rank, geometry_of, replace_convolution
 from ..builders.product_tail import Tail
 from ..edit import Edit
-from ..facts.cost import too_small_convolution
+from ..facts.cost import is_tiny_convolution
 from ..facts.folding import evaluate
 from ..facts.grid import grid_of
 from ..facts.values import has_one_element
@@ -49,8 +49,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([channels.size])):
         raise Left("the bias is not known to have one float32 number for each output channel")
     geometry = geometry_of(node, weights)
-    if (reason := too_small_convolution(node, weights.codes)) is not None:
-        raise Left(reason)
+    if is_tiny_convolution(node, weights.codes):
+        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(Activations).of(a, source, 1, context, edit)
     # The channel scales come first: the product of two scales may be too small for float32.

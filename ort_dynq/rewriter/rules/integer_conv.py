@@ -19,7 +19,6 @@ from ..builders.convolution import Weights, check_rank, geometry_of, replace_con
 from ..builders.integer_product import converted, is_static, weights_of
 from ..builders.product_tail import tail_of
 from ..edit import Edit
-from ..facts.cost import too_small_convolution
 from ..facts.values import CODE_TYPES
 from ..report import Left
 from ..rule import Context, Rule
@@ -59,8 +58,6 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     tail = tail_of(node.outputs[0], codes, weights.channels, context.facts)
     if tail is None:
         raise Left("the sums are not converted to float32 and multiplied by one scale, or one for each output channel")
-    if (reason := too_small_convolution(node, weights.codes)) is not None:
-        raise Left(reason)
     edit = context.edit("QuantizedConv", node)
     if zero_point is None:
         zero_point = edit.add_constant(np.zeros((), codes.dtype.numpy()), before=node)
