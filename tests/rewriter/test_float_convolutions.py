@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from helpers import Array, make_session, stock_session
 from onnx import numpy_helper
@@ -16,6 +17,7 @@ from rewriting import check, found, nodes_of
 
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
+from ort_dynq.rewriter.facts.cost import is_tiny_convolution
 
 F = np.float32
 M, C = 6, 4
@@ -233,6 +235,17 @@ def test_small_convolutions_stay(size: int, is_left: bool) -> None:
     result = rewrite(model)
     assert ("QuantizedConv" not in found(result.report)) == is_left
     assert ["too small" in finding.reason for finding in result.report.left] == [True] * is_left
+
+
+@pytest.mark.parametrize(
+    ("channels", "group", "image", "is_left"),
+    [(512, 1, (1, 7), True), (512, 1, (1, 8), False), (512, 512, (13, 14), True), (512, 512, (14, 14), False)],
+)
+def test_convolutions_of_few_positions_stay(channels: int, group: int, image: tuple[int, int], is_left: bool) -> None:
+    node = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w")])
+    node.outputs[0].shape = ir.Shape([1, channels, *image])
+    weights = np.ones((channels, channels // group, 3, 3), np.int8)
+    assert is_tiny_convolution(node, weights) == is_left
 
 
 def test_a_wrong_result_is_found() -> None:

@@ -18,6 +18,8 @@ _FEWEST_PRODUCTS = 4096
 _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
+# Kernels multiply 16 positions at once; a depthwise convolution does little else for each channel.
+_FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
@@ -95,4 +97,7 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
     if shape is None or len(lengths) != weights.ndim - 2:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
-    return batch * weights.size * math.prod(lengths) < _FEWEST_PRODUCTS_OF_CONVOLUTION
+    positions = math.prod(lengths)
+    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if weights.shape[1] == 1 else _FEWEST_POSITIONS):
+        return True
+    return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION
