@@ -309,13 +309,14 @@ struct Convolution {
     const bool is_too_long = quads > (1 << 17);
     quads = is_too_long ? 1 : quads * (is_width ? inputs : (inputs + 3) / 4);
     // As for products: few are several tasks.
-    const int64_t most = is_large && bytes.one_in(8) ? 40000000 : 1000000;
+    const int64_t most = is_large && bytes.one_in(8) ? 20000000 : 1000000;
     const auto products = [&] {
-      int64_t count = 2 * (outputs + 15) / 16 * 64 * quads;
-      for (size_t i = 0; i < rank; ++i) count *= std::min<int64_t>(out[i], 3000);
-      return count;
+      int64_t positions = 1;
+      for (size_t i = 0; i < rank; ++i) positions *= std::min<int64_t>(out[i], 3000);
+      return 2 * outputs * 4 * quads * std::max<int64_t>(positions, 64);  // kernels compute whole vectors
     };
     for (size_t i = 0; i < rank && products() > most; ++i) geometry[1][i] = INT32_MAX, out[i] = 2;
+    outputs = products() > 4 * most ? std::min<int64_t>(outputs, group > 16 ? 1 : group) : outputs;
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
