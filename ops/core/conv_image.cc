@@ -25,11 +25,9 @@ int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
   return rows;
 }
 
-// Overlapping quads of stride 2 take more instructions than quads that are written once, if many outputs read them.
-constexpr int64_t kFewOutputs = 4;
-
 bool overlap(const ConvAxis (&axes)[kSpatialAxes], int64_t outputs) {
   const ConvAxis& width = axes[2];
+  // Overlapping quads of stride 2 take more instructions than quads that are written once, if many outputs read them.
   // If the kernel is much wider than the output, most positions would be those between rows.
   const bool has_few_gaps = width.kernel <= width.out + 1 || axes[0].out * axes[1].out == 1;
   return has_few_gaps && width.dilation == 1 && (width.stride == 1 || (width.stride == 2 && outputs <= kFewOutputs));

@@ -12,6 +12,8 @@ namespace dynq {
 
 // A convolution has three spatial axes; those that it does not use have length 1.
 constexpr int kSpatialAxes = 3;
+// Outputs of a group: kernels take so few one by one.
+constexpr int64_t kFewOutputs = 4;
 
 struct ConvAxis {
   int64_t in = 1, out = 1, kernel = 1, stride = 1, dilation = 1;

@@ -247,8 +247,9 @@ class QuantizedConv : public Node {
     // Whether vectors that belong to one row each are fewer than those of all positions. Copying those takes time, too.
     bool writes_rows(const ConvImage& form, int64_t rows, int64_t cols) const {
       constexpr int64_t kCopy = 6;  // quads that are multiplied while the sums of a vector are copied
-      return form.position_bytes() < kQuad && rows * divide_up(cols, kBlockColumns) * quads <
-                                                  divide_up(form.positions(), kBlockColumns) * (quads + kCopy);
+      return form.position_bytes() < kQuad && group_outputs <= kFewOutputs &&
+             rows * divide_up(cols, kBlockColumns) * quads <
+                 divide_up(form.positions(), kBlockColumns) * (quads + kCopy);
     }
 
     void copy_rows(const ConvImage& form, const ConvTile& tile, const float* from, int64_t count, float* to) const {

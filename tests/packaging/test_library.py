@@ -81,5 +81,5 @@ def test_runs_on_manylinux_2_28(build: Path) -> None:
 def test_size(build: Path) -> None:
     library = build / "libort_dynq.so"
     assert ".symtab" not in run("readelf", "-SW", library)  # stripped
-    # 690 kB of elementwise kernels for three instruction sets, and about 45 kB of products for each of five.
-    assert library.stat().st_size < 950_000
+    # 690 kB of elementwise kernels for three instruction sets; products and convolutions for each of five, up to 80 kB.
+    assert library.stat().st_size < 1_250_000

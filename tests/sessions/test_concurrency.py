@@ -249,7 +249,7 @@ def test_closed_sessions_free_their_memory(backend: str) -> None:
     The library of onnxruntime-extensions alone leaks up to 5 KB for each session, half a megabyte in all. Sessions that
     stay open take more memory than the bound.
     """
-    bound = 1536 << 10
+    bound = 3 << 20
 
     def turn(index: int) -> ort.InferenceSession:
         session = open_session(backend, 1 + index % 2)

@@ -179,13 +179,14 @@ void conv_from(const ConvBlock& block, int64_t channel) {
   if constexpr (kChannels > 1) conv_from<Form, kChannels / 2>(block, last);
 }
 
+// Rows are for a few channels of each group, so that one channel at once does.
 inline void conv(const ConvBlock& block) {
   if (block.position_bytes == kQuad)
     conv_from<ConvForm<kQuad, false>, P::kConvRows>(block, 0);
   else if (block.position_bytes == 2)
-    conv_from<ConvForm<2, true>, P::kConvRows>(block, 0);
+    conv_from<ConvForm<2, true>, 1>(block, 0);
   else if (block.rows > 1)
-    conv_from<ConvForm<1, true>, P::kConvRows>(block, 0);
+    conv_from<ConvForm<1, true>, 1>(block, 0);
   else
     conv_from<ConvForm<1, false>, P::kConvRows>(block, 0);
 }
