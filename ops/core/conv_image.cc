@@ -5,12 +5,11 @@
 #include <memory>
 #include <numeric>
 
+#include "core/rounding.h"
 #include "kernels/kernels.h"
 
 namespace dynq {
 namespace {
-
-int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
 template <int64_t kStride>
 void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t* __restrict to) {
@@ -118,7 +117,7 @@ std::vector<int8_t> ConvImage::ones() const {
   const int64_t outer = is_channels ? positions * axes_[2].kernel : channels_ * positions;
   const int64_t inner = is_channels ? channels_ : axes_[2].kernel;
   for (int64_t i = 0; i < outer; ++i)
-    for (int64_t k = 0; k < divide_up(inner, kQuad) * kQuad; ++k) result.push_back(k < inner ? 1 : 0);
+    for (int64_t k = 0; k < round_up(inner, kQuad); ++k) result.push_back(k < inner ? 1 : 0);
   return result;
 }
 
@@ -218,10 +217,7 @@ void ConvImage::write_quads(const Elements& elements, const ConvSource& source, 
     rows[i] = elements.rows[i] + (elements.begins[i] + elements.first * stride);
     if (stride == 1) continue;
     uint8_t* copy = elements.strided + i * count;
-    if (stride == 2)
-      copy_codes<2>(rows[i], stride, count, copy);
-    else
-      copy_codes<0>(rows[i], stride, count, copy);
+    (stride == 2 ? copy_codes<2> : copy_codes<0>)(rows[i], stride, count, copy);
     rows[i] = copy;
   }
   interleave_(rows, count, source.flip, to + elements.first * kQuad);

@@ -179,7 +179,8 @@ struct ConvBlock {
   int32_t zp;
   const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
   int32_t weight_zp;
-  int32_t* code_sums;  // of the image's positions and kConvSlack more; sum_codes writes them, weight_zps need them
+  int32_t*
+      code_sums;  // of the image's positions and kConvSlack more; sum_codes writes them, weight zero points need them
   const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; for sum_codes
   const float* channel_scales;
   const int32_t* channel_sums;

@@ -10,6 +10,7 @@
 #include "core/attributes.h"
 #include "core/conv_image.h"
 #include "core/parallel.h"
+#include "core/rounding.h"
 #include "core/sums.h"
 #include "kernels/kernels.h"
 
@@ -25,8 +26,6 @@ constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a ta
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
 constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write the same image
-
-int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
 class QuantizedConv : public Node {
  public:

@@ -8,6 +8,7 @@
 
 #include "core/attributes.h"
 #include "core/parallel.h"
+#include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
 #include "kernels/kernels.h"
@@ -21,8 +22,6 @@ constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
 constexpr int64_t kMostTasks = 64;
 constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 class QuantizedMatMul : public Node {
  public:

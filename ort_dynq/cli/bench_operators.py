@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .command import Outcome
 from .render import Figure, format_shape, one_line, ratio_style, table
@@ -23,35 +23,28 @@ def operators(arguments: argparse.Namespace, settings: Settings, track: Track) -
     from ..bench.operators import SIZES, bench_operators
 
     timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
-
-    def text() -> Iterator[RenderableType]:
-        yield "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
-        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "copy")
-        rows = [
-            (
-                *(each.operator, each.granularity, format_shape(each.shape), each.threads),
-                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3)),
-                *(Figure(each.ratio, 2), Figure(each.copy_ratio, 2)),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[6]))
-
-    return Outcome({"timings": list(map(asdict, timings))}, text)
+    note = "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
+    return _table(timings, note, "copy", lambda each: Figure(each.copy_ratio, 2))
 
 
 def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     from ..bench.operators import MISALIGNED_SIZES, bench_misaligned
 
     timings = bench_misaligned(settings, arguments.sizes or MISALIGNED_SIZES, track=track)
+    note = "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
+    return _table(timings, note, "offset", lambda each: each.offset)
+
+
+def _table(timings: Sequence[Any], note: str, last: str, value: Callable[[Any], object]) -> Outcome:
+    """The outcome of timed operators; `value` returns the cell of a timing in the last column."""
 
     def text() -> Iterator[RenderableType]:
-        yield "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
-        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", "offset")
+        yield note
+        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", last)
         rows = [
             (
                 *(each.operator, each.granularity, format_shape(each.shape), each.threads),
-                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.offset),
+                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2), value(each)),
             )
             for each in timings
         ]
