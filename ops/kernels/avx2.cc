@@ -123,10 +123,6 @@ struct P : Product256 {
   static I weights_of(I quads) {
     return _mm256_srai_epi16(kStep == 0 ? _mm256_slli_epi16(quads, 8) : quads, 8);
   }
-  template <int kStep>
-  static I weights(const int8_t* p) {
-    return weights_of<kStep>(load(p));
-  }
   // 4-bit weights minus zero points are within 15, so the sums of four products fit int16.
   static I dot4(I sums, I codes0, I codes1, I low, I high) {
     const I four = _mm256_add_epi16(_mm256_maddubs_epi16(codes0, low), _mm256_maddubs_epi16(codes1, high));

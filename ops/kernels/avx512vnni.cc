@@ -24,18 +24,6 @@ struct P : Vector512 {
     return sums;
   }
   static I quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
-  template <int>
-  static I codes_of(I quads) {
-    return quads;
-  }
-  template <int>
-  static I weights_of(I quads) {
-    return quads;
-  }
-  template <int>
-  static I weights(const int8_t* p) {
-    return load(p);
-  }
 
   // The quads at p, p + kBytes, p + 2 * kBytes and so on. A shuffle stays within 16 bytes, so that quads whose codes
   // are beyond the first 16 need further loads.

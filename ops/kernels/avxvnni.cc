@@ -20,18 +20,6 @@ struct P : Product256 {
 #endif
     return sums;
   }
-  template <int>
-  static I codes_of(I quads) {
-    return quads;
-  }
-  template <int>
-  static I weights_of(I quads) {
-    return quads;
-  }
-  template <int>
-  static I weights(const int8_t* p) {
-    return load(p);
-  }
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };
 

@@ -1,7 +1,6 @@
 // convolutions: codes of positions times packed weights of output channels to floats, written once for any type `P` of
 // products (product-inl.h). A vector has the sums of P::kLanes adjacent positions and one channel, so that a channel of
-// the output is written in order. P::codes_of<> and P::weights_of<> are quads as P::dot() takes them in each step;
-// P::overlapping_quads<>() are those of positions that are 1 or 2 codes apart.
+// the output is written in order. P::overlapping_quads<>() are those of positions that are 1 or 2 codes apart.
 // P::kConvSums sums, of P::kConvRows channels or fewer, fit the registers.
 
 #include "kernels/simd/product-inl.h"
@@ -33,10 +32,10 @@ template <class Form, int kStep, int kChannels, int kCount, class Sums>
 inline void conv_step(const uint8_t* codes, int64_t step, const typename P::I (&weights)[kChannels], Sums& sums) {
   typename P::I w[kChannels];
 #pragma GCC unroll 8
-  for (int c = 0; c < kChannels; ++c) w[c] = P::template weights_of<kStep>(weights[c]);
+  for (int c = 0; c < kChannels; ++c) w[c] = weights_of<kStep>(weights[c]);
 #pragma GCC unroll 8
   for (int v = 0; v < kCount; ++v) {
-    const auto quads = P::template codes_of<kStep>(Form::quads(codes + v * step * Form::kBytes));
+    const auto quads = codes_of<kStep>(Form::quads(codes + v * step * Form::kBytes));
 #pragma GCC unroll 8
     for (int c = 0; c < kChannels; ++c) sums[c][v] = P::dot(sums[c][v], quads, w[c]);
   }
@@ -69,11 +68,11 @@ inline void conv_row_step(const ConvBlock& block, const int8_t* weights, const u
     typename P::I w[kKernelRows];
 #pragma GCC unroll 8
     for (int k = 0; k < kKernelRows; ++k)
-      w[k] = P::template weights_of<kStep>(
-          P::quad(reinterpret_cast<const uint8_t*>(weights) + (k * row_quads + quad) * kBlockBytes));
+      w[k] =
+          weights_of<kStep>(P::quad(reinterpret_cast<const uint8_t*>(weights) + (k * row_quads + quad) * kBlockBytes));
 #pragma GCC unroll 16
     for (int row = 0; row < kCount + kKernelRows - 1; ++row) {
-      const auto quads = P::template codes_of<kStep>(Form::quads(codes + row * step));
+      const auto quads = codes_of<kStep>(Form::quads(codes + row * step));
 #pragma GCC unroll 8
       for (int k = 0; k < kKernelRows; ++k)
         if (row - k >= 0 && row - k < kCount) sums[0][row - k] = P::dot(sums[0][row - k], quads, w[k]);

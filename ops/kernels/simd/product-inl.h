@@ -2,14 +2,30 @@
 // instruction set defines P and includes this file in its anonymous namespace.
 //
 // A P::I has P::kLanes int32, one for each of as many adjacent columns; a P::F as many floats. P::dot adds the products
-// of a quad, which is 4 adjacent k, from P::quad(codes) and P::weights<0>(weights). If P::kSteps is 2, P::widen makes
-// two quads of each, for P::weights<0> and P::weights<1>. P::dot4 takes two quads. P::kBlocks and P::kGroupBlocks are
-// the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums fit the registers. For kFewRows or
-// fewer it is P::kFewRowsBlocks.
+// of a quad, which is 4 adjacent k, from P::quad(codes) and weights. If P::kSteps is 2, it takes two steps, for which
+// P::codes_of<> and P::weights_of<> make two quads of one, and P::widen those of many codes. P::dot4 takes two quads.
+// P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums
+// fit the registers. kFewRows rows or fewer take two.
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
 constexpr int64_t kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
+
+// Quads as P::dot() takes them in each step. `Type` is P; only a template may name functions that P does not have.
+template <int kStep, class Type = P>
+inline P::I codes_of(typename Type::I quads) {
+  if constexpr (Type::kSteps == 1)
+    return quads;
+  else
+    return Type::template codes_of<kStep>(quads);
+}
+template <int kStep, class Type = P>
+inline P::I weights_of(typename Type::I quads) {
+  if constexpr (Type::kSteps == 1)
+    return quads;
+  else
+    return Type::template weights_of<kStep>(quads);
+}
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -46,7 +62,8 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
   typename P::I w[kBlocks * kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v)
-    w[v] = P::template weights<kStep>(weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad);
+    w[v] = weights_of<kStep>(
+        P::load(static_cast<const void*>(weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad)));
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const auto c = P::quad(codes + r * stride);
