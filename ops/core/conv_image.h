@@ -52,7 +52,9 @@ class ConvImage {
 
   int64_t bytes() const { return units_ * unit_bytes_; }
   int64_t position_bytes() const { return position_bytes_; }
-  // The value of ConvBlock::kernel_rows.
+  // The values of ConvBlock.
+  int64_t run() const { return form_ == kChannelQuads ? units_ : 1; }
+  int64_t run_bytes() const { return unit_bytes_; }
   int64_t kernel_rows() const;
 
   // For each quad of packed weights the bytes from the image's begin to its quad for the first position.

@@ -1,12 +1,20 @@
-// Products on the tiles of AMX-int8: 8-bit weights in one group, 16 rows or more. Other products are avx512vnni's.
+// Products on the tiles of AMX-int8: 8-bit weights in one group, 16 rows or more; convolutions of several channels in
+// each group. Other products are avx512vnni's.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mamx-tile -mamx-int8
 //
 // A tile is a register of 16 rows of 64 bytes. A tile of codes has 16 rows of 64 adjacent k; a tile of weights has 16
 // quads of k for 16 columns, as weights are packed; their product adds to 16 x 16 sums of int32. The kernel holds 2 x 2
 // tiles of sums, stores them to a buffer, and makes floats from there.
 //
+// Convolutions read their codes from tiles of 16 adjacent positions and 16 quads of a run, which image_tiles() makes of
+// the image: there the tile of a kernel position begins at any position.
+//
 // Tests replace the tile instructions by functions (tests/native/tile_stand_in.h), because few machines have them.
 // Hence the floats are vectors of the compiler, which it can build for every processor.
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #ifdef ORT_DYNQ_TILE_STAND_IN
 #include ORT_DYNQ_TILE_STAND_IN
 #else
@@ -45,6 +53,27 @@ static_assert(sizeof(TileConfiguration) == 64);
 constexpr TileConfiguration kConfiguration = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
+// Configures the tiles as long as it lives. Other code of this thread, such as ONNX Runtime's, may have configured them
+// once for all.
+class Tiles {
+ public:
+  Tiles() {
+    use_memory(&before_);
+    _tile_storeconfig(&before_);
+    use_memory(&before_);
+    _tile_loadconfig(&kConfiguration);
+  }
+  ~Tiles() {
+    use_memory(&before_);
+    _tile_loadconfig(&before_);  // releases the tiles if they were not configured
+  }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+ private:
+  TileConfiguration before_ = {};
+};
+
 // One or two blocks of 16 columns.
 struct Weights {
   const int8_t* blocks[2];
@@ -67,13 +96,25 @@ inline void step(const uint8_t* codes, int64_t codes_stride, const int8_t* first
   }
 }
 
-// Writes the sums of products of up to 32 rows and up to 32 columns to sums[32][32].
-template <int kRowTiles, int kColumnTiles>
-void multiply(const uint8_t* codes, int64_t codes_stride, const Weights& weights, int64_t depth, uint32_t* sums) {
+inline void zero_sums() {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
+}
+
+template <int kRowTiles, int kColumnTiles>
+inline void store_sums(uint32_t* sums) {
+  _tile_stored(0, sums, kSumsStride);
+  if (kColumnTiles > 1) _tile_stored(1, sums + kBlockColumns, kSumsStride);
+  if (kRowTiles > 1) _tile_stored(2, sums + kTileRows * kPair, kSumsStride);
+  if (kRowTiles > 1 && kColumnTiles > 1) _tile_stored(3, sums + kTileRows * kPair + kBlockColumns, kSumsStride);
+}
+
+// Writes the sums of products of up to 32 rows and up to 32 columns to sums[32][32].
+template <int kRowTiles, int kColumnTiles>
+void multiply(const uint8_t* codes, int64_t codes_stride, const Weights& weights, int64_t depth, uint32_t* sums) {
+  zero_sums();
   const int64_t whole = depth / kTileBytes * kTile;
   for (int64_t at = 0; at < whole; at += kTile) {
     step<kRowTiles, kColumnTiles>(codes + at, codes_stride, weights.blocks[0] + at, weights.blocks[1] + at);
@@ -82,10 +123,7 @@ void multiply(const uint8_t* codes, int64_t codes_stride, const Weights& weights
   }
   if (depth % kTileBytes != 0)
     step<kRowTiles, kColumnTiles>(codes + whole, codes_stride, weights.tails[0], weights.tails[1]);
-  _tile_stored(0, sums, kSumsStride);
-  if (kColumnTiles > 1) _tile_stored(1, sums + kBlockColumns, kSumsStride);
-  if (kRowTiles > 1) _tile_stored(2, sums + kTileRows * kPair, kSumsStride);
-  if (kRowTiles > 1 && kColumnTiles > 1) _tile_stored(3, sums + kTileRows * kPair + kBlockColumns, kSumsStride);
+  store_sums<kRowTiles, kColumnTiles>(sums);
 }
 
 enum Store { kWhole, kPart, kStreamed };  // kPart: fewer than 16 columns
@@ -151,12 +189,7 @@ void tiles(const ProductBlock& block) {
   alignas(64) int8_t tails[2][kTile] = {};
   alignas(64) uint32_t sums[kPair * kPair];
 
-  // Other code of this thread, such as ONNX Runtime's, may have configured the tiles once for all.
-  TileConfiguration before = {};
-  use_memory(&before);
-  _tile_storeconfig(&before);
-  use_memory(&before);
-  _tile_loadconfig(&kConfiguration);
+  const Tiles configured;
   for (int64_t column = 0; column < block.cols; column += kPair) {
     const int64_t count = block.cols - column;
     const bool is_pair = count > kBlockColumns;
@@ -177,11 +210,142 @@ void tiles(const ProductBlock& block) {
       weights.next[0] = weights.next[1] = nullptr;
     }
   }
-  use_memory(&before);
-  _tile_loadconfig(&before);  // releases the tiles if they were not configured
 #ifdef __AVX512F__
   if (stream) _mm_sfence();
 #endif
+}
+
+// to[i][j] = from[j][i] for 16 x 16 values of 4 bytes, of which the rows from `rows` on are 0. Rows of `from` are
+// `stride` bytes apart.
+void transpose(const void* from, int64_t stride, int64_t rows, void* to) {
+  const auto* bytes = static_cast<const uint8_t*>(from);
+  auto* result = static_cast<uint8_t*>(to);
+  alignas(64) uint8_t padded[kTile];
+  if (rows < kTileRows) {
+    __builtin_memset(padded, 0, sizeof padded);
+    for (int64_t row = 0; row < rows; ++row)
+      __builtin_memcpy(padded + row * kTileBytes, bytes + row * stride, kTileBytes);
+    bytes = padded;
+    stride = kTileBytes;
+  }
+#ifdef __AVX512F__
+  for (int64_t i = 0; i < 4; ++i, bytes += 16, result += 4 * kTileBytes) {  // 4 columns
+    __m512i row[4];                                                         // rows j, 4 + j, 8 + j, 12 + j
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < 4; ++j) {
+      const auto part = [&](int64_t lane) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + (4 * lane + j) * stride));
+      };
+      row[j] = _mm512_inserti32x4(_mm512_castsi128_si512(part(0)), part(1), 1);
+      row[j] = _mm512_inserti32x4(_mm512_inserti32x4(row[j], part(2), 2), part(3), 3);
+    }
+    const __m512i low01 = _mm512_unpacklo_epi32(row[0], row[1]), low23 = _mm512_unpacklo_epi32(row[2], row[3]);
+    const __m512i high01 = _mm512_unpackhi_epi32(row[0], row[1]), high23 = _mm512_unpackhi_epi32(row[2], row[3]);
+    _mm512_storeu_si512(result, _mm512_unpacklo_epi64(low01, low23));
+    _mm512_storeu_si512(result + kTileBytes, _mm512_unpackhi_epi64(low01, low23));
+    _mm512_storeu_si512(result + 2 * kTileBytes, _mm512_unpacklo_epi64(high01, high23));
+    _mm512_storeu_si512(result + 3 * kTileBytes, _mm512_unpackhi_epi64(high01, high23));
+  }
+#else
+  for (int64_t row = 0; row < kTileRows; ++row)
+    for (int64_t col = 0; col < kTileRows; ++col)
+      __builtin_memcpy(result + col * kTileBytes + row * kQuad, bytes + row * stride + col * kQuad, kQuad);
+#endif
+}
+
+// The tiles of 16 quads follow each other; in each, as many positions as a quad has in the image.
+void image_tiles(const ConvBlock& block) {
+  uint8_t* to = block.tiles;
+  const int64_t tiles_bytes = kTileRows * block.run_bytes, slack = 2 * kTile;
+  __builtin_memset(to + conv_tiles_bytes(block.run, block.run_bytes) - slack, 0, slack);
+  for (int64_t first = 0; first < block.run; first += kTileRows, to += tiles_bytes) {
+    const uint8_t* from = block.image + first * block.run_bytes;
+    const int64_t rows = block.run - first < kTileRows ? block.run - first : kTileRows;
+    // The last ones write beyond: to what is written next, or to the slack.
+    for (int64_t at = 0; at < block.run_bytes; at += kTileBytes)
+      transpose(from + at, block.run_bytes, rows, to + at * kTileRows);
+  }
+}
+
+// The last quads of the weights of one or two blocks of channels, from quad `first` on: a tile that begins there ends
+// with zeros.
+struct LastQuads {
+  int64_t first;
+  alignas(64) int8_t weights[2][2 * kTile] = {};
+
+  explicit LastQuads(const ConvBlock& block) : first(block.quads < kTileRows ? 0 : block.quads - kTileRows + 1) {
+    for (int64_t i = 0; i * kBlockColumns < block.channels; ++i)
+      __builtin_memcpy(weights[i], block.weights + i * block.weights_stride + first * kTileBytes,
+                       static_cast<size_t>((block.quads - first) * kTileBytes));
+    use_memory(weights);
+  }
+};
+
+// Writes the sums of products of up to 32 positions and up to 32 channels to sums[32][32]. Codes of 16 quads of a run
+// meet those of all runs before the next 16: runs read the same codes, which then stay in the first-level cache.
+template <int kRowTiles, int kColumnTiles>
+void conv_multiply(const ConvBlock& block, const LastQuads& last, int64_t position, uint32_t* sums) {
+  zero_sums();
+  const uint8_t* codes = block.tiles + position * kTileBytes;
+  for (int64_t i = 0; i < block.run; i += kTileRows, codes += kTileRows * block.run_bytes)
+    for (int64_t quad = i; quad < block.quads; quad += block.run) {
+      const bool is_last = quad >= last.first;
+      const int64_t at = (is_last ? quad - last.first : quad) * kTileBytes;
+      const int8_t* first = (is_last ? last.weights[0] : block.weights) + at;
+      const int8_t* second = (is_last ? last.weights[1] : block.weights + block.weights_stride) + at;
+      step<kRowTiles, kColumnTiles>(codes + block.offsets[quad - i] * kTileRows, kTile, first, second);
+    }
+  store_sums<kRowTiles, kColumnTiles>(sums);
+}
+
+// Makes floats of sums[32][32]: all channels, up to 32 positions of a row.
+void conv_to_floats(const ConvBlock& block, const uint32_t* sums, int64_t row, int64_t col) {
+  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
+  const int32_t* code_sums = block.code_sums + row * block.image_row + col;  // and kConvSlack elements more
+  for (int64_t i = 0; i < kPair && col + i < block.cols; i += kTileRows)
+    for (int64_t first = 0; first < block.channels; first += kBlockColumns) {
+      alignas(64) uint32_t channels[kTileRows][kBlockColumns];
+      transpose(sums + i * kPair + first, kSumsStride, kTileRows, channels);
+      const int64_t end = block.channels - first < kBlockColumns ? block.channels - first : kBlockColumns;
+      for (int64_t c = 0; c < end; ++c) {
+        const int64_t channel = first + c;
+        const float channel_scale = load(block.channel_scales + channel), bias = load(block.bias + channel);
+        const float scale1 = block.order == kScalesFirst ? block.scale * channel_scale
+                             : block.order == kRowFirst  ? block.scale
+                                                         : channel_scale;
+        const float scale2 = block.order == kScalesFirst ? 1.0f
+                             : block.order == kRowFirst  ? channel_scale
+                                                         : block.scale;
+        Sums exact = load_columns<Sums, kWhole>(channels[c], kBlockColumns) -
+                     static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(load(block.channel_sums + channel));
+        if (has_weight_zps)
+          exact -= static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]) *
+                   load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(code_sums) + i, kTileRows);
+        const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats) * scale1 * scale2 + bias;
+        float* dst = block.dst + channel * block.dst_stride + row * block.dst_row + col + i;
+        if (const int64_t count = block.cols - col - i; count < kTileRows)
+          store_columns<kPart>(dst, real, count);
+        else
+          store_columns<kWhole>(dst, real, kTileRows);
+      }
+    }
+}
+
+using ConvMultiply = void (*)(const ConvBlock&, const LastQuads&, int64_t, uint32_t*);
+constexpr ConvMultiply kConvMultiply[2][2] = {{conv_multiply<1, 1>, conv_multiply<1, 2>},
+                                              {conv_multiply<2, 1>, conv_multiply<2, 2>}};
+
+void conv_tiles(const ConvBlock& block) {
+  const bool is_pair = block.channels > kBlockColumns;
+  const LastQuads last(block);
+  use_memory(block.tiles);
+  alignas(64) uint32_t sums[kPair * kPair];
+  const Tiles configured;
+  for (int64_t row = 0; row < block.rows; ++row)
+    for (int64_t col = 0; col < block.cols; col += kPair) {
+      kConvMultiply[block.cols - col > kTileRows][is_pair](block, last, row * block.image_row + col, sums);
+      conv_to_floats(block, sums, row, col);
+    }
 }
 
 void one_group(const ProductBlock& block) { kAvx512VnniProducts.one_group(block); }
@@ -197,6 +361,7 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
 
 // Functions and not the pointers of kAvx512VnniProducts: those would be copied when the library is loaded, by code that
 // is compiled for AVX-512.
-extern const ProductKernels kAmxProducts = {one_group, groups8, groups4, tiles, conv, sum_codes, interleave};
+extern const ProductKernels kAmxProducts = {one_group,  groups8,     groups4,   tiles,     conv,
+                                            conv_tiles, image_tiles, sum_codes, interleave};
 
 }  // namespace dynq

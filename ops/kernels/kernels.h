@@ -163,7 +163,7 @@ struct ProductBlock {
 // From the first byte of a quad of the first position to the end of the last one, and kConvSlack * 4 bytes more, the
 // image is readable: kernels read whole vectors, and do not use the codes beyond the last position.
 struct ConvBlock {
-  int64_t channels;        // up to 16, of one block of weights
+  int64_t channels;        // up to 16, of one block of weights; for conv_tiles up to 32, from the begin of a block on
   int64_t rows, cols;      // positions; those of a row are adjacent
   int64_t image_row;       // the positions from a row to the next in the image
   int64_t dst_row;         // the elements from a row to the next in dst
@@ -171,24 +171,32 @@ struct ConvBlock {
   const uint8_t* image;
   const int64_t* offsets;  // [quads]
   int64_t quads;
-  int64_t kernel_rows;    // 0, or quads are [kernel_rows][quads of a row]: rows of the image, and quads 4 bytes apart
-  const int8_t* weights;  // [quads][16][4], from the first channel
+  int64_t run;  // quads are [quads / run][run]; those of a run are run_bytes apart in the image
+  int64_t run_bytes;
+  int64_t kernel_rows;     // 0, or quads are [kernel_rows][quads of a row]: rows of the image, and quads 4 bytes apart
+  const int8_t* weights;   // [quads][16][4], from the first channel
+  int64_t weights_stride;  // from a block of 16 channels to the next
   float* dst;
   int64_t dst_stride;  // from channel to channel
   float scale;
   int32_t zp;
   const int8_t* weight_zps;  // [channels]; null: all are `weight_zp`
   int32_t weight_zp;
-  int32_t*
-      code_sums;  // of the image's positions and kConvSlack more; sum_codes writes them, weight zero points need them
+  int32_t* code_sums;  // of the image's positions and kConvSlack more; for weight zero points: sum_codes writes them
   const int8_t* ones;  // [quads][4]: 1 for each weight that is not padding; for sum_codes
   const float* channel_scales;
   const int32_t* channel_sums;
   const float* bias;
   ScaleOrder order;
+  uint8_t* tiles;  // conv_tiles_bytes() at a multiple of 64; for conv_tiles: image_tiles writes them
 };
 
 constexpr int64_t kConvSlack = 128;
+
+// The bytes of ConvBlock::tiles: 64 bytes for each 16 quads of a run and each quad of the image, and slack.
+constexpr int64_t conv_tiles_bytes(int64_t run, int64_t run_bytes) {
+  return ((run + kTileRows - 1) / kTileRows * (run_bytes / kQuad) + 2 * kTileRows) * kTileBytes;
+}
 
 // The smallest and the largest element, or 0 and the largest magnitude.
 struct Range {
@@ -223,7 +231,9 @@ struct ProductKernels {
   ProductKernel groups4;    // 4-bit weights, one group or more
   ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
   ConvKernel conv;
-  ConvKernel sum_codes;  // code_sums[i] = the sum of the codes of position i of the image
+  ConvKernel conv_tiles;   // as conv, for quads 4 bytes apart, from ConvBlock::tiles; null: conv serves all
+  ConvKernel image_tiles;  // writes ConvBlock::tiles
+  ConvKernel sum_codes;    // code_sums[i] = the sum of the codes of position i of the image
   InterleaveKernel interleave;
 };
 

@@ -191,9 +191,12 @@ class QuantizedConv : public Node {
       // If the output has all positions, kernels write to it, and row by row, if that takes fewer vectors.
       const bool is_whole = n0 * n1 * n2 == positions && n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out);
       const bool by_rows = !is_whole && n0 == 1 && writes_rows(form, n1, n2);
+      const ProductKernels& products = *active_isa().products;
+      const bool in_tiles = products.conv_tiles != nullptr && fits_tiles(form);
+      const int64_t most_channels = (in_tiles ? 2 : 1) * kBlockColumns;
       const std::unique_ptr<float[]> sums(
           is_whole || by_rows ? nullptr
-                              : new float[static_cast<size_t>(std::min(group_outputs, kBlockColumns) * positions)]);
+                              : new float[static_cast<size_t>(std::min(group_outputs, most_channels) * positions)]);
       ConvBlock block = all;
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
@@ -209,7 +212,14 @@ class QuantizedConv : public Node {
           has_weight_zps ? new int32_t[static_cast<size_t>(positions + kConvSlack)] : nullptr);
       block.ones = ones.data();
       block.code_sums = code_sums.get();
-      const ConvKernel kernel = active_isa().products->conv;
+      const ConvKernel kernel = in_tiles ? products.conv_tiles : products.conv;
+      block.run = form.run();
+      block.run_bytes = form.run_bytes();
+      block.weights_stride = quads * kQuad * kBlockColumns;
+      const std::unique_ptr<uint8_t[]> tiles(
+          in_tiles ? new uint8_t[static_cast<size_t>(conv_tiles_bytes(block.run, block.run_bytes) + kTileBytes)]
+                   : nullptr);
+      block.tiles = tiles.get() + (kTileBytes - reinterpret_cast<uintptr_t>(tiles.get()) % kTileBytes) % kTileBytes;
       int64_t group = -1;
       while (channel < end) {
         if (group != channel / group_outputs) {
@@ -217,13 +227,13 @@ class QuantizedConv : public Node {
           group = channel / group_outputs;
           const uint8_t* codes = src + (sample * (channels / group_outputs) + group) * group_inputs * in_positions();
           form.write({codes, flip, static_cast<uint8_t>(all.zp)}, is_first, image.get());
-          if (has_weight_zps) active_isa().products->sum_codes(block);
+          if (has_weight_zps) products.sum_codes(block);
+          if (in_tiles) products.image_tiles(block);
         }
         const int64_t next =
-            std::min({end, (group + 1) * group_outputs, (channel / kBlockColumns + 1) * kBlockColumns});
+            std::min({end, (group + 1) * group_outputs, channel - channel % kBlockColumns + most_channels});
         block.channels = next - channel;
-        block.weights =
-            weights + channel / kBlockColumns * quads * kQuad * kBlockColumns + channel % kBlockColumns * kQuad;
+        block.weights = weights + channel / kBlockColumns * block.weights_stride + channel % kBlockColumns * kQuad;
         if (all.weight_zps != nullptr) block.weight_zps = all.weight_zps + channel;
         block.channel_scales = all.channel_scales + channel;
         block.channel_sums = all.channel_sums + channel;
@@ -241,6 +251,13 @@ class QuantizedConv : public Node {
         }
         channel = next;
       }
+    }
+
+    // Tiles need whole blocks of channels. Runs should fill half of a tile, and short sums take less time than their
+    // way through tiles to floats.
+    bool fits_tiles(const ConvImage& form) const {
+      return (channels == group_outputs || group_outputs % kBlockColumns == 0) && quads >= 2 * kTileRows &&
+             2 * form.run() >= round_up(form.run(), kTileRows);
     }
 
     // Whether vectors that belong to one row each are fewer than those of all positions. Copying those takes time, too.

@@ -19,7 +19,7 @@ using dynq::kQuad;
 // A block with the layouts of ConvBlock, except for weights, which begin with those of `first` other channels.
 struct Problem {
   int64_t channels = 0, first = 0, rows = 0, cols = 0, image_row = 0, dst_row = 0, dst_stride = 0;
-  int64_t position_bytes = kQuad, quads = 0, kernel_rows = 0;
+  int64_t position_bytes = kQuad, quads = 0, kernel_rows = 0, run = 0, run_bytes = 0;  // run 0: not for tiles
   enum { kNoZeroPoints, kOneZeroPoint, kZeroPointPerChannel } zero_points = kNoZeroPoints;
   dynq::ScaleOrder order = dynq::kScalesFirst;
   int32_t zp = 0, weight_zp = 0;
@@ -33,12 +33,14 @@ struct Problem {
   std::string text() const {
     return std::to_string(channels) + " channels from " + std::to_string(first) + ", " + std::to_string(rows) + "x" +
            std::to_string(cols) + " positions of " + std::to_string(position_bytes) + " bytes, " +
-           std::to_string(kernel_rows) + " kernel rows, " + std::to_string(quads) + " quads, order " +
-           std::to_string(order);
+           std::to_string(kernel_rows) + " kernel rows, " + std::to_string(quads) + " quads in runs of " +
+           std::to_string(run) + ", order " + std::to_string(order);
   }
 
   // From the first position of the image to the last one.
   int64_t positions() const { return rows == 0 || cols == 0 ? 0 : (rows - 1) * image_row + cols; }
+
+  int64_t weights_stride() const { return quads * kBlockColumns * kQuad; }
 
   // The sum of the codes of a position, each times its weight: weights[quad * step + i].
   int64_t sum(int64_t position, const int8_t* weights_of, int64_t step) const {
@@ -53,7 +55,9 @@ struct Problem {
 
   float expected(int64_t channel, int64_t position) const {
     const auto c = static_cast<size_t>(channel);
-    const int64_t products = sum(position, weights.data() + (first + channel) * kQuad, kBlockColumns * kQuad);
+    const int64_t block = (first + channel) / kBlockColumns, in_block = (first + channel) % kBlockColumns;
+    const int64_t products =
+        sum(position, weights.data() + block * weights_stride() + in_block * kQuad, kBlockColumns * kQuad);
     int64_t exact = products - int64_t{zp} * channel_sums[c];
     if (zero_points == kOneZeroPoint) exact -= weight_zp * sum(position, ones.data(), kQuad);
     if (zero_points == kZeroPointPerChannel) exact -= weight_zps[c] * sum(position, ones.data(), kQuad);
@@ -83,6 +87,13 @@ inline Problem make_problem(Random& random) {
     problem.kernel_rows = random.of<int64_t>({1, 2, 3, 5, 7});
     problem.quads = problem.kernel_rows * random.integer(1, 3);
   }
+  if (problem.position_bytes == kQuad && !random.one_in(3)) {
+    problem.run = random.integer(1, 50);
+    problem.quads = problem.run * random.integer(1, 4);
+    problem.channels = random.integer(0, 2 * kBlockColumns);
+    problem.first = 0;
+    problem.run_bytes = (problem.positions() + random.integer(0, 50)) * kQuad;
+  }
   problem.zero_points = static_cast<decltype(problem.zero_points)>(random.integer(0, 2));
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   problem.zp = static_cast<int32_t>(random.integer(0, 255));
@@ -99,15 +110,21 @@ inline Problem make_problem(Random& random) {
   for (int64_t quad = 0; quad < problem.quads; ++quad) {
     const int64_t row_quads = problem.quads / std::max(problem.kernel_rows, int64_t{1});
     const int64_t in_rows = quad / row_quads * problem.image_row * problem.position_bytes + quad % row_quads * kQuad;
-    problem.offsets.push_back(problem.kernel_rows > 0 ? in_rows : random.integer(0, 1000));
+    const int64_t at = problem.run > 0 ? quad % problem.run : 0;  // in its run
+    const int64_t in_run = at > 0 ? problem.offsets[static_cast<size_t>(quad - at)] + at * problem.run_bytes
+                                  : random.integer(0, problem.run_bytes / kQuad - problem.positions()) * kQuad;
+    problem.offsets.push_back(problem.kernel_rows > 0 ? in_rows : problem.run > 0 ? in_run : random.integer(0, 1000));
     last = std::max(last, problem.offsets.back());
     const int64_t used = random.one_in(4) ? random.integer(1, kQuad) : kQuad;
     for (int64_t i = 0; i < kQuad; ++i) problem.ones.push_back(i < used ? 1 : 0);
-    for (int64_t i = 0; i < kBlockColumns * kQuad; ++i)
-      problem.weights.push_back(i % kQuad < used ? weight() : int8_t{0});
   }
+  for (int64_t block = 0; block * kBlockColumns < std::max(problem.channels, int64_t{1}); ++block)
+    for (size_t i = 0; i < problem.ones.size() * kBlockColumns; ++i)
+      problem.weights.push_back(problem.ones[i / (kBlockColumns * kQuad) * kQuad + i % kQuad] != 0 ? weight()
+                                                                                                   : int8_t{0});
   // All that kernels may read.
-  const int64_t bytes = last + problem.positions() * problem.position_bytes + kConvSlack * kQuad;
+  const int64_t bytes = std::max(last + problem.positions() * problem.position_bytes, problem.run * problem.run_bytes) +
+                        kConvSlack * kQuad;
   for (int64_t i = 0; i < bytes; ++i) problem.image.push_back(code());
   for (int64_t channel = 0; channel < problem.channels; ++channel) {
     problem.weight_zps.push_back(weight());
@@ -131,6 +148,8 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
   problem.zp = problem.weight_zp = 0;
   problem.kernel_rows = 0;
   problem.quads = INT32_MAX / (255 * 128) / kQuad;
+  problem.run = 1;
+  problem.run_bytes = problem.cols * kQuad;
   const auto count = static_cast<size_t>(problem.quads * kQuad), channels = static_cast<size_t>(problem.channels);
   problem.offsets.assign(count / kQuad, 0);
   problem.image.assign(static_cast<size_t>((21 + kConvSlack) * kQuad), 255);
@@ -142,9 +161,10 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
   return problem;
 }
 
-inline void check(const std::string& name, const Problem& problem, const dynq::ProductKernels& kernels,
+// `in_tiles`: checks conv_tiles.
+inline void check(const std::string& name, const Problem& problem, const dynq::ProductKernels& kernels, bool in_tiles,
                   Random& random) {
-  static Arena arenas[10];
+  static Arena arenas[11];
   const bool at_end = !random.one_in(3);
   // Maybe at an address that is no multiple of the size of an element.
   const auto place = [&](Arena& arena, const auto& values) {
@@ -167,6 +187,7 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   block.offsets = arenas[1].place(problem.offsets, at_end, 0);
   block.quads = problem.quads;
   block.weights = place(arenas[2], problem.weights) + problem.first * kQuad;
+  block.weights_stride = problem.weights_stride();
   block.dst = place(arenas[3], std::vector<float>(static_cast<size_t>(floats), kUntouched));
   block.dst_stride = problem.dst_stride;
   block.scale = problem.scale;
@@ -187,7 +208,14 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
         fail(name + " sum_codes, " + problem.text() + ": element " + std::to_string(i) + " is " +
              std::to_string(block.code_sums[i]) + ", expected " + std::to_string(right));
   }
-  kernels.conv(block);
+  if (in_tiles) {
+    block.run = problem.run;
+    block.run_bytes = problem.run_bytes;
+    const auto bytes = static_cast<size_t>(dynq::conv_tiles_bytes(block.run, block.run_bytes));
+    block.tiles = arenas[10].place(std::vector<uint8_t>(bytes), at_end, 0);
+    if (problem.positions() > 0) kernels.image_tiles(block);
+  }
+  (in_tiles ? kernels.conv_tiles : kernels.conv)(block);
   for (int64_t i = 0; i < floats; ++i) {
     const int64_t channel = i / problem.dst_stride, row = i % problem.dst_stride / problem.dst_row;
     const int64_t col = i % problem.dst_stride % problem.dst_row;

@@ -279,14 +279,19 @@ struct Counter {
 
   void check_conv(const std::string& name, const dynq::ProductKernels& kernels, const conv_check::Problem& problem,
                   Random& random) {
-    conv_check::check(name, problem, kernels, random);
-    ++blocks[name + " conv"];
+    const auto run = [&](const char* kind, bool in_tiles) {
+      conv_check::check(name + " " + kind, problem, kernels, in_tiles, random);
+      ++blocks[name + " " + kind];
+    };
+    if (problem.channels <= kBlockColumns) run("conv", false);
+    if (problem.run > 0 && kernels.conv_tiles != nullptr) run("conv_tiles", true);
     conv_check::check_interleave(name + " interleave", kernels.interleave, random);
     ++blocks[name + " interleave"];
   }
 
   // amx.cc with functions for its instructions. It has to leave the configuration of the tiles as it was.
-  void check_amx(const char* name, const dynq::ProductKernels& kernels, const Problem& problem, Random& random) {
+  void check_amx(const char* name, const dynq::ProductKernels& kernels, const Problem& problem,
+                 const conv_check::Problem& conv, Random& random) {
     tile_stand_in::Configuration before = {};
     if (random.one_in(2)) {
       before.palette = 1;
@@ -294,6 +299,7 @@ struct Counter {
     }
     tile_stand_in::load_configuration(&before);
     check_all(name, kernels, problem, random);
+    check_conv(name, kernels, conv, random);
     if (std::memcmp(&before, &tile_stand_in::unit.configuration, sizeof before) != 0)
       fail("amx.cc does not restore the configuration of the tiles");
   }
@@ -304,11 +310,9 @@ struct Counter {
       check_all(name, *dynq::active_isa().products, problem, random);
       check_conv(name, *dynq::active_isa().products, conv, random);
     }
-    check_conv("amx-stand-in", dynq::kAmxStandIn, conv, random);
-    check_amx("amx-stand-in", dynq::kAmxStandIn, problem, random);
+    check_amx("amx-stand-in", dynq::kAmxStandIn, problem, conv, random);
 #ifdef ORT_DYNQ_AMX_EMULATED
-    check_amx("amx-emulated", dynq::kAmxProducts, problem, random);
-    check_conv("amx-emulated", dynq::kAmxProducts, conv, random);
+    check_amx("amx-emulated", dynq::kAmxProducts, problem, conv, random);
 #endif
 #ifdef ORT_DYNQ_AVXVNNI_STAND_IN
     check_all("avxvnni-stand-in", dynq::kAvxVnniStandIn, problem, random);

@@ -84,7 +84,8 @@ def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
 
 def all_kinds(*names: str) -> set[str]:
     kinds = ("one_group", "groups8", "groups4", "conv", "interleave")
-    return {f"{name} {kind}" for name in names for kind in kinds} | {f"{n} tiles" for n in names if "amx" in n}
+    in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in ("tiles", "conv_tiles")}
+    return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles
 
 
 @pytest.fixture

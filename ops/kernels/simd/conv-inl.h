@@ -264,5 +264,7 @@ constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>,
                                       products<4, false, P::kGroupBlocks>,
                                       nullptr,
                                       conv,
+                                      nullptr,
+                                      nullptr,
                                       sum_codes,
                                       interleave};
