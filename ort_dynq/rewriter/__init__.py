@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
+_FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"
+
 
 @dataclass
 class Result:
@@ -108,6 +110,7 @@ def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: 
             finding = _apply(rule, node, context)
             if finding is not None:
                 findings.append(finding)
+                context.reported[node] = finding.reason
                 break
     return findings
 
@@ -117,6 +120,11 @@ def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
     problem = _opset_problem(rule, context)
     if problem and not rule.reports_opset:
         return None
+    if context.facts.is_folded(node, in_every_call=False):
+        if context.facts.is_folded(node):
+            return None
+        problem = problem or _FOLDED_IN_A_CALL
+        context = replace(context, _shared={})  # the edit is not applied
     found = Finding(label(node), node.op_type, context.path, rule.name, None)
     try:
         edit = rule.apply(node, context)
