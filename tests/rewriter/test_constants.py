@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, options
+from helpers import Array, options, stock_session
 from onnx import helper, numpy_helper
 from rewriting import check, check_products, found, nodes_of, parse, rows
 
@@ -56,6 +56,7 @@ CASES = {
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",
     "product that is left": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
 }
+MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
 RULES = {rule.name: rule for phase in PHASES for rule in phase}
 REPORT_ONLY = ("truncated codes", "product that is left")
 
@@ -132,6 +133,25 @@ def test_what_is_folded_is_left(rule: str, place: str, tmp_path: Path) -> None:
 def test_an_initializer_that_is_an_input_is_not_constant(rule: str) -> None:
     findings = [each for each in rewrite(model_of(CASES[rule], is_input=True)).report.findings if each.rule == rule]
     assert [each.operator is None for each in findings] == [rule in REPORT_ONLY]
+
+
+@pytest.mark.parametrize("rule", ["range", "decomposed quantization"])
+@pytest.mark.parametrize("more", ["", MORE])
+def test_models_whose_initializers_are_all_inputs(rule: str, more: str, tmp_path: Path) -> None:
+    """Before version 4 of the format they had to be, and could not be overridden."""
+    model = model_of(CASES[rule] + more)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    if more:
+        model.graph.output.append(helper.make_tensor_value_info("z", 2, None))
+    result = rewrite(model)
+    assert found(result.report) == ["DynamicRangeQuantize"] * bool(more)
+    sessions = [stock_session(each) for each in (model, result.to_proto())]
+    assert [[each.name for each in session.get_inputs()] for session in sessions] == [["x"], ["x"]]
+    assert nodes_left(result.to_proto(), tmp_path) == nodes_left(model, tmp_path) - 3 * bool(more)
+    assert result.to_proto().ir_version == (8 if more else 3)
+    assert len(result.to_proto().graph.input) == (1 if more else len(model.graph.input))
 
 
 @pytest.mark.parametrize("nodes", [CASES["range"], CASES["decomposed quantization"]])

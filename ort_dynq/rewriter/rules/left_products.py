@@ -21,7 +21,8 @@ from ..rule import Context, Rule
 
 _DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
 _FLOAT_PRODUCTS = frozenset(
-    {"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul"}
+    {"MatMul", "Gemm", "Conv", "ConvTranspose"}
+    | {"FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"}  # of com.microsoft
 )
 _INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
 _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
@@ -116,7 +117,7 @@ def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> s
         )
         return FUSED if is_fused and not between else _NO_TAIL
     if reason := context.reported.get(source):
-        return f"the quantization before it is left: {reason}"
+        return reason if reason.startswith("ONNX Runtime fuses") else f"the quantization before it is left: {reason}"
     if between:
         return f"{between} stands between the quantization and the product"
     if node.domain not in STANDARD_DOMAINS:
