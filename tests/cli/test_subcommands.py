@@ -114,7 +114,7 @@ def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[
 def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "inspect", str(ENCODER))
     assert (len(data["rewritten"]), len(data["left"])) == (28, 12)
-    assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12]
+    assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12, 4]
     assert cli.main(["inspect", str(ENCODER)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 12 to leave"
