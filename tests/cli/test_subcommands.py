@@ -129,7 +129,8 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
     assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
     assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
     assert "ONNX Runtime fuses" in lines[9]  # lines are not wrapped if there is no terminal
-    assert len(lines) == 10
+    assert lines[10].split()[0] == "4"
+    assert len(lines) == 11
 
 
 def test_inspect_escapes_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
