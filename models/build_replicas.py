@@ -438,6 +438,32 @@ def float_bias() -> Example:
     return Example(model, inputs)
 
 
+def unfolded_weights() -> Example:
+    """A linear layer of quantization-aware training, exported without constant folding.
+
+    The weights are fake quantized in the graph, one scale for each output channel, as torch writes it for
+    `w.abs().amax(1, keepdim=True)` with `do_constant_folding=False`. Activations: symmetric per token.
+    """
+    model = parse(
+        """qat (float[batch, tokens, 48] x) => (float[batch, tokens, 32] y) {
+            wa = Abs(w)  wm = ReduceMax<keepdims = 1>(wa, last)  wr = Div(wm, c127)  ws = Clip(wr, epsilon)
+            wd = Div(w, ws)  wi = Round(wd)  wc = Clip(wi, low, c127)  wf = Mul(wc, ws)
+            wt = Transpose<perm = [1, 0]>(wf)
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  r = Div(m, c127)  s = Clip(r, epsilon)
+            d = Div(x, s)  i = Round(d)  c = Clip(i, low, c127)  f = Mul(c, s)
+            p = MatMul(f, wt)  y = Add(p, bias)
+        }""",
+        20,
+        w=np.random.default_rng(9).normal(0, 0.1, (32, 48)).astype(np.float32),
+        bias=grid_weights(np.random.default_rng(10), 32),
+        last=np.array([-1]),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        epsilon=np.float32(1e-5),
+    )
+    return Example(model, [activations(2, 7, 48, zero_row=True)])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
     "tf2onnx_channel_last": partial(tf2onnx, 2),
     "tf2onnx_channel_last_unsigned": partial(tf2onnx, 2, signed=False),
@@ -459,6 +485,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "token_reshaped_gemm": reshaped_gemm,
     "token_float16_glue": half_glue,
     "kv_cache_float_bias": float_bias,
+    "qat_unfolded_weights": unfolded_weights,
 }
 
 if __name__ == "__main__":

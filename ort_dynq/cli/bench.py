@@ -24,7 +24,6 @@ from .arguments import (
     thread_counts,
 )
 from .command import PROGRAM, Command, Outcome
-from .inspect import summary
 from .render import Figure, format_shape, one_line, progress, ratio_style, table
 from .verify import inputs_text
 
@@ -241,7 +240,7 @@ def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         yield one_line(f"A: {arguments.what}, in stock ONNX Runtime")
         yield one_line(f"B: {arguments.b or 'A, rewritten'}, with the plugin")
         if found.rewrite_report is not None:
-            yield one_line(summary(found.rewrite_report))
+            yield one_line(found.rewrite_report.summary)
         yield ""
         rows: list[tuple[object, ...]] = []
         for each in found.timings:

@@ -15,7 +15,6 @@ from .render import one_line, table, working
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..rewriter import Report
     from ..rewriter.grouping import Group
 
 _OPSET, _OLDEST_OPSET = 21, 10
@@ -47,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     groups = grouped(report.findings)
 
     def text() -> Iterator[RenderableType]:
-        yield one_line(f"{arguments.model}: {summary(report)}")
+        yield one_line(f"{arguments.model}: {report.summary}")
         yield f"{sum(report.before.values())} nodes, {sum(report.after.values())} after a rewrite"
         yield from _groups("rewritten", "becomes", "green", [each for each in groups if each.operator])
         yield from _groups("left", "reason", "yellow", [each for each in groups if not each.operator])
@@ -70,12 +69,6 @@ def _body(name: str, opset: int) -> Outcome:
         raise DynqError(f"--opset is {opset}, expected {_OLDEST_OPSET} or newer: older ones have no QuantizeLinear")
     body = body_text(name, opset)
     return Outcome({"operator": name, "opset": opset, "body": body}, lambda: [body])
-
-
-def summary(report: Report) -> str:
-    """Counts the findings of a rewrite."""
-    rewritten, left = len(report.rewritten), len(report.left)
-    return f"{rewritten} dynamic quantization chains and products to rewrite, {left} to leave"
 
 
 COMMAND = Command(

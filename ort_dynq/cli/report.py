@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from .arguments import add_data, add_exact, check_target, given_data, positive, seconds
 from .command import FAILED, Command, Outcome
-from .inspect import summary
 from .render import Figure, one_line, progress
 from .verify import inputs_text
 
@@ -55,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
     def text() -> Iterator[RenderableType]:
         yield from inputs_text(found.verification.inputs, found.verification.seed)
-        yield one_line(f"{source}: {summary(found.rewrite_report)}")
+        yield one_line(f"{source}: {found.rewrite_report.summary}")
         if found.problem:
             yield one_line(found.problem)
         if found.before and found.after:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from .arguments import add_data, add_exact, check_target
 from .command import FAILED, Command, Outcome
-from .inspect import summary
 from .render import one_line, table, working
 from .verify import compare, verification_text
 
@@ -48,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             result.save(target)
 
     def text() -> Iterator[RenderableType]:
-        yield one_line(f"{source}: {summary(result.report)}")
+        yield one_line(f"{source}: {result.report.summary}")
         yield from _findings(result.report)
         yield "\n" + one_line(f"{target} is written" if passed else f"{target} is not written")
         if verification is not None:

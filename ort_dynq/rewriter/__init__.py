@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
+_FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
+_FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"
+
 
 @dataclass
 class Result:
@@ -79,6 +82,7 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
         DynqError: The file is missing or is not a valid ONNX model, or its external data lie outside of its folder.
     """
     rewritten = load(model)
+    fixed_inputs = _remove_fixed_inputs(rewritten)
     report = Report(before=_op_counts(rewritten))
     initializers = _used_initializers(rewritten)
     with explained(model), Facts(rewritten) as facts:
@@ -94,8 +98,26 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     if report.rewritten:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
+    elif fixed_inputs:
+        rewritten.graph.inputs[:] = fixed_inputs
     report.after = _op_counts(rewritten)
     return Result(rewritten, report)
+
+
+def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
+    """Removes the inputs that have an initializer from a model of a format that cannot override initializers.
+
+    ONNX Runtime takes them for constants. In the newer format of a rewritten model, they would not be.
+
+    Returns:
+        All inputs as they were; none if nothing was removed.
+    """
+    inputs = list(model.graph.inputs)
+    kept = [value for value in inputs if not value.is_initializer()]
+    if model.ir_version >= _FIRST_WITH_OVERRIDABLE_INITIALIZERS or len(kept) == len(inputs):
+        return []
+    model.graph.inputs[:] = kept
+    return inputs
 
 
 def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
@@ -108,6 +130,7 @@ def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: 
             finding = _apply(rule, node, context)
             if finding is not None:
                 findings.append(finding)
+                context.reported[node] = finding.reason
                 break
     return findings
 
@@ -117,6 +140,11 @@ def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
     problem = _opset_problem(rule, context)
     if problem and not rule.reports_opset:
         return None
+    if context.facts.is_folded(node, in_every_call=False):
+        if context.facts.is_folded(node):
+            return None
+        problem = problem or _FOLDED_IN_A_CALL
+        context = replace(context, _shared={})  # the edit is not applied
     found = Finding(label(node), node.op_type, context.path, rule.name, None)
     try:
         edit = rule.apply(node, context)

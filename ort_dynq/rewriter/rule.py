@@ -24,12 +24,14 @@ class Context:
         exact: Whether every result must stay the same bit for bit.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         function: The model-local function that encloses the node, at any depth; None in the main graph.
+        reported: The nodes that are in the report, and the reasons of those that were left.
     """
 
     facts: Facts
     exact: bool
     path: str = "main"
     function: ir.Function | None = None
+    reported: dict[ir.Node, str] = field(default_factory=dict)
     _shared: dict[type, Any] = field(default_factory=dict)
 
     @property

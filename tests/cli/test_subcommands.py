@@ -31,7 +31,7 @@ def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]
     assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")["verification"] is None
     assert cli.main(["rewrite", "fast.onnx", "-o", "again.onnx"]) == 0
     text = capsys.readouterr().out
-    assert "0 dynamic quantization chains and products to rewrite" in text
+    assert "nothing to rewrite: 1 ort_dynq.DynamicDequantize" in text
     assert text.splitlines()[-1] == "again.onnx is written"
 
 
@@ -92,7 +92,7 @@ def test_rewrite_copies_external_data(folder: Path) -> None:
 def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--exact keeps float products. Without it, verification compares the integer products."""
     data = run_json(capsys, "inspect", str(ENCODER), "--exact")
-    assert (len(data["rewritten"]), len(data["left"])) == (28, 20)
+    assert (len(data["rewritten"]), len(data["left"])) == (28, 24)
     exact = run_json(capsys, "rewrite", str(ENCODER), "-o", "exact.onnx", "--exact", "--verify")["verification"]
     assert (exact["passed"], exact["products"], exact["worst_product"]) == (True, [], None)
     fast = run_json(capsys, "rewrite", str(ENCODER), "-o", "fast.onnx", "--verify")["verification"]
@@ -113,11 +113,11 @@ def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "inspect", str(ENCODER))
-    assert (len(data["rewritten"]), len(data["left"])) == (28, 8)
-    assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12]
+    assert (len(data["rewritten"]), len(data["left"])) == (28, 12)
+    assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12, 4]
     assert cli.main(["inspect", str(ENCODER)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 8 to leave"
+    assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 12 to leave"
     nodes = sum(data["before"].values()), sum(data["after"].values())
     assert lines[1] == f"{nodes[0]} nodes, {nodes[1]} after a rewrite"
     assert [line.split() for line in lines[3:7]] == [
@@ -129,7 +129,8 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
     assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
     assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
     assert "ONNX Runtime fuses" in lines[9]  # lines are not wrapped if there is no terminal
-    assert len(lines) == 10
+    assert lines[10].split()[0] == "4"
+    assert len(lines) == 11
 
 
 def test_inspect_escapes_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

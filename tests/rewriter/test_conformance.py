@@ -70,6 +70,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.QuantizedMatMul": 2,
     },
     "ort_uint8_opset10": {},
+    "qat_unfolded_weights": PRODUCT,
     "row_square": FAKE,
     "row_zero_point": PRODUCT,
     "tf2onnx_channel_last": FAKE | MIN_MAX,

@@ -175,7 +175,8 @@ def test_shapes_are_inferred_once_in_each_function(callers_first: bool, monkeypa
 def test_weights_that_a_function_is_given() -> None:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n, 4] x) => (float[n, 1] y)
-        <float[4, 1] w = {{1, 2, 3, 4}}> {{ y = own.f(x, w) }}
+        <float[4, 1] w = {{1, 2, 3, 4}}, float[4, 1] v = {{1, 2, 3, 5}}>
+        {{ z = own.f(x, w) u = own.f(x, v) y = Add(z, u) }}
         <domain: "own", opset_import: ["": 18]> f (x, w) => (y) {{
             one = Constant<value = int64[1] {{-1}}>() c127 = Constant<value = float {{127}}>()
             low = Constant<value = float {{-128}}>() high = Constant<value = float {{127}}>()

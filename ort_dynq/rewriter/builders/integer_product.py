@@ -58,7 +58,7 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[npt.NDArray[np.int8], npt.N
     """
     values = [*node.inputs, None, None][1:4:2]
     elements, zeros = (
-        evaluate(each, facts.opset) if each is not None and facts.is_constant(each) else None for each in values
+        evaluate(each, facts) if each is not None and facts.is_constant(each) else None for each in values
     )
     if elements is None or (values[1] is not None and zeros is None):
         raise Left("the weights or their zero points are computed at run time")
@@ -91,7 +91,7 @@ def _as_unsigned(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Con
 
     if may_saturate:
         weights_zero_point = shifted(weights_zero_point)
-        elements = evaluate(weights, context.facts.opset) if context.facts.is_constant(weights) else None
+        elements = evaluate(weights, context.facts) if context.facts.is_constant(weights) else None
         if elements is None:
             weights = unsigned.shifted(weights, edit)
         else:
@@ -106,5 +106,5 @@ def _as_unsigned(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Con
 
 def _is_small(weights: ir.Value, facts: Facts) -> bool:
     """Returns whether weights are known to be so small that no pair of products saturates int16."""
-    elements = evaluate(weights, facts.opset) if facts.is_constant(weights) else None
+    elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     return elements is not None and np.abs(elements.astype(np.int32)).max(initial=0) <= _LARGEST_UNSATURATED_WEIGHT

@@ -49,7 +49,7 @@ class Channels(NamedTuple):
         most = self.after + 2 if self.after else 1
         if value is None or not facts.is_constant(value) or value.shape is None or len(value.shape) > most:
             return None
-        elements = evaluate(value, facts.opset)
+        elements = evaluate(value, facts)
         if elements is None or elements.dtype != dtype or len(elements.shape) > most:
             return None
         if elements.size != 1 and not self._has_shape(elements.shape):

@@ -13,11 +13,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from ...graphs import STANDARD_DOMAINS, functions, graphs, with_subgraphs
 from ...operators import DOMAIN
-
-# Standard operators whose result does not depend on their inputs alone.
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+from .constants import Constants
 
 
 class Facts:
@@ -34,7 +30,8 @@ class Facts:
         """
         self.model = model
         self._calls: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
-        self._constants: set[ir.Value] = set()
+        self._constants: Constants | None = None
+        self._arguments: dict[ir.Value, ir.Value] = {}
         self._names: set[str | None] = set()
         self._function_bodies = {id(function.graph) for function in model.functions.values()}
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
@@ -47,8 +44,13 @@ class Facts:
             for node in graph:
                 if (identifier := node.op_identifier()) in self.model.functions:
                     self._calls[identifier].append(node)
+        for function in functions(self.model):
+            for i, parameter in enumerate(function.inputs):
+                arguments = {_argument(call, i) for call in self._calls[function.identifier()]}
+                if len(arguments) == 1 and (argument := arguments.pop()) is not None:
+                    self._arguments[parameter] = argument
         self._infer()
-        self._find_constants()
+        self._constants = Constants(self.model)
         return self
 
     @property
@@ -87,26 +89,23 @@ class Facts:
     def is_constant(self, value: ir.Value | None) -> bool:
         """Returns whether constant folding would compute a value before run time; True for an absent one (None).
 
-        An initializer that is also a graph input is not constant: it can be overridden at run time. A function's
-        parameter is constant if every call passes a constant.
+        A value of a function is constant if it is in every call. See :class:`Constants`.
         """
-        return value is None or value in self._constants
+        assert self._constants is not None
+        return value is None or value in self._constants.in_every_call
 
-    def _find_constants(self) -> None:
-        for _, graph in graphs(self.model):
-            if isinstance(graph, ir.Graph):
-                self._constants.update(v for v in graph.initializers.values() if not v.is_graph_input())
-        size = -1
-        while size != len(self._constants):  # more than once if a function calls one that is listed before it
-            size = len(self._constants)
-            for _, graph in graphs(self.model):
-                if isinstance(graph, ir.Function) and (calls := self._calls[graph.identifier()]):
-                    for i, parameter in enumerate(graph.inputs):
-                        if all(self.is_constant(_argument(call, i)) for call in calls):
-                            self._constants.add(parameter)
-                for node in graph:
-                    if _is_foldable(node) and all(map(self.is_constant, node.inputs)):
-                        self._constants.update(node.outputs)
+    def is_folded(self, node: ir.Node, *, in_every_call: bool = True) -> bool:
+        """Returns whether ONNX Runtime removes a node before run time, in every call of its function or in one.
+
+        It does not fold DequantizeLinear.
+        """
+        assert self._constants is not None
+        constants = self._constants.in_every_call if in_every_call else self._constants.in_a_call
+        return node.op_type != "DequantizeLinear" and any(output in constants for output in node.outputs)
+
+    def argument(self, parameter: ir.Value) -> ir.Value | None:
+        """Returns the value that every call of a function passes for a parameter; None if they differ."""
+        return self._arguments.get(parameter)
 
     def _infer(self) -> None:
         """Infers types and shapes, first in the main graph, then in the functions, as they are called.
@@ -228,12 +227,6 @@ def _has_long_vector(model: ir.Model) -> bool:
         for _, graph in graphs(model)
         for value in (*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ()))
     )
-
-
-def _is_foldable(node: ir.Node) -> bool:
-    if node.domain not in STANDARD_DOMAINS or node.op_type in _RANDOM:
-        return False
-    return all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 
 
 def _argument(call: ir.Node, position: int) -> ir.Value | None:

@@ -6,13 +6,25 @@ builders/, and what they need to know of a model in facts/.
 
 from __future__ import annotations
 
-from . import decomposed, float_conv, float_matmul, float_weights, integer_conv, integer_matmul, qdq, reductions
+from . import (
+    decomposed,
+    float_conv,
+    float_matmul,
+    float_weights,
+    integer_conv,
+    integer_matmul,
+    left_products,
+    qdq,
+    reductions,
+)
 
 PHASES = (
-    (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE),
+    (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, left_products.TRUNCATION),
     (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
     (float_weights.RULE,),
     (reductions.RULE,),
+    (left_products.RULE,),
 )
 """Each phase goes over the whole model before the next one begins: first single chains, then products of what the
-chains quantize, then the weights of products that stay float, then ranges that are left."""
+chains quantize, then the weights of products that stay float, then ranges that are left. The
+last phase reports the products that are left."""

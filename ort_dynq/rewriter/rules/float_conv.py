@@ -82,7 +82,7 @@ def _weights(w: ir.Value, context: Context) -> tuple[Weights, npt.NDArray[np.flo
     """
     if not context.facts.is_constant(w):
         raise Left("the weights are computed at run time")
-    elements = evaluate(w, context.facts.opset)
+    elements = evaluate(w, context.facts)
     if elements is None:
         raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
     check_rank(elements.ndim)

@@ -84,7 +84,7 @@ class _Grids:
         """
         if (b, is_transposed) in self._grids:
             return self._grids[b, is_transposed]
-        weights = evaluate(b, self._facts.opset)
+        weights = evaluate(b, self._facts)
         if weights is None:
             raise Left(
                 "the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them"

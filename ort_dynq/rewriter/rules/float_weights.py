@@ -86,7 +86,7 @@ def _fold(dq: ir.Node, products: dict[ir.Value, list[Use]], context: Context) ->
         return None
     edit = context.edit("Constant", dq)
     for weights, uses in products.items():
-        elements, producer = evaluate(weights, context.facts.opset), weights.producer()
+        elements, producer = evaluate(weights, context.facts), weights.producer()
         if elements is None or producer is None:
             return None
         value = edit.add_initializer(elements, near=producer)

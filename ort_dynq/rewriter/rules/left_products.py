@@ -1,0 +1,135 @@
+"""The rules that report what no other rule has converted or reported. They change nothing.
+
+Cast(x / s) to 8 bits, without Round                                -> left
+MatMul | Gemm | Conv | ... of data that were quantized before it    -> left
+
+A product that multiplies weights only, or floats that were never quantized, is not reported.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators import DOMAIN
+from ..edit import Edit
+from ..facts.shapes import broadcasts, same_shape
+from ..facts.values import CODE_TYPES, cast_to, only_use, producer_of, skip_identity, uncast
+from ..metadata import RULE as ADDED
+from ..report import FUSED, STATIC, Left
+from ..rule import Context, Rule
+
+_DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
+_FLOAT_PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "Conv", "ConvTranspose"}
+    | {"FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"}  # of com.microsoft
+)
+_INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
+_QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
+_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+# Operators that keep quantized data quantized: they move, select or convert elements.
+_MOVES = frozenset(
+    {"Cast", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Relu", "Reshape"}
+    | {"Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+# Operators between the Round of a chain that is left and its result.
+_STEPS = frozenset({"Add", "Clip", "Div", "Max", "Min", "Mul", "Sub", "Where"})
+_MOST_NODES = 16
+_OLDEST_OPSET = 13
+_NO_TAIL = "the sums are not converted to float32 and multiplied by scales; ONNX Runtime multiplies uint8 codes fast"
+
+
+def _apply_truncation(node: ir.Node, context: Context) -> Edit | None:
+    """Reports the quotient of x and a scale that is cast to 8 bits without Round."""
+    if producer_of(node.outputs[0], "Cast") is not node or cast_to(node) not in CODE_TYPES or node.inputs[0] is None:
+        return None
+    value, how = skip_identity(node.inputs[0]), "truncated"
+    while (step := producer_of(value, "Cast", "Clip", "Floor", "Ceil", "Min", "Max")) is not None:
+        if step.inputs[0] is None:
+            return None
+        how = f"rounded by {step.op_type}" if step.op_type in ("Floor", "Ceil") else how
+        value = skip_identity(step.inputs[0])
+    quotient = producer_of(value, "Div", "Mul")
+    if quotient is None or None in quotient.inputs or any(map(context.facts.is_constant, quotient.inputs)):
+        return None
+    x, scale = (each for each in quotient.inputs if each is not None)
+    pairs = ((x, scale),) if quotient.op_type == "Div" else ((x, scale), (scale, x))
+    if not any(broadcasts(small, large) and not same_shape(small, large) for large, small in pairs):
+        return None
+    raise Left(f"the codes are {how}, expected Round")
+
+
+def _apply_product(node: ir.Node, context: Context) -> Edit | None:
+    """Reports a product of data that were quantized before it."""
+    if node in context.reported or node.domain not in _DOMAINS or ADDED in node.metadata_props:
+        return None
+    if node.op_type in _QLINEAR_PRODUCTS:
+        raise Left("it is an integer operator of ONNX Runtime")
+    if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
+        return None
+    left, right = (_source(value, context) for value in [*node.inputs, None, None][:2])
+    if left is not None:
+        raise Left(_reason(node, *left, context))
+    if right is not None:
+        raise Left("only its second factor is quantized")
+    return None
+
+
+TRUNCATION = Rule("truncated codes", 10, _apply_truncation)
+RULE = Rule("product that is left", 0, _apply_product)
+
+
+def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | None:
+    """Returns the node that quantized or dequantized data, and the operator that moved them afterwards, or "".
+
+    A node that another rule has left for a reason counts as one that quantizes.
+    """
+    todo, seen = [(value, "", True)], 0
+    while todo and seen < _MOST_NODES:
+        at, between, is_certain = todo.pop()
+        node, seen = None if at is None or context.facts.is_constant(at) else at.producer(), seen + 1
+        if node is None:
+            continue
+        if context.reported.get(node) or (is_certain and _is_quantizer(node, at)):
+            return node, between
+        if node.domain in STANDARD_DOMAINS and node.op_type in _MOVES:
+            moved = between if node.op_type in ("Identity", "Cast") else node.op_type
+            todo += [(each, moved, is_certain) for each in node.inputs[: None if node.op_type == "Concat" else 1]]
+        elif node.domain in STANDARD_DOMAINS and node.op_type in _STEPS:
+            todo += [(each, node.op_type, is_certain and uncast(each) is not None) for each in node.inputs]
+    return None
+
+
+def _is_quantizer(node: ir.Node, output: ir.Value | None) -> bool:
+    if node.domain == DOMAIN:
+        return "antize" in node.op_type and output is node.outputs[0]
+    return node.domain in _DOMAINS and node.op_type in _QUANTIZERS and output is node.outputs[0]
+
+
+def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> str:
+    """Returns why a product of data from `source` is left."""
+    is_linear = source.op_type in ("QuantizeLinear", "DequantizeLinear")
+    if is_linear and all(map(context.facts.is_constant, source.inputs[1:])):
+        return STATIC
+    if node.op_type in _INTEGER_PRODUCTS:
+        is_fused = source.op_type == "DynamicQuantizeLinear" and (
+            node.op_type == "MatMulIntegerToFloat" or _is_scaled(node.outputs[0])
+        )
+        return FUSED if is_fused and not between else _NO_TAIL
+    if reason := context.reported.get(source):
+        return reason if reason.startswith("ONNX Runtime fuses") else f"the quantization before it is left: {reason}"
+    if between:
+        return f"{between} stands between the quantization and the product"
+    if node.domain not in STANDARD_DOMAINS:
+        return f"ort_dynq has no integer product for {node.domain}.{node.op_type}"
+    if context.opset < _OLDEST_OPSET:
+        return f"the model is of opset {context.opset}, expected {_OLDEST_OPSET} or newer"
+    return "its activation is quantized in a form that has no integer product"
+
+
+def _is_scaled(sums: ir.Value) -> bool:
+    """Returns whether sums are converted to float32 and multiplied."""
+    use = only_use(sums)
+    if use is None or use.node.op_type != "Cast":
+        return False
+    return (use := only_use(use.node.outputs[0])) is not None and use.node.op_type == "Mul"

@@ -1,0 +1,244 @@
+"""What ONNX Runtime folds before run time is never rewritten, and weights are found behind whatever computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers import Array, options, stock_session
+from onnx import helper, numpy_helper
+from rewriting import check, check_products, found, nodes_of, parse, rows
+
+import ort_dynq
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.rules import PHASES
+
+RNG = np.random.default_rng(0)
+CONSTANTS: dict[str, Array] = {
+    "w": RNG.normal(size=(64, 48)).astype(np.float32),
+    "image": RNG.normal(size=(1, 8, 20, 20)).astype(np.float32),
+    "codes": RNG.integers(-127, 128, (64, 48)).astype(np.int8),
+    "matrix": RNG.integers(-127, 128, (48, 32)).astype(np.int8),
+    "grid": (RNG.integers(-127, 128, (48, 32)) * np.float32(0.1)).astype(np.float32),
+    "tall": RNG.normal(size=(64, 32)).astype(np.float32),
+    "filter": RNG.integers(-127, 128, (16, 8, 3, 3)).astype(np.float32),
+    "filter_codes": RNG.integers(-127, 128, (16, 8, 3, 3)).astype(np.int8),
+    "step": np.array(0.05, np.float32),
+    "none": np.array(0, np.uint8),
+    "column": np.full(32, 0.01, np.float32),
+    "first": np.array([0]),
+}
+
+ABS_MAX = "a = Abs(w) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127)"
+CODES = f"{ABS_MAX} d = Div(w, s) r = Round(d) c = Clip(r, low, high) q = Cast<to = 3>(c)"
+FAKE = f"{CODES} qf = Cast<to = 1>(q) f = Mul(qf, s)"
+TENSOR = "uq, us, uz = DynamicQuantizeLinear({0}) u = DequantizeLinear(uq, us, uz)"
+
+# For each rule nodes that it concerns if their first constant is an input of the model; the result is t.
+CASES = {
+    "QuantizeLinear": "a = Abs(w) m = ReduceMax<keepdims = 0>(a) s = Div(m, c127) t = QuantizeLinear(w, s, none)",
+    "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
+    "decomposed quantization": f"{FAKE} t = Identity(f)",
+    "decomposed dequantization": "cf = Cast<to = 1>(codes) cm = ReduceMax<keepdims = 1>(cf, one) t = Mul(cf, cm)",
+    "truncated codes": f"{ABS_MAX} d = Div(w, s) t = Cast<to = 3>(d)",
+    "integer matrix product": f"{CODES} i = MatMulInteger(q, matrix) j = Cast<to = 1>(i) k = Mul(j, s)"
+    " t = Mul(k, column)",
+    "integer convolution": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
+    " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
+    "float matrix product": f"{FAKE} t = MatMul(f, grid)",
+    "float convolution": TENSOR.format("image") + " t = Conv(u, filter)",
+    "weights of a float product": "a = Abs(w) m = ReduceMax<keepdims = 0>(a, first) s = Div(m, c127)"
+    " v = QuantizeLinear<axis = 1>(w, s) u = DequantizeLinear<axis = 1>(v, s)"
+    " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
+    "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",
+    "product that is left": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
+}
+MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
+RULES = {rule.name: rule for phase in PHASES for rule in phase}
+REPORT_ONLY = ("truncated codes", "product that is left")
+
+
+def model_of(nodes: str, place: str = "main", *, is_input: bool = False) -> onnx.ModelProto:
+    """Returns a model whose output depends on the input x and on the result t of nodes.
+
+    Args:
+        nodes: The nodes.
+        place: Where they are: "main", "branch" of an If, or a "function" whose parameters are the constants.
+        is_input: Whether the first constant is an input of the model, too.
+    """
+    model = parse(f"{nodes} tf = Cast<to = 1>(t) y = Mul(x, tf)", inputs="float[1] x")
+    names = sorted((name for name in CONSTANTS if f"({name}" in nodes or f", {name}" in nodes), key=nodes.index)
+    tensors = [numpy_helper.from_array(CONSTANTS[name], name) for name in names]
+    if place == "function":
+        into_function(model, names, "tf")
+    elif place == "branch":
+        branches = {}
+        for branch, value in (("then_branch", "y"), ("else_branch", "other")):
+            output = helper.make_tensor_value_info(value, 1, None)
+            body = [*model.graph.node] if value == "y" else [helper.make_node("Neg", ["x"], [value])]
+            branches[branch] = helper.make_graph(body, branch, [], [output])
+        del model.graph.node[:]
+        model.graph.node.extend(
+            [
+                helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+                helper.make_node("Cast", ["total"], ["is_set"], to=9),
+                helper.make_node("If", ["is_set"], ["y"], **branches),
+            ]
+        )
+    if is_input:
+        model.graph.input.append(helper.make_tensor_value_info(names[0], tensors[0].data_type, tensors[0].dims))
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+def into_function(model: onnx.ModelProto, parameters: list[str], result: str) -> None:
+    """Moves the nodes up to the one that computes `result` to a function, and all scalars with them."""
+    nodes = [*model.graph.node]
+    count = 1 + next(i for i, node in enumerate(nodes) if result in node.output)
+    constants = [helper.make_node("Constant", [], [each.name], value=each) for each in model.graph.initializer]
+    body, imports = [*constants, *nodes[:count]], [*model.opset_import]
+    del model.graph.node[:], model.graph.initializer[:]
+    model.functions.append(helper.make_function("local", "f", parameters, [result], body, imports))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node.extend([helper.make_node("f", parameters, [result], domain="local"), *nodes[count:]])
+
+
+def nodes_left(model: onnx.ModelProto, folder: Path) -> int:
+    """Counts the nodes that ONNX Runtime runs at its default level."""
+    path = folder / "optimized.onnx"
+    given = ort_dynq.register(options(1, True))
+    given.optimized_model_filepath = str(path)
+    ort.InferenceSession(model.SerializeToString(), given, providers=["CPUExecutionProvider"])
+    return sum(1 for _ in nodes_of(onnx.load(path).graph))
+
+
+@pytest.mark.parametrize("place", ["main", "branch", "function"])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_folded_is_left(rule: str, place: str, tmp_path: Path) -> None:
+    assert rule in CASES, f"{rule!r} is a new rule: give CASES nodes that it concerns, with a constant as their input"
+    model = model_of(CASES[rule], place)
+    for exact in (True, False):
+        result = rewrite(model, exact=exact)
+        assert result.report.findings == []
+        assert nodes_left(result.to_proto(), tmp_path) == nodes_left(model, tmp_path)
+        assert [node.op_type for node in nodes_of(result.to_proto().graph)] == [
+            node.op_type for node in nodes_of(model.graph)
+        ]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_initializer_that_is_an_input_is_not_constant(rule: str) -> None:
+    findings = [each for each in rewrite(model_of(CASES[rule], is_input=True)).report.findings if each.rule == rule]
+    assert [each.operator is None for each in findings] == [rule in REPORT_ONLY]
+
+
+@pytest.mark.parametrize("rule", ["range", "decomposed quantization"])
+@pytest.mark.parametrize("more", ["", MORE])
+def test_models_whose_initializers_are_all_inputs(rule: str, more: str, tmp_path: Path) -> None:
+    """Before version 4 of the format they had to be, and could not be overridden."""
+    model = model_of(CASES[rule] + more)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    if more:
+        model.graph.output.append(helper.make_tensor_value_info("z", 2, None))
+    result = rewrite(model)
+    assert found(result.report) == ["DynamicRangeQuantize"] * bool(more)
+    sessions = [stock_session(each) for each in (model, result.to_proto())]
+    assert [[each.name for each in session.get_inputs()] for session in sessions] == [["x"], ["x"]]
+    assert nodes_left(result.to_proto(), tmp_path) == nodes_left(model, tmp_path) - 3 * bool(more)
+    assert result.to_proto().ir_version == (8 if more else 3)
+    assert len(result.to_proto().graph.input) == (1 if more else len(model.graph.input))
+
+
+@pytest.mark.parametrize("nodes", [CASES["range"], CASES["decomposed quantization"]])
+def test_calls_with_and_without_constants(nodes: str, tmp_path: Path) -> None:
+    """The body of a function stays if ONNX Runtime folds it in one of the calls."""
+    model = model_of(nodes, "function")
+    call = model.graph.node[0]
+    other = helper.make_node("f", ["x2", *call.input[1:]], ["other"], domain="local")
+    model.graph.node.insert(0, other)
+    model.graph.input.append(helper.make_tensor_value_info("x2", 1, [64, 48]))
+    model.graph.output.append(helper.make_tensor_value_info("other", 1, None))
+    result = rewrite(model)
+    assert result.report.rewritten == []
+    assert {each.reason.partition(",")[0] for each in result.report.left} == {
+        "one call of its function passes constants"
+    }
+    assert nodes_left(result.to_proto(), tmp_path) == nodes_left(model, tmp_path)
+    model.graph.node[1].input[0] = "x2"
+    assert rewrite(model).report.rewritten
+
+
+# Weights behind constant subgraphs
+
+X = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(x, s) r = Round(d)"
+CHANNEL = "wa = Abs(w) wm = ReduceMax<keepdims = 1>(wa, one) ws = Div(wm, c127)"
+WEIGHTS = {
+    "chain": f"{CHANNEL} wd = Div(w, ws) wr = Round(wd) wc = Clip(wr, low, high) wf = Mul(wc, ws)",
+    "guarded": f"{CHANNEL} is = Equal(ws, zero) wg = Where(is, eps, ws) wv = Reciprocal(wg) wq = Mul(w, wv)"
+    " wx = Round(wq) wc = Clip(wx, low, high) wf = Mul(wc, wg)",
+    "asymmetric": "wl = ReduceMin<keepdims = 1>(w, one) wh = ReduceMax<keepdims = 1>(w, one) wd = Sub(wh, wl)"
+    " ws = Div(wd, c255) wt = Div(wl, ws) wy = Round(wt) wz = Neg(wy) wq = Div(w, ws) wr = Round(wq) wa = Add(wr, wz)"
+    " wc = Clip(wa, zero, c255) wb = Sub(wc, wz) wf = Mul(wb, ws)",
+    "Q/DQ": "wa = Abs(w) wm = ReduceMax<keepdims = 0>(wa, one) ws = Div(wm, c127) wz = Cast<to = 3>(zero)"
+    " wn = Shape(ws) wv = Expand(wz, wn) wq = QuantizeLinear<axis = 0>(w, ws, wv)"
+    " wi = Cast<to = 6>(wq) wk = Cast<to = 3>(wi) wf = DequantizeLinear<axis = 0>(wk, ws, wv)",
+}
+
+
+def product(weights: str) -> onnx.ModelProto:
+    """Returns a linear layer whose weights wf are computed from the initializer w."""
+    model = parse(
+        f"{weights} wy2 = Transpose<perm = [1, 0]>(wf) {X} c = Clip(r, low, high) f = Mul(c, s) y = MatMul(f, wy2)",
+        inputs="float[N, 48] x",
+    )
+    model.graph.initializer.append(numpy_helper.from_array(CONSTANTS["w"], "w"))
+    return model
+
+
+def check_layer(model: onnx.ModelProto, folder: Path) -> None:
+    """Checks that the layer becomes two nodes, and with `exact` one that quantizes and what ONNX Runtime leaves."""
+    x = rows((9, 48), 3)
+    result = rewrite(model)
+    assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"], result.report.left
+    assert nodes_left(result.to_proto(), folder) == 2
+    check_products(model, {"x": np.nan_to_num(x, posinf=1, neginf=-1)})
+    assert found(check(model, {"x": x})) == ["DynamicRangeFakeQuantize"]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_computed_from_constants(name: str, tmp_path: Path) -> None:
+    check_layer(product(WEIGHTS[name]), tmp_path)
+
+
+def test_weights_that_a_function_computes(tmp_path: Path) -> None:
+    model = product(WEIGHTS["chain"])
+    w = model.graph.initializer.pop()
+    scalars = [*model.graph.initializer]
+    into_function(model, ["w"], "wf")
+    model.graph.initializer.extend([*scalars, w])
+    check_layer(model, tmp_path)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_weights_that_a_function_gets(others: int, tmp_path: Path) -> None:
+    """The weights of a product in a function are known if all of its calls pass the same ones."""
+    model = product(WEIGHTS["chain"])
+    w = model.graph.initializer.pop()
+    into_function(model, ["x", "w"], "y")
+    model.graph.initializer.extend([w, numpy_helper.from_array(CONSTANTS["w"] + 1, "w1")])
+    for i, weights in enumerate(["w", f"w{others}" if others else "w"]):
+        model.graph.node.append(helper.make_node("f", ["x", weights], [f"y{i}"], domain="local"))
+        model.graph.output.append(helper.make_tensor_value_info(f"y{i}", 1, None))
+    report = rewrite(model).report
+    assert found(report) == ["DynamicRangeFakeQuantize"] + ["QuantizedMatMul"] * (not others)
+    assert ["the weights are not known" in each.reason for each in report.left] == [True] * others
+    check(model, {"x": rows((9, 48), 3)})
+    if not others:
+        assert nodes_left(rewrite(model).to_proto(), tmp_path) == 6
+        inputs = {"x": np.nan_to_num(rows((9, 48), 3), posinf=1, neginf=-1)}
+        assert ort_dynq.verify(model, rewrite(model).to_proto(), inputs=inputs).passed

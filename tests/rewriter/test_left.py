@@ -1,0 +1,139 @@
+"""Every product of quantized data that is left has a reason, and a model in which all is left says what it has."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from rewriting import load, parse
+
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.report import FUSED, STATIC, Report
+
+CONSTANTS = {
+    "w": np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32),
+    "wq": np.random.default_rng(0).integers(-128, 128, (48, 32)).astype(np.int8),
+    "filter": np.random.default_rng(0).normal(size=(4, 8, 3, 3)).astype(np.float32),
+    "none": np.array(0, np.uint8),
+}
+LINEAR = "q, s, z = DynamicQuantizeLinear(x)"
+TRUNCATED = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(x, s)"
+FAKE = f"{TRUNCATED} r = Round(d) c = Clip(r, low, high) f = Mul(c, s)"
+
+
+def report_of(nodes: str, *, opset: int = 18, inputs: str = "float[48, 48] x") -> Report:
+    model = parse(nodes, opset=opset, inputs=inputs)
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(each, name) for name, each in CONSTANTS.items() if name in used
+    )
+    if "com.microsoft" in nodes:
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return rewrite(model).report
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        (f"{FAKE} t = Transpose(f) y = MatMul(t, w)", "Transpose stands between the quantization and the product"),
+        (f"{FAKE} t = Relu(f) u = Identity(t) y = Gemm(u, w)", "Relu stands between"),
+        (f"{FAKE} y = com.microsoft.FusedMatMul(f, w)", "no integer product for com.microsoft.FusedMatMul"),
+        (f"{FAKE} y = MatMul(x, f)", "only its second factor is quantized"),
+        (f"{FAKE} y = MatMul(f, w)", "the weights are not an 8-bit grid"),
+        (f"{LINEAR} i = MatMulInteger(q, wq, z) j = Cast<to = 1>(i) y = Mul(j, s)", FUSED),
+        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "the sums are not converted to float32"),
+        (f"{LINEAR} t = Transpose(q) i = MatMulInteger(t, wq, z) j = Cast<to = 1>(i) y = Mul(j, i)", "sums are not"),
+        (f"{LINEAR} y = QLinearMatMul(q, s, z, q, s, z, s, z)", "it is an integer operator of ONNX Runtime"),
+        (f"{LINEAR} j = Cast<to = 1>(q) y = MatMul(j, w)", "a form that has no integer product"),
+        ("q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)", STATIC),
+        (f"{TRUNCATED} q = Cast<to = 3>(d) f = Cast<to = 1>(q) y = MatMul(f, w)", "is left: the codes are truncated"),
+        ("h = Cast<to = 10>(x) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) d = Div(h, m) r = Round(d) f = Mul(r, m)"
+         " g = Cast<to = 1>(f) y = MatMul(g, w)", "is left: the type of x is float16"),
+    ],
+)  # fmt: skip
+def test_products_of_quantized_data_have_a_reason(nodes: str, reason: str) -> None:
+    left = [each for each in report_of(nodes).left if each.node == "y" or each.op_type == "MatMulInteger"]
+    assert [reason in each.reason for each in left] == [True], left
+
+
+def test_products_of_images_have_a_reason() -> None:
+    inputs = "float[1, 8, 20, 20] x"
+    nodes = f"{LINEAR} u = DequantizeLinear(q, s, z) p = MaxPool<kernel_shape = [2, 2]>(u) y = Conv(p, filter)"
+    assert "MaxPool stands between" in report_of(nodes, inputs=inputs).left[0].reason
+    (found,) = report_of(f"{LINEAR} u = DequantizeLinear(q, s, z) y = ConvTranspose(u, filter)", inputs=inputs).left
+    assert "transposed" in found.reason
+    nodes = f"{LINEAR} u = DequantizeLinear(q, s, z) y = Conv(u, filter)"
+    (found,) = report_of(nodes, inputs=inputs, opset=12).left
+    assert found.reason == "the model is of opset 12, expected 13 or newer"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = MatMul(x, w)",
+        "u = DequantizeLinear(wq, eps) y = MatMul(x, u)",
+        f"{FAKE} t = Add(f, x) u = Mul(t, x) y = MatMul(u, w)",
+        f"{FAKE} t = Sigmoid(f) y = MatMul(t, w)",
+    ],
+)
+def test_other_products_are_not_reported(nodes: str) -> None:
+    assert not report_of(nodes).left
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        (f"{TRUNCATED} y = Cast<to = 3>(d)", "the codes are truncated, expected Round"),
+        (f"{TRUNCATED} c = Clip(d, low, high) i = Cast<to = 6>(c) y = Cast<to = 3>(i)", "the codes are truncated"),
+        (f"{TRUNCATED} c = Floor(d) y = Cast<to = 2>(c)", "the codes are rounded by Floor, expected Round"),
+        ("m = ReduceMax<keepdims = 1>(x, one) s = Div(c127, m) d = Mul(s, x) y = Cast<to = 3>(d)", "are truncated"),
+        (f"{TRUNCATED} y = Cast<to = 6>(d)", ""),
+        ("d = Div(x, c127) y = Cast<to = 3>(d)", ""),
+        ("d = Mul(x, x) y = Cast<to = 3>(d)", ""),
+    ],
+)
+def test_truncated_codes(nodes: str, reason: str) -> None:
+    report = report_of(nodes)
+    assert [reason in each.reason for each in report.left] == [True] * bool(reason)
+    assert not any(each.operator for each in report.findings if each.rule != "range")
+
+
+@pytest.mark.parametrize(
+    ("name", "summary"),
+    [
+        ("ort_dynamic", "2 to leave: 2 DynamicQuantizeLinear and 2 MatMulInteger, which ONNX Runtime fuses itself"),
+        ("torch_lsq_constant", "no quantization with run-time scales, 1 MatMul"),
+        ("token_float16_glue", "1 to leave"),
+    ],
+)
+def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> None:
+    report = rewrite(load(name)).report
+    assert report.summary == f"nothing to rewrite{',' if summary[0].isdigit() else ':'} {summary}"
+    assert report.to_dict()["summary"] == report.summary
+
+
+@pytest.mark.parametrize(
+    ("nodes", "summary"),
+    [
+        (
+            "q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)",
+            "nothing to rewrite, 1 to leave: 1 DequantizeLinear and 1 QuantizeLinear with constant scales, which ONNX"
+            " Runtime handles itself",
+        ),
+        ("y = MatMul(x, w)", "nothing to rewrite: no quantization with run-time scales, 1 MatMul"),
+        ("y = Relu(x)", "nothing to rewrite: no quantization with run-time scales"),
+        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "nothing to rewrite, 1 to leave: 1 DynamicQuantizeLinear and 1"
+         " MatMulInteger"),
+        (f"{LINEAR} y = Cast<to = 1>(q)", "nothing to rewrite: 1 DynamicQuantizeLinear"),
+    ],
+)  # fmt: skip
+def test_summaries(nodes: str, summary: str) -> None:
+    assert report_of(nodes).summary == summary
+
+
+def test_a_rewritten_model_says_so() -> None:
+    model = rewrite(load("torch_token")).to_proto()
+    assert isinstance(model, onnx.ModelProto)
+    again = rewrite(model).report
+    assert again.summary.endswith("1 ort_dynq.DynamicRangeFakeQuantize, from a rewrite")
