@@ -74,6 +74,15 @@ def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
     return None
 
 
+def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
+    """Returns the grid of integer weights, [K, N], whose scales are 1; None if they are not 8-bit codes of one."""
+    if weights.ndim != 2 or weights.dtype.kind not in "iu" or not weights.size:
+        return None
+    if max(-int(weights.min()), int(weights.max())) > 255:
+        return None
+    return _grid(weights.astype(np.int16), np.ones((1, weights.shape[1]), np.float32), 0)
+
+
 def _numbers(
     weights: npt.NDArray[np.float32], size: int
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:

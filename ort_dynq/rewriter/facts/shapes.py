@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ...operators import DOMAIN
 from .values import (
+    attributes_of,
     constant_array,
     constant_scalar,
     does_not_grow,
@@ -19,7 +21,8 @@ from .values import (
     skip_identity,
 )
 
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+"""Operators that keep the elements and their order."""
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Where")
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
@@ -85,8 +88,41 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
         return len(value.shape) <= 1 or (x.shape is not None and len(value.shape) <= len(x.shape))
     if x.shape is None or len(value.shape) != len(x.shape) or value.shape[-1] != 1:
         return False
-    lead = next((i for i, pair in enumerate(zip(value.shape, x.shape, strict=True)) if not _is_equal(*pair)), 0)
-    return (is_shared or lead == len(x.shape) - 1) and all(dim == 1 for dim in value.shape[lead:])
+    pairs = list(zip(value.shape, x.shape, strict=True))[:-1]
+    lead = next((i for i, pair in enumerate(pairs) if not _is_equal(*pair)), len(pairs))
+    if (is_shared or lead == len(pairs)) and all(dim == 1 for dim in value.shape[lead:]):
+        return True
+    # If there are as many numbers as rows, and all dimensions but one are equal, that one is equal too.
+    return sum(not _is_equal(*pair) for pair in pairs) <= 1 and _is_reshaped_as_rows(value, x)
+
+
+def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
+    """Returns whether a value, before it was reshaped, is known to have one number for each row of x.
+
+    x may have been reshaped, too, if its rows have the same length since.
+    """
+    numbers, whole = unreshaped(value), _uncast_and_unreshaped(x)
+    length = None if x.shape is None or whole.shape is None or not len(whole.shape) else whole.shape[-1]
+    if not isinstance(length, int) or length < 1 or x.shape is None or x.shape[-1] != length:
+        return False
+    of_numbers, of_whole = numbers.producer(), whole.producer()
+    if of_numbers is not None and of_numbers.domain == DOMAIN and numbers in of_numbers.outputs[1:3]:
+        is_same = of_whole is not None and of_whole.domain == DOMAIN and whole is of_whole.outputs[0]
+        is_same = is_same and of_whole is not None and of_whole.inputs[0] is of_numbers.inputs[0]
+        return is_same and attributes_of(of_numbers)["axis"] == -1
+    if numbers.shape is None or whole.shape is None:
+        return False
+    mine, its = list(numbers.shape), list(whole.shape[:-1])
+    mine = mine[:-1] if len(mine) > len(its) and mine[-1] == 1 else mine
+    return len(mine) == len(its) and all(map(_is_equal, mine, its))
+
+
+def _uncast_and_unreshaped(value: ir.Value) -> ir.Value:
+    """Returns `value` as it was before any Reshape and the like, and before it was cast."""
+    value = unreshaped(value)
+    while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
+        value = unreshaped(cast.inputs[0])
+    return value
 
 
 def _is_shape_vector_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
@@ -119,11 +155,20 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
-    """Returns `value` as it was before any Reshape, Squeeze and Unsqueeze."""
+    """Returns `value` as it was before any Reshape, Squeeze, Unsqueeze and Flatten."""
+    nodes = reshapes_of(value)
+    source = nodes[0].inputs[0] if nodes else None
+    return skip_identity(value if source is None else source)
+
+
+def reshapes_of(value: ir.Value) -> list[ir.Node]:
+    """Returns the Reshapes and the like that :func:`unreshaped` skips, the first one first."""
+    nodes: list[ir.Node] = []
     value = skip_identity(value)
-    while (node := producer_of(value, *_RESHAPES)) is not None and node.inputs[0] is not None:
+    while (node := producer_of(value, *RESHAPES)) is not None and node.inputs[0] is not None:
+        nodes.insert(0, node)
         value = skip_identity(node.inputs[0])
-    return value
+    return nodes
 
 
 def axes_of(node: ir.Node) -> list[int] | None:
@@ -138,10 +183,10 @@ def axes_of(node: ir.Node) -> list[int] | None:
 
 
 def _reshapings(value: ir.Value) -> list[ir.Node]:
-    """Returns the Reshape, Squeeze and Unsqueeze nodes before `value`, the last one first; skips Identity and Cast."""
+    """Returns the Reshapes and the like before `value`, the last one first; skips Identity and Cast."""
     nodes = []
-    while (node := producer_of(value, *_RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
-        nodes += [node] if node.op_type in _RESHAPES else []
+    while (node := producer_of(value, *RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
+        nodes += [node] if node.op_type in RESHAPES else []
         value = node.inputs[0]
     return nodes
 

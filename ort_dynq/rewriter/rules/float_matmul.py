@@ -39,7 +39,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     facts = context.facts
     grid = _grid(node, b, context)
     depth, columns = grid.codes.shape
-    channels = Channels(columns)
+    rank = 1 if a.shape is None else len(a.shape)
+    channels = Channels(columns, rank=rank)
     if bias is not None and channels.bias(bias, facts) is None:
         raise Left("the bias is not one number for each output channel")
     if is_tiny_product_of_rows(source, columns):
@@ -55,12 +56,12 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     edit = context.edit("QuantizedMatMul", node)
     activation = context.shared(Activations).of(a, source, depth // (group_size or depth), context, edit)
     # The column scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
+    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
         tail.take_scales(a, channels, facts)
     if bias is None:
         tail.take_bias(channels, facts)
-    tail.replace(activation.codes, activation.zero_point, grid, context, edit)
+    tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit
