@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, functions, graphs, label, subgraphs
 from ..rewriter.facts.shapes import RESHAPES
-from ..rewriter.facts.values import only_use
+from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
 from ..rewriter.metadata import ACTIVATION, EXACT
 from ..storage import load
 from .convolution import convolve
@@ -247,8 +247,8 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
                 steps.append(("Reshape", use.node.outputs[0]))
             elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
                 steps.append((use.node.op_type, operand))
-            else:
-                break
+            elif use.node.op_type != "Cast" or cast_to(use.node) not in (*WIDE_TYPES, ir.DataType.FLOAT):
+                break  # a Cast of integer sums changes no number
             value = use.node.outputs[0]
         if value is result and weights is not None and product.graph is producer.graph:
             return _Chain(product, activation, weights, tuple(steps), result)

@@ -13,7 +13,7 @@ from ..edit import Edit
 from ..facts.folding import evaluate
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
-from ..facts.values import CODE_TYPES, cast_to, constant_scalar, producer_of, skip_identity
+from ..facts.values import CODE_TYPES, WIDE_TYPES, cast_to, constant_scalar, producer_of, skip_identity
 from ..report import Left
 from ..rule import Context
 from .shared_initializers import SharedInitializers
@@ -21,9 +21,6 @@ from .unsigned_codes import MOVES, UnsignedCodes
 
 # On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which saturates with larger weights.
 _LARGEST_UNSATURATED_WEIGHT = 64
-
-
-_WIDE = (ir.DataType.INT32, ir.DataType.INT64)
 
 
 class WideCodes(NamedTuple):
@@ -48,7 +45,7 @@ def wide_codes_of(value: ir.Value | None) -> WideCodes | None:
     Raises:
         Left: The zero point is not known to be one number for all codes, or one for each row.
     """
-    if value is None or value.dtype not in _WIDE:
+    if value is None or value.dtype not in WIDE_TYPES:
         return None
     at, zero_point = value, None
     while (node := producer_of(at, *MOVES)) is not None and node.inputs[0] is not None:
@@ -76,7 +73,7 @@ def _narrow(value: ir.Value) -> ir.Value | None:
     """Returns the 8-bit integers that wider ones are a Cast of, or None; float32 may be between them."""
     value = skip_identity(value)
     while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
-        if cast_to(cast) not in (*_WIDE, ir.DataType.FLOAT):
+        if cast_to(cast) not in (*WIDE_TYPES, ir.DataType.FLOAT):
             return None
         value = skip_identity(cast.inputs[0])
         if value.dtype in CODE_TYPES:

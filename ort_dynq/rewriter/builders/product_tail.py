@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...operators import DOMAIN
 from ...operators.encodings import ScaleOrder
 from ...operators.packing import pack
 from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
@@ -22,7 +21,7 @@ from ..facts.folding import evaluate
 from ..facts.grid import Grid
 from ..facts.inference import Facts
 from ..facts.shapes import RESHAPES, is_shape_of_rows, unreshaped
-from ..facts.values import attributes_of, cast_to, has_one_element, only_use, producer_of, skip_identity
+from ..facts.values import WIDE_TYPES, cast_to, has_one_element, only_use, producer_of, skip_identity
 from ..report import Left
 from ..rule import Context
 from .shared_initializers import SharedInitializers
@@ -162,6 +161,18 @@ class Tail:
         if bias is not None:
             self.bias = bias
             self.take(step)
+
+    def take_casts(self, channels: Channels) -> None:
+        """Moves `last` past a Cast of integer sums to int32 or int64 and one back, if both follow."""
+        step, before, moves = self.step(channels), self.last, list(self.moves)
+        if step is None or step.node.op_type != "Cast" or cast_to(step.node) not in WIDE_TYPES:
+            return
+        self.take(step)
+        step = self.step(channels)
+        if step is not None and step.node.op_type == "Cast" and cast_to(step.node) == ir.DataType.FLOAT:
+            self.take(step)
+        else:
+            self.last, self.moves = before, moves
 
     def take_scales(self, activation: ir.Value, channels: Channels, facts: Facts) -> None:
         """Moves `last` past the Muls by the scales of the columns and of the rows of an activation without a scale."""
@@ -325,12 +336,4 @@ def check_sums(length: int, zero_point: npt.NDArray[np.int8] | None) -> None:
 
 def is_row_scale(value: ir.Value | None, codes: ir.Value) -> bool:
     """Returns whether `value` is known to hold float32 scales of the rows of `codes`, or one for all."""
-    if value is None or value.dtype != ir.DataType.FLOAT:
-        return False
-    quantizer = skip_identity(value).producer()
-    if quantizer is not None and quantizer.domain == DOMAIN and skip_identity(value) in quantizer.outputs[1:2]:
-        cast = producer_of(codes, "Cast")
-        of = codes if cast is None or cast.inputs[0] is None else cast.inputs[0]
-        if of.producer() is quantizer and attributes_of(quantizer)["axis"] <= 0:
-            return True
-    return is_shape_of_rows(value, codes)
+    return value is not None and value.dtype == ir.DataType.FLOAT and is_shape_of_rows(value, codes)

@@ -51,6 +51,12 @@ class Grid:
         sums = self.codes.reshape(-1, size, columns).sum(1, dtype=np.int32)
         return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
 
+    @property
+    def has_int32_sums(self) -> bool:
+        """Whether the sums of codes times weights are integers that int32 holds."""
+        largest = float(self.scale.max()) * 255 * 255 * len(self.codes)
+        return largest < 2**31 and bool((self.scale == np.rint(self.scale)).all())
+
     def split(self, group_size: int) -> Grid:
         """Returns the same grid in smaller groups; a scale for each column stays one."""
         factor = (self.group_size or len(self.codes)) // group_size

@@ -26,6 +26,7 @@ RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Where")
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
+_RANGE_OPERATORS = ("DynamicRangeQuantize", "DynamicRangeFakeQuantize")
 _MOST_NODES = 64
 
 
@@ -82,6 +83,8 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
         x: The tensor of the rows.
         is_shared: Whether several rows may share a number, as those of a matrix do if there is one for each matrix.
     """
+    if _is_parameter_of(skip_identity(value), _uncast(x), is_shared):
+        return True
     if value.shape is None:
         return False
     if all(dim == 1 for dim in value.shape):
@@ -101,15 +104,14 @@ def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
 
     x may have been reshaped, too, if its rows have the same length since.
     """
-    numbers, whole = unreshaped(value), _uncast_and_unreshaped(x)
+    numbers, whole = unreshaped(value), _uncast(unreshaped(x))
+    while (before := _uncast(unreshaped(whole))) is not whole:
+        whole = before
     length = None if x.shape is None or whole.shape is None or not len(whole.shape) else whole.shape[-1]
     if not isinstance(length, int) or length < 1 or x.shape is None or x.shape[-1] != length:
         return False
-    of_numbers, of_whole = numbers.producer(), whole.producer()
-    if of_numbers is not None and of_numbers.domain == DOMAIN and numbers in of_numbers.outputs[1:3]:
-        is_same = of_whole is not None and of_whole.domain == DOMAIN and whole is of_whole.outputs[0]
-        is_same = is_same and of_whole is not None and of_whole.inputs[0] is of_numbers.inputs[0]
-        return is_same and attributes_of(of_numbers)["axis"] == -1
+    if _is_parameter_of(numbers, whole, is_shared=False):
+        return True
     if numbers.shape is None or whole.shape is None:
         return False
     mine, its = list(numbers.shape), list(whole.shape[:-1])
@@ -117,11 +119,27 @@ def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
     return len(mine) == len(its) and all(map(_is_equal, mine, its))
 
 
-def _uncast_and_unreshaped(value: ir.Value) -> ir.Value:
-    """Returns `value` as it was before any Reshape and the like, and before it was cast."""
-    value = unreshaped(value)
+def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
+    """Returns whether `value` is the scale or zero point that an operator of ort_dynq computes for the rows of `codes`.
+
+    The codes may come from another operator with the same input.
+    """
+    of_value, of_codes = value.producer(), codes.producer()
+    if of_value is None or of_value.domain != DOMAIN or value not in of_value.outputs[1:3]:
+        return False
+    if of_codes is None or of_codes.domain != DOMAIN or codes is not of_codes.outputs[0]:
+        return False
+    if of_value.op_type not in _RANGE_OPERATORS or not of_codes.op_type.endswith("Quantize"):
+        return False
+    axis = attributes_of(of_value)["axis"]
+    return of_value.inputs[0] is of_codes.inputs[0] and (axis in (-1, 0) or (is_shared and axis < 0))
+
+
+def _uncast(value: ir.Value) -> ir.Value:
+    """Returns `value` as it was before any Cast."""
+    value = skip_identity(value)
     while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
-        value = unreshaped(cast.inputs[0])
+        value = skip_identity(cast.inputs[0])
     return value
 
 

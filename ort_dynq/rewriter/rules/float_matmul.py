@@ -58,6 +58,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     # The column scales come first: the product of two scales may be too small for float32.
     tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
+        if grid.has_int32_sums:
+            tail.take_casts(channels)
         tail.take_scales(a, channels, facts)
     if bias is None:
         tail.take_bias(channels, facts)
