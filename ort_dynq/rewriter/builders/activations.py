@@ -85,6 +85,7 @@ class Activations:
     def __init__(self, facts: Facts) -> None:
         """Starts without any activation."""
         self._facts = facts
+        self._repeated: dict[tuple[object, ...], ir.Value] = {}
         self._activations: dict[ir.Node, Activation] = {}  # by dequantizer, or by the last Reshape after it
 
     def of(self, value: ir.Value, source: ir.Node, groups: int, context: Context, edit: Edit) -> Activation:
@@ -107,6 +108,29 @@ class Activations:
             activation = self._of_source(source, context, edit)
             self._activations[reshapes[-1]] = _reshaped(activation, source, reshapes, groups, edit)
         return self._activations[reshapes[-1]]
+
+    def in_smaller_groups(self, activation: Activation, count: int, factor: int, edit: Edit) -> Activation:
+        """Returns an activation whose groups are cut into `factor` equal parts.
+
+        Args:
+            activation: The activation, with a scale for each group of a row.
+            count: The number of groups of a row.
+            factor: The number of parts of a group.
+            edit: The edit that inserts the nodes, before the product.
+        """
+
+        def repeated(value: ir.Value) -> ir.Value:
+            if has_one_element(value):
+                return value
+            key = edit.node.graph, value, factor
+            if key not in self._repeated:
+                groups = edit.add_constant(np.repeat(np.arange(count), factor), before=edit.node)
+                gather = ir.node("Gather", [value, groups], {"axis": -1})
+                self._repeated[key] = edit.insert(gather, before=edit.node)
+            return self._repeated[key]
+
+        codes, scale, zero_point = activation
+        return Activation(codes, None if scale is None else repeated(scale), repeated(zero_point))
 
     def _of_source(self, source: ir.Node, context: Context, edit: Edit) -> Activation:
         if source not in self._activations:
