@@ -466,6 +466,28 @@ def reshaped_codes() -> Example:
     return Example(model, [activations(2, 7, 20, zero_row=True)])
 
 
+def longer_groups() -> Example:
+    """Activation in groups of 32; 4-bit weights in groups of 16, which an exporter folded."""
+    rng = np.random.default_rng(9)
+    codes = rng.integers(-8, 8, (4, 16, 40))
+    codes[:, 0] = -8
+    scales = rng.uniform(0.01, 0.1, (4, 1, 40)).astype(np.float32)
+    model = parse(
+        f"""groups (float[batch, tokens, 64] activation) => (float[batch, tokens, 40] y) {{
+            x = Reshape(activation, split) {TOKEN_CODES} codes = Cast<to = 3>(clipped)
+            real = Cast<to = 1>(codes)  groups = Mul(real, scale)  dx = Reshape(groups, joined)
+            product = MatMul(dx, w)  y = Add(product, bias)
+        }}""",
+        17,
+        **token_constants(),
+        split=np.array([0, 0, 2, 32]),
+        joined=np.array([0, 0, 64]),
+        w=(codes.astype(np.float32) * scales).reshape(64, 40),
+        bias=grid_weights(rng, 40),
+    )
+    return Example(model, [activations(2, 7, 64, zero_row=True)])
+
+
 def reshaped_gemm() -> Example:
     """Fake quantization of flattened tokens, Gemm and Reshape, as graph slimmers write it."""
     rng = np.random.default_rng(5)
@@ -557,6 +579,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "integer_token_int32": int32_matmul,
     "integer_token_zero_point": int32_zero_point,
     "keras_int8": keras_dense,
+    "token_longer_groups": longer_groups,
     "token_reshaped_codes": reshaped_codes,
     "token_reshaped_gemm": reshaped_gemm,
     "token_float16_glue": half_glue,

@@ -79,6 +79,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
     "tf2onnx_tensor": WHOLE,
     "token_float16_glue": {},
+    "token_longer_groups": PRODUCT,
     "token_reshaped_codes": PRODUCT,
     "token_reshaped_gemm": PRODUCT,
     "torch_bitnet": PRODUCT,
