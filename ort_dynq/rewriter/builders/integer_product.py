@@ -47,10 +47,9 @@ def wide_codes_of(value: ir.Value | None) -> WideCodes | None:
     """
     if value is None or value.dtype not in WIDE_TYPES:
         return None
-    at, zero_point = value, None
+    at, zero_point, is_moved = skip_identity(value), None, False
     while (node := producer_of(at, *MOVES)) is not None and node.inputs[0] is not None:
-        at = node.inputs[0]
-    is_moved = at is not value
+        at, is_moved = skip_identity(node.inputs[0]), True
     if (sub := producer_of(at, "Sub")) is not None and sub.inputs[0] is not None:
         at, zero_point = sub.inputs[0], sub.inputs[1]
     codes = _narrow(at)

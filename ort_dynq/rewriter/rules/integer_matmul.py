@@ -114,8 +114,7 @@ def _as_one_operator(node: ir.Node, factors: _Factors, context: Context) -> Edit
         Left: The weights or zero points are not known, or int32 may not hold the sums.
     """
     integers, codes, is_signed, zero_point, grid = factors
-    assert node.inputs[1] is not None
-    channels = _columns(codes, node.inputs[1])
+    channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
     tail = tail_of(node, codes, channels, context.facts)
     if tail is None:
         raise Left(_NO_TAIL)
