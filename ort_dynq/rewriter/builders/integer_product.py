@@ -13,7 +13,7 @@ from ..edit import Edit
 from ..facts.folding import evaluate
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
-from ..facts.values import CODE_TYPES, WIDE_TYPES, cast_to, constant_scalar, producer_of, skip_identity
+from ..facts.values import CODE_TYPES, WIDE_TYPES, cast_to, constant_scalar, has_one_element, producer_of, skip_identity
 from ..report import Left
 from ..rule import Context
 from .shared_initializers import SharedInitializers
@@ -62,7 +62,7 @@ def wide_codes_of(value: ir.Value | None) -> WideCodes | None:
             raise Left("the zero point is not of the type of the codes")
         if not is_shape_of_rows(narrow, codes):
             raise Left("the zero point is not known to be one number for each row, or for all codes")
-        if is_moved and any(dim != 1 for dim in narrow.shape or ()):
+        if is_moved and number is None and not has_one_element(narrow):
             raise Left("the codes are reshaped after their zero points are subtracted")
         zero_point = narrow
     return WideCodes(codes, zero_point, value if is_moved else codes)

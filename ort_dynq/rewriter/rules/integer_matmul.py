@@ -120,10 +120,10 @@ def _as_one_operator(node: ir.Node, factors: _Factors, context: Context) -> Edit
         raise Left(_NO_TAIL)
     check_length(grid)
     number = 0 if zero_point is None else constant_scalar(zero_point)
-    is_of_rows = (
-        number is None and zero_point is not None and bool(zero_point.shape) and not has_one_element(zero_point)
-    )
-    if is_of_rows and (tail.row is None or tail.is_row_moved or not _have_same_shape(zero_point, tail.row)):
+    is_one = number is not None or zero_point is None or has_one_element(zero_point)
+    if node.op_type == "MatMulInteger" and zero_point is not None and zero_point.shape is None:
+        is_one = True  # it takes no other
+    if not is_one and (tail.row is None or tail.is_row_moved or not _have_same_shape(zero_point, tail.row)):
         raise Left("the activation's zero point is not one number, and is not known to have the shape of its scale")
     if tail.subtracted is not None:
         number = _zero_point_of(tail.subtracted, number, grid)
