@@ -368,6 +368,126 @@ def integer_matmul(*, unsigned: bool) -> Example:
     return Example(model, [activations(2, 7, 20, zero_row=True)])
 
 
+def int32_matmul() -> Example:
+    """int8 codes and weights cast to int32 and multiplied, as torch code without an int8 product does it."""
+    rng = np.random.default_rng(4)
+    model = parse(
+        f"""integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {{
+            {TOKEN_CODES} codes = Cast<to = 3>(clipped)
+            wide = Cast<to = 6>(codes)  wt = Transpose<perm = [1, 0]>(w)  wide_w = Cast<to = 6>(wt)
+            sum = MatMul(wide, wide_w)  real = Cast<to = 1>(sum)
+            scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
+        }}""",
+        17,
+        **token_constants(),
+        w=int8_weights(rng, 13, 20),
+        ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True)])
+
+
+def int32_zero_point() -> Example:
+    """As int32_matmul(), with uint8 codes and a zero point for each token, which is subtracted in int32."""
+    rng = np.random.default_rng(6)
+    model = parse(
+        """integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
+            least = ReduceMin<axes = [-1], keepdims = 1>(x)  low = Min(least, zero)
+            most = ReduceMax<axes = [-1], keepdims = 1>(x)  high = Max(most, zero)
+            range = Sub(high, low)  step = Div(range, levels)  scale = Max(step, epsilon)
+            below = Neg(low)  offset = Div(below, scale)  whole = Round(offset)  bounded = Clip(whole, zero, levels)
+            zero_point = Cast<to = 2>(bounded)  float_zero_point = Cast<to = 1>(zero_point)
+            quotient = Div(x, scale)  rounded = Round(quotient)  shifted = Add(rounded, float_zero_point)
+            clipped = Clip(shifted, zero, levels)  codes = Cast<to = 2>(clipped)
+            wide = Cast<to = 6>(codes)  wide_zero_point = Cast<to = 6>(zero_point)
+            centered = Sub(wide, wide_zero_point)  wide_w = Cast<to = 6>(w)
+            sum = MatMul(centered, wide_w)  real = Cast<to = 1>(sum)
+            scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
+        }""",
+        17,
+        epsilon=np.asarray(np.float32(1e-5)),
+        zero=np.asarray(np.float32(0)),
+        levels=np.asarray(np.float32(255)),
+        w=int8_weights(rng, 20, 13),
+        ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(2, 7, 20, high=16.0, zero_row=True)])
+
+
+def keras_dense() -> Example:
+    """Replicates Dense of Keras 3.11 after quantize("int8"): keras/src/quantizers and keras/src/layers/core/dense.py.
+
+    Outputs are divided by the product of both scales, and both are inverse scales.
+    """
+    rng = np.random.default_rng(7)
+    model = parse(
+        """keras (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
+            magnitude = Abs(x)  peak = ReduceMax<axes = [-1], keepdims = 1>(magnitude)
+            guarded = Add(peak, epsilon)  inputs_scale = Div(limit, guarded)
+            product = Mul(x, inputs_scale)  rounded = Round(product)  clipped = Clip(rounded, qmin, limit)
+            codes = Cast<to = 3>(clipped)  wide = Cast<to = 6>(codes)  wide_kernel = Cast<to = 6>(kernel)
+            sum = MatMul(wide, wide_kernel)  real = Cast<to = 1>(sum)
+            scale = Mul(inputs_scale, kernel_scale)  quotient = Div(real, scale)  y = Add(quotient, bias)
+        }""",
+        17,
+        epsilon=np.asarray(np.float32(1e-7)),
+        limit=np.asarray(np.float32(127)),
+        qmin=np.asarray(np.float32(-127)),
+        kernel=int8_weights(rng, 20, 13),
+        kernel_scale=rng.uniform(100, 1000, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True)])
+
+
+def reshaped_codes() -> Example:
+    """Codes and scales as matrices, as the run-time code of vLLM and sglang has them (native_w8a8_per_token_matmul)."""
+    rng = np.random.default_rng(8)
+    model = parse(
+        f"""reshaped (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {{
+            {TOKEN_CODES} codes = Cast<to = 3>(clipped)
+            matrix = Reshape(codes, rows)  a = Cast<to = 1>(matrix)  row_scale = Reshape(scale, column)
+            b = Cast<to = 1>(w)  bt = Transpose<perm = [1, 0]>(b)
+            product = MatMul(a, bt)  scaled = Mul(row_scale, product)  weighed = Mul(scaled, ws)
+            biased = Add(weighed, bias)
+            batch_size = Shape<start = 0, end = 1>(x)  tokens_size = Shape<start = 1, end = 2>(x)
+            shape = Concat<axis = 0>(batch_size, tokens_size, outputs)  y = Reshape(biased, shape)
+        }}""",
+        17,
+        **token_constants(),
+        rows=np.array([-1, 20]),
+        column=np.array([-1, 1]),
+        outputs=np.array([13]),
+        w=int8_weights(rng, 13, 20),
+        ws=rng.uniform(0.001, 0.01, (1, 13)).astype(np.float32),
+        bias=grid_weights(rng, 1, 13),
+    )
+    return Example(model, [activations(2, 7, 20, zero_row=True)])
+
+
+def longer_groups() -> Example:
+    """Activation in groups of 32; 4-bit weights in groups of 16, which an exporter folded."""
+    rng = np.random.default_rng(9)
+    codes = rng.integers(-8, 8, (4, 16, 40))
+    codes[:, 0] = -8
+    scales = rng.uniform(0.01, 0.1, (4, 1, 40)).astype(np.float32)
+    model = parse(
+        f"""groups (float[batch, tokens, 64] activation) => (float[batch, tokens, 40] y) {{
+            x = Reshape(activation, split) {TOKEN_CODES} codes = Cast<to = 3>(clipped)
+            real = Cast<to = 1>(codes)  groups = Mul(real, scale)  dx = Reshape(groups, joined)
+            product = MatMul(dx, w)  y = Add(product, bias)
+        }}""",
+        17,
+        **token_constants(),
+        split=np.array([0, 0, 2, 32]),
+        joined=np.array([0, 0, 64]),
+        w=(codes.astype(np.float32) * scales).reshape(64, 40),
+        bias=grid_weights(rng, 40),
+    )
+    return Example(model, [activations(2, 7, 64, zero_row=True)])
+
+
 def reshaped_gemm() -> Example:
     """Fake quantization of flattened tokens, Gemm and Reshape, as graph slimmers write it."""
     rng = np.random.default_rng(5)
@@ -482,6 +602,11 @@ MODELS: dict[str, Callable[[], Example]] = {
     "function_in_branch": function_in_branch,
     "integer_token_s8": partial(integer_matmul, unsigned=False),
     "integer_token_u8": partial(integer_matmul, unsigned=True),
+    "integer_token_int32": int32_matmul,
+    "integer_token_zero_point": int32_zero_point,
+    "keras_int8": keras_dense,
+    "token_longer_groups": longer_groups,
+    "token_reshaped_codes": reshaped_codes,
     "token_reshaped_gemm": reshaped_gemm,
     "token_float16_glue": half_glue,
     "kv_cache_float_bias": float_bias,

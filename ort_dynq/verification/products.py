@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, functions, graphs, label, subgraphs
-from ..rewriter.facts.values import only_use
+from ..rewriter.facts.shapes import RESHAPES
+from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
 from ..rewriter.metadata import ACTIVATION, EXACT
 from ..storage import load
 from .convolution import convolve
@@ -133,7 +134,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     foreign = [output for node in enclosing for output in node.outputs if output.name in values]
     needed = [value for chain in chains if chain for value in chain.values()]
     known = _run_a(model_a, [*model_a.graph.outputs, *needed, *(values[_name(output)] for output in foreign)], feeds)
-    results = _run_b(model_b, products, foreign, feeds, known, backend)
+    results = _run_b(model_b, [_result(node, values) for node in products], foreign, feeds, known, backend)
     judged = zip(labels, chains, results[: len(products)], strict=True)
     outputs = dict(zip(map(_name, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
@@ -149,7 +150,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
 
 
 class _Chain(NamedTuple):
-    """A product in A: activation @ weights, then Add or Mul with each operand, in this order.
+    """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
     The product is a MatMul, Gemm or Conv. The bias of the latter two is the first step.
     """
@@ -199,9 +200,17 @@ def _is_product(node: ir.Node) -> bool:
     return ACTIVATION in node.metadata_props
 
 
+def _result(node: ir.Node, values: Mapping[str, ir.Value]) -> ir.Value:
+    """Returns the value of B that a product computes and that A has, too: Reshapes and the like may precede it."""
+    value = node.outputs[0]
+    while value.name not in values and (use := only_use(value)) is not None and use.node.op_type in RESHAPES:
+        value = use.node.outputs[0]
+    return value
+
+
 def _is_product_of(node: ir.Node, values: Mapping[str, ir.Value]) -> bool:
     """Returns whether the result of a product in B is one of a product in A, too: A was rewritten before."""
-    value = values.get(_name(node.outputs[0]))
+    value = values.get(_name(_result(node, values)))
     producer = None if value is None else value.producer()
     return producer is not None and _is_product(producer)
 
@@ -224,7 +233,7 @@ def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
 
 def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
     """Returns A's nodes from the activation to the result of a node of B, or None if A has no such nodes."""
-    activation, result = values.get(node.metadata_props[ACTIVATION]), values.get(_name(node.outputs[0]))
+    activation, result = values.get(node.metadata_props[ACTIVATION]), values.get(_name(_result(node, values)))
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
     for product, position in activation.uses():
@@ -233,10 +242,13 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
         weights, *bias = product.inputs[1:]
         steps = [("Add", operand) for operand in bias if operand is not None]
         value = product.outputs[0]
-        while value is not result and (use := only_use(value)) is not None and use.node.op_type in ("Add", "Mul"):
-            if (operand := use.node.inputs[1 - use.idx]) is None:
-                break
-            steps.append((use.node.op_type, operand))
+        while value is not result and (use := only_use(value)) is not None:
+            if use.node.op_type in RESHAPES:
+                steps.append(("Reshape", use.node.outputs[0]))
+            elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
+                steps.append((use.node.op_type, operand))
+            elif use.node.op_type != "Cast" or cast_to(use.node) not in (*WIDE_TYPES, ir.DataType.FLOAT):
+                break  # a Cast of integer sums changes no number
             value = use.node.outputs[0]
         if value is result and weights is not None and product.graph is producer.graph:
             return _Chain(product, activation, weights, tuple(steps), result)
@@ -286,7 +298,7 @@ def _run_perturbed(
 
 def _run_b(
     model: ir.Model,
-    products: Sequence[ir.Node],
+    results: Sequence[ir.Value],
     foreign: Sequence[ir.Value],
     feeds: Mapping[str, Array],
     known: Mapping[str, Array],
@@ -296,7 +308,6 @@ def _run_b(
 
     Nodes that use a product's result or a foreign value use A's value, which becomes an input.
     """
-    results = [node.outputs[0] for node in products]
     replaced = [value for value in (*results, *foreign) if value.name in known]
     outputs = [output for output in model.graph.outputs if output not in {*results, *foreign}]
     model.graph.outputs[:] = []
@@ -330,7 +341,9 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
         reference, magnitude = chain.multiply(x, weights), chain.multiply(np.abs(x), np.abs(weights))
         for operator, operand in chain.steps:
             number = chain.number(operand, known)
-            if operator == "Mul":
+            if operator == "Reshape":
+                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
+            elif operator == "Mul":
                 reference, magnitude = reference * number, magnitude * np.abs(number)
             else:
                 reference, magnitude = reference + number, magnitude + np.abs(number)

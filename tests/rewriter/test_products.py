@@ -247,6 +247,7 @@ INTEGER_TAILS = {
     "column, row, bias": "f = Cast<to = 1>(i)\n g = Mul(ws, f)\n h = Mul(s, g)\n y = Add(b, h)",
     "product of scales": "f = Cast<to = 1>(i)\n k = Mul(s, ws)\n y = Mul(f, k)",
     "product of scales, bias": "f = Cast<to = 1>(i)\n k = Mul(ws, s)\n g = Mul(k, f)\n y = Add(g, b)",
+    "none": "y = Cast<to = 1>(i)",
     "row": "f = Cast<to = 1>(i)\n y = Mul(f, s)",
     "column": "f = Cast<to = 1>(i)\n y = Mul(f, ws)",
     "subtracted": "j = Sub(i, sums)\n f = Cast<to = 1>(j)\n g = Mul(f, s)\n h = Mul(g, ws)\n y = Add(h, b)",
@@ -370,7 +371,8 @@ def test_codes_that_are_unsigned_by_hand(codes: str) -> None:
 
 @pytest.mark.parametrize("moves", ["Reshape(q, rows)", "Transpose<perm = [1, 0, 2]>(q)", "Identity(q)", "Neg(q)"])
 def test_codes_that_are_reshaped_or_transposed(moves: str) -> None:
-    body = f"{symmetric()} q = Cast<to = 3>(c)\n q2 = {moves}\n i = MatMulInteger(q2, wq)\n y = Cast<to = 1>(i)"
+    body = f"{symmetric()} q = Cast<to = 3>(c)\n q2 = {moves}\n i = MatMulInteger(q2, wq)\n"
+    body += "j = Neg(i)\n y = Cast<to = 1>(j)"
     model = model_of(body, INTEGER_WEIGHTS)
     assert "MatMulInteger" in found(check(model, DATA))
     assert activations_of(rewrite(model).to_proto()) == {TensorProto.UINT8}
@@ -397,7 +399,7 @@ def test_outputs_of_the_chain_stay() -> None:
 
 def test_products_that_stay_do_not_saturate_on_older_cpus() -> None:
     """Without VNNI, pairs of u8 x s8 products are added in int16; weights up to 64 fit. u8 x u8 does not saturate."""
-    body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS["plain"] + "y = Cast<to = 1>(i)"
+    body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS["plain"] + "j = Neg(i)\n y = Cast<to = 1>(j)"
     for largest, dtype in ((64, np.int8), (65, np.uint8)):
         model = model_of(body, INTEGER_WEIGHTS | {"wq": codes_of(-largest, largest)})
         for exact in (True, False):

@@ -18,7 +18,7 @@ from ...operators.encodings import CodeType, NanCode, RangeConstants, Scaling, Z
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..edit import Edit, call
 from ..facts.inference import Facts
-from ..facts.shapes import is_shape_of_rows
+from ..facts.shapes import is_shape_of_rows, reshapes_of, unreshaped
 from ..facts.values import (
     CODE_TYPES,
     attributes_of,
@@ -27,7 +27,6 @@ from ..facts.values import (
     constant_scalar,
     has_one_element,
     producer_of,
-    skip_identity,
 )
 from ..report import Left
 from ..rule import Context
@@ -46,13 +45,11 @@ _OTHER_ZERO_POINT = "the zero point is of another type than the codes"
 
 
 def dequantizer_of(value: ir.Value) -> ir.Node | None:
-    """Returns the node that dequantizes `value`, before any Identity and one Reshape, or None.
+    """Returns the node that dequantizes `value`, before any Reshape and the like, or None.
 
-    It is an operator of ort_dynq whose output is float, or a Cast of the codes of one.
+    It is an operator of ort_dynq whose output is float, or a Cast of the codes of one, which may be reshaped.
     """
-    value = skip_identity(value)
-    if (reshape := producer_of(value, "Reshape")) is not None and reshape.inputs[0] is not None:
-        value = skip_identity(reshape.inputs[0])
+    value = unreshaped(value)
     node = value.producer()
     if node is None or value is not node.outputs[0]:
         return None
@@ -62,7 +59,7 @@ def dequantizer_of(value: ir.Value) -> ir.Node | None:
     if producer_of(value, "Cast") is None or cast_to(node) != ir.DataType.FLOAT:
         return None
     codes = node.inputs[0]
-    if codes is None or codes.dtype not in CODE_TYPES or (quantizer := codes.producer()) is None:
+    if codes is None or codes.dtype not in CODE_TYPES or (quantizer := unreshaped(codes).producer()) is None:
         return None
     return node if quantizer.domain == DOMAIN else None
 
@@ -88,7 +85,8 @@ class Activations:
     def __init__(self, facts: Facts) -> None:
         """Starts without any activation."""
         self._facts = facts
-        self._activations: dict[ir.Node, Activation] = {}  # by dequantizer, or by the Reshape after one
+        self._repeated: dict[tuple[object, ...], ir.Value] = {}
+        self._activations: dict[ir.Node, Activation] = {}  # by dequantizer, or by the last Reshape after it
 
     def of(self, value: ir.Value, source: ir.Node, groups: int, context: Context, edit: Edit) -> Activation:
         """Returns the codes of an activation.
@@ -103,13 +101,36 @@ class Activations:
         Raises:
             Left: The codes cannot be multiplied as uint8, or their scales are not those of rows or groups.
         """
-        reshape = producer_of(skip_identity(value), "Reshape")
-        if reshape is None:
+        reshapes = reshapes_of(value)
+        if not reshapes:
             return self._of_source(source, context, edit)
-        if reshape not in self._activations:
+        if reshapes[-1] not in self._activations:
             activation = self._of_source(source, context, edit)
-            self._activations[reshape] = _reshaped(activation, source, reshape, groups, edit)
-        return self._activations[reshape]
+            self._activations[reshapes[-1]] = _reshaped(activation, source, reshapes, groups, edit)
+        return self._activations[reshapes[-1]]
+
+    def in_smaller_groups(self, activation: Activation, count: int, factor: int, edit: Edit) -> Activation:
+        """Returns an activation whose groups are cut into `factor` equal parts.
+
+        Args:
+            activation: The activation, with a scale for each group of a row.
+            count: The number of groups of a row.
+            factor: The number of parts of a group.
+            edit: The edit that inserts the nodes, before the product.
+        """
+
+        def repeated(value: ir.Value) -> ir.Value:
+            if has_one_element(value):
+                return value
+            key = edit.node.graph, value, factor
+            if key not in self._repeated:
+                groups = edit.add_constant(np.repeat(np.arange(count), factor), before=edit.node)
+                gather = ir.node("Gather", [value, groups], {"axis": -1})
+                self._repeated[key] = edit.insert(gather, before=edit.node)
+            return self._repeated[key]
+
+        codes, scale, zero_point = activation
+        return Activation(codes, None if scale is None else repeated(scale), repeated(zero_point))
 
     def _of_source(self, source: ir.Node, context: Context, edit: Edit) -> Activation:
         if source not in self._activations:
@@ -236,13 +257,13 @@ def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
     Raises:
         Left: The groups do not divide a row, or are not known, or QuantizedMatMul has no groups of this size.
     """
-    reshape, block = producer_of(skip_identity(value), "Reshape"), _block(source)
-    if reshape is None:
+    block = _block(source)
+    if not reshapes_of(value):
         return _checked_group(block, depth)
     if has_one_scale(source):
         return 0
-    before = reshape.inputs[0]
-    length = before.shape[-1] if before is not None and before.shape else None
+    before = source.outputs[0]
+    length = before.shape[-1] if before.shape else None
     if not isinstance(length, int) or length < 1 or (block and length != depth):
         raise Left("the activation is reshaped so that its rows may change")
     if block:
@@ -272,22 +293,19 @@ def _block(source: ir.Node) -> int:
     return int(attributes["block_size"]) if is_grouped else 0
 
 
-def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: int, edit: Edit) -> Activation:
-    """Returns the activation after a Reshape to [..., M, K], its scales as [..., M, count], or as [1]."""
-    value, shape = reshape.outputs[0], reshape.inputs[1]
-    is_one_scale = has_one_scale(source)
+def _reshaped(activation: Activation, source: ir.Node, reshapes: list[ir.Node], count: int, edit: Edit) -> Activation:
+    """Returns the activation after Reshapes and the like to [..., M, K], its scales as [..., M, count], or as [1]."""
+    last = reshapes[-1]
+    value, is_one_scale = last.outputs[0], has_one_scale(source)
 
     def insert(node: ir.Node) -> ir.Value:
-        return edit.insert(node, before=reshape, origin=source)
+        return edit.insert(node, before=last, origin=source)
 
     def constant_of(numbers: list[int]) -> ir.Value:
-        return edit.add_constant(np.array(numbers), before=reshape, origin=source)
-
-    def reshaped(each: ir.Value, to: ir.Value | None) -> ir.Value:
-        return insert(ir.node("Reshape", [each, to], dict(reshape.attributes)))
+        return edit.add_constant(np.array(numbers), before=last, origin=source)
 
     def shape_of_rows() -> ir.Value:
-        lengths = constant_array(shape)
+        lengths = constant_array(last.inputs[1]) if last.op_type == "Reshape" else None
         if is_one_scale:
             return constant_of([1])
         if value.shape is not None and len(value.shape) == 2:
@@ -301,9 +319,12 @@ def _reshaped(activation: Activation, source: ir.Node, reshape: ir.Node, count: 
     def of_rows(each: ir.Value) -> ir.Value:
         if each.shape is not None and len(each.shape) == 0:
             return each
-        return reshaped(each, constant_of([1]) if has_one_element(each) and not is_one_scale else rows)
+        to = constant_of([1]) if has_one_element(each) and not is_one_scale else rows
+        return insert(ir.node("Reshape", [each, to], dict(last.attributes) if last.op_type == "Reshape" else {}))
 
-    codes = reshaped(activation.codes, shape)
+    codes = activation.codes
+    for reshape in reshapes:
+        codes = insert(ir.node(reshape.op_type, [codes, *reshape.inputs[1:]], dict(reshape.attributes)))
     rows = shape_of_rows()
     scale = None if activation.scale is None else of_rows(activation.scale)
     return Activation(codes, scale, of_rows(activation.zero_point))

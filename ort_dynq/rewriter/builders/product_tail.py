@@ -6,14 +6,13 @@ With the product, they become QuantizedMatMul (:meth:`Tail.replace`) or Quantize
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...operators import DOMAIN
 from ...operators.encodings import ScaleOrder
 from ...operators.packing import pack
 from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
@@ -21,8 +20,8 @@ from ..edit import Edit, call
 from ..facts.folding import evaluate
 from ..facts.grid import Grid
 from ..facts.inference import Facts
-from ..facts.shapes import is_shape_of_rows, unreshaped
-from ..facts.values import attributes_of, cast_to, has_one_element, only_use, producer_of, skip_identity
+from ..facts.shapes import RESHAPES, is_shape_of_rows, unreshaped
+from ..facts.values import WIDE_TYPES, cast_to, has_one_element, only_use, producer_of, skip_identity
 from ..report import Left
 from ..rule import Context
 from .shared_initializers import SharedInitializers
@@ -35,10 +34,12 @@ class Channels(NamedTuple):
     Attributes:
         size: Their number; the columns of a matrix product.
         after: The number of dimensions after that of the channels: 0 for a matrix product, else those of the image.
+        rank: The fewest dimensions of a matrix product.
     """
 
     size: int
     after: int = 0
+    rank: int = 1
 
     def vector(self, value: ir.Value | None, dtype: type[np.generic], facts: Facts) -> npt.NDArray[Any] | None:
         """Returns a constant as one number for each channel, [size]; one number for all is broadcast.
@@ -46,7 +47,7 @@ class Channels(NamedTuple):
         Returns:
             None for other values, and if the value may have more dimensions than the product.
         """
-        most = self.after + 2 if self.after else 1
+        most = self.after + 2 if self.after else self.rank
         if value is None or not facts.is_constant(value) or value.shape is None or len(value.shape) > most:
             return None
         elements = evaluate(value, facts)
@@ -78,7 +79,28 @@ class Channels(NamedTuple):
         if shape is None:
             return False
         before = len(shape) - self.after - 1
-        return before in (0, 1 if self.after else 0) and list(shape) == [1] * before + [self.size] + [1] * self.after
+        return (
+            0 <= before < (2 if self.after else self.rank)
+            and list(shape) == [1] * before + [self.size] + [1] * self.after
+        )
+
+
+class Step(NamedTuple):
+    """The node that uses a value next.
+
+    Attributes:
+        node, idx: The node, and the index of the input at which it uses the value.
+        moves: The Reshapes and the like between the value and the node. They keep the rows.
+    """
+
+    node: ir.Node
+    idx: int
+    moves: tuple[ir.Node, ...]
+
+    @property
+    def operand(self) -> ir.Value | None:
+        """The other input of a node with two inputs."""
+        return self.node.inputs[1 - self.idx]
 
 
 @dataclass
@@ -86,20 +108,26 @@ class Tail:
     """What follows the sums of a product.
 
     Attributes:
+        product: The product.
         last: The float value that the new operator computes.
         row: A scale for each row, or for each of its groups, or one for all; None if there is none.
         column: float32, [N] or [groups, N], a scale for each column, or for each of its groups; None if there is none.
         scale_order: The order in which the sums are multiplied by the scales.
         bias: One number for each column, or for all; None if there is none.
         subtracted: int32, [N], subtracted from the sums; None if nothing is.
+        moves: The Reshapes and the like between the product and `last`. They keep the rows.
+        is_row_moved: Whether `row` has a number for each row of a later shape, and the product is a matrix.
     """
 
+    product: ir.Node
     last: ir.Value
     row: ir.Value | None = None
     column: npt.NDArray[np.float32] | None = None
     scale_order: ScaleOrder = ScaleOrder.COLUMN_FIRST
     bias: ir.Value | None = None
     subtracted: npt.NDArray[np.int32] | None = None
+    moves: list[ir.Node] = field(default_factory=list)
+    is_row_moved: bool = False
 
     @property
     def node(self) -> ir.Node:
@@ -108,27 +136,90 @@ class Tail:
         assert node is not None
         return node
 
+    def step(self, channels: Channels) -> Step | None:
+        """Returns the only use of `last`; Reshapes that keep the rows of a matrix product may precede it."""
+        use, moves = only_use(self.last), []
+        while use is not None and not channels.after and use.node.op_type in RESHAPES and use.idx == 0:
+            moved = use.node.outputs[0]
+            if moved.shape is None or not len(moved.shape) or moved.shape[-1] != channels.size:
+                return None
+            moves.append(use.node)
+            use = only_use(moved)
+        return None if use is None else Step(*use, tuple(moves))
+
+    def take(self, step: Step) -> None:
+        """Moves `last` past a step."""
+        self.moves += step.moves
+        self.last = step.node.outputs[0]
+
     def take_bias(self, channels: Channels, facts: Facts) -> None:
         """Moves `last` past an Add of a bias, if one follows."""
-        use = only_use(self.last)
-        if use is None or use.node.op_type != "Add":
+        step = self.step(channels)
+        if step is None or step.node.op_type != "Add":
             return
-        bias = channels.bias(use.node.inputs[1 - use.idx], facts)
+        bias = channels.bias(step.operand, facts)
         if bias is not None:
-            self.bias, self.last = bias, use.node.outputs[0]
+            self.bias = bias
+            self.take(step)
+
+    def take_casts(self, channels: Channels) -> None:
+        """Moves `last` past a Cast of integer sums to int32 or int64 and one back, if both follow."""
+        step, before, moves = self.step(channels), self.last, list(self.moves)
+        if step is None or step.node.op_type != "Cast" or cast_to(step.node) not in WIDE_TYPES:
+            return
+        self.take(step)
+        step = self.step(channels)
+        if step is not None and step.node.op_type == "Cast" and cast_to(step.node) == ir.DataType.FLOAT:
+            self.take(step)
+        else:
+            self.last, self.moves = before, moves
 
     def take_scales(self, activation: ir.Value, channels: Channels, facts: Facts) -> None:
         """Moves `last` past the Muls by the scales of the columns and of the rows of an activation without a scale."""
-        while (use := only_use(self.last)) is not None and use.node.op_type == "Mul":
-            factor = use.node.inputs[1 - use.idx]
+        while (step := self.step(channels)) is not None and step.node.op_type == "Mul":
+            factor = step.operand
             column = channels.vector(factor, np.float32, facts)
             if column is not None and self.column is not None:
                 self.column = np.asarray(self.column * column)
-            elif self.row is None and channels.is_scale(factor, activation):
-                self.row = factor
+            elif self.row is None and self.is_row(factor, step, activation, channels):
+                self.take_row(factor, step)
+            elif (
+                self.row is None
+                and self.column is not None
+                and (scales := self.scales(step, activation, channels, facts))
+            ):
+                self.take_row(scales[0], step)
+                self.column = np.asarray(self.column * scales[1])
             else:
                 break
-            self.last = use.node.outputs[0]
+            self.take(step)
+
+    def is_row(self, value: ir.Value | None, step: Step, codes: ir.Value, channels: Channels) -> bool:
+        """Returns whether `value`, or one that a step multiplies by it, is known to be the scale of `codes`."""
+        if not (self.moves or step.moves) or (value is not None and has_one_element(value, 1)):
+            return channels.is_scale(value, codes)
+        sums, moved = self.product.outputs[0], step.node.inputs[step.idx]
+        if value is None or value.dtype != ir.DataType.FLOAT or moved is None:
+            return False
+        return sums.shape is not None and len(sums.shape) == 2 and is_shape_of_rows(value, moved, is_shared=False)
+
+    def take_row(self, value: ir.Value | None, step: Step) -> None:
+        """Sets the scale of the rows, which a step multiplies."""
+        assert value is not None
+        self.row, self.is_row_moved = value, bool(self.moves or step.moves) and not has_one_element(value, 1)
+
+    def scales(
+        self, step: Step, codes: ir.Value, channels: Channels, facts: Facts
+    ) -> tuple[ir.Value, npt.NDArray[np.float32]] | None:
+        """Returns the scale of the rows and that of the columns, if a step multiplies by their product, or None."""
+        product = None if step.operand is None else producer_of(skip_identity(step.operand), "Mul")
+        if product is None:
+            return None
+        for row, column in (tuple(product.inputs), tuple(reversed(product.inputs))):
+            vector = channels.vector(column, np.float32, facts)
+            if vector is not None and row is not None and self.is_row(row, step, codes, channels):
+                return row, vector
+        return None
 
     def operands(self, channels: Channels, context: Context, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Returns the scale of the rows, those of the columns, [groups or 1, N], and the bias, [N]."""
@@ -142,22 +233,28 @@ class Tail:
             row = edit.add_constant(np.float32(1), before=product)
         else:
             row = context.shared(UnsignedCodes).scale_of(self.row)
+            if self.is_row_moved:
+                shape = edit.add_constant(np.array([-1, 1]), before=self.node)
+                row = edit.insert(ir.node("Reshape", [row, shape]), before=self.node)
         column = np.ones(columns, np.float32) if self.column is None else self.column
         column = column.reshape(columns) if channels.after else column.reshape(-1, columns)
         return row, shared.of(column, product, edit), bias
 
-    def replace(self, codes: ir.Value, zero_point: ir.Value, grid: Grid, context: Context, edit: Edit) -> None:
+    def replace(
+        self, codes: ir.Value, zero_point: ir.Value, grid: Grid, channels: Channels, context: Context, edit: Edit
+    ) -> None:
         """Puts QuantizedMatMul in place of the product and of everything up to `last`.
 
         Args:
             codes: The codes of the activation, uint8, [..., M, K].
             zero_point: Their zero points, uint8: one for each row, or for each of its groups, or one for all.
             grid: The weights. Their scales are :attr:`column`.
+            channels: Their columns.
             context: The context of the product.
             edit: The edit of the product.
         """
         shared = context.shared(SharedInitializers)
-        row, column, bias = self.operands(Channels(grid.codes.shape[1]), context, edit)
+        row, column, bias = self.operands(channels, context, edit)
         weights, zero_points, sums = (
             shared.of(each, edit.node, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point, grid.sums)
         )
@@ -168,56 +265,49 @@ class Tail:
             group_size=grid.group_size,
             scale_order=int(self.scale_order),
         )
-        edit.replace(self.last, edit.insert_main(main, before=self.node))
+        result = edit.insert_main(main, before=self.node)
+        for move in self.moves:
+            moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
+            result = edit.insert(moved, before=self.node, origin=move)
+        edit.replace(self.last, result)
 
 
-def tail_of(sums: ir.Value, codes: ir.Value, channels: Channels, facts: Facts) -> Tail | None:
+def tail_of(product: ir.Node, codes: ir.Value, channels: Channels, facts: Facts) -> Tail | None:
     """Returns the tail of int32 sums: a Cast, then Muls by the scale of the rows, of the columns, or their product.
 
-    A Sub of a vector may precede the Cast of a matrix product, and an Add of the bias may follow.
+    A Sub of a vector may precede the Cast of a matrix product, and an Add of the bias may follow. A convolution needs a
+    scale.
     """
-    tail = Tail(sums)
-    use = only_use(tail.last)
-    if use is not None and not channels.after and use.node.op_type == "Sub" and use.idx == 0:
-        tail.subtracted = channels.vector(use.node.inputs[1], np.int32, facts)
-        use = None if tail.subtracted is None else only_use(use.node.outputs[0])
-    if not channels.size or use is None or use.node.op_type != "Cast" or cast_to(use.node) != ir.DataType.FLOAT:
+    tail = Tail(product, product.outputs[0])
+    step = tail.step(channels)
+    if step is not None and not channels.after and step.node.op_type == "Sub" and step.idx == 0:
+        tail.subtracted = channels.vector(step.node.inputs[1], np.int32, facts)
+        tail.take(step)
+        step = None if tail.subtracted is None else tail.step(channels)
+    if not channels.size or step is None or step.node.op_type != "Cast" or cast_to(step.node) != ir.DataType.FLOAT:
         return None
-    tail.last = use.node.outputs[0]
-    while (use := only_use(tail.last)) is not None and use.node.op_type == "Mul":
-        factor = use.node.inputs[1 - use.idx]
+    tail.take(step)
+    while (step := tail.step(channels)) is not None and step.node.op_type == "Mul":
+        factor = step.operand
         is_first = tail.row is None and tail.column is None
         column = channels.vector(factor, np.float32, facts)
         if column is not None and tail.column is None:
             tail.column = column
             tail.scale_order = ScaleOrder.COLUMN_FIRST if is_first else ScaleOrder.ROW_FIRST
-        elif is_first and (scales := _scales_of(factor, codes, channels, facts)) is not None:
-            tail.row, tail.column = scales
+        elif is_first and (scales := tail.scales(step, codes, channels, facts)) is not None:
+            tail.take_row(scales[0], step)
+            tail.column = scales[1]
             tail.scale_order = ScaleOrder.SCALES_FIRST
-        elif column is None and tail.row is None and channels.is_scale(factor, codes):
-            tail.row = factor
+        elif column is None and tail.row is None and tail.is_row(factor, step, codes, channels):
+            tail.take_row(factor, step)
             tail.scale_order = ScaleOrder.ROW_FIRST if is_first else ScaleOrder.COLUMN_FIRST
         else:
             break
-        tail.last = use.node.outputs[0]
-    if tail.row is None and tail.column is None:
+        tail.take(step)
+    if channels.after and tail.row is None and tail.column is None:
         return None
     tail.take_bias(channels, facts)
     return tail
-
-
-def _scales_of(
-    value: ir.Value | None, codes: ir.Value, channels: Channels, facts: Facts
-) -> tuple[ir.Value, npt.NDArray[np.float32]] | None:
-    """Returns the scale of the rows and that of the columns, if `value` is their product, or None."""
-    product = None if value is None else producer_of(skip_identity(value), "Mul")
-    if product is None:
-        return None
-    for row, column in (tuple(product.inputs), tuple(reversed(product.inputs))):
-        vector = channels.vector(column, np.float32, facts)
-        if vector is not None and row is not None and channels.is_scale(row, codes):
-            return row, vector
-    return None
 
 
 def check_length(grid: Grid) -> None:
@@ -246,12 +336,4 @@ def check_sums(length: int, zero_point: npt.NDArray[np.int8] | None) -> None:
 
 def is_row_scale(value: ir.Value | None, codes: ir.Value) -> bool:
     """Returns whether `value` is known to hold float32 scales of the rows of `codes`, or one for all."""
-    if value is None or value.dtype != ir.DataType.FLOAT:
-        return False
-    quantizer = skip_identity(value).producer()
-    if quantizer is not None and quantizer.domain == DOMAIN and skip_identity(value) in quantizer.outputs[1:2]:
-        cast = producer_of(codes, "Cast")
-        of = codes if cast is None or cast.inputs[0] is None else cast.inputs[0]
-        if of.producer() is quantizer and attributes_of(quantizer)["axis"] <= 0:
-            return True
-    return is_shape_of_rows(value, codes)
+    return value is not None and value.dtype == ir.DataType.FLOAT and is_shape_of_rows(value, codes)

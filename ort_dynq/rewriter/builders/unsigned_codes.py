@@ -12,9 +12,10 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..edit import Edit, call, constant
 from ..facts.inference import Facts
-from ..facts.values import attributes_of, constant_array
+from ..facts.shapes import RESHAPES
+from ..facts.values import CODE_TYPES, attributes_of, constant_array
 
-_MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
+MOVES = ("Identity", "Transpose", *RESHAPES)
 _QUANTIZERS = ("DynamicRangeQuantize", "AffineQuantize", "DynamicQuantize")
 
 
@@ -30,6 +31,19 @@ class UnsignedCodes:
     def of(self, value: ir.Value, edit: Edit) -> ir.Value:
         """Returns the uint8 form of codes or of a zero point: shifted if they are int8, else the value itself."""
         return self.shifted(value, edit) if value.dtype == ir.DataType.INT8 else value
+
+    def of_wide(self, value: ir.Value, edit: Edit) -> ir.Value:
+        """Returns the uint8 form of the codes in int32 or int64 integers; see integer_product.wide_codes_of()."""
+        node = value.producer()
+        if value.dtype in CODE_TYPES or node is None:
+            return self.of(value, edit)
+        source = node.inputs[0]
+        assert source is not None
+        if node.op_type not in MOVES:  # a Cast, or the Sub of a zero point
+            return self.of_wide(source, edit)
+        if value not in self._unsigned:
+            self._move(value, node, self.of_wide(source, edit), edit)
+        return self._unsigned[value]
 
     def shifted(self, value: ir.Value, edit: Edit) -> ir.Value:
         """Returns the uint8 form of int8 codes or of an int8 zero point.
@@ -56,13 +70,18 @@ class UnsignedCodes:
             self._unsigned[value] = edit.add_constant(unsigned, before=node, origin=node)
         elif node is not None and _is_quantizer(node):
             self._shift_quantizer(node, edit)
-        elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in _MOVES:
+        elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in MOVES:
             source = node.inputs[0]
             assert source is not None
-            moved = ir.node(node.op_type, [self.shifted(source, edit), *node.inputs[1:]], dict(node.attributes))
-            self._unsigned[value] = edit.insert(moved, before=node, origin=node)
+            self._move(value, node, self.shifted(source, edit), edit)
         else:
             self._shift_by_nodes(value, edit)
+
+    def _move(self, value: ir.Value, node: ir.Node, unsigned: ir.Value, edit: Edit) -> None:
+        """Inserts `node`, which moves elements, once more for the uint8 form of its input."""
+        moved = ir.node(node.op_type, [unsigned, *node.inputs[1:]], dict(node.attributes))
+        self._unsigned[value] = edit.insert(moved, before=node, origin=node)
+        self._facts.note(self._unsigned[value], ir.DataType.UINT8, value.shape)
 
     def _shift_quantizer(self, node: ir.Node, edit: Edit) -> None:
         """Inserts the same operator of ort_dynq with uint8 outputs."""

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .ort_fusions import code_type, is_next_to_fused
-from .values import attributes_of, producer_of, skip_identity
+from .shapes import reshapes_of
+from .values import attributes_of
 
 FEWEST_ELEMENTS = 2048
 """A tensor with fewer elements gains nothing from a custom operator in place of one vectorized node: a call costs
@@ -80,7 +81,7 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
     if activation.shape is None:
         return False
     elements = math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in activation.shape)
-    is_reshaped = producer_of(skip_identity(activation), "Reshape") is not None
+    is_reshaped = bool(reshapes_of(activation))
     fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
     return elements * columns < fewest
 

@@ -51,6 +51,12 @@ class Grid:
         sums = self.codes.reshape(-1, size, columns).sum(1, dtype=np.int32)
         return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
 
+    @property
+    def has_int32_sums(self) -> bool:
+        """Whether the sums of codes times weights are integers that int32 holds."""
+        largest = float(self.scale.max()) * 255 * 255 * len(self.codes)
+        return largest < 2**31 and bool((self.scale == np.rint(self.scale)).all())
+
     def split(self, group_size: int) -> Grid:
         """Returns the same grid in smaller groups; a scale for each column stays one."""
         factor = (self.group_size or len(self.codes)) // group_size
@@ -72,6 +78,15 @@ def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
         if found is not None:
             return _grid(*found, group_size)
     return None
+
+
+def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
+    """Returns the grid of integer weights, [K, N], whose scales are 1; None if they are not 8-bit codes of one."""
+    if weights.ndim != 2 or weights.dtype.kind not in "iu" or not weights.size:
+        return None
+    if max(-int(weights.min()), int(weights.max())) > 255:
+        return None
+    return _grid(weights.astype(np.int16), np.ones((1, weights.shape[1]), np.float32), 0)
 
 
 def _numbers(

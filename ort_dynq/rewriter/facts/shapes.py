@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ...operators import DOMAIN
 from .values import (
+    attributes_of,
     constant_array,
     constant_scalar,
     does_not_grow,
@@ -19,10 +21,12 @@ from .values import (
     skip_identity,
 )
 
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+"""Operators that keep the elements and their order."""
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Where")
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
+_RANGE_OPERATORS = ("DynamicRangeQuantize", "DynamicRangeFakeQuantize")
 _MOST_NODES = 64
 
 
@@ -79,14 +83,64 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
         x: The tensor of the rows.
         is_shared: Whether several rows may share a number, as those of a matrix do if there is one for each matrix.
     """
+    if _is_parameter_of(skip_identity(value), _uncast(x), is_shared):
+        return True
     if value.shape is None:
         return False
     if all(dim == 1 for dim in value.shape):
         return len(value.shape) <= 1 or (x.shape is not None and len(value.shape) <= len(x.shape))
     if x.shape is None or len(value.shape) != len(x.shape) or value.shape[-1] != 1:
         return False
-    lead = next((i for i, pair in enumerate(zip(value.shape, x.shape, strict=True)) if not _is_equal(*pair)), 0)
-    return (is_shared or lead == len(x.shape) - 1) and all(dim == 1 for dim in value.shape[lead:])
+    pairs = list(zip(value.shape, x.shape, strict=True))[:-1]
+    lead = next((i for i, pair in enumerate(pairs) if not _is_equal(*pair)), len(pairs))
+    if (is_shared or lead == len(pairs)) and all(dim == 1 for dim in value.shape[lead:]):
+        return True
+    # If there are as many numbers as rows, and all dimensions but one are equal, that one is equal too.
+    return sum(not _is_equal(*pair) for pair in pairs) <= 1 and _is_reshaped_as_rows(value, x)
+
+
+def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
+    """Returns whether a value, before it was reshaped, is known to have one number for each row of x.
+
+    x may have been reshaped, too, if its rows have the same length since.
+    """
+    numbers, whole = unreshaped(value), _uncast(unreshaped(x))
+    while (before := _uncast(unreshaped(whole))) is not whole:
+        whole = before
+    length = None if x.shape is None or whole.shape is None or not len(whole.shape) else whole.shape[-1]
+    if not isinstance(length, int) or length < 1 or x.shape is None or x.shape[-1] != length:
+        return False
+    if _is_parameter_of(numbers, whole, is_shared=False):
+        return True
+    if numbers.shape is None or whole.shape is None:
+        return False
+    mine, its = list(numbers.shape), list(whole.shape[:-1])
+    mine = mine[:-1] if len(mine) > len(its) and mine[-1] == 1 else mine
+    return len(mine) == len(its) and all(map(_is_equal, mine, its))
+
+
+def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
+    """Returns whether `value` is the scale or zero point that an operator of ort_dynq computes for the rows of `codes`.
+
+    The codes may come from another operator with the same input.
+    """
+    of_value, of_codes = value.producer(), codes.producer()
+    if of_value is None or of_value.domain != DOMAIN or value not in of_value.outputs[1:3]:
+        return False
+    if of_codes is None or of_codes.domain != DOMAIN or codes is not of_codes.outputs[0]:
+        return False
+    if of_value.op_type not in _RANGE_OPERATORS or not of_codes.op_type.endswith("Quantize"):
+        return False
+    axis = attributes_of(of_value)["axis"]
+    return of_value.inputs[0] is of_codes.inputs[0] and (axis in (-1, 0) or (is_shared and axis < 0))
+
+
+def _uncast(value: ir.Value) -> ir.Value:
+    """Returns `value` as it was before any Cast."""
+    value = skip_identity(value)
+    while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
+        value = skip_identity(cast.inputs[0])
+    return value
 
 
 def _is_shape_vector_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
@@ -119,11 +173,20 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
-    """Returns `value` as it was before any Reshape, Squeeze and Unsqueeze."""
+    """Returns `value` as it was before any Reshape, Squeeze, Unsqueeze and Flatten."""
+    nodes = reshapes_of(value)
+    source = nodes[0].inputs[0] if nodes else None
+    return skip_identity(value if source is None else source)
+
+
+def reshapes_of(value: ir.Value) -> list[ir.Node]:
+    """Returns the Reshapes and the like that :func:`unreshaped` skips, the first one first."""
+    nodes: list[ir.Node] = []
     value = skip_identity(value)
-    while (node := producer_of(value, *_RESHAPES)) is not None and node.inputs[0] is not None:
+    while (node := producer_of(value, *RESHAPES)) is not None and node.inputs[0] is not None:
+        nodes.insert(0, node)
         value = skip_identity(node.inputs[0])
-    return value
+    return nodes
 
 
 def axes_of(node: ir.Node) -> list[int] | None:
@@ -138,10 +201,10 @@ def axes_of(node: ir.Node) -> list[int] | None:
 
 
 def _reshapings(value: ir.Value) -> list[ir.Node]:
-    """Returns the Reshape, Squeeze and Unsqueeze nodes before `value`, the last one first; skips Identity and Cast."""
+    """Returns the Reshapes and the like before `value`, the last one first; skips Identity and Cast."""
     nodes = []
-    while (node := producer_of(value, *_RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
-        nodes += [node] if node.op_type in _RESHAPES else []
+    while (node := producer_of(value, *RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
+        nodes += [node] if node.op_type in RESHAPES else []
         value = node.inputs[0]
     return nodes
 

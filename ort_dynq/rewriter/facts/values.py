@@ -12,6 +12,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import OPERATORS
 
 CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
+WIDE_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
 

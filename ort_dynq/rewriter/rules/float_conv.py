@@ -54,7 +54,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(Activations).of(a, source, 1, context, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
+    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
         tail.take_scales(a, channels, facts)
     if bias is None:

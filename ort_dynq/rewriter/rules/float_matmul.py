@@ -10,6 +10,8 @@ rule does not apply if results must be exact.
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -39,28 +41,33 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     facts = context.facts
     grid = _grid(node, b, context)
     depth, columns = grid.codes.shape
-    channels = Channels(columns)
+    rank = 1 if a.shape is None else len(a.shape)
+    channels = Channels(columns, rank=rank)
     if bias is not None and channels.bias(bias, facts) is None:
         raise Left("the bias is not one number for each output channel")
     if is_tiny_product_of_rows(source, columns):
         raise Left("the product is too small: scaling its rows costs more than it saves")
     group_size = group_size_of(a, source, depth)
-    if group_size and grid.group_size % group_size:
-        raise Left(f"scales of the weights belong to groups of {grid.group_size}, of the activation to {group_size}")
+    common = math.gcd(group_size, grid.group_size)  # a multiple of 16, as both are; 0 stands for one group
     if (group_size or grid.group_size) and is_tiny_product_of_groups(a, columns):
         raise Left("the product is too small: its groups cost more than integers save")
     if group_size:
-        grid = grid.split(group_size)
+        grid = grid.split(common)
     check_length(grid)
     edit = context.edit("QuantizedMatMul", node)
-    activation = context.shared(Activations).of(a, source, depth // (group_size or depth), context, edit)
+    activations, count = context.shared(Activations), depth // (group_size or depth)
+    activation = activations.of(a, source, count, context, edit)
+    if group_size > common:
+        activation = activations.in_smaller_groups(activation, count, group_size // common, edit)
     # The column scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
+    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
+        if grid.has_int32_sums:
+            tail.take_casts(channels)
         tail.take_scales(a, channels, facts)
     if bias is None:
         tail.take_bias(channels, facts)
-    tail.replace(activation.codes, activation.zero_point, grid, context, edit)
+    tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit

@@ -55,7 +55,7 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     weights = Weights(elements, zeros if (zeros != zeros[:1]).any() else zeros[:1])
     weights.check()
     geometry = geometry_of(node, weights)
-    tail = tail_of(node.outputs[0], codes, weights.channels, context.facts)
+    tail = tail_of(node, codes, weights.channels, context.facts)
     if tail is None:
         raise Left("the sums are not converted to float32 and multiplied by one scale, or one for each output channel")
     edit = context.edit("QuantizedConv", node)
