@@ -13,6 +13,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from ...graphs import STANDARD_DOMAINS, functions, graphs, with_subgraphs
 from ...operators import DOMAIN
+from .microsoft import stand_ins
 
 # Standard operators whose result does not depend on their inputs alone.
 _RANDOM = frozenset(
@@ -119,19 +120,21 @@ class Facts:
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         data_prop = not _has_long_vector(self.model)
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
-        try:
-            self._drop_contradicted(infer)
-            infer(self.model)
-            found: set[ir.Value] = set()
-            while _infer_own_operators(self.model, found):
+        called = _callers_first(self.model)
+        with stand_ins(self.model) as others:
+            try:
+                self._drop_contradicted(infer)
                 infer(self.model)
-        finally:
-            logger.disabled = was_disabled
-            for values, order in initializers:  # the pass moves large ones to the end
-                for name in order:
-                    values.add(values.pop(name))
-        for function in _callers_first(self.model):
-            _infer_function(function, self._calls[function.identifier()], data_prop)
+                found: set[ir.Value] = set()
+                while _infer_own_operators(self.model, found):
+                    infer(self.model)
+            finally:
+                logger.disabled = was_disabled
+                for values, order in initializers:  # the pass moves large ones to the end
+                    for name in order:
+                        values.add(values.pop(name))
+            for function in called:
+                _infer_function(function, self._calls[function.identifier()], others, data_prop)
 
     def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
@@ -248,8 +251,15 @@ def _values(graph: ir.Graph | ir.Function) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def _infer_function(function: ir.Function, calls: list[ir.Node], data_prop: bool) -> None:
-    """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree."""
+def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir.Function], data_prop: bool) -> None:
+    """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree.
+
+    Args:
+        function: The function.
+        calls: Its calls.
+        others: Functions that it may call.
+        data_prop: As for onnx.shape_inference.
+    """
     for i, parameter in enumerate(function.inputs):
         arguments = [_argument(call, i) for call in calls]
         types = {None if argument is None else argument.type for argument in arguments}
@@ -266,6 +276,7 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], data_prop: bool
     _clear_declared(body)
     body.input.extend(ir.serde.serialize_value(value) for value in typed)
     model = onnx.ModelProto(ir_version=10, graph=body, opset_import=proto.opset_import)
+    model.functions.extend(map(ir.serde.serialize_function, others))
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
     except Exception:  # references to attributes and foreign operators can make inference fail: then nothing is known

@@ -49,7 +49,7 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
         raise Left(_REFERENCES)
     x, _, zero_point = inputs_of(node)
     if x.dtype != ir.DataType.FLOAT:
-        raise unsupported("x", x.dtype, "float32")
+        raise unsupported("x", x.dtype, "float32", x)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
         raise Left("the attribute precision selects another type than float32 for the division")
     output_dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
