@@ -69,6 +69,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.ReduceMinMax": 2,
         "ort_dynq.QuantizedMatMul": 2,
     },
+    "ort_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_uint8_opset10": {},
     "row_square": FAKE,
     "row_zero_point": PRODUCT,
