@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from ...graphs import STANDARD_DOMAINS, functions, graphs, with_subgraphs
 from ...operators import DOMAIN
 from .microsoft import stand_ins
 
+_LOGGER = "onnx_ir.passes.common.shape_inference"
 # Standard operators whose result does not depend on their inputs alone.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
@@ -39,6 +41,8 @@ class Facts:
         self._names: set[str | None] = set()
         self._function_bodies = {id(function.graph) for function in model.functions.values()}
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
+        self.contradiction = ""
+        """Why nothing may be changed: declared shapes hide an error from ONNX Runtime. Empty if there is none."""
 
     def __enter__(self) -> Facts:
         for _, graph in graphs(self.model):
@@ -115,7 +119,7 @@ class Facts:
         Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
         ONNX Runtime does not trust them either. A graph output keeps its type, and gets the shape that was found.
         """
-        logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+        logger = logging.getLogger(_LOGGER)
         was_disabled, logger.disabled = logger.disabled, True  # after a failure, types and shapes are unknown
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         data_prop = not _has_long_vector(self.model)
@@ -146,11 +150,43 @@ class Facts:
             if not value.is_graph_output():
                 value.type = None
         infer(self.model)
-        for value in declared:
-            if _contradicts(value, *self._saved[value]):
-                self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
+        contradicted = [value for value in declared if _contradicts(value, *self._saved[value])]
+        if contradicted:
+            self.contradiction = _error_of(self.model)
+        for value in contradicted if not self.contradiction else ():
+            self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
         for value, (type_, shape) in self._saved.items():  # the declared names of dimensions replace inferred ones
             value.type, value.shape = type_, None if shape is None else shape.copy()
+
+
+class _Errors(logging.Handler):
+    """Collects the errors of shape inference, which the pass does not raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.texts.append(str(record.exc_info[1]))
+
+
+def _error_of(model: ir.Model) -> str:
+    """Returns the first node whose shapes are wrong, as a reason, or an empty text."""
+    logger, errors = logging.getLogger(_LOGGER), _Errors()
+    before = logger.disabled, logger.propagate
+    logger.disabled = logger.propagate = False
+    logger.addHandler(errors)
+    try:
+        ShapeInferencePass(check_type=False, strict_mode=True)(model)
+    finally:
+        logger.removeHandler(errors)
+        logger.disabled, logger.propagate = before
+    found = re.search(r"op_type:(\w+)(?:, node name: (.*?))?\): \[ShapeInferenceError\] (.*)", "\n".join(errors.texts))
+    if found is None:
+        return ""
+    node = f"{found[1]} {found[2]}" if found[2] else found[1]
+    return f"declared shapes hide an error of the model from ONNX Runtime: {node}: {found[3]}"
 
 
 def _callers_first(model: ir.Model) -> list[ir.Function]:
@@ -211,7 +247,8 @@ def _is_declared_only(value: ir.Value) -> bool:
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
     """Returns whether the inferred type or shape of `value` differs from a declared one."""
-    if value.type is not None and type_ is not None and value.type != type_:
+    is_typed = value.dtype not in (None, ir.DataType.UNDEFINED)  # a Cast may be to no type
+    if is_typed and type_ is not None and value.type != type_:
         return True
     if value.shape is None or shape is None:
         return False

@@ -1,7 +1,8 @@
 """Types and shapes behind ONNX Runtime's own operators, which ONNX's shape inference does not know.
 
-ONNX Runtime's optimizers write these operators; those without a kernel for CPUs are not here. For each one, `_STAND_INS` has standard operators whose outputs have
-the same types and shapes, though not the same values. During inference, a function of these stands in for the node.
+ONNX Runtime's optimizers write these operators; those without a kernel for CPUs are not here. For each one,
+`_STAND_INS` has standard operators whose outputs have the same types and shapes, though not the same values. During
+inference, a function of these stands in for the node.
 """
 
 from __future__ import annotations
