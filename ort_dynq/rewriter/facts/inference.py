@@ -46,6 +46,7 @@ class Facts:
 
     def __enter__(self) -> Facts:
         for _, graph in graphs(self.model):
+            _describe_initializers(graph)
             for value in _values(graph):
                 self._names.add(value.name)
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
@@ -238,6 +239,14 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
             return [*src[:-1], channels]
         return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
     return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
+
+
+def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
+    """Gives initializers the types and shapes of their tensors; other declared ones count for nothing."""
+    for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
+        tensor = value.const_value
+        if tensor is not None and not value.is_graph_input():
+            value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
 
 
 def _is_declared_only(value: ir.Value) -> bool:

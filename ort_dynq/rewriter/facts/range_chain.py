@@ -20,16 +20,7 @@ import onnx_ir as ir
 from ...operators.encodings import CodeType, RangeConstants, RangeKind, ZeroPointRule
 from ..report import Left
 from .shapes import axes_of, same_shape, unreshaped
-from .values import (
-    cast_to,
-    constant_scalar,
-    does_not_grow,
-    integer,
-    is_noop_without_axes,
-    is_zero,
-    producer_of,
-    skip_identity,
-)
+from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
 
 _LARGEST = float(np.finfo(np.float32).max)
 _UNKNOWN_RANGE = "the scale is not computed from the range of x"
@@ -291,7 +282,7 @@ def _axis(reduce: ir.Node, x: ir.Value) -> int:
     if axes is None:
         raise Left("the dimensions of the range are computed at run time")
     if not axes:
-        if is_noop_without_axes(reduce):
+        if integer(reduce, "noop_with_empty_axes", 0) != 0:
             raise Left("the range reduces no dimension")
         return 0
     if rank is None and any(axis >= 0 for axis in axes):

@@ -72,11 +72,6 @@ def data_type(node: ir.Node, name: str) -> ir.DataType:
         return ir.DataType.UNDEFINED
 
 
-def is_noop_without_axes(node: ir.Node) -> bool:
-    """Returns whether a reduction without axes does nothing. Any number but 1 means 0, as in ONNX Runtime."""
-    return integer(node, "noop_with_empty_axes", 0) in (1, None)
-
-
 def cast_to(node: ir.Node) -> ir.DataType:
     """Returns the output type of a Cast; UNDEFINED if it is not known.
 

@@ -20,7 +20,7 @@ from ...operators import DOMAIN
 from ..edit import Edit, call
 from ..facts.cost import FEWEST_ELEMENTS
 from ..facts.shapes import axes_of
-from ..facts.values import integer, is_noop_without_axes, producer_of, skip_identity
+from ..facts.values import integer, producer_of, skip_identity
 from ..report import Left
 from ..rule import Context, Rule
 
@@ -106,7 +106,7 @@ def _reduction(node: ir.Node) -> _Reduction | None:
     if x is None or axes is None or attribute is None or node.domain not in STANDARD_DOMAINS:
         return None
     if not axes:
-        return None if is_noop_without_axes(node) else _Reduction(x, 0, 0, 1, keepdims)
+        return None if integer(node, "noop_with_empty_axes", 0) != 0 else _Reduction(x, 0, 0, 1, keepdims)
     if x.shape is not None:
         rank = len(x.shape)
         axes = [axis % rank for axis in axes] if rank else axes
