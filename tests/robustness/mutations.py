@@ -171,6 +171,9 @@ def _opset(model: onnx.ModelProto, rng: random.Random) -> str:
     return ""
 
 
+_VARIADIC = ("Concat", "Max", "Min", "Sum")  # ONNX Runtime crashes if one of several inputs is missing
+
+
 def _input(model: onnx.ModelProto, rng: random.Random) -> str:
     """Exchanges, replaces or removes inputs of a node."""
     node = rng.choice([node for node in _nodes(model) if node.input])
@@ -181,7 +184,7 @@ def _input(model: onnx.ModelProto, rng: random.Random) -> str:
             node.input[at] = rng.choice(names)
         case 1:
             node.input[:] = rng.sample(list(node.input), len(node.input))
-        case 2:
+        case 2 if node.op_type not in _VARIADIC:
             node.input[at] = ""
         case _:
             node.input.pop()
