@@ -70,19 +70,21 @@ def check_parameters(node: ir.Node, codes: ir.DataType | None) -> None:
     x, scale, zero_point = inputs_of(node)
     if codes not in CODE_TYPES:
         typed = x if node.op_type == "DequantizeLinear" or zero_point is None else zero_point
-        raise unsupported("the codes", codes, "uint8 or int8", typed)
+        raise unsupported("the codes", codes, "expected uint8 or int8", typed)
     if scale.dtype != ir.DataType.FLOAT:
-        raise unsupported("the scale", scale.dtype, "float32", scale)
+        raise unsupported("the scale", scale.dtype, "expected float32", scale)
     if zero_point is not None and zero_point.dtype != codes:
-        raise unsupported("the zero point", zero_point.dtype, f"that of the codes, {codes.name.lower()}", zero_point)
+        raise unsupported(
+            "the zero point", zero_point.dtype, f"expected that of the codes, {codes.name.lower()}", zero_point
+        )
 
 
 def unsupported(what: str, dtype: ir.DataType | None, expected: str, value: ir.Value) -> Left:
     """Returns the exception for a value, or something of its type, that has another type than the expected one."""
     if dtype is not None:
-        return Left(f"the type of {what} is {dtype.name.lower()}, expected {expected}")
+        return Left(f"the type of {what} is {dtype.name.lower()}, {expected}")
     operator = hiding_operator(value)
-    return Left(f"the type of {what} is not known{operator and f' after {operator}'}, expected {expected}")
+    return Left(f"the type of {what} is not known{operator and f' after {operator}'}, {expected}")
 
 
 def qtype_of(node: ir.Node, scale: ir.Value) -> str:

@@ -159,7 +159,7 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     if same_shape(x, scale) or is_elementwise_of(scale, _skip_neg(x)):
         return None  # the Round of a zero point
     if x.dtype != ir.DataType.FLOAT:
-        raise unsupported("x", x.dtype, "float32", x)
+        raise unsupported("x", x.dtype, "expected float32", x)
     last = node.outputs[0]
 
     if (

@@ -49,7 +49,7 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
         raise Left(_REFERENCES)
     x, _, zero_point = inputs_of(node)
     if x.dtype != ir.DataType.FLOAT:
-        raise unsupported("x", x.dtype, "float32", x)
+        raise unsupported("x", x.dtype, "expected float32", x)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
         raise Left("the attribute precision selects another type than float32 for the division")
     output_dtype = data_type(node, "output_dtype")
