@@ -1,4 +1,6 @@
-"""Writes models of ONNX Runtime's own quantizer, with activations that are quantized at run time."""
+"""Writes models of ONNX Runtime's own tools: of its quantizer, with activations that are quantized at run time, and of
+its offline optimization.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from _common import Example, activations, grid_weights, main, parse
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import QuantizationMode
 from onnxruntime.quantization.registry import IntegerOpsRegistry
+
+from ort_dynq.bench import transformers as networks
 
 INT8_RANGE = "fixed_quantization_range_int8"
 
@@ -152,6 +157,25 @@ def quantizer(opset: int, activation: QuantType, int8_range: float | None = None
     return Example(quantized, [X])
 
 
+def optimized() -> Example:
+    """Saves a layer of a transformer as a session optimizes it, then removes the types and shapes that it declares."""
+    network = networks.encoder("token", layers=1, hidden=32, heads=4, feed_forward=32)
+    network = onnx.shape_inference.infer_shapes(network, data_prop=True)  # SkipLayerNormalization needs shapes
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(path)
+        ort.InferenceSession(network.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        model = onnx.load(path)
+    used = {node.domain for node in model.graph.node}
+    imports = [each for each in model.opset_import if each.domain in used]  # older releases reject newer versions
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    del model.graph.value_info[:]
+    return Example(model, [activations(2, 7, 32, zero_row=True)])
+
+
 X = activations(2, 7, 20, high=16.0, tensor=True)
 IMAGE = activations(2, 3, 9, 11, high=16.0, tensor=True)
 LARGER_IMAGE = activations(1, 3, 32, 32, high=16.0, tensor=True)
@@ -165,6 +189,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic_speech": lambda: dynamic(speech(20), SIGNAL, weight_type=QuantType.QInt8, per_channel=True),
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
+    "ort_optimized": optimized,
     "ort_uint8_opset10": partial(quantizer, 10, QuantType.QUInt8),
 }
 

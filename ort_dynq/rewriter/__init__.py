@@ -137,7 +137,7 @@ def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: 
 
 def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
     """Applies one rule to one node; returns what it did, or None if the rule does not concern the node."""
-    problem = _opset_problem(rule, context)
+    problem = _opset_problem(rule, context) or context.facts.contradiction
     if problem and not rule.reports_opset:
         return None
     if context.facts.is_folded(node, in_every_call=False):

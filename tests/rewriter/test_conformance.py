@@ -72,6 +72,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.ReduceMinMax": 2,
         "ort_dynq.QuantizedMatMul": 2,
     },
+    "ort_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_uint8_opset10": {},
     "qat_unfolded_weights": PRODUCT,
     "row_square": FAKE,

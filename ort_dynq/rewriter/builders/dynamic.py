@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..edit import Edit, call, constant
+from ..facts.microsoft import hiding_operator
 from ..facts.values import CODE_TYPES
 from ..report import Left
 from ..rule import Context
@@ -66,18 +67,24 @@ def check_parameters(node: ir.Node, codes: ir.DataType | None) -> None:
     Raises:
         Left: A type is not known or not supported.
     """
-    _, scale, zero_point = inputs_of(node)
+    x, scale, zero_point = inputs_of(node)
     if codes not in CODE_TYPES:
-        raise unsupported("the codes", codes, "uint8 or int8")
+        typed = x if node.op_type == "DequantizeLinear" or zero_point is None else zero_point
+        raise unsupported("the codes", codes, "expected uint8 or int8", typed)
     if scale.dtype != ir.DataType.FLOAT:
-        raise unsupported("the scale", scale.dtype, "float32")
+        raise unsupported("the scale", scale.dtype, "expected float32", scale)
     if zero_point is not None and zero_point.dtype != codes:
-        raise unsupported("the zero point", zero_point.dtype, f"that of the codes, {codes.name.lower()}")
+        raise unsupported(
+            "the zero point", zero_point.dtype, f"expected that of the codes, {codes.name.lower()}", zero_point
+        )
 
 
-def unsupported(what: str, dtype: ir.DataType | None, expected: str) -> Left:
-    """Returns the exception for a value of another type than the expected one."""
-    return Left(f"the type of {what} is {'not known' if dtype is None else dtype.name.lower()}, expected {expected}")
+def unsupported(what: str, dtype: ir.DataType | None, expected: str, value: ir.Value) -> Left:
+    """Returns the exception for a value, or something of its type, that has another type than the expected one."""
+    if dtype is not None:
+        return Left(f"the type of {what} is {dtype.name.lower()}, {expected}")
+    operator = hiding_operator(value)
+    return Left(f"the type of {what} is not known{operator and f' after {operator}'}, {expected}")
 
 
 def qtype_of(node: ir.Node, scale: ir.Value) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ from onnx_ir.passes.common import ShapeInferencePass
 from ...graphs import STANDARD_DOMAINS, functions, graphs, with_subgraphs
 from ...operators import DOMAIN
 from .constants import Constants
+from .microsoft import stand_ins
+
+_LOGGER = "onnx_ir.passes.common.shape_inference"
 
 
 class Facts:
@@ -35,9 +39,12 @@ class Facts:
         self._names: set[str | None] = set()
         self._function_bodies = {id(function.graph) for function in model.functions.values()}
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
+        self.contradiction = ""
+        """Why nothing may be changed: declared shapes hide an error from ONNX Runtime. Empty if there is none."""
 
     def __enter__(self) -> Facts:
         for _, graph in graphs(self.model):
+            _describe_initializers(graph)
             for value in _values(graph):
                 self._names.add(value.name)
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
@@ -113,24 +120,26 @@ class Facts:
         Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
         ONNX Runtime does not trust them either. A graph output keeps its type, and gets the shape that was found.
         """
-        logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+        logger = logging.getLogger(_LOGGER)
         was_disabled, logger.disabled = logger.disabled, True  # after a failure, types and shapes are unknown
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         data_prop = not _has_long_vector(self.model)
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
-        try:
-            self._drop_contradicted(infer)
-            infer(self.model)
-            found: set[ir.Value] = set()
-            while _infer_own_operators(self.model, found):
+        called = _callers_first(self.model)
+        with stand_ins(self.model) as others:
+            try:
+                self._drop_contradicted(infer)
                 infer(self.model)
-        finally:
-            logger.disabled = was_disabled
-            for values, order in initializers:  # the pass moves large ones to the end
-                for name in order:
-                    values.add(values.pop(name))
-        for function in _callers_first(self.model):
-            _infer_function(function, self._calls[function.identifier()], data_prop)
+                found: set[ir.Value] = set()
+                while _infer_own_operators(self.model, found):
+                    infer(self.model)
+            finally:
+                logger.disabled = was_disabled
+                for values, order in initializers:  # the pass moves large ones to the end
+                    for name in order:
+                        values.add(values.pop(name))
+            for function in called:
+                _infer_function(function, self._calls[function.identifier()], others, data_prop)
 
     def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
@@ -142,11 +151,43 @@ class Facts:
             if not value.is_graph_output():
                 value.type = None
         infer(self.model)
-        for value in declared:
-            if _contradicts(value, *self._saved[value]):
-                self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
+        contradicted = [value for value in declared if _contradicts(value, *self._saved[value])]
+        if contradicted:
+            self.contradiction = _error_of(self.model)
+        for value in contradicted if not self.contradiction else ():
+            self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
         for value, (type_, shape) in self._saved.items():  # the declared names of dimensions replace inferred ones
             value.type, value.shape = type_, None if shape is None else shape.copy()
+
+
+class _Errors(logging.Handler):
+    """Collects the errors of shape inference, which the pass does not raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.texts.append(str(record.exc_info[1]))
+
+
+def _error_of(model: ir.Model) -> str:
+    """Returns the first node whose shapes are wrong, as a reason, or an empty text."""
+    logger, errors = logging.getLogger(_LOGGER), _Errors()
+    before = logger.disabled, logger.propagate
+    logger.disabled = logger.propagate = False
+    logger.addHandler(errors)
+    try:
+        ShapeInferencePass(check_type=False, strict_mode=True)(model)
+    finally:
+        logger.removeHandler(errors)
+        logger.disabled, logger.propagate = before
+    found = re.search(r"op_type:(\w+)(?:, node name: (.*?))?\): \[ShapeInferenceError\] (.*)", "\n".join(errors.texts))
+    if found is None:
+        return ""
+    node = f"{found[1]} {found[2]}" if found[2] else found[1]
+    return f"declared shapes hide an error of the model from ONNX Runtime: {node}: {found[3]}"
 
 
 def _callers_first(model: ir.Model) -> list[ir.Function]:
@@ -200,6 +241,14 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
     return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
 
 
+def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
+    """Gives initializers the types and shapes of their tensors; other declared ones count for nothing."""
+    for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
+        tensor = value.const_value
+        if tensor is not None and not value.is_graph_input():
+            value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
+
+
 def _is_declared_only(value: ir.Value) -> bool:
     """Returns whether the model declares the shape of a value that a node computes."""
     return value.producer() is not None and value.shape is not None
@@ -207,7 +256,8 @@ def _is_declared_only(value: ir.Value) -> bool:
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
     """Returns whether the inferred type or shape of `value` differs from a declared one."""
-    if value.type is not None and type_ is not None and value.type != type_:
+    is_typed = value.dtype not in (None, ir.DataType.UNDEFINED)  # a Cast may be to no type
+    if is_typed and type_ is not None and value.type != type_:
         return True
     if value.shape is None or shape is None:
         return False
@@ -241,8 +291,15 @@ def _values(graph: ir.Graph | ir.Function) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def _infer_function(function: ir.Function, calls: list[ir.Node], data_prop: bool) -> None:
-    """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree."""
+def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir.Function], data_prop: bool) -> None:
+    """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree.
+
+    Args:
+        function: The function.
+        calls: Its calls.
+        others: Functions that it may call.
+        data_prop: As for onnx.shape_inference.
+    """
     for i, parameter in enumerate(function.inputs):
         arguments = [_argument(call, i) for call in calls]
         types = {None if argument is None else argument.type for argument in arguments}
@@ -259,6 +316,7 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], data_prop: bool
     _clear_declared(body)
     body.input.extend(ir.serde.serialize_value(value) for value in typed)
     model = onnx.ModelProto(ir_version=10, graph=body, opset_import=proto.opset_import)
+    model.functions.extend(map(ir.serde.serialize_function, others))
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
     except Exception:  # references to attributes and foreign operators can make inference fail: then nothing is known

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from .values import data_type
+
 _UINT8 = ir.DataType.UINT8
 _U8 = frozenset({_UINT8})
 _8BIT = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
@@ -244,7 +246,7 @@ def code_type(node: ir.Node) -> ir.DataType | None:
         return codes.dtype
     if zero_point is not None or not quantizes:
         return None if zero_point is None else zero_point.dtype
-    return ir.DataType(node.attributes.get_int("output_dtype", 0) or ir.DataType.UINT8)
+    return data_type(node, "output_dtype") or ir.DataType.UINT8
 
 
 def _zero_point(node: ir.Node) -> ir.Value | None:

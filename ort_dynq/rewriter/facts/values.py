@@ -65,9 +65,20 @@ def is_given_by_caller(value: ir.Value | None) -> bool:
     return node is not None and any(attribute.is_ref() for attribute in node.attributes.values())
 
 
+def data_type(node: ir.Node, name: str) -> ir.DataType:
+    """Returns an attribute that is a type; UNDEFINED if it is absent, not a type, or refers to one of the caller."""
+    try:
+        return ir.DataType(integer(node, name, 0) or 0)
+    except ValueError:
+        return ir.DataType.UNDEFINED
+
+
 def cast_to(node: ir.Node) -> ir.DataType:
-    """Returns the output type of a Cast; UNDEFINED if it refers to an attribute of the enclosing function."""
-    return ir.DataType(integer(node, "to", 0) or 0)
+    """Returns the output type of a Cast; UNDEFINED if it is not known.
+
+    With another `saturate` than 1, ONNX Runtime fails or leaves integers uninitialized.
+    """
+    return data_type(node, "to") if integer(node, "saturate", 1) == 1 else ir.DataType.UNDEFINED
 
 
 def skip_identity(value: ir.Value) -> ir.Value:

@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
+from ..builders.dynamic import unsupported
 from ..builders.range_operator import replace_range_chain
 from ..edit import Edit, call, constant
 from ..facts.inference import Facts
@@ -158,7 +159,7 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     if same_shape(x, scale) or is_elementwise_of(scale, _skip_neg(x)):
         return None  # the Round of a zero point
     if x.dtype != ir.DataType.FLOAT:
-        raise Left(f"the type of x is {'not known' if x.dtype is None else x.dtype.name.lower()}, expected float32")
+        raise unsupported("x", x.dtype, "expected float32", x)
     last = node.outputs[0]
 
     if (

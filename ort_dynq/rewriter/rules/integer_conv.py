@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..builders.convolution import Weights, check_rank, geometry_of, replace_convolution
+from ..builders.dynamic import unsupported
 from ..builders.integer_product import converted, is_static, weights_of
 from ..builders.product_tail import tail_of
 from ..edit import Edit
@@ -46,7 +47,7 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     codes, zero_point = [*node.inputs, None][:3:2]
     assert codes is not None
     if codes.dtype not in CODE_TYPES:
-        raise Left("the type of the codes is not known")
+        raise unsupported("the codes", codes.dtype, "expected uint8 or int8", codes)
     if zero_point is not None and zero_point.shape is not None and any(dim != 1 for dim in zero_point.shape):
         raise Left("the activation's zero point is not one number")
     elements, zeros = weights_of(node, context.facts)

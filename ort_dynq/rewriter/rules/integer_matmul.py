@@ -161,7 +161,7 @@ def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
     Raises:
         Left: They are not known, or do not fit 8 bits.
     """
-    elements = evaluate(weights, facts.opset) if facts.is_constant(weights) else None
+    elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     if elements is None:
         raise Left("the weights are computed at run time")
     grid = grid_of_integers(elements)

@@ -32,7 +32,7 @@ from ..facts.cost import too_small
 from ..facts.inference import Facts
 from ..facts.ort_fusions import fused_by_onnxruntime
 from ..facts.range_chain import Recipe, recipe_of
-from ..facts.values import constant_scalar, is_zero, producer_of
+from ..facts.values import constant_scalar, data_type, is_zero, producer_of
 from ..metadata import DEQUANTIZES
 from ..report import Left
 from ..rule import Context, Rule
@@ -49,10 +49,10 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
         raise Left(_REFERENCES)
     x, _, zero_point = inputs_of(node)
     if x.dtype != ir.DataType.FLOAT:
-        raise unsupported("x", x.dtype, "float32")
+        raise unsupported("x", x.dtype, "expected float32", x)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
         raise Left("the attribute precision selects another type than float32 for the division")
-    output_dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
+    output_dtype = data_type(node, "output_dtype")
     codes = output_dtype or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
     check_parameters(node, codes)
     if (reason := fused_by_onnxruntime(node, facts.is_constant)) is not None:

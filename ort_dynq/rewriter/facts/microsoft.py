@@ -1,0 +1,294 @@
+"""Types and shapes behind ONNX Runtime's own operators, which ONNX's shape inference does not know.
+
+ONNX Runtime's optimizers write these operators; those without a kernel for CPUs are not here. For each one,
+`_STAND_INS` has standard operators whose outputs have the same types and shapes, though not the same values. During
+inference, a function of these stands in for the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+
+import onnx.parser
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS, graphs
+from .values import integer
+
+_MICROSOFT, _BLOCKED = "com.microsoft", "com.microsoft.nchwc"
+_DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
+_STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
+_WINDOW = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+_StandIn = str | Callable[[ir.Node], str]
+"""The nodes, as text. Inputs are i0, i1 and so on, outputs o0, o1 and so on; those not computed stay unknown."""
+
+
+class _UnknownError(Exception):
+    """Nothing is known of a node's outputs."""
+
+
+@contextlib.contextmanager
+def stand_ins(model: ir.Model) -> Iterator[list[ir.Function]]:
+    """Lets functions of standard operators stand in for ONNX Runtime's operators, at any depth, while it is open.
+
+    Yields:
+        The functions. They are among the model's functions.
+    """
+    replaced: list[tuple[ir.Node, str, str]] = []
+    functions: dict[str, ir.Function] = {}
+    importers = [model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())]
+    for _, graph in graphs(model):
+        for node in graph:
+            text = _text_of(node, model)
+            if text:
+                if text not in functions:
+                    functions[text] = _function(f"{node.op_type}_{len(functions)}", text)
+                replaced.append((node, node.domain, node.op_type))
+                node.domain, node.op_type = _DOMAIN, functions[text].name
+    try:
+        for imports in importers:
+            imports[_DOMAIN] = 1
+        model.functions.update((function.identifier(), function) for function in functions.values())
+        yield list(functions.values())
+    finally:
+        for node, domain, op_type in replaced:
+            node.domain, node.op_type = domain, op_type
+        for imports in importers:
+            imports.pop(_DOMAIN, None)
+        for function in functions.values():
+            model.functions.pop(function.identifier(), None)
+
+
+def hiding_operator(value: ir.Value) -> str:
+    """Returns the operator that hides the type of `value` from inference, for a reason; empty if there is none."""
+    seen: set[ir.Value] = set()
+    todo = [value]
+    while todo:
+        at = todo.pop()
+        node = at.producer()
+        if at in seen or at.dtype is not None or node is None:
+            continue
+        seen.add(at)
+        if node.domain not in STANDARD_DOMAINS or all(each is None or each.dtype is not None for each in node.inputs):
+            return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        todo += [each for each in node.inputs if each is not None]
+    return ""
+
+
+def _function(name: str, text: str) -> ir.Function:
+    head = f'<domain: "{_DOMAIN}", opset_import: ["": {_OPSET}, "{_DOMAIN}": 1]> {name} '
+    return ir.serde.deserialize_function(onnx.parser.parse_function(head + text))
+
+
+def _text_of(node: ir.Node, model: ir.Model) -> str:
+    """Returns the text of the function that stands in for a node, without its name; empty if there is none."""
+    domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+    stand_in = _STAND_INS.get((domain, node.op_type))
+    if stand_in is None or node.op_identifier() in model.functions:
+        return ""
+    opset = model.graph.opset_imports.get("", 0)
+    if node.op_type == "LayerNormalization" and opset >= _STANDARD_LAYER_NORMALIZATION:
+        return ""
+    try:
+        text = stand_in if isinstance(stand_in, str) else stand_in(node)
+    except (_UnknownError, KeyError, TypeError):  # an attribute is missing or of another type
+        return ""
+    if any(int(i) >= len(node.inputs) for i in re.findall(r"\bi(\d+)\b", text)):
+        return ""
+    sources, outputs = (
+        [f"{letter}{i}" for i in range(n)] for letter, n in (("i", len(node.inputs)), ("o", len(node.outputs)))
+    )
+    unknown = " ".join(f"{name} = {_DOMAIN}.Unknown()" for name in outputs if f"{name} " not in text)
+    return f"({', '.join(sources)}) => ({', '.join(outputs)}) {{ {text} {unknown} }}"
+
+
+def _integer(node: ir.Node, name: str, default: int = 0) -> int:
+    value = integer(node, name, default)
+    if value is None:  # the caller of the enclosing function gives it
+        raise _UnknownError
+    return value
+
+
+def _has(node: ir.Node, position: int) -> bool:
+    return position < len(node.inputs) and node.inputs[position] is not None
+
+
+def _rank(node: ir.Node, position: int) -> int | None:
+    value = node.inputs[position] if _has(node, position) else None
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def _given(node: ir.Node, *names: str) -> str:
+    """Returns those of these attributes that a node has, as text."""
+    found = []
+    for name in names:
+        attribute = node.attributes.get(name)
+        if attribute is None:
+            continue
+        if attribute.is_ref():
+            raise _UnknownError
+        if attribute.type == ir.AttributeType.STRING:
+            if attribute.as_string() not in _AUTO_PADS:
+                raise _UnknownError
+            found.append(f'{name} = "{attribute.as_string()}"')
+        elif attribute.type == ir.AttributeType.INT:
+            found.append(f"{name} = {attribute.as_int()}")
+        else:
+            found.append(f"{name} = {list(attribute.as_ints())}")
+    return f"<{', '.join(found)}>" if found else ""
+
+
+def _vector(name: str, *numbers: int) -> str:
+    return f"{name} = Constant<value_ints = {list(numbers)}>()"
+
+
+def _slice(result: str, source: str, axis: int, end: int) -> str:
+    """Returns the nodes that take the first `end` elements along an axis."""
+    return f"{_vector('b', 0)} {_vector('e', end)} {_vector('a', axis)} {result} = Slice({source}, b, e, a)"
+
+
+def _product(node: ir.Node) -> str:
+    if _integer(node, "transBatchA") or _integer(node, "transBatchB"):
+        raise _UnknownError
+    left, right = _integer(node, "transA"), _integer(node, "transB")
+    if not left and not right:
+        return "o0 = MatMul(i0, i1)"
+    batch = "" if _rank(node, 1) == 2 else "..."
+    equation = f"...{'ki' if left else 'ik'},{batch}{'jk' if right else 'kj'}->...ij"
+    return f'o0 = Einsum<equation = "{equation}">(i0, i1)'
+
+
+def _packed_product(node: ir.Node) -> str:
+    """Packed weights of K rows and N columns."""
+    shape = _vector("shape", _integer(node, "K"), _integer(node, "N"))
+    return f"{shape} w = ConstantOfShape(shape) o0 = MatMul(i0, w)"
+
+
+def _attention(node: ir.Node) -> str:
+    """The weights of query, key and value are one matrix."""
+    sizes = node.attributes.get("qkv_hidden_sizes")
+    if sizes is None:
+        return "all = MatMul(i0, i1) q, k, o0 = Split<axis = -1, num_outputs = 3>(all)"
+    if sizes.is_ref() or len(sizes.as_ints()) != 3:
+        raise _UnknownError
+    return f"all = MatMul(i0, i1) {_slice('o0', 'all', -1, sizes.as_ints()[2])}"
+
+
+def _multi_head_attention(node: ir.Node) -> str:
+    if not (_has(node, 1) and _has(node, 2)):  # key and value are packed
+        raise _UnknownError
+    return 'o0 = Einsum<equation = "bsh,btv->bsv">(i0, i2)'
+
+
+def _group_query_attention(node: ir.Node) -> str:
+    if _has(node, 1):
+        return "o0 = Identity(i0)"
+    heads, others = _integer(node, "num_heads"), _integer(node, "kv_num_heads")  # of query; of key, and of value
+    split, joined = _vector("split", 0, 0, heads + 2 * others, -1), _vector("joined", 0, 0, -1)
+    query = _slice("query", "heads", 2, heads)
+    return f"{split} heads = Reshape(i0, split) {query} {joined} o0 = Reshape(query, joined)"
+
+
+def _quantized_embedding(node: ir.Node) -> str:
+    codes = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
+    if codes is None or _integer(node, "gather_axis"):
+        raise _UnknownError
+    bits = _integer(node, "bits", 4)
+    repeated = 2 if codes == ir.DataType.UINT8 and bits == 4 else 1  # a byte has two codes
+    return f"r = Gather(i0, i1) c = Concat<axis = -1>({', '.join(['r'] * repeated)}) o0 = CastLike(c, i2)"
+
+
+def _windows(operator: str, weights: str = "") -> Callable[[ir.Node], str]:
+    """A convolution or a pool, with the channels last if channels_last is set."""
+
+    def text(node: ir.Node) -> str:
+        arguments, attributes = (f", {weights}" if weights else ""), _given(node, *_WINDOW)
+        if not _integer(node, "channels_last", int(node.op_type.startswith("Nhwc"))):
+            return f"o0 = {operator}{attributes}(i0{arguments})"
+        rank = _rank(node, int(weights[1:])) if weights else 2 + len(node.attributes["kernel_shape"].as_ints())
+        if rank is None:
+            raise _UnknownError
+        first, last = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
+        window = f"y = {operator}{attributes}(x{arguments})"
+        return f"x = Transpose<perm = {first}>(i0) {window} o0 = Transpose<perm = {last}>(y)"
+
+    return text
+
+
+def _global_average(node: ir.Node) -> str:
+    if _integer(node, "channels_last"):
+        raise _UnknownError
+    return "o0 = GlobalAveragePool(i0)"
+
+
+def _concat(node: ir.Node) -> str:
+    """Every part has its scale and zero point."""
+    parts = ", ".join(f"i{i}" for i in range(2, len(node.inputs), 3))
+    return f"o0 = Concat<axis = {_integer(node, 'axis')}>({parts})"
+
+
+def _quantized_gemm(node: ir.Node) -> str:
+    like = 8 if _has(node, 8) else 1
+    return f"all = Gemm{_given(node, 'transA', 'transB')}(i0, i3) o0 = CastLike(all, i{like})"
+
+
+def _unblocked(node: ir.Node) -> str:
+    if _integer(node, "channels_last"):
+        raise _UnknownError
+    return _slice("o0", "i0", 1, _integer(node, "channels"))
+
+
+_LIKE_INPUT = "o0 = Identity(i0)"
+_LIKE_INPUT_AND_SUM = "o0 = Identity(i0) o3 = Identity(i0)"
+_ELEMENTWISE = (
+    *("BiasGelu", "FastGelu", "Gelu", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QuickGelu"),
+    *("RotaryEmbedding", "Trilu"),
+)
+_STAND_INS: dict[tuple[str, str], _StandIn] = {
+    ("", "LayerNormalization"): _LIKE_INPUT,
+    ("", "SimplifiedLayerNormalization"): "o0 = CastLike(i0, i1)",
+    **{(_MICROSOFT, name): _LIKE_INPUT for name in _ELEMENTWISE},
+    (_MICROSOFT, "SkipLayerNormalization"): _LIKE_INPUT_AND_SUM,
+    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _LIKE_INPUT_AND_SUM,
+    (_MICROSOFT, "FusedMatMul"): _product,
+    (_MICROSOFT, "TransposeMatMul"): _product,
+    (_MICROSOFT, "FusedGemm"): lambda node: f"o0 = Gemm{_given(node, 'transA', 'transB')}(i0, i1)",
+    (_MICROSOFT, "DynamicQuantizeMatMul"): "o0 = MatMul(i0, i1)",
+    (_MICROSOFT, "MatMulInteger16"): "p = MatMul(i0, i1) o0 = Cast<to = 6>(p)",
+    (_MICROSOFT, "MatMulIntegerToFloat"): "p = MatMul(i0, i1) o0 = CastLike(p, i2)",
+    (_MICROSOFT, "MatMulNBits"): _packed_product,
+    (_MICROSOFT, "MatMulBnb4"): _packed_product,
+    (_MICROSOFT, "Attention"): _attention,
+    (_MICROSOFT, "QAttention"): (
+        "all = MatMul(i0, i1) q, k, v = Split<axis = -1, num_outputs = 3>(all) o0 = CastLike(v, i3)"
+    ),
+    (_MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
+    (_MICROSOFT, "GroupQueryAttention"): _group_query_attention,
+    (_MICROSOFT, "EmbedLayerNormalization"): "o0 = Gather(i2, i0) o2 = Identity(o0)",
+    (_MICROSOFT, "GatherBlockQuantized"): _quantized_embedding,
+    (_MICROSOFT, "FusedConv"): _windows("Conv", "i1"),
+    (_MICROSOFT, "NhwcMaxPool"): _windows("MaxPool"),
+    (_MICROSOFT, "QLinearConv"): _windows("Conv", "i3"),
+    (_MICROSOFT, "QLinearAveragePool"): _windows("AveragePool"),
+    (_MICROSOFT, "QLinearGlobalAveragePool"): _global_average,
+    (_MICROSOFT, "QLinearAdd"): "o0 = Add(i0, i3)",
+    (_MICROSOFT, "QLinearMul"): "o0 = Add(i0, i3)",
+    (_MICROSOFT, "QLinearWhere"): "o0 = Where(i0, i1, i4)",
+    (_MICROSOFT, "QLinearConcat"): _concat,
+    (_MICROSOFT, "QGemm"): _quantized_gemm,
+    (_MICROSOFT, "QuantizeLinear"): lambda node: "o0 = CastLike(i0, i2)" if _has(node, 2) else "o0 = Cast<to = 2>(i0)",
+    (_MICROSOFT, "DequantizeLinear"): "o0 = CastLike(i0, i1)",
+    (_BLOCKED, "ReorderInput"): (  # the number of channels is rounded up: it is unknown
+        "k = NonZero(i0) n = Squeeze(k) c = Cast<to = 9>(n) o0 = Compress<axis = 1>(i0, c)"
+    ),
+    (_BLOCKED, "ReorderOutput"): _unblocked,
+    (_BLOCKED, "Conv"): _windows("Conv", "i1"),
+    (_BLOCKED, "MaxPool"): _windows("MaxPool"),
+    (_BLOCKED, "AveragePool"): _windows("AveragePool"),
+    (_BLOCKED, "GlobalMaxPool"): "o0 = GlobalMaxPool(i0)",
+    (_BLOCKED, "GlobalAveragePool"): "o0 = GlobalAveragePool(i0)",
+}
