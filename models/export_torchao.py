@@ -133,9 +133,9 @@ def dequantize(
 
 
 def dequantize_channels(
-    codes: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+    codes: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
 ) -> Any:
-    return op.DequantizeLinear(codes, scales, op.Cast(zero_points, to=dtype), axis=axis)
+    return op.DequantizeLinear(codes, scale, op.Cast(zero_point, to=dtype), axis=axis)
 
 
 def int8_translations() -> dict[Any, Callable[..., Any]]:
@@ -201,12 +201,8 @@ MODELS: dict[str, Callable[[], Example]] = {
     "compressed_tensors_module": partial(
         export, compressed_tensors_module, WIDE_TOKENS, dynamo=False, opset=17, dynamic=TWO_AXES
     ),
-    "torchao_int8": partial(
-        export, torchao_int8, WIDE_TOKENS, dynamic=TWO_AXES, translations=int8_translations()
-    ),
-    "pt2e_dynamic": partial(
-        export, pt2e_dynamic, UNSIGNED_TOKENS, dynamic=TWO_AXES, translations=pt2e_translations()
-    ),
+    "torchao_int8": partial(export, torchao_int8, WIDE_TOKENS, dynamic=TWO_AXES, translations=int8_translations()),
+    "pt2e_dynamic": partial(export, pt2e_dynamic, UNSIGNED_TOKENS, dynamic=TWO_AXES, translations=pt2e_translations()),
 }
 
 if __name__ == "__main__":

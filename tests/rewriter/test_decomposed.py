@@ -207,11 +207,16 @@ def symmetric(align: str = "", s: str = "s", keep: int = 1) -> str:
 @pytest.mark.parametrize("place", ["quotient", "rounded", "clipped", "scale"])
 def test_copies_within_a_chain(copy: str, is_copy: bool, place: str) -> None:
     """TorchScript writes a Cast from float32 to float32 for x.to(x.dtype). A Cast to float16 and back rounds."""
-    names = {name: f"{name}_copy" if name == place else name for name in ("quotient", "rounded", "clipped", "scale")}
-    copies = {name: "" for name in names} | {place: f"before = {copy}({place}) {place}_copy = Cast<to = 1>(before)"}
-    body = f"""a = Abs(x) m = ReduceMax(a, one) scale = Div(m, c127) {copies["scale"]}
-        quotient = Div(x, {names["scale"]}) {copies["quotient"]} rounded = Round({names["quotient"]}) {copies["rounded"]}
-        clipped = Clip({names["rounded"]}, low, high) {copies["clipped"]} y = Mul({names["clipped"]}, {names["scale"]})"""
+    lines = {
+        "scale": "scale = Div(m, c127)",
+        "quotient": "quotient = Div(x, scale)",
+        "rounded": "rounded = Round(quotient)",
+        "clipped": "clipped = Clip(rounded, low, high)",
+    }
+    copied = f"before = {lines[place].split(' = ')[1]} other = {copy}(before) {place} = Cast<to = 1>(other)"
+    body = " ".join(
+        ["a = Abs(x) m = ReduceMax(a, one)", *(lines | {place: copied}).values(), "y = Mul(clipped, scale)"]
+    )
     report = check(parse(body), {"x": rows((5, 7))})
     assert (found(report) == ["DynamicRangeFakeQuantize"]) == is_copy
 
