@@ -28,8 +28,12 @@ def export(
     opset: int = 20,
     names: tuple[str, ...] = ("x",),
     dynamic: dict[str, dict[int, str]] | None = None,
+    translations: dict[Any, Callable[..., Any]] | None = None,
 ) -> Example:
-    """Exports the module that `build` returns, in eval mode, with seeded weights. `dynamic` names dynamic axes."""
+    """Exports the module that `build` returns, in eval mode, with seeded weights.
+
+    `dynamic` names dynamic axes. `translations` are for operators that the dynamo exporter does not know.
+    """
     torch.manual_seed(0)
     module = build().eval()
     arguments = tuple(torch.from_numpy(array) for array in inputs)
@@ -43,7 +47,9 @@ def export(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         if dynamo:
-            program = torch.onnx.export(module, arguments, verbose=False, **options)
+            program = torch.onnx.export(
+                module, arguments, verbose=False, custom_translation_table=translations, **options
+            )
             assert program is not None
             return Example(program.model_proto, inputs)
         with tempfile.TemporaryDirectory() as folder:

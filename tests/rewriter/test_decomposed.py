@@ -203,6 +203,24 @@ def symmetric(align: str = "", s: str = "s", keep: int = 1) -> str:
     return SYMMETRIC_BODY.format(align=align, s=s, keep=keep)
 
 
+@pytest.mark.parametrize(("copy", "is_copy"), [("Cast<to = 1>", True), ("Cast<to = 10>", False), ("Floor", False)])
+@pytest.mark.parametrize("place", ["quotient", "rounded", "clipped", "scale"])
+def test_copies_within_a_chain(copy: str, is_copy: bool, place: str) -> None:
+    """TorchScript writes a Cast from float32 to float32 for x.to(x.dtype). A Cast to float16 and back rounds."""
+    lines = {
+        "scale": "scale = Div(m, c127)",
+        "quotient": "quotient = Div(x, scale)",
+        "rounded": "rounded = Round(quotient)",
+        "clipped": "clipped = Clip(rounded, low, high)",
+    }
+    copied = f"before = {lines[place].split(' = ')[1]} other = {copy}(before) {place} = Cast<to = 1>(other)"
+    body = " ".join(
+        ["a = Abs(x) m = ReduceMax(a, one)", *(lines | {place: copied}).values(), "y = Mul(clipped, scale)"]
+    )
+    report = check(parse(body), {"x": rows((5, 7))})
+    assert (found(report) == ["DynamicRangeFakeQuantize"]) == is_copy
+
+
 def test_rows_of_a_square_are_not_its_columns() -> None:
     """A scale for each row, of rank 1, broadcasts along the columns."""
     report = check(parse(symmetric(keep=0), inputs="float[5, 5] x"), {"x": rows((5, 5))})

@@ -30,7 +30,10 @@ class Use(NamedTuple):
 
 
 def only_use(value: ir.Value) -> Use | None:
-    """Returns the only use of a node's output, after any Identity, by a standard operator of the same graph."""
+    """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None.
+
+    Identity and Cast from float32 to float32 copy; such Casts are what TorchScript makes of `x.to(x.dtype)`.
+    """
     while True:
         uses, producer = value.uses(), value.producer()
         if len(uses) != 1 or value.is_graph_output() or producer is None:
@@ -38,7 +41,7 @@ def only_use(value: ir.Value) -> Use | None:
         use = Use(*next(iter(uses)))
         if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
             return None
-        if use.node.op_type != "Identity":
+        if not _copies(use.node):
             return use
         value = use.node.outputs[0]
 
@@ -88,9 +91,17 @@ def skip_identity(value: ir.Value) -> ir.Value:
         source = None if node is None else node.inputs[0]
         if node is None or source is None:
             return value
-        if node.op_type == "Cast" and not (cast_to(node) == ir.DataType.FLOAT and source.dtype == ir.DataType.FLOAT):
+        if not _copies(node):
             return value
         value = source
+
+
+def _copies(node: ir.Node) -> bool:
+    """Returns whether a standard operator is an Identity, or a Cast from float32 to float32."""
+    if node.op_type != "Cast":
+        return node.op_type == "Identity"
+    source = node.inputs[0]
+    return cast_to(node) == ir.DataType.FLOAT and source is not None and source.dtype == ir.DataType.FLOAT
 
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
