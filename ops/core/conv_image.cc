@@ -17,6 +17,27 @@ void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, u
   for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
 }
 
+using Codes8 = uint8_t __attribute__((vector_size(8)));
+using Codes16 = uint8_t __attribute__((vector_size(16)));
+
+// Copies `rows` rows of `count` codes, of which the last ones may be copied twice. Rows are short: a call of memcpy for
+// each takes longer.
+template <class Some>
+void copy_rows(const uint8_t* from, int64_t from_step, int64_t rows, int64_t count, uint8_t flip, uint8_t* to,
+               int64_t to_step) {
+  constexpr int64_t kSome = sizeof(Some);
+  const auto copy = [&](int64_t at) {
+    Some codes;
+    std::memcpy(&codes, from + at, sizeof codes);
+    codes ^= flip;
+    std::memcpy(to + at, &codes, sizeof codes);
+  };
+  for (; rows > 0; --rows, from += from_step, to += to_step) {
+    for (int64_t at = 0; at < count - kSome; at += kSome) copy(at);
+    copy(count - kSome);
+  }
+}
+
 // How many rows along axis `axis` a box has.
 int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
   int64_t rows = 1;
@@ -169,28 +190,41 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
   const int64_t rows = axes_[0].in * axes_[1].in, row_bytes = l2.length * position_bytes_;
   uint8_t padding[kQuad];
   for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < elements.used ? source.zp : uint8_t{0};
+  const auto pad = [&](uint8_t* to, int64_t count) {
+    if (!is_first) return;
+    if (form_ == kOverlapping)
+      std::memset(to, source.zp, static_cast<size_t>(count * row_bytes));
+    else
+      for (int64_t i = 0; i < count * l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
+  };
   for (const int64_t begin0 : l0.begins)
     for (const int64_t begin1 : l1.begins) {
+      // Rows from `first` to `last` have codes.
+      const int64_t stride = axes_[1].stride, length = axes_[1].in;
+      const int64_t first = std::min(l1.length, begin1 >= 0 ? 0 : divide_up(-begin1, stride));
+      const int64_t last =
+          std::clamp(length > begin1 ? divide_up(length - begin1, stride) : int64_t{0}, first, l1.length);
       uint8_t* to = image;
-      for (int64_t i0 = 0; i0 < l0.length; ++i0)
-        for (int64_t i1 = 0; i1 < l1.length; ++i1, to += row_bytes) {
-          const int64_t in0 = begin0 + i0 * axes_[0].stride, in1 = begin1 + i1 * axes_[1].stride;
-          if (in0 < 0 || in0 >= axes_[0].in || in1 < 0 || in1 >= axes_[1].in) {
-            if (!is_first) continue;
-            if (form_ == kOverlapping)
-              std::memset(to, source.zp, static_cast<size_t>(row_bytes));
-            else
-              for (int64_t i = 0; i < l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
-            continue;
-          }
-          const int64_t row = in0 * axes_[1].in + in1;
-          for (int64_t i = 0; i < elements.used; ++i)
-            elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
-          if (form_ == kOverlapping)
-            write_codes(elements, source, is_first, to);
-          else
-            write_quads(elements, source, padding, to);
+      for (int64_t i0 = 0; i0 < l0.length; ++i0, to += l1.length * row_bytes) {
+        const int64_t in0 = begin0 + i0 * axes_[0].stride;
+        if (in0 < 0 || in0 >= axes_[0].in) {
+          pad(to, l1.length);
+          continue;
         }
+        pad(to, first);
+        pad(to + last * row_bytes, l1.length - last);
+        const int64_t row = in0 * length + begin1 + first * stride;
+        for (int64_t i = 0; i < elements.used; ++i)
+          elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
+        if (form_ == kOverlapping) {
+          write_codes(elements, source, is_first, last - first, to + first * row_bytes);
+          continue;
+        }
+        for (int64_t i1 = first; i1 < last; ++i1) {
+          write_quads(elements, source, padding, to + i1 * row_bytes);
+          for (int64_t i = 0; i < elements.used; ++i) elements.rows[i] += stride * axes_[2].in;
+        }
+      }
       image += plane_bytes_ * step;
     }
 }
@@ -223,18 +257,19 @@ void ConvImage::write_quads(const Elements& elements, const ConvSource& source, 
   interleave_(rows, count, source.flip, to + elements.first * kQuad);
 }
 
-void ConvImage::write_codes(const Elements& elements, const ConvSource& source, bool is_first, uint8_t* to) const {
-  const int64_t first = elements.first, last = elements.last;
-  if (is_first) {
-    std::memset(to, source.zp, static_cast<size_t>(first));
-    std::memset(to + last, source.zp, static_cast<size_t>(layouts_[2].length * position_bytes_ - last));
+void ConvImage::write_codes(const Elements& elements, const ConvSource& source, bool is_first, int64_t rows,
+                            uint8_t* to) const {
+  const int64_t first = elements.first, last = elements.last, count = last - first;
+  const int64_t row_bytes = layouts_[2].length * position_bytes_;
+  for (int64_t i = 0; is_first && i < rows; ++i) {
+    std::memset(to + i * row_bytes, source.zp, static_cast<size_t>(first));
+    std::memset(to + i * row_bytes + last, source.zp, static_cast<size_t>(row_bytes - last));
   }
-  if (first == last) return;
-  const uint8_t* from = elements.rows[0] + (elements.begins[0] + first);
-  if (source.flip == 0)
-    std::memcpy(to + first, from, static_cast<size_t>(last - first));
-  else
-    for (int64_t i = 0; i < last - first; ++i) to[first + i] = from[i] ^ source.flip;
+  if (count == 0) return;
+  (count >= 16  ? copy_rows<Codes16>
+   : count >= 8 ? copy_rows<Codes8>
+                : copy_rows<uint8_t>)(elements.rows[0] + (elements.begins[0] + first), axes_[1].stride * axes_[2].in,
+                                      rows, count, source.flip, to + first, row_bytes);
 }
 
 }  // namespace dynq

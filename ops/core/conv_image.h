@@ -96,7 +96,7 @@ class ConvImage {
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
   void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],
                    uint8_t* to) const;
-  void write_codes(const Elements& elements, const ConvSource& source, bool is_first, uint8_t* to) const;
+  void write_codes(const Elements& elements, const ConvSource& source, bool is_first, int64_t rows, uint8_t* to) const;
 
   const ConvAxis (&axes_)[kSpatialAxes];
   Form form_;

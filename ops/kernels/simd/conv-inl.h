@@ -157,7 +157,11 @@ void conv_channels(const ConvBlock& block, int64_t first, int64_t last) {
   };
   if constexpr (Form::kByRows) {
     for (int64_t row = 0; row < block.rows;) {
-      const int count = next(block.rows - row);
+      int count = next(block.rows - row);
+      if (count < kHalf && block.rows >= kHalf) {  // the last rows once more, with those before: rows share codes
+        count = kHalf;
+        row = block.rows - kHalf;
+      }
       for (int64_t col = 0; col < block.cols; col += P::kLanes) run(count, row, col);
       row += count;
     }
