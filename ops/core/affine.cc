@@ -30,9 +30,8 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
                 ", expected quant_min <= quant_max");
   if (has_integer_codes) {
     const int64_t low = code_type_ == kUint8 ? 0 : -128, high = low + 255;
-    if (!clip || quant_min_ < low || quant_max_ > high)
-      throw Error(name + ": codes are clipped to " +
-                  (clip ? std::to_string(quant_min_) + " to " + std::to_string(quant_max_) : "nothing") +
+    if (quant_min_ < low || quant_max_ > high)
+      throw Error(name + ": codes are clipped to " + std::to_string(quant_min_) + " to " + std::to_string(quant_max_) +
                   ", expected a range within " + std::to_string(low) + " to " + std::to_string(high) + " of " +
                   name_of(code_type_));
   }
@@ -43,12 +42,17 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
                         : nan_code == NanCode::kQuantMin ? constants_.low
                                                          : std::numeric_limits<float>::quiet_NaN();
   constants_.integer_codes = has_integer_codes;
+  constants_.wraps = has_integer_codes && !clip;
+  if (constants_.wraps) {
+    constants_.low = code_type_ == kUint8 ? 0.0f : -128.0f;
+    constants_.high = constants_.low + 255;
+  }
   constants_.code_offset = static_cast<float>(offset());
   target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
 }
 
-const AffineKernel* AffineArithmetic::kernels(const KernelTable& table) const {
-  return table.affine[scaling_][order_][target_];
+const AffineKernel* AffineArithmetic::kernels(const KernelTable& table, bool bounded) const {
+  return (constants_.wraps && !bounded ? portable_kernels() : table).affine[scaling_][order_][target_];
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
@@ -82,8 +86,9 @@ void AffineArithmetic::run(const KernelTable& table, const float* src, void* dst
     const int32_t zp = offset() + (order_ == kNoZeroPoint ? 0 : static_cast<int32_t>(zero_point));
     table.quantize[kOnnx][target_ == kToU8 ? kU8 : kS8][kPerRow]({extent, src, dst, &scale, &zp, false});
   } else {
-    kernels(table)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
-                             constants_.nan_code, constants_.integer_codes, constants_.code_offset});
+    kernels(table, bounded)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
+                                      constants_.nan_code, constants_.integer_codes, constants_.code_offset,
+                                      constants_.wraps && !bounded});
   }
 }
 

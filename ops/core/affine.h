@@ -10,7 +10,7 @@ namespace dynq {
 // not dequantized codes.
 //
 //   scaling, rounding_order  the formulas of kernels.h
-//   quant_min, quant_max     codes are clipped to them, unless clip is 0
+//   quant_min, quant_max     codes are clipped to them, unless clip is 0; integer codes wrap around then
 //   code_type                the type that the chain casts codes to; float32: it does not
 //   output_dtype             the type of codes in the output; if it is not code_type, codes are shifted by 128
 //   nan_code                 the code of NaN
@@ -27,7 +27,8 @@ class AffineArithmetic {
   uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
 
   // The affine kernels, for each of Parameters, and their constants.
-  const AffineKernel* kernels(const KernelTable& table) const;
+  // `bounded`: is_bounded() holds for the elements.
+  const AffineKernel* kernels(const KernelTable& table, bool bounded = false) const;
   const AffineConstants& constants() const { return constants_; }
 
   // Whether all elements between low and high, both finite, have a code within the clip, and the faster kernels are

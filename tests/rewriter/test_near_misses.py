@@ -28,7 +28,12 @@ def test_the_chain_of_the_near_misses_is_converted() -> None:
         ("z = Cast<to = 2>(zc)", "z = Cast<to = 6>(zc)", ["AffineFakeQuantize"], None),
         ("c = Clip(a, zero, c255)", "c = Clip(a, zero, eps)", ["AffineDequantize"], "not clipped to constant integers"),
         ("c = Clip(a, zero, c255)", "c = Clip(a, low, c255)", ["AffineDequantize"], "without a clip to its range"),
-        ("c = Clip(a, zero, c255)", "c = Identity(a)", ["AffineDequantize"], "without a clip to its range"),
+        (
+            "c = Clip(a, zero, c255)",
+            "c256 = Constant<value_float = 256.0>() c = Clip(a, zero, c256)",
+            ["AffineDequantize"],
+            "without a clip to its range",
+        ),
         ("b = Sub(real, zf)", "b = Sub(zf, real)", ["DynamicRangeQuantize"], None),
         ("y = Mul(b, s)", "y = Mul(b, b)", ["DynamicRangeQuantize"], None),
         ("y = Mul(b, s)", "s2 = Mul(s, s) y = Mul(b, s2)", ["AffineDequantize", "DynamicRangeQuantize"], None),
