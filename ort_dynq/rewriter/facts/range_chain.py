@@ -13,7 +13,7 @@ ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf as _INFINITY
 from typing import Any
 
@@ -34,6 +34,7 @@ from .shapes import axes_of, same_shape, unreshaped
 from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
 
 _UNKNOWN_RANGE = "the scale is not computed from the range of x"
+_BOUNDED_TWICE = "the range is bounded twice"
 _UNEQUAL_BOUNDS = "the bounds of the minimum and of the maximum do not match"
 
 
@@ -174,32 +175,34 @@ def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
 
     Magnitudes are skipped and noted in the recipe, as is the sign in Where(v >= 0, 1, -1) * clip(|v|).
     """
-    found = Bounded(value)
+    found, is_added = Bounded(value), False
     while True:
         value = found.value
         if (magnitude := producer_of(value, "Abs")) is not None:
             recipe.takes_magnitude = True
-            found = Bounded(_input(magnitude)).within(found)
+            found = replace(found, value=_input(magnitude))
         elif (magnitude_of := _signed(value)) is not None:
-            found = Bounded(magnitude_of).within(found)
+            found = replace(found, value=magnitude_of)
         elif (inner := _bounds(value)).value is not value:
             if recipe.takes_magnitude and inner.most < 0:
                 raise Left("the scale is computed from the magnitude of a negative number")
+            if is_added:
+                raise Left(_BOUNDED_TWICE)
             found = inner.within(found)
-        elif (
-            (node := producer_of(value, "Add")) is not None
-            and (added := constant_operand(node, commutative=True)) is not None
-            and added[1] > 0
-        ):
+        elif (added := _added(value)) is not None:
             if recipe.added_epsilon or found.least != -_INFINITY:
-                raise Left("the range is bounded twice")
-            recipe.added_epsilon = where
-            found = Bounded(added[0], added[1], found.most)
-            if _bounds(found.value).value is not found.value:
-                raise Left("the range is bounded twice")
-            return found
+                raise Left(_BOUNDED_TWICE)
+            recipe.added_epsilon, is_added = where, True
+            found = Bounded(*added, found.most)
         else:
             return found
+
+
+def _added(value: ir.Value) -> tuple[ir.Value, float] | None:
+    """Returns the two operands of the Add of a positive constant, or None."""
+    node = producer_of(value, "Add")
+    found = None if node is None else constant_operand(node, commutative=True)
+    return found if found is not None and found[1] > 0 else None
 
 
 def _signed(value: ir.Value) -> ir.Value | None:
@@ -298,7 +301,7 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
         if len(ends) != 2 or ends["ReduceMin"][1] >= 0 or ends["ReduceMax"][1] <= 0:
             raise Left(_UNKNOWN_RANGE)
         if (recipe.constants.lowest_range, recipe.constants.highest_range) != (-_INFINITY, _INFINITY):
-            raise Left("the range is bounded twice")
+            raise Left(_BOUNDED_TWICE)
         recipe.range_kind = RangeKind.LARGER_SIDE
         _same_rows(x, ends["ReduceMin"][0], ends["ReduceMax"][0], recipe)
         recipe.set(lowest_minimum=ends["ReduceMin"][1], highest_maximum=ends["ReduceMax"][1])
