@@ -27,19 +27,27 @@ class AffineArithmetic {
   uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
 
   // The affine kernels, for each of Parameters, and their constants.
-  // `bounded`: is_bounded() holds for the elements.
-  const AffineKernel* kernels(const KernelTable& table, bool bounded = false) const;
+  const AffineKernel* kernels(const KernelTable& table) const { return kernels(table, constants_.wraps); }
   const AffineConstants& constants() const { return constants_; }
 
   // Whether all elements between low and high, both finite, have a code within the clip, and the faster kernels are
   // exact for this scale and zero point.
   bool is_bounded(float low, float high, float scale, float zero_point) const;
 
-  // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them.
+  // Whether a code may wrap around, of elements that are NaN or between low and high. These are NaN only if the scale is.
+  bool may_wrap(float low, float high, float scale, float zero_point) const;
+
+  // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:
+  // may_wrap() holds.
   void run(const KernelTable& table, const float* src, void* dst, int64_t count, float scale, float zero_point,
-           bool bounded) const;
+           bool bounded, bool wraps) const;
 
  private:
+  const AffineKernel* kernels(const KernelTable& table, bool wraps) const;
+
+  // The code of x before it is clipped.
+  float code_of(float x, float scale, float zero_point) const;
+
   // Codes of output_dtype minus codes of code_type.
   int32_t offset() const { return 128 * (static_cast<int32_t>(code_type_) - static_cast<int32_t>(output_dtype_)); }
 

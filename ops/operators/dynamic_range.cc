@@ -198,7 +198,7 @@ class DynamicRangeQuantize : public Node {
 
   struct RowParameters {
     float scale, zero_point;
-    bool bounded;
+    bool bounded, wraps;
   };
 
   // Computes the scale and the zero point of a row and writes them to the outputs.
@@ -214,14 +214,14 @@ class DynamicRangeQuantize : public Node {
       else
         static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(low_byte(zero_point));
     }
-    return {scale, zero_point, bounded};
+    return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
   }
 
   // Quantizes `count` elements from number `first` of src on.
   void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters) const {
     arithmetic_.run(*run.table, run.src + first,
                     run.dst + first * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float))), count, parameters.scale,
-                    parameters.zero_point, parameters.bounded);
+                    parameters.zero_point, parameters.bounded, parameters.wraps);
   }
 
   void short_rows(const Run& run, Context& context) const {

@@ -92,7 +92,7 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
     recipe = Recipe()
     final = unreshaped(scale)
     value = final
-    if (where := producer_of(value, "Where")) is not None:
+    if (where := producer_of(value, "Where")) is not None and bounds_of(value) is None:
         value, scale_of_zero = _where_zero(where)
         recipe.set(scale_of_zero=scale_of_zero)
     bounded = _guarded(value, recipe, AddedEpsilon.SCALE)
