@@ -48,7 +48,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
 def magnitudes() -> Array:
     """Returns positive floats of every exponent, denormals among them, with the outermost and random mantissas."""
     rng = np.random.default_rng(0)
-    mantissas = np.unique([*range(99), *range(2**23 - 99, 2**23), *rng.integers(0, 2**23, 300)])
+    mantissas = np.unique([*range(200), *range(2**23 - 50, 2**23), *rng.integers(0, 2**23, 300)])
     bits = (np.arange(255)[:, None] << 23) | mantissas
     return np.asarray(bits.astype(np.uint32).view(np.float32).reshape(-1, 1))
 
