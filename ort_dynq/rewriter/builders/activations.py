@@ -17,8 +17,8 @@ from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RangeConstants, Scaling, ZeroPointRule
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..edit import Edit, call
+from ..facts.code_ranges import are_codes_int8
 from ..facts.inference import Facts
-from ..facts.range_chain import are_codes_int8
 from ..facts.shapes import is_shape_of_rows, reshapes_of, unreshaped
 from ..facts.values import (
     CODE_TYPES,

@@ -72,6 +72,31 @@ def all_bounds_of(value: ir.Value) -> Bounded:
     return found
 
 
+def signed_magnitude_of(value: ir.Value) -> ir.Value | None:
+    """Returns m of Where(v >= 0, 1, -1) * m, if m is |v| within bounds; or None.
+
+    The product is m if v is not negative, as a range or a scale is. If v is NaN, so are m and the product.
+    """
+    node = producer_of(value, "Mul")
+    for i in (0, 1) if node is not None and None not in node.inputs else ():
+        assert node is not None
+        where, other = producer_of(_origin(node, i), "Where"), _origin(node, 1 - i)
+        compare = None if where is None else producer_of(_origin(where, 0), "GreaterOrEqual")
+        magnitude = None if other is None else producer_of(all_bounds_of(other).value, "Abs")
+        if where is None or compare is None or magnitude is None:
+            continue
+        numbers = [constant_scalar(v) for v in (*where.inputs[1:], compare.inputs[1])]
+        if numbers == [1, -1, 0] and _origin(magnitude, 0) is _origin(compare, 0):
+            constants = (*where.inputs[1:], compare.inputs[1])
+            return other if all(does_not_grow(v, compare.inputs[0]) for v in constants) else None
+    return None
+
+
+def _origin(node: ir.Node, i: int) -> ir.Value | None:
+    value = node.inputs[i]
+    return None if value is None else skip_identity(value)
+
+
 def bounded_by(value: ir.Value) -> tuple[ir.Value, Bounded] | None:
     """Returns the result of the nodes that bound a node's output, and its bounds, if nothing else uses the output."""
     found: tuple[ir.Value, Bounded] | None = None

@@ -12,10 +12,8 @@ ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf as _INFINITY
-from typing import Any
 
 import onnx_ir as ir
 
@@ -25,11 +23,10 @@ from ...operators.encodings import (
     InverseScale,
     RangeConstants,
     RangeKind,
-    RoundingOrder,
     ZeroPointRule,
 )
 from ..report import Left
-from .bounds import LARGEST, Bounded, all_bounds_of, bounds_of, constant_operand
+from .bounds import LARGEST, Bounded, all_bounds_of, bounds_of, constant_operand, signed_magnitude_of
 from .shapes import axes_of, same_shape, unreshaped
 from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
 
@@ -122,41 +119,6 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
     return recipe
 
 
-def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> bool:
-    """Returns whether symmetric codes that are not clipped are proven to be in -127 ... 127 if x and scale are finite.
-
-    Let r be the range after its epsilon, so |x| <= r, and k = r / scale in exact arithmetic: divisor / factor, for
-    example 127. The code is round(x / scale), or another form of this. Every step rounds to float32. That changes a
-    normal number by a factor of at most 1 + 2^-24, and six steps change k = 127.25 to less than 127.5, which would be
-    the first to round to 128.
-
-    The epsilon, 2^-100 or more, and the limits of divisor and factor keep all steps normal and finite, with two
-    exceptions. If the epsilon is that of the scale, r / divisor * factor may be denormal; then the epsilon is much
-    larger than x. 1 / r may be denormal, if r is 2^126 or more; it still has 12 significant bits or more.
-
-    Args:
-        attributes: Those of DynamicRangeFakeQuantize.
-        constants: Its constants.
-    """
-    inverse, added = attributes["inverse_scale"], attributes["added_epsilon"]
-    divisor, factor = constants.divisor, constants.factor
-    epsilons = constants.lowest_range, -_INFINITY if inverse else constants.lowest_scale
-    ratio = divisor / factor if inverse == InverseScale.NONE else factor / divisor
-    if inverse == InverseScale.QUOTIENT:
-        ratio = factor * divisor
-    return (
-        attributes["range_kind"] == RangeKind.ABS_MAX
-        and attributes["rounding_order"] == RoundingOrder.NO_ZERO_POINT
-        and (constants.lowest_scale <= 0 if inverse else constants.highest_scale >= LARGEST)
-        and not (inverse and added == AddedEpsilon.SCALE)
-        and constants.highest_range >= LARGEST
-        and max(epsilons) >= 2.0**-100
-        and 1 <= divisor <= 1024
-        and 1 / 1024 <= factor <= 1024
-        and 1 <= ratio <= 127.25
-    )
-
-
 def _input(node: ir.Node, i: int = 0) -> ir.Value:
     value = node.inputs[i] if i < len(node.inputs) else None
     if value is None:
@@ -181,7 +143,7 @@ def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
         if (magnitude := producer_of(value, "Abs")) is not None:
             recipe.takes_magnitude = True
             found = replace(found, value=_input(magnitude))
-        elif (magnitude_of := _signed(value)) is not None:
+        elif (magnitude_of := signed_magnitude_of(value)) is not None:
             found = replace(found, value=magnitude_of)
         elif (inner := _bounds(value)).value is not value:
             if recipe.takes_magnitude and inner.most < 0:
@@ -203,27 +165,6 @@ def _added(value: ir.Value) -> tuple[ir.Value, float] | None:
     node = producer_of(value, "Add")
     found = None if node is None else constant_operand(node, commutative=True)
     return found if found is not None and found[1] > 0 else None
-
-
-def _signed(value: ir.Value) -> ir.Value | None:
-    """Returns m of Where(v >= 0, 1, -1) * m, if m is |v| within bounds: m has the sign of v in any case; or None.
-
-    v is a range or a scale and so not negative; if it is NaN, so are m and the product.
-    """
-    node = producer_of(value, "Mul")
-    for i in (0, 1) if node is not None else ():
-        assert node is not None
-        where = producer_of(_input(node, i), "Where")
-        compare = None if where is None else producer_of(_input(where), "GreaterOrEqual")
-        if where is None or compare is None or [constant_scalar(v) for v in where.inputs[1:]] != [1, -1]:
-            continue
-        magnitude = producer_of(all_bounds_of(_input(node, 1 - i)).value, "Abs")
-        is_sign = constant_scalar(compare.inputs[1]) == 0 and all(
-            does_not_grow(v, compare.inputs[0]) for v in (compare.inputs[1], *where.inputs[1:])
-        )
-        if is_sign and magnitude is not None and _input(magnitude) is _input(compare):
-            return _input(node, 1 - i)
-    return None
 
 
 def _is_positive(recipe: Recipe) -> bool:
