@@ -46,6 +46,7 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   if (constants_.wraps) {
     constants_.low = code_type_ == kUint8 ? 0.0f : -128.0f;
     constants_.high = constants_.low + 255;
+    if (nan_code == NanCode::kQuantMin) constants_.nan_code = 0;  // -infinity, the lowest code, as the Cast takes it
   }
   constants_.code_offset = static_cast<float>(offset());
   target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
