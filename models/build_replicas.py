@@ -488,6 +488,42 @@ def longer_groups() -> Example:
     return Example(model, [activations(2, 7, 64, zero_row=True)])
 
 
+def keras_tensorflow() -> Example:
+    """Replicates Dense of Keras 3.15 after quantize("int8"), with TensorFlow, as tf2onnx writes it.
+
+    Source: abs_max_quantize in keras/src/quantizers/quantizers.py, Dense._int8_call. The scales are inverse.
+    """
+    rng = np.random.default_rng(6)
+    model = parse(
+        """dense (float[batch, 7, 20] x) => (float[batch, 7, 13] y) {
+            magnitude = Abs(x)
+            largest = ReduceMax<keepdims = 1, noop_with_empty_axes = 1>(magnitude, axes)
+            sum = Add(largest, epsilon)
+            scale = Div(high, sum)
+            scales = Mul(scale, kernel_scale)
+            scaled = Mul(x, scale)
+            rounded = Round(scaled)
+            lowered = Min(rounded, high)
+            clipped = Max(lowered, low)
+            codes = Cast<to = 3>(clipped)
+            product = MatMulInteger(codes, kernel, zero, zero)
+            real = Cast<to = 1>(product)
+            divided = Div(real, scales)
+            y = Add(divided, bias)
+        }""",
+        18,
+        axes=np.array([-1]),
+        epsilon=np.float32(1e-7),
+        high=np.float32(127),
+        low=np.float32(-127),
+        zero=np.zeros(1, np.int8),
+        kernel=int8_weights(rng, 20, 13),
+        kernel_scale=rng.uniform(300, 1200, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(3, 7, 20, zero_row=True)])
+
+
 def reshaped_gemm() -> Example:
     """Fake quantization of flattened tokens, Gemm and Reshape, as graph slimmers write it."""
     rng = np.random.default_rng(5)
@@ -600,6 +636,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "channel_sigmoid": channel_sigmoid,
     "functions": functions,
     "function_in_branch": function_in_branch,
+    "keras_tensorflow": keras_tensorflow,
     "integer_token_s8": partial(integer_matmul, unsigned=False),
     "integer_token_u8": partial(integer_matmul, unsigned=True),
     "integer_token_int32": int32_matmul,

@@ -360,6 +360,43 @@ class Deferred(nn.Module):
         return F.linear(codes.float(), self.weight.float()) * scale * self.weight_scale + self.bias
 
 
+class Unclipped(nn.Module):
+    """As `Deferred`, with the arithmetic of vLLM's and SGLang's per_token_quant_int8: an inverse scale and no clamp."""
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-127, 128, (inputs, outputs), dtype=torch.int8))
+        self.register_buffer("weight_scale", torch.rand(outputs) / 127 + 0.001)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        absmax = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-10)
+        codes = torch.round(x * (127 / absmax)).to(torch.int8)
+        return torch.matmul(codes.float(), self.weight.float()) * (absmax / 127) * self.weight_scale + self.bias
+
+
+class LlmInt8(nn.Module):
+    """LLM.int8 without outliers, as bitsandbytes' default backend computes it: no epsilon and no clamp."""
+
+    weight: Tensor
+    weight_absmax: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-127, 128, (inputs, outputs), dtype=torch.int8))
+        self.register_buffer("weight_absmax", torch.rand(outputs) / 4 + 0.1)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        absmax = x.abs().amax(dim=-1, keepdim=True)
+        codes = torch.round(x * (127.0 / absmax)).to(torch.int8)
+        sums = torch.matmul(codes.float(), self.weight.float())
+        return sums * (absmax * self.weight_absmax) * 6.200012e-05 + self.bias
+
+
 class KeyValueCache(nn.Module):
     """Appends quantized keys to a cache of int8 codes, with one scale per token and head, and reads the cache."""
 
@@ -474,6 +511,8 @@ MODELS: dict[str, Callable[[], Example]] = {
         export, linear(asymmetric_per_token), activations(2, 7, 20, high=16.0, zero_row=True)
     ),
     "torch_token_deferred": partial(export, partial(Deferred, 20, 13), TOKENS),
+    "torch_token_unclipped": partial(export, partial(Unclipped, 20, 13), TOKENS, dynamic=TWO_AXES),
+    "torch_llm_int8": partial(export, partial(LlmInt8, 20, 13), TOKENS),
     "torch_group": partial(export, linear(partial(group_wise, group=5)), TOKENS, dynamic=TWO_AXES),
     "torch_group_product": partial(
         export, partial(GridLinear, partial(group_wise, group=32), 256, 96, 64, 127), WIDE_TOKENS, dynamic=TWO_AXES

@@ -9,9 +9,11 @@ from .errors import DynqError
 from .operators import DOMAIN, FAMILIES, OPERATORS, VERSION, Attribute, Family, Input, Operator
 from .operators.encodings import (
     RANGE_CONSTANT_MEANINGS,
+    AddedEpsilon,
     AutoPad,
     CodeType,
     Encoding,
+    InverseScale,
     NanCode,
     QuadAxis,
     RangeConstants,
@@ -30,6 +32,8 @@ _ENCODINGS: tuple[type[Encoding], ...] = (
     CodeType,
     NanCode,
     RangeKind,
+    InverseScale,
+    AddedEpsilon,
     ZeroPointRule,
     ScaleOrder,
     AutoPad,

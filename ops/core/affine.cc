@@ -30,9 +30,8 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
                 ", expected quant_min <= quant_max");
   if (has_integer_codes) {
     const int64_t low = code_type_ == kUint8 ? 0 : -128, high = low + 255;
-    if (!clip || quant_min_ < low || quant_max_ > high)
-      throw Error(name + ": codes are clipped to " +
-                  (clip ? std::to_string(quant_min_) + " to " + std::to_string(quant_max_) : "nothing") +
+    if (quant_min_ < low || quant_max_ > high)
+      throw Error(name + ": codes are clipped to " + std::to_string(quant_min_) + " to " + std::to_string(quant_max_) +
                   ", expected a range within " + std::to_string(low) + " to " + std::to_string(high) + " of " +
                   name_of(code_type_));
   }
@@ -43,12 +42,18 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
                         : nan_code == NanCode::kQuantMin ? constants_.low
                                                          : std::numeric_limits<float>::quiet_NaN();
   constants_.integer_codes = has_integer_codes;
+  constants_.wraps = has_integer_codes && !clip;
+  if (constants_.wraps) {
+    constants_.low = code_type_ == kUint8 ? 0.0f : -128.0f;
+    constants_.high = constants_.low + 255;
+    if (nan_code == NanCode::kQuantMin) constants_.nan_code = 0;  // -infinity, the lowest code, as the Cast takes it
+  }
   constants_.code_offset = static_cast<float>(offset());
   target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
 }
 
-const AffineKernel* AffineArithmetic::kernels(const KernelTable& table) const {
-  return table.affine[scaling_][order_][target_];
+const AffineKernel* AffineArithmetic::kernels(const KernelTable& table, bool wraps) const {
+  return (wraps ? portable_kernels() : table).affine[scaling_][order_][target_];
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
@@ -60,18 +65,34 @@ bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero
   if (scaling_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) return false;
   // Codes grow monotonically with x, so that those of low and high are the extremes.
   for (const float x : {low, high}) {
-    const float t = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
-    const float code = order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
-                       : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
-                                                 : std::nearbyint(t);
+    const float code = code_of(x, scale, zero_point);
     if (!(code >= std::max(constants_.low, -kLargestSafeClip) && code <= std::min(constants_.high, kLargestSafeClip)))
       return false;
   }
   return true;
 }
 
+bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_point) const {
+  if (!constants_.wraps) return false;
+  // As in is_bounded(). Without a zero point, a code of NaN at an end does not hide larger codes: the scale is NaN; or
+  // it is 0 as x, and the other end shows whether an element is not; or it is infinite as x, and finite x have code 0.
+  for (const float x : {low, high}) {
+    const float code = code_of(x, scale, zero_point);
+    const bool fits = code >= constants_.low && code <= constants_.high;
+    if (!fits && !(std::isnan(code) && zero_point == 0)) return true;
+  }
+  return false;
+}
+
+float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
+  const float t = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
+  return order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
+         : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
+                                   : std::nearbyint(t);
+}
+
 void AffineArithmetic::run(const KernelTable& table, const float* src, void* dst, int64_t count, float scale,
-                           float zero_point, bool bounded) const {
+                           float zero_point, bool bounded, bool wraps) const {
   const Extent extent{1, count, count};
   if (bounded && target_ == kToFloat) {
     // Adding the zero point of kRoundThenAdd and subtracting it again turns -0 into +0, as integer codes do.
@@ -82,8 +103,9 @@ void AffineArithmetic::run(const KernelTable& table, const float* src, void* dst
     const int32_t zp = offset() + (order_ == kNoZeroPoint ? 0 : static_cast<int32_t>(zero_point));
     table.quantize[kOnnx][target_ == kToU8 ? kU8 : kS8][kPerRow]({extent, src, dst, &scale, &zp, false});
   } else {
-    kernels(table)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
-                             constants_.nan_code, constants_.integer_codes, constants_.code_offset});
+    kernels(table, wraps)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
+                                      constants_.nan_code, constants_.integer_codes, constants_.code_offset,
+                                      wraps});
   }
 }
 

@@ -10,7 +10,7 @@ namespace dynq {
 // not dequantized codes.
 //
 //   scaling, rounding_order  the formulas of kernels.h
-//   quant_min, quant_max     codes are clipped to them, unless clip is 0
+//   quant_min, quant_max     codes are clipped to them, unless clip is 0; integer codes wrap around then
 //   code_type                the type that the chain casts codes to; float32: it does not
 //   output_dtype             the type of codes in the output; if it is not code_type, codes are shifted by 128
 //   nan_code                 the code of NaN
@@ -27,18 +27,27 @@ class AffineArithmetic {
   uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
 
   // The affine kernels, for each of Parameters, and their constants.
-  const AffineKernel* kernels(const KernelTable& table) const;
+  const AffineKernel* kernels(const KernelTable& table) const { return kernels(table, constants_.wraps); }
   const AffineConstants& constants() const { return constants_; }
 
   // Whether all elements between low and high, both finite, have a code within the clip, and the faster kernels are
   // exact for this scale and zero point.
   bool is_bounded(float low, float high, float scale, float zero_point) const;
 
-  // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them.
+  // Whether a code may wrap around, of elements that are NaN or between low and high. These are NaN only if the scale is.
+  bool may_wrap(float low, float high, float scale, float zero_point) const;
+
+  // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:
+  // may_wrap() holds.
   void run(const KernelTable& table, const float* src, void* dst, int64_t count, float scale, float zero_point,
-           bool bounded) const;
+           bool bounded, bool wraps) const;
 
  private:
+  const AffineKernel* kernels(const KernelTable& table, bool wraps) const;
+
+  // The code of x before it is clipped.
+  float code_of(float x, float scale, float zero_point) const;
+
   // Codes of output_dtype minus codes of code_type.
   int32_t offset() const { return 128 * (static_cast<int32_t>(code_type_) - static_cast<int32_t>(output_dtype_)); }
 

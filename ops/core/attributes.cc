@@ -49,6 +49,18 @@ const NamedValues& values_of(RangeKind) {
   return values;
 }
 
+const NamedValues& values_of(InverseScale) {
+  static const NamedValues values = {named(InverseScale::kNone, "none"), named(InverseScale::kReciprocal, "reciprocal"),
+                                     named(InverseScale::kQuotient, "quotient")};
+  return values;
+}
+
+const NamedValues& values_of(AddedEpsilon) {
+  static const NamedValues values = {named(AddedEpsilon::kNone, "none"), named(AddedEpsilon::kRange, "range"),
+                                     named(AddedEpsilon::kScale, "scale")};
+  return values;
+}
+
 const NamedValues& values_of(ZeroPointRule) {
   static const NamedValues values = {
       named(ZeroPointRule::kNone, "none"), named(ZeroPointRule::kRoundClipped, "round clipped"),

@@ -23,6 +23,8 @@ const NamedValues& values_of(ScaleOrder);
 const NamedValues& values_of(AutoPad);
 const NamedValues& values_of(QuadAxis);
 const NamedValues& values_of(RangeKind);
+const NamedValues& values_of(InverseScale);
+const NamedValues& values_of(AddedEpsilon);
 const NamedValues& values_of(ZeroPointRule);
 const NamedValues& values_of(NanCode);
 

@@ -22,6 +22,10 @@ enum class QuadAxis { kChannels = 0, kWidth = 1 };
 
 enum class RangeKind { kAbsMax = 0, kMinMax = 1, kMinMaxWithZero = 2, kLargerSide = 3 };
 
+enum class InverseScale { kNone = 0, kReciprocal = 1, kQuotient = 2 };
+
+enum class AddedEpsilon { kNone = 0, kRange = 1, kScale = 2 };
+
 enum class ZeroPointRule { kNone = 0, kRoundClipped = 1, kSubtractRounded = 2, kRoundNegated = 3, kFloorNegated = 4 };
 
 enum class NanCode { kZero = 0, kQuantMin = 1, kNan = 2 };

@@ -221,7 +221,7 @@ void run_block(const AffineWork& work, const ParameterTile<AffineWork>& tile, Pa
   const AffineConstants& constants = work.constants;
   work.kernels[parameters]({extent, work.src + first, static_cast<char*>(work.dst) + first * dst_size_of(work),
                             tile.scales(), tile.zps(), constants.low, constants.high, constants.nan_code,
-                            constants.integer_codes, constants.code_offset});
+                            constants.integer_codes, constants.code_offset, constants.wraps});
 }
 
 // One layout over one stretch of memory, cut into tasks.

@@ -33,6 +33,7 @@ struct AffineConstants {
   float nan_code;
   bool integer_codes;
   float code_offset;
+  bool wraps;
 };
 
 struct AffineWork {

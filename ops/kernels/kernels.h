@@ -22,6 +22,8 @@
 //
 // `nan_code` replaces NaN. If `integer_codes`, the code is truncated toward zero and `code_offset` is added: 0 turns -0
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
+// If codes `wrap`, they are not clipped: the code is the low byte of the truncated value, in the range that begins at
+// `low`, and 0 if the value is beyond int32.
 // kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
 //
 // products, convolutions: codes times packed weights, to floats. portable_products.cc has the arithmetic, and the
@@ -105,6 +107,7 @@ struct AffineBlock : Extent {
   float nan_code;
   bool integer_codes;
   float code_offset;  // only if integer_codes
+  bool wraps;         // only if integer_codes, and only for the portable kernels
 };
 
 // For fake quantization per row without a clip: the caller has checked that every element is finite, that the clip

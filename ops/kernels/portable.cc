@@ -170,13 +170,21 @@ float clip(float value, float low, float high) {
   return value > high ? high : value;
 }
 
+// ONNX Runtime's Cast to int8, or to uint8 if `low` is 0: the low byte of the value as int32, or 0 beyond int32.
+float wrap(float value, float low) {
+  const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
+  const int32_t byte = static_cast<int32_t>(fits ? value : 0.0f) & 255;
+  return static_cast<float>(byte >= 128 && low < 0 ? byte - 256 : byte);
+}
+
 template <Scaling kScaling, RoundingOrder kOrder>
 float affine_code(const AffineBlock& block, float x, float scale, float zp) {
   const float t = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
-  const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, block.low, block.high)
-                     : kOrder == kAddThenRound ? round_any(clip(t + zp, block.low, block.high))
-                                               : clip(round_any(t), block.low, block.high);
-  const float number = code != code ? block.nan_code : code;
+  const float low = block.wraps ? -__builtin_inff() : block.low, high = block.wraps ? __builtin_inff() : block.high;
+  const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, low, high)
+                     : kOrder == kAddThenRound ? round_any(clip(t + zp, low, high))
+                                               : clip(round_any(t), low, high);
+  const float given = code != code ? block.nan_code : code, number = block.wraps ? wrap(given, block.low) : given;
   return block.integer_codes ? __builtin_truncf(number) + block.code_offset : number;
 }
 

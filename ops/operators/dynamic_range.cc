@@ -55,11 +55,12 @@ class ScaleRule {
       : is_linear_(is_linear),
         kind_(read_encoding(op, attributes, "range_kind", RangeKind::kAbsMax)),
         rule_(read_encoding(op, attributes, "zero_point_rule", ZeroPointRule::kNone)),
-        inverse_scale_(read_flag(op, attributes, "inverse_scale", false)),
+        inverse_scale_(read_encoding(op, attributes, "inverse_scale", InverseScale::kNone)),
+        added_epsilon_(read_encoding(op, attributes, "added_epsilon", AddedEpsilon::kNone)),
         zero_point_before_epsilon_(read_flag(op, attributes, "zero_point_before_epsilon", false)),
         zero_point_type_(read_code_or_float_type(op, attributes, "zero_point_type", kFloat)) {
-    if (inverse_scale_ && kind_ != RangeKind::kAbsMax)
-      throw Error(std::string(op) + ": inverse_scale is 1 for range_kind " + text_of(kind_) + ", expected range_kind " +
+    if (inverse_scale_ != InverseScale::kNone && kind_ != RangeKind::kAbsMax)
+      throw Error(std::string(op) + ": inverse_scale is " + text_of(inverse_scale_) + " for range_kind " + text_of(kind_) + ", expected range_kind " +
                   text_of(RangeKind::kAbsMax));
     const bool is_symmetric = kind_ == RangeKind::kAbsMax || kind_ == RangeKind::kLargerSide;
     if (is_symmetric && rule_ != ZeroPointRule::kNone)
@@ -80,10 +81,12 @@ class ScaleRule {
       const float above = high / constants.highest_maximum, below = low / constants.lowest_minimum;
       span = below > above || std::isnan(below) ? below : above;
     }
-    span = clip(span, constants.lowest_range, constants.highest_range);
+    span = bounded(span, constants.lowest_range, constants.highest_range, AddedEpsilon::kRange);
     if (is_linear_ && span == 0) span = constants.divisor;
-    const float before_epsilon = (inverse_scale_ ? 1.0f / span : span) / constants.divisor * constants.factor;
-    float scale = clip(before_epsilon, constants.lowest_scale, constants.highest_scale);
+    const float divided = (inverse_scale_ == InverseScale::kReciprocal ? 1.0f / span : span) / constants.divisor;
+    const float before_epsilon =
+        inverse_scale_ == InverseScale::kQuotient ? constants.factor / divided : divided * constants.factor;
+    float scale = bounded(before_epsilon, constants.lowest_scale, constants.highest_scale, AddedEpsilon::kScale);
     if (scale == 0) scale = constants.scale_of_zero;
     float zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : scale, quant_min, quant_max);
     if (is_linear_ && std::isnan(zero_point)) zero_point = quant_max;
@@ -93,6 +96,11 @@ class ScaleRule {
   }
 
  private:
+  // The value within its bounds. `where` is the value of added_epsilon that adds `low` instead.
+  float bounded(float value, float low, float high, AddedEpsilon where) const {
+    return added_epsilon_ == where ? clip(value + low, -INFINITY, high) : clip(value, low, high);
+  }
+
   float zero_point_of(float low, float scale, float quant_min, float quant_max) const {
     switch (rule_) {
       case ZeroPointRule::kRoundClipped:
@@ -112,7 +120,9 @@ class ScaleRule {
   bool is_linear_;
   RangeKind kind_;
   ZeroPointRule rule_;
-  bool inverse_scale_, zero_point_before_epsilon_;
+  InverseScale inverse_scale_;
+  AddedEpsilon added_epsilon_;
+  bool zero_point_before_epsilon_;
   Type zero_point_type_;
 };
 
@@ -188,7 +198,7 @@ class DynamicRangeQuantize : public Node {
 
   struct RowParameters {
     float scale, zero_point;
-    bool bounded;
+    bool bounded, wraps;
   };
 
   // Computes the scale and the zero point of a row and writes them to the outputs.
@@ -204,14 +214,14 @@ class DynamicRangeQuantize : public Node {
       else
         static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(low_byte(zero_point));
     }
-    return {scale, zero_point, bounded};
+    return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
   }
 
   // Quantizes `count` elements from number `first` of src on.
   void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters) const {
     arithmetic_.run(*run.table, run.src + first,
                     run.dst + first * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float))), count, parameters.scale,
-                    parameters.zero_point, parameters.bounded);
+                    parameters.zero_point, parameters.bounded, parameters.wraps);
   }
 
   void short_rows(const Run& run, Context& context) const {

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import DynqError
 from .encodings import CodeType, NanCode, RoundingOrder, Scaling
 from .function_text import integer, select
-from .reference_ops import ONE, Array, Attributes, CodeDtype, clip
+from .reference_ops import ONE, Array, Attributes, CodeDtype, cast, clip
 from .spec import Attribute, flag
 
 CODES = (CodeType.UINT8, CodeType.INT8)
@@ -25,7 +25,12 @@ def _attributes(code_type: CodeType, code_types: tuple[CodeType, ...], nan_code:
         Attribute("code_type", code_type, "The type that codes are cast to. The cast truncates.", CodeType, code_types),
         Attribute("quant_min", -128, "The lowest code: the lower bound of the Clip."),
         Attribute("quant_max", 127, "The highest code: the upper bound of the Clip."),
-        flag("clip", 1, "1: codes are clipped. 0: they are not, which requires `code_type` 1."),
+        flag(
+            "clip",
+            1,
+            "1: codes are clipped. 0: they are not. An integer code is then the low byte of the rounded value, or 0 "
+            "beyond int32, as from ONNX Runtime's Cast on x86.",
+        ),
         Attribute("nan_code", nan_code, "The code of a NaN. It is 2 if and only if `code_type` is 1.", NanCode),
     )
 
@@ -157,11 +162,9 @@ class AffineArithmetic:
             raise DynqError(f"quant_min is {low}, quant_max {high}, expected quant_min <= quant_max")
         if not stays_float:
             limits = np.iinfo(CODE_DTYPES[code_type])
-            if not given["clip"] or low < limits.min or high > limits.max:
-                clipped_to = f"{low} to {high}" if given["clip"] else "nothing"
-                raise DynqError(
-                    f"codes are clipped to {clipped_to}, expected a range within {limits.min} to {limits.max} of {name}"
-                )
+            if low < limits.min or high > limits.max:
+                expected = f"{limits.min} to {limits.max} of {name}"
+                raise DynqError(f"codes are clipped to {low} to {high}, expected a range within {expected}")
         output_dtype = given["output_dtype"] if to_codes else code_type
         self._scaling, self._order = Scaling(given["scaling"]), RoundingOrder(given["rounding_order"])
         self._to_codes, self._code_type = to_codes, code_type
@@ -202,7 +205,7 @@ class AffineArithmetic:
             code = self._clip(np.rint(t))
         code = np.where(np.isnan(code), self._nan_replacement, code)
         if self._code_type != CodeType.FLOAT32:
-            code = np.trunc(code) + np.float32(0)  # integers have no fraction and no negative zero
+            code = cast(code, CODE_DTYPES[self._code_type]).astype(np.float32)
         if self._to_codes:
             return self.stored(np.asarray(code))
         difference = code if self._order == RoundingOrder.NO_ZERO_POINT else code - zero_point

@@ -22,7 +22,7 @@ from .affine_arithmetic import (
     floats_text,
     stored_text,
 )
-from .encodings import CodeType, RangeConstants, RangeKind, ZeroPointRule
+from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
 from .function_text import integer, integers, reshape, select
 from .reference_ops import ONE, Array, Attributes, cast, clip, row_maximum, row_minimum, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature, flag
@@ -32,7 +32,13 @@ _RANGE = (
         "axis", -1, "The first of the dimensions that share a scale, -rank to rank - 1: -1 per token, 0 per tensor."
     ),
     Attribute("range_kind", RangeKind.ABS_MAX, "The range of a row.", RangeKind),
-    flag("inverse_scale", 0, "1: the output `scale` is an inverse scale, from 1 / range. It requires `range_kind` 0."),
+    Attribute(
+        "inverse_scale",
+        InverseScale.NONE,
+        "1 or 2: the output `scale` is an inverse scale. They require `range_kind` 0.",
+        InverseScale,
+    ),
+    Attribute("added_epsilon", AddedEpsilon.NONE, "How an epsilon is applied.", AddedEpsilon),
     Attribute(
         "zero_point_rule",
         ZeroPointRule.NONE,
@@ -61,6 +67,17 @@ _SCALE = Input("scale", ("float32",), "The shape of `src`, with 1 for the dimens
 def _gather(name: str) -> str:
     """A scalar from the input constants, under its name."""
     return f"{name} = Gather(constants, {integer(RangeConstants._fields.index(name))})"
+
+
+def _bounded(name: str, where: AddedEpsilon) -> str:
+    """Sets ``bounded_{name}`` to ``{name}_raw`` within its bounds; `where` adds the lower one instead."""
+    return f"""
+    adds_to_{name} = Equal(added_epsilon, {integer(where.value)})
+    {name}_sum = Add({name}_raw, lowest_{name})
+    {select(f"{name}_unclipped", f"adds_to_{name}", f"{name}_sum", f"{name}_raw")}
+    {select(f"{name}_least", f"adds_to_{name}", "minus_infinity", f"lowest_{name}")}
+    bounded_{name} = Clip({name}_unclipped, {name}_least, highest_{name})
+    """
 
 
 def _range_body(to_codes: bool) -> Callable[[int], str]:
@@ -98,16 +115,20 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     {_gather("lowest_scale")}
     {_gather("highest_scale")}
     {_gather("scale_of_zero")}
-    range = Clip(range_raw, lowest_range, highest_range)
-    inverse_range = Reciprocal(range)
+    added_epsilon = Constant<value_int: int = @added_epsilon>()
+    {_bounded("range", AddedEpsilon.RANGE)}
+    inverse_range = Reciprocal(bounded_range)
     inverse_scale = Constant<value_int: int = @inverse_scale>()
-    inverts = Equal(inverse_scale, {integer(1)})
-    {select("base", "inverts", "inverse_range", "range")}
+    inverts_range = Equal(inverse_scale, {integer(InverseScale.RECIPROCAL.value)})
+    {select("base", "inverts_range", "inverse_range", "bounded_range")}
     divided = Div(base, divisor)
-    scale_raw = Mul(divided, factor)
-    scale_clipped = Clip(scale_raw, lowest_scale, highest_scale)
-    scale_is_zero = Equal(scale_clipped, zero)
-    row_scale = Where(scale_is_zero, scale_of_zero, scale_clipped)
+    is_quotient = Equal(inverse_scale, {integer(InverseScale.QUOTIENT.value)})
+    multiplied = Mul(divided, factor)
+    quotient = Div(factor, divided)
+    {select("scale_raw", "is_quotient", "quotient", "multiplied")}
+    {_bounded("scale", AddedEpsilon.SCALE)}
+    scale_is_zero = Equal(bounded_scale, zero)
+    row_scale = Where(scale_is_zero, scale_of_zero, bounded_scale)
     before_epsilon = Constant<value_int: int = @zero_point_before_epsilon>()
     is_before_epsilon = Equal(before_epsilon, {integer(1)})
     {select("zero_point_scale", "is_before_epsilon", "scale_raw", "row_scale")}
@@ -207,8 +228,11 @@ def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
 
 def _check_range_attributes(given: Attributes) -> None:
     kind, rule = RangeKind(given["range_kind"]), ZeroPointRule(given["zero_point_rule"])
-    if given["inverse_scale"] and kind != RangeKind.ABS_MAX:
-        raise DynqError(f"inverse_scale is 1 for range_kind {kind.text}, expected range_kind {RangeKind.ABS_MAX.text}")
+    inverse = InverseScale(given["inverse_scale"])
+    if inverse and kind != RangeKind.ABS_MAX:
+        raise DynqError(
+            f"inverse_scale is {inverse.text} for range_kind {kind.text}, expected range_kind {RangeKind.ABS_MAX.text}"
+        )
     if kind in _SYMMETRIC_KINDS and rule != ZeroPointRule.NONE:
         raise DynqError(
             f"zero_point_rule is {rule.text} for range_kind {kind.text}, expected {ZeroPointRule.NONE.text}"
@@ -231,9 +255,15 @@ def _row_parameters(given: Attributes, rows: Array, constants: RangeConstants) -
             range_ = np.where((below > above) | np.isnan(below), below, above)
         else:
             range_ = high - low
-    range_ = clip(range_, constants.lowest_range, constants.highest_range)
-    before_epsilon = (ONE / range_ if given["inverse_scale"] else range_) / constants.divisor * constants.factor
-    scale = clip(before_epsilon, constants.lowest_scale, constants.highest_scale)
+
+    def bounded(values: Array, low: float, high: float, where: AddedEpsilon) -> Array:
+        return clip(values + low, -np.inf, high) if given["added_epsilon"] == where else clip(values, low, high)
+
+    range_ = bounded(range_, constants.lowest_range, constants.highest_range, AddedEpsilon.RANGE)
+    divided = (ONE / range_ if given["inverse_scale"] == InverseScale.RECIPROCAL else range_) / constants.divisor
+    is_quotient = given["inverse_scale"] == InverseScale.QUOTIENT
+    before_epsilon = constants.factor / divided if is_quotient else divided * constants.factor
+    scale = bounded(before_epsilon, constants.lowest_scale, constants.highest_scale, AddedEpsilon.SCALE)
     scale = np.where(scale == 0, constants.scale_of_zero, scale)
     zero_point = _zero_point(given, low, before_epsilon if given["zero_point_before_epsilon"] else scale)
     if given["zero_point_type"] != CodeType.FLOAT32:
@@ -273,9 +303,9 @@ along the dimensions from `axis` on. Every step is float32.
 
 ```
 range      = see range_kind, which also defines low
-range      = clip(range, lowest_range, highest_range)
-scale      = range / divisor * factor           (1 / range) / divisor * factor if inverse_scale = 1
-scale      = clip(scale, lowest_scale, highest_scale); scale_of_zero if the result is 0
+range      = clip(range, lowest_range, highest_range)    see added_epsilon
+scale      = range / divisor * factor           see inverse_scale for the other forms
+scale      = clip(scale, lowest_scale, highest_scale)    see added_epsilon; scale_of_zero if the result is 0
 zero_point = see zero_point_rule; then a cast to zero_point_type
 ```
 

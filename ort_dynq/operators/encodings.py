@@ -100,6 +100,22 @@ class RangeKind(Encoding):
     LARGER_SIDE = 3, "range = max(max(src) / highest_maximum, min(src) / lowest_minimum)"
 
 
+class InverseScale(Encoding):
+    """Whether the output `scale` is an inverse scale, and how it is computed."""
+
+    NONE = 0, "scale = range / divisor * factor"
+    RECIPROCAL = 1, "scale = (1 / range) / divisor * factor"
+    QUOTIENT = 2, "scale = factor / (range / divisor)"
+
+
+class AddedEpsilon(Encoding):
+    """Whether a bound of `constants` is added instead."""
+
+    NONE = 0, "`lowest_range` and `lowest_scale` are lower bounds"
+    RANGE = 1, "`lowest_range` is added to the range, which then has no lower bound"
+    SCALE = 2, "`lowest_scale` is added to the scale, which then has no lower bound"
+
+
 class ZeroPointRule(Encoding):
     """How the zero point is computed from `low`, the minimum of the range, and the scale."""
 
@@ -148,11 +164,11 @@ class RangeConstants(NamedTuple):
 RANGE_CONSTANT_MEANINGS = {
     "lowest_minimum": "The minimum is clipped to this (`range_kind` 2) or divided by this (`range_kind` 3)",
     "highest_maximum": "The maximum is clipped to this (`range_kind` 2) or divided by this (`range_kind` 3)",
-    "lowest_range": "The lower bound of the range: an epsilon",
+    "lowest_range": "The lower bound of the range: an epsilon; see `added_epsilon`",
     "highest_range": "The upper bound of the range",
     "divisor": "The range is divided by this",
-    "factor": "The quotient is multiplied by this, which gives the scale",
-    "lowest_scale": "The lower bound of the scale: an epsilon",
+    "factor": "The quotient is multiplied by this, which gives the scale; see `inverse_scale`",
+    "lowest_scale": "The lower bound of the scale: an epsilon; see `added_epsilon`",
     "highest_scale": "The upper bound of the scale",
     "scale_of_zero": "Replaces a scale of 0",
 }

@@ -55,7 +55,7 @@ def message(run: Run, operator: Operator, **given: Any) -> str:
 
 
 def test_every_encoding_is_used() -> None:
-    assert len(ENCODINGS) == 9
+    assert len(ENCODINGS) == 11
     assert {attribute.encoding for operator in OPERATORS.values() for attribute in operator.attributes} == {
         None,
         *ENCODINGS,
@@ -97,7 +97,7 @@ def test_the_error_for_an_unknown_value_lists_all_values(run: Run, operator: Ope
         (
             "DynamicRangeQuantize",
             {"inverse_scale": 1, "range_kind": 1},
-            "inverse_scale is 1 for range_kind 1 (min max), expected range_kind 0 (abs max)",
+            "inverse_scale is 1 (reciprocal) for range_kind 1 (min max), expected range_kind 0 (abs max)",
         ),
         (
             "DynamicRangeQuantize",

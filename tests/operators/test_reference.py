@@ -99,7 +99,7 @@ def arithmetic(rng: np.random.Generator, code_type: int, to_codes: bool) -> dict
         "code_type": code_type,
         "quant_min": low,
         "quant_max": high,
-        "clip": int(rng.integers(2)) if code_type == 1 else 1,
+        "clip": int(rng.integers(2)),
         "nan_code": 2 if code_type == 1 else int(rng.integers(2)),
         **stored,
     }
@@ -147,7 +147,8 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
     given = arithmetic(rng, code_type, to_codes) | {
         "axis": any_of(rng, *axes) if shape else 0,
         "range_kind": kind,
-        "inverse_scale": int(rng.integers(2)) if kind == 0 else 0,
+        "inverse_scale": int(rng.integers(3)) if kind == 0 else 0,
+        "added_epsilon": int(rng.integers(3)),
         "zero_point_rule": int(rng.integers(5)) if kind in (1, 2) else 0,
         "zero_point_before_epsilon": int(rng.integers(2)),
         "zero_point_type": code_type if to_codes else any_of(rng, 1, 2, 3),
@@ -310,7 +311,6 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
             {"nan_code": 3},
             {"nan_code": 2},
             {"clip": 2},
-            {"clip": 0},
             {"quant_min": 5, "quant_max": 4},
             {"quant_max": 128},
         )
@@ -331,7 +331,8 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
             {"axis": 2},
             {"axis": -3},
             {"range_kind": 4},
-            {"inverse_scale": 2},
+            {"inverse_scale": 3},
+            {"added_epsilon": 3},
             {"inverse_scale": 1, "range_kind": 1},
             {"zero_point_rule": 5},
             {"zero_point_rule": 1},

@@ -39,6 +39,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
     "blocked_group_product": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MAGNITUDE,
     "blocked_token": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
+    "brevitas_tensor": PRODUCT,
     "channel_sigmoid": PAIR | MIN_MAX,
     "compressed_tensors_asymmetric": WHOLE,
     "compressed_tensors_module": PRODUCT,
@@ -60,7 +61,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "integer_token_s8": PRODUCT,
     "integer_token_u8": PRODUCT,
     "integer_token_zero_point": PRODUCT,
-    "keras_int8": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MAGNITUDE,
+    "keras_int8": PRODUCT,
+    "keras_tensorflow": PRODUCT,
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1} | MIN_MAX,
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
@@ -102,6 +104,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_group_product": PRODUCT,
     "torch_if": WHOLE,
     "torch_kv_cache": {"ort_dynq.AffineDequantize": 1, "ort_dynq.AffineQuantize": 1} | MAGNITUDE,
+    "torch_llm_int8": PRODUCT | MAGNITUDE,
     "torch_lsq_constant": {},
     "torch_tensor_s8_asymmetric": WHOLE,
     "torch_tensor_u8": WHOLE,
@@ -111,6 +114,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_token_float16": MAGNITUDE,
     "torch_token_int8": WHOLE,
     "torch_token_smoothquant": WHOLE,
+    "torch_token_unclipped": PRODUCT | MAGNITUDE,
     "torchao_8da8w": PRODUCT,
     "torchao_8da8w_opset18": PRODUCT,
     "torchao_8da4w": PRODUCT,
@@ -226,7 +230,7 @@ def test_operators(name: str) -> None:
     model = onnx.ModelProto.FromString(content)
     assert operators(model) == EXPECTED[name]
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in result.report.rewritten)
-    folded = {"ort_dynq.Constant"}  # weights
+    folded = {"ort_dynq.Constant", "ort_dynq.MatMulInteger"}  # weights; stock products of uint8 codes
     assert converted.keys() - folded <= EXPECTED[name].keys() | (FAKES if has_products(name) else set())
     assert all(finding.reason for finding in result.report.left)
     assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == EXPECTED[name].keys()

@@ -17,6 +17,7 @@ from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RangeConstants, Scaling, ZeroPointRule
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..edit import Edit, call
+from ..facts.code_ranges import are_codes_int8
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows, reshapes_of, unreshaped
 from ..facts.values import (
@@ -146,25 +147,30 @@ class Activations:
 
     def _of_range(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
         attributes = attributes_of(source)
-        code_type = _code_type(attributes)
+        src, constants = _inputs(source, 2)
+        elements = constant_array(constants)
+        is_known = elements is not None and elements.size == len(RangeConstants._fields)
+        given = RangeConstants(*map(float, elements)) if elements is not None and is_known else None
+        is_proven = not attributes["clip"] and given is not None and are_codes_int8(attributes, given)
+        code_type = CodeType.INT8 if is_proven else _code_type(attributes)
         zero_point_type = attributes["zero_point_type"]
         if attributes["zero_point_rule"] == ZeroPointRule.FLOOR_NEGATED and zero_point_type != code_type:
             raise Left("the zero point is not clipped to the codes' range")
         if zero_point_type not in (CodeType.FLOAT32, code_type):
             raise Left(_OTHER_ZERO_POINT)
-        src, constants = _inputs(source, 2)
-        elements = constant_array(constants)
-        if (
-            attributes["nan_code"] == NanCode.NAN
-            and elements is not None
-            and elements.size == len(RangeConstants._fields)
-        ):
-            given = RangeConstants(*map(float, elements))
+        if attributes["nan_code"] == NanCode.NAN and given is not None:
+            marked = given
             if given.scale_of_zero == 0:  # the floats of a row of zeros are NaN; codes cannot be NaN, but the scale can
-                given = given._replace(scale_of_zero=float("nan"))
-                constants = edit.add_constant(np.array(given, np.float32), before=source, origin=source)
+                marked = marked._replace(scale_of_zero=float("nan"))
+            if not attributes["clip"]:  # infinite floats stay infinite; so the scale of their row has to be infinite
+                marked = marked._replace(highest_range=float("inf"))
+            if marked != given:
+                constants = edit.add_constant(np.array(marked, np.float32), before=source, origin=source)
         like = edit.add_constant(np.zeros((), np.uint8), before=source, origin=source)
-        new = call("DynamicRangeQuantize", [src, constants, like], **_as_codes(attributes, code_type))
+        as_codes = _as_codes(attributes, code_type)
+        if is_proven:
+            as_codes |= {"quant_min": -128, "quant_max": 127, "clip": 1}
+        new = call("DynamicRangeQuantize", [src, constants, like], **as_codes)
         edit.insert(new, before=source, origin=source)
         codes, scale, zero_point = new.outputs
         self._facts.note(scale, ir.DataType.FLOAT, source.outputs[1].shape)
@@ -385,6 +391,8 @@ def _code_type(attributes: Mapping[str, Any]) -> CodeType:
     low, high = attributes["quant_min"], attributes["quant_max"]
     if attributes["code_type"] != CodeType.FLOAT32:
         return CodeType(attributes["code_type"])
-    if not attributes["clip"] or low < -128 or high > (127 if low < 0 else 255):
+    if not attributes["clip"]:
+        raise Left("the codes are not clipped, and not proven to fit 8 bits")
+    if low < -128 or high > (127 if low < 0 else 255):
         raise Left("the codes do not fit 8 bits")
     return CodeType.INT8 if low < 0 else CodeType.UINT8

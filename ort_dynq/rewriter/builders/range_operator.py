@@ -60,7 +60,8 @@ def replace_range_chain(
     edit.insert(*constants, before=start)
     edit.replace(last, edit.insert_main(main, before=start))
     scales = dict.fromkeys((scale, unreshaped(scale)))
-    edit.add_extra_outputs(_extra_outputs(scales, main.outputs[1], ir.DataType.FLOAT, x))
+    if not recipe.takes_magnitude:
+        edit.add_extra_outputs(_extra_outputs(scales, main.outputs[1], ir.DataType.FLOAT, x))
     # DynamicRangeQuantize has integer zero points. A zero point that stays a float may be NaN, so it is not replaced.
     has_zero_points = recipe.zero_point_type != CodeType.FLOAT32 or (is_fake and not recipe.is_int32)
     if zero_point is not None and has_zero_points and attributes["output_dtype"] == attributes["code_type"]:

@@ -5,25 +5,33 @@ rules/decomposed.py and rules/qdq.py recognize the rest of the chain.
 The result has the attributes and constants of DynamicRangeQuantize. The forms that are recognized, s being the scale:
 
 RANGE        over the last dimensions: max|x| | max(|min|, |max|) | max - min | max(max / qmax, min / qmin)
-SCALE        range / c | range * k | (1 / range) * c; range and scale bounded by Clip or Max; Where(s == 0, e, s)
+SCALE        range / c | range * k | (1 / range) * c | c / range; Where(s == 0, e, s)
+             range and scale bounded by Clip, Max or comparisons (facts/bounds.py), or with an epsilon added
 ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip(round(-min/s)) | floor((0 - min)/s)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf as _INFINITY
 
-import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import CodeType, RangeConstants, RangeKind, ZeroPointRule
+from ...operators.encodings import (
+    AddedEpsilon,
+    CodeType,
+    InverseScale,
+    RangeConstants,
+    RangeKind,
+    ZeroPointRule,
+)
 from ..report import Left
+from .bounds import LARGEST, Bounded, all_bounds_of, bounds_of, constant_operand, signed_magnitude_of
 from .shapes import axes_of, same_shape, unreshaped
 from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
 
-_LARGEST = float(np.finfo(np.float32).max)
 _UNKNOWN_RANGE = "the scale is not computed from the range of x"
+_BOUNDED_TWICE = "the range is bounded twice"
 _UNEQUAL_BOUNDS = "the bounds of the minimum and of the maximum do not match"
 
 
@@ -32,17 +40,20 @@ class Recipe:
     """How a scale and a zero point are computed from x.
 
     Attributes:
-        axis, range_kind, inverse_scale, zero_point_rule, zero_point_before_epsilon, zero_point_type: The attributes of
-            DynamicRangeQuantize.
+        axis, range_kind, inverse_scale, added_epsilon, zero_point_rule, zero_point_before_epsilon, zero_point_type: The
+            attributes of DynamicRangeQuantize.
         constants: The input of DynamicRangeQuantize.
         keepdims: Whether the reductions keep dimensions of length 1.
         is_int32: Whether the zero point is cast to int32 and not to 8 bits.
         start: The value from which the scale and the zero point are both computed.
+        takes_magnitude: Whether the chain takes the magnitude of its range, which the recipe leaves out. That changes
+            the scale of empty rows, whose range is -infinity.
     """
 
     axis: int = 0
     range_kind: RangeKind = RangeKind.ABS_MAX
-    inverse_scale: int = 0
+    inverse_scale: InverseScale = InverseScale.NONE
+    added_epsilon: AddedEpsilon = AddedEpsilon.NONE
     zero_point_rule: ZeroPointRule = ZeroPointRule.NONE
     zero_point_before_epsilon: int = 0
     zero_point_type: CodeType = CodeType.FLOAT32
@@ -50,25 +61,17 @@ class Recipe:
     keepdims: bool = True
     is_int32: bool = False
     start: ir.Value | None = None
+    takes_magnitude: bool = False
 
     @property
     def attributes(self) -> dict[str, int]:
         """The attributes by name."""
-        names = ("axis", "range_kind", "inverse_scale", "zero_point_rule", "zero_point_before_epsilon")
+        names = ("axis", "range_kind", "inverse_scale", "added_epsilon", "zero_point_rule", "zero_point_before_epsilon")
         return {name: int(getattr(self, name)) for name in (*names, "zero_point_type")}
 
     def set(self, **constants: float) -> None:
         """Sets fields of the constants."""
         self.constants = self.constants._replace(**constants)
-
-
-@dataclass
-class _Bounded:
-    """A value that is clipped, and its bounds."""
-
-    value: ir.Value
-    least: float
-    most: float
 
 
 def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_min: int, quant_max: int) -> Recipe:
@@ -86,26 +89,31 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
     recipe = Recipe()
     final = unreshaped(scale)
     value = final
-    if (where := producer_of(value, "Where")) is not None:
+    if (where := producer_of(value, "Where")) is not None and bounds_of(value) is None:
         value, scale_of_zero = _where_zero(where)
         recipe.set(scale_of_zero=scale_of_zero)
-    bounded = _bounds(value)
+    bounded = _guarded(value, recipe, AddedEpsilon.SCALE)
     recipe.set(lowest_scale=bounded.least, highest_scale=bounded.most)
     before = recipe.start = bounded.value
     value = before
-    if (node := producer_of(value, "Mul")) is not None and (found := _operand(node, commutative=True)) is not None:
+    if (node := producer_of(value, "Mul")) is not None and (found := constant_operand(node, commutative=True)):
         value, factor = found
         recipe.set(factor=factor)
-    if (node := producer_of(value, "Div")) is not None and (found := _operand(node, commutative=False)) is not None:
+    elif (node := producer_of(value, "Div")) is not None and (number := _numerator(node)) is not None:
+        recipe.inverse_scale, value = InverseScale.QUOTIENT, _input(node, 1)
+        recipe.set(factor=number)
+    if (node := producer_of(value, "Div")) is not None and (found := constant_operand(node, commutative=False)):
         value, divisor = found
         recipe.set(divisor=divisor)
     if recipe.constants.divisor <= 0 or recipe.constants.factor <= 0:
         raise Left("the range is multiplied or divided by a number that is not positive")
-    if (node := producer_of(value, "Reciprocal")) is not None:
-        recipe.inverse_scale, value = 1, _input(node)
+    if not recipe.inverse_scale and (node := producer_of(value, "Reciprocal")) is not None:
+        recipe.inverse_scale, value = InverseScale.RECIPROCAL, _input(node)
     low = _range(x, value, recipe)
     if recipe.inverse_scale and recipe.range_kind != RangeKind.ABS_MAX:
         raise Left("an inverse scale is computed from another range than the maximum of |x|")
+    if recipe.takes_magnitude and not _is_positive(recipe):
+        raise Left("the scale is computed from the magnitude of a range that may be -0")
     if zero_point is not None:
         _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
     return recipe
@@ -118,34 +126,62 @@ def _input(node: ir.Node, i: int = 0) -> ir.Value:
     return skip_identity(value)
 
 
-def _operand(node: ir.Node, *, commutative: bool) -> tuple[ir.Value, float] | None:
-    """Returns the variable operand of a binary node and its constant one, or None."""
-    for i in (1, 0) if commutative else (1,):
-        number = constant_scalar(node.inputs[i])
-        if number is not None and does_not_grow(node.inputs[i], node.inputs[1 - i]):
-            return _input(node, 1 - i), number
-    return None
+def _numerator(division: ir.Node) -> float | None:
+    """Returns the constant that a node divides by its variable operand, or None."""
+    number = constant_scalar(division.inputs[0])
+    return number if does_not_grow(division.inputs[0], division.inputs[1]) else None
 
 
-def _bounds(value: ir.Value) -> _Bounded:
-    """Returns what a Clip or a Max with constants bounds. The default bound of a Clip is the largest finite float."""
-    if (node := producer_of(value, "Clip")) is not None:
-        low = node.inputs[1] if len(node.inputs) > 1 else None
-        high = node.inputs[2] if len(node.inputs) > 2 else None
-        least, most = (
-            (-_LARGEST if low is None else constant_scalar(low)),
-            (_LARGEST if high is None else constant_scalar(high)),
-        )
-        if least is None or most is None:
-            raise Left("a Clip's bounds are computed at run time")
-        return _Bounded(_input(node), least, most)
-    if (
-        (node := producer_of(value, "Max")) is not None
-        and len(node.inputs) == 2
-        and (found := _operand(node, commutative=True))
-    ):
-        return _Bounded(found[0], found[1], _INFINITY)
-    return _Bounded(value, -_INFINITY, _INFINITY)
+def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
+    """Returns what keeps a range or a scale away from 0: bounds, or an epsilon that is added.
+
+    Magnitudes are skipped and noted in the recipe, as is the sign in Where(v >= 0, 1, -1) * clip(|v|).
+    """
+    found, is_added = Bounded(value), False
+    while True:
+        value = found.value
+        if (magnitude := producer_of(value, "Abs")) is not None:
+            recipe.takes_magnitude = True
+            found = replace(found, value=_input(magnitude))
+        elif (magnitude_of := signed_magnitude_of(value)) is not None:
+            found = replace(found, value=magnitude_of)
+        elif (inner := _bounds(value)).value is not value:
+            if recipe.takes_magnitude and inner.most < 0:
+                raise Left("the scale is computed from the magnitude of a negative number")
+            if is_added:
+                raise Left(_BOUNDED_TWICE)
+            found = inner.within(found)
+        elif (added := _added(value)) is not None:
+            if recipe.added_epsilon or found.least != -_INFINITY:
+                raise Left(_BOUNDED_TWICE)
+            recipe.added_epsilon, is_added = where, True
+            found = Bounded(*added, found.most)
+        else:
+            return found
+
+
+def _added(value: ir.Value) -> tuple[ir.Value, float] | None:
+    """Returns the two operands of the Add of a positive constant, or None."""
+    node = producer_of(value, "Add")
+    found = None if node is None else constant_operand(node, commutative=True)
+    return found if found is not None and found[1] > 0 else None
+
+
+def _is_positive(recipe: Recipe) -> bool:
+    """Returns whether the magnitude of the range of a row with elements is the range, and never -0.
+
+    max|x| is not negative. The minimum is not larger than the maximum, but their difference may be -0.
+    """
+    is_difference = recipe.range_kind in (RangeKind.MIN_MAX, RangeKind.MIN_MAX_WITH_ZERO)
+    return recipe.range_kind == RangeKind.ABS_MAX or (is_difference and recipe.constants.lowest_range > 0)
+
+
+def _bounds(value: ir.Value) -> Bounded:
+    """Returns what a node bounds; `value` without bounds if it bounds nothing."""
+    found = bounds_of(value)
+    if found is None and producer_of(value, "Clip") is not None:
+        raise Left("a Clip's bounds are computed at run time")
+    return found or Bounded(value)
 
 
 def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
@@ -155,7 +191,7 @@ def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
     value, replacement = _input(where, 2), constant_scalar(where.inputs[1])
     if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
         raise Left("the condition of a Where is not scale == 0")
-    found = _operand(equal, commutative=True)
+    found = constant_operand(equal, commutative=True)
     if found is None or found[1] != 0 or found[0] is not value:
         raise Left("the condition of a Where is not scale == 0")
     return value, replacement
@@ -163,12 +199,12 @@ def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
 
 def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     """Recognizes the range, sets it in the recipe, and returns the minimum, if it has one."""
-    bounded = _bounds(value)
+    bounded = _guarded(value, recipe, AddedEpsilon.RANGE)
     value = bounded.value
     recipe.set(lowest_range=bounded.least, highest_range=bounded.most)
     if (node := producer_of(value, "ReduceMax")) is not None:
         inner = producer_of(_input(node), "Abs")
-        if inner is None or _input(inner) is not skip_identity(x):
+        if inner is None or not _is_x(node, _input(inner), x):
             raise Left("the scale is computed from the maximum of another value than |x|")
         recipe.axis, recipe.keepdims = _rows(node, x)
         return None
@@ -198,7 +234,7 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
         ends: dict[str, tuple[ir.Value, float]] = {}
         for division in divisions:
             assert division is not None
-            found = _operand(division, commutative=False)
+            found = constant_operand(division, commutative=False)
             reduce = None if found is None else producer_of(found[0], "ReduceMin", "ReduceMax")
             if found is None or reduce is None:
                 raise Left(_UNKNOWN_RANGE)
@@ -206,7 +242,7 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
         if len(ends) != 2 or ends["ReduceMin"][1] >= 0 or ends["ReduceMax"][1] <= 0:
             raise Left(_UNKNOWN_RANGE)
         if (recipe.constants.lowest_range, recipe.constants.highest_range) != (-_INFINITY, _INFINITY):
-            raise Left("the range is bounded twice")
+            raise Left(_BOUNDED_TWICE)
         recipe.range_kind = RangeKind.LARGER_SIDE
         _same_rows(x, ends["ReduceMin"][0], ends["ReduceMax"][0], recipe)
         recipe.set(lowest_minimum=ends["ReduceMin"][1], highest_maximum=ends["ReduceMax"][1])
@@ -222,35 +258,24 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
     if low is None or high is None:
         raise Left(_UNKNOWN_RANGE)
     _same_rows(x, low.value, high.value, recipe)
-    if low.most not in (0, _INFINITY) or high.least not in (0, -_INFINITY) or recipe.constants.highest_range < _LARGEST:
+    if low.most not in (0, _INFINITY) or high.least not in (0, -_INFINITY) or recipe.constants.highest_range < LARGEST:
         raise Left(_UNEQUAL_BOUNDS)
-    if low.least > -_LARGEST or high.most < _LARGEST:
+    if low.least > -LARGEST or high.most < LARGEST:
         raise Left("the minimum and the maximum are bounded away from 0")
     # A bound at the largest float makes an infinite minimum or maximum finite, and so the range.
-    if _LARGEST in (-low.least, high.most):
-        if low.least != -high.most:
+    if LARGEST in (-low.least, high.most):
+        if low.least != -high.most or recipe.added_epsilon:
             raise Left(_UNEQUAL_BOUNDS)
-        recipe.set(highest_range=_LARGEST)
+        recipe.set(highest_range=LARGEST)
 
 
 def _reduces(value: ir.Value, op_type: str) -> bool:
-    return producer_of(_bounds_or_zero(value).value, op_type) is not None
+    return producer_of(_bounds(value).value, op_type) is not None
 
 
-def _bounds_or_zero(value: ir.Value) -> _Bounded:
-    """Returns what _bounds() returns, also for a Min with a constant."""
-    if (
-        (node := producer_of(value, "Min")) is not None
-        and len(node.inputs) == 2
-        and (found := _operand(node, commutative=True))
-    ):
-        return _Bounded(found[0], -_INFINITY, found[1])
-    return _bounds(value)
-
-
-def _end(value: ir.Value, op_type: str) -> _Bounded:
+def _end(value: ir.Value, op_type: str) -> Bounded:
     """Returns one end of the range: a reduction and its bounds."""
-    bounded = _bounds_or_zero(value)
+    bounded = _bounds(value)
     if producer_of(bounded.value, op_type) is None:
         raise Left(_UNKNOWN_RANGE)
     return bounded
@@ -260,12 +285,18 @@ def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> No
     """Checks that minimum and maximum are those of the same rows of x, and sets these in the recipe."""
     nodes = [producer_of(low, "ReduceMin"), producer_of(high, "ReduceMax")]
     for node in nodes:
-        if node is None or _input(node) is not skip_identity(x):
+        if node is None or not _is_x(node, _input(node), x):
             raise Left("minimum and maximum are not those of x")
     rows = {_rows(node, x) for node in nodes if node is not None}
     if len(rows) != 1:
         raise Left("minimum and maximum are taken over different dimensions")
     recipe.axis, recipe.keepdims = rows.pop()
+
+
+def _is_x(reduce: ir.Node, value: ir.Value, x: ir.Value) -> bool:
+    """Returns whether a node reduces `value`, which is x; or reduces all of it, and `value` is x reshaped."""
+    x = skip_identity(x)
+    return value is x or (axes_of(reduce) == [] and unreshaped(value) is x)
 
 
 def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
@@ -334,11 +365,10 @@ def _zero_point(
     def clipped(v: ir.Value) -> ir.Value | None:
         """Returns what one or more Clips to the range of the codes clip, or None."""
         found = None
-        while (node := producer_of(v, "Clip")) is not None:
-            bounds = _bounds(v)
+        while (bounds := all_bounds_of(v)).value is not v:
             if (bounds.least, bounds.most) != (quant_min, quant_max):
                 raise Left("the zero point is clipped to another range than the codes")
-            found = v = skip_identity(_input(node))
+            found = v = bounds.value
         return found
 
     def is_quotient(v: ir.Value, numerator: ir.Value) -> bool:

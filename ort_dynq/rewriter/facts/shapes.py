@@ -24,7 +24,8 @@ from .values import (
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Where")
+_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", *_COMPARISONS)
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
 _RANGE_OPERATORS = ("DynamicRangeQuantize", "DynamicRangeFakeQuantize")
 _MOST_NODES = 64

@@ -25,6 +25,7 @@ from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ..builders.dynamic import unsupported
 from ..builders.range_operator import replace_range_chain
 from ..edit import Edit, call, constant
+from ..facts.bounds import Bounded, all_bounds_of, bounded_by, bounds_of
 from ..facts.inference import Facts
 from ..facts.range_chain import recipe_of
 from ..facts.shapes import broadcasts, is_elementwise_of, lines_up, same_shape
@@ -44,6 +45,7 @@ from ..report import Left
 from ..rule import Context, Rule
 
 _OLDEST_OPSET = 13
+_NO_INTEGERS = "the codes are not clipped to constant integers"
 _HALF = 128  # uint8 codes are int8 codes plus 128
 _LARGEST_CODE = 1 << 24  # float32 represents all integers up to here
 
@@ -57,7 +59,7 @@ class Chain:
         scale: Its scale, or an inverse scale (Scaling.MULTIPLY); broadcasts to x.
         zero_point: The float32 value that is added; None if none is.
         scaling, rounding_order: As in AffineQuantize.
-        clip: The bounds of the codes; None if they are not clipped.
+        clip: The bounds of the codes; None if they are not clipped: integer codes are then the low byte.
         code_type: uint8 or int8 if the codes become integers, else float32.
         output_dtype: code_type, or uint8 if 128 is added to int8 codes.
         last: The result of the chain: codes, or floats if `is_fake`.
@@ -78,9 +80,14 @@ class Chain:
     round: ir.Node
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """The bounds of the codes: those of their type if they are not clipped."""
+        return self.clip or ((0, 255) if self.code_type == ir.DataType.UINT8 else (-128, 127))
+
+    @property
     def attributes(self) -> dict[str, int]:
         """The attributes that the operators for chains share."""
-        low, high = self.clip or (-128, 127)
+        low, high = self.bounds
         return {
             "scaling": int(self.scaling),
             "rounding_order": int(self.rounding_order),
@@ -102,6 +109,9 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
     try:
         return _replace_whole(chain, context)
     except Left as left:
+        if chain.clip is None and chain.code_type != ir.DataType.FLOAT:  # the operator for a range checks each row
+            codes = f"codes are cast to {chain.code_type.name.lower()} without a clip to its range"
+            raise Left(f"{codes}; and {left}") from None
         return _replace_affine(chain, context, str(left))
 
 
@@ -143,8 +153,9 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     """Returns the quantization that a Round is part of; None if it rounds something else."""
     order, clip, zero = RoundingOrder.NO_ZERO_POINT, None, None
     t = skip_identity(_required(node.inputs[0]))
-    if (found := _clip(t)) is not None:
-        order, (t, clip) = RoundingOrder.ADD_THEN_ROUND, found
+    bounded = all_bounds_of(t)
+    if (clip := _clip(bounded)) is not None:
+        order, t = RoundingOrder.ADD_THEN_ROUND, bounded.value
     if (add := producer_of(t, "Add")) is not None and (parts := _quotient_and(add, facts)) is not None:
         order, (t, zero) = RoundingOrder.ADD_THEN_ROUND, parts
     quotient = _quotient(t, facts)
@@ -172,13 +183,14 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         if other is not None:
             order, zero, last = RoundingOrder.ROUND_THEN_ADD, other, use.node.outputs[0]
     if clip is None and (use := only_use(last)) is not None and use.node.op_type == "Clip" and use.idx == 0:
-        found = _clip(use.node.outputs[0])
-        if found is None:
-            given = any(map(is_given_by_caller, use.node.inputs[1:]))
-            if given:
-                raise Left("the bounds of the codes are given by the function's caller")
-            raise Left("the codes are not clipped to constant integers")
-        clip, last = found[1], use.node.outputs[0]
+        if any(map(is_given_by_caller, use.node.inputs[1:])):
+            raise Left("the bounds of the codes are given by the function's caller")
+        if bounds_of(use.node.outputs[0]) is None:
+            raise Left(_NO_INTEGERS)
+    if clip is None and (late := bounded_by(last)) is not None:
+        last, bounded = late
+        if (clip := _clip(bounded)) is None:
+            raise Left(_NO_INTEGERS)
     if zero is not None and constant_scalar(zero) is not None and not (does_not_grow(zero, x) or broadcasts(zero, x)):
         raise Left("the zero point's shape is not known to broadcast to that of x")
 
@@ -190,8 +202,10 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         chain.last = _required(shifted or codes)
         chain.output_dtype = _type_of(chain.last)
         low, high = (0, 255) if chain.code_type == ir.DataType.UINT8 else (-128, 127)
-        if clip is None or clip[0] < low or clip[1] > high:
+        if clip is not None and (clip[0] < low or clip[1] > high):
             raise Left(f"codes are cast to {chain.code_type.name.lower()} without a clip to its range")
+    elif clip is not None and not bounded.keeps_negative_zero:
+        raise Left("codes that stay floats are clipped at 0 in a way that loses the sign of -0")
     elif clip is not None and 0 in clip and is_clipped_early != (order == RoundingOrder.ADD_THEN_ROUND):
         raise Left("codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign")
     fake = _fake(chain) if shifted is None else None
@@ -214,17 +228,12 @@ def _required(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def _clip(value: ir.Value) -> tuple[ir.Value, tuple[int, int]] | None:
-    """Returns the input of a Clip and its bounds if these are constant integers, or None."""
-    node = producer_of(value, "Clip")
-    if node is None or len(node.inputs) < 3 or node.inputs[0] is None:
+def _clip(bounded: Bounded) -> tuple[int, int] | None:
+    """Returns bounds that are integers, or None."""
+    low, high = bounded.least, bounded.most
+    if max(-low, high) > _LARGEST_CODE or not (low.is_integer() and high.is_integer() and low <= high):
         return None
-    low, high = constant_scalar(node.inputs[1]), constant_scalar(node.inputs[2])
-    if low is None or high is None or not (low.is_integer() and high.is_integer() and low <= high):
-        return None
-    if max(-low, high) > _LARGEST_CODE or any(bound == 0 and not is_zero(bound) for bound in (low, high)):
-        return None
-    return skip_identity(node.inputs[0]), (int(low), int(high))
+    return None if any(bound == 0 and not is_zero(bound) for bound in (low, high)) else (int(low), int(high))
 
 
 def _quotient_and(add: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
@@ -247,14 +256,23 @@ def _quotient(t: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value, Scaling] |
         x, factor = _required(node.inputs[1 - i]), _required(node.inputs[i])
         if facts.is_constant(factor):
             return None
-        reciprocal = producer_of(skip_identity(factor), "Reciprocal")
-        if reciprocal is not None and not same_shape(x, factor):
-            return x, _required(reciprocal.inputs[0]), Scaling.MULTIPLY_BY_THE_RECIPROCAL
+        inverted = _inverse_of(skip_identity(factor))
+        if inverted is not None and not same_shape(x, factor):
+            return x, inverted, Scaling.MULTIPLY_BY_THE_RECIPROCAL
     for i in (1, 0):
         x, factor = _required(node.inputs[1 - i]), _required(node.inputs[i])
         if not same_shape(x, factor) and broadcasts(factor, x):
             return x, factor, Scaling.MULTIPLY
     return None
+
+
+def _inverse_of(value: ir.Value) -> ir.Value | None:
+    """Returns s of Reciprocal(s) and of 1 / s, or None."""
+    if (node := producer_of(value, "Reciprocal")) is not None:
+        return _required(node.inputs[0])
+    node = producer_of(value, "Div")
+    is_inverse = node is not None and constant_scalar(node.inputs[0]) == 1 and does_not_grow(*node.inputs)
+    return _required(node.inputs[1]) if node is not None and is_inverse else None
 
 
 def _integers(value: ir.Value) -> ir.Value | None:
@@ -334,9 +352,8 @@ def _replace_whole(chain: Chain, context: Context) -> Edit:
         Left: The scale or the zero point is not computed from the range of x.
     """
     zero = None if is_zero(constant_scalar(chain.zero_point)) else chain.zero_point
-    low, high = chain.clip or (-128, 127)
-    recipe = recipe_of(chain.x, chain.scale, zero, low, high)
-    if (recipe.inverse_scale == 1) != (chain.scaling == Scaling.MULTIPLY):
+    recipe = recipe_of(chain.x, chain.scale, zero, *chain.bounds)
+    if bool(recipe.inverse_scale) != (chain.scaling == Scaling.MULTIPLY):
         raise Left("an inverse scale divides x, or a scale that is not inverse multiplies it")
     if not chain.is_fake and recipe.zero_point_type not in (CodeType.FLOAT32, int(chain.code_type)):
         raise Left("the zero point is of another type than the codes")

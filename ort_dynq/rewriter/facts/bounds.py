@@ -1,0 +1,159 @@
+"""Recognizes values that constants bound: by Clip, Max, Min, or a comparison and Where, as exporters write them.
+
+All of these forms give NaN for NaN, as a Clip does. Where(x <= c, x, c) does not, so it is not among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf as _INFINITY
+
+import numpy as np
+import onnx_ir as ir
+
+from .values import constant_scalar, does_not_grow, only_use, producer_of, skip_identity
+
+LARGEST = float(np.finfo(np.float32).max)
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A value and its bounds: clip(value, least, most).
+
+    Attributes:
+        value: The value before its bounds.
+        least, most: The bounds; infinite if there is none.
+        keeps_negative_zero: Whether -0 stays -0 at a bound of 0, as it does in a Clip.
+    """
+
+    value: ir.Value
+    least: float = -_INFINITY
+    most: float = _INFINITY
+    keeps_negative_zero: bool = True
+
+    def within(self, outer: Bounded) -> Bounded:
+        """Returns these bounds with further ones applied to the result."""
+        least, most = (min(max(bound, outer.least), outer.most) for bound in (self.least, self.most))
+        return Bounded(self.value, least, most, self.keeps_negative_zero and outer.keeps_negative_zero)
+
+
+def constant_operand(node: ir.Node, *, commutative: bool) -> tuple[ir.Value, float] | None:
+    """Returns the variable operand of a binary node and its constant one, which comes second; or None."""
+    for i in (1, 0) if commutative else (1,):
+        number, other = constant_scalar(node.inputs[i]), node.inputs[1 - i]
+        if number is not None and other is not None and does_not_grow(node.inputs[i], other):
+            return skip_identity(other), number
+    return None
+
+
+def bounds_of(value: ir.Value) -> Bounded | None:
+    """Returns what one node bounds by constants, or None. The default bound of a Clip is the largest finite float."""
+    if (node := producer_of(value, "Clip")) is not None and node.inputs[0] is not None:
+        low, high = [*node.inputs[1:], None, None][:2]
+        least = -LARGEST if low is None else constant_scalar(low)
+        most = LARGEST if high is None else constant_scalar(high)
+        if least is None or most is None or least > most:
+            return None
+        return Bounded(skip_identity(node.inputs[0]), least, most)
+    if (node := producer_of(value, "Max", "Min")) is not None and len(node.inputs) == 2:
+        if (found := constant_operand(node, commutative=True)) is None:
+            return None
+        return _one_sided(*found, is_upper=node.op_type == "Min", keeps_negative_zero=False)
+    node = producer_of(value, "Where")
+    return None if node is None else _where(node)
+
+
+def all_bounds_of(value: ir.Value) -> Bounded:
+    """Returns what one node after the other bounds; `value` without bounds if none does."""
+    found = Bounded(value)
+    while (inner := bounds_of(found.value)) is not None:
+        found = inner.within(found)
+    return found
+
+
+def signed_magnitude_of(value: ir.Value) -> ir.Value | None:
+    """Returns m of Where(v >= 0, 1, -1) * m, if m is |v| within bounds; or None.
+
+    The product is m if v is not negative, as a range or a scale is. If v is NaN, so are m and the product.
+    """
+    node = producer_of(value, "Mul")
+    for i in (0, 1) if node is not None and None not in node.inputs else ():
+        assert node is not None
+        where, other = producer_of(_origin(node, i), "Where"), _origin(node, 1 - i)
+        compare = None if where is None else producer_of(_origin(where, 0), "GreaterOrEqual")
+        magnitude = None if other is None else producer_of(all_bounds_of(other).value, "Abs")
+        if where is None or compare is None or magnitude is None:
+            continue
+        numbers = [constant_scalar(v) for v in (*where.inputs[1:], compare.inputs[1])]
+        if numbers == [1, -1, 0] and _origin(magnitude, 0) is _origin(compare, 0):
+            constants = (*where.inputs[1:], compare.inputs[1])
+            return other if all(does_not_grow(v, compare.inputs[0]) for v in constants) else None
+    return None
+
+
+def _origin(node: ir.Node, i: int) -> ir.Value | None:
+    value = node.inputs[i]
+    return None if value is None else skip_identity(value)
+
+
+def bounded_by(value: ir.Value) -> tuple[ir.Value, Bounded] | None:
+    """Returns the result of the nodes that bound a node's output, and its bounds, if nothing else uses the output."""
+    found: tuple[ir.Value, Bounded] | None = None
+    while (result := _next(value)) is not None:
+        step = bounds_of(result)
+        assert step is not None
+        found = result, step if found is None else found[1].within(step)
+        value = result
+    return found
+
+
+def _next(value: ir.Value) -> ir.Value | None:
+    """Returns the output of the node that bounds `value`, if this and its comparison are all that use it."""
+    while (use := only_use(value)) is None:
+        users = list(dict.fromkeys(use.node for use in value.uses()))
+        if len(users) == 1 and users[0].op_type == "Identity" and not value.is_graph_output():
+            value = users[0].outputs[0]
+            continue
+        if len(users) != 2 or value.is_graph_output():
+            return None
+        where, compare = sorted(users, key=lambda node: node.op_type != "Where")
+        condition = only_use(compare.outputs[0])
+        if condition is None or condition.node is not where or condition.idx != 0:
+            return None
+        return _if_bounding(where, value)
+    return _if_bounding(use.node, value)
+
+
+def _if_bounding(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    bounded = bounds_of(node.outputs[0]) if node.graph is _graph(value) else None
+    return node.outputs[0] if bounded is not None and bounded.value is skip_identity(value) else None
+
+
+def _graph(value: ir.Value) -> ir.Graph | ir.Function | None:
+    node = value.producer()
+    return None if node is None else node.graph
+
+
+def _one_sided(value: ir.Value, bound: float, *, is_upper: bool, keeps_negative_zero: bool) -> Bounded:
+    least, most = (-_INFINITY, bound) if is_upper else (bound, _INFINITY)
+    return Bounded(value, least, most, keeps_negative_zero or bound != 0)
+
+
+def _where(node: ir.Node) -> Bounded | None:
+    """Recognizes Where(value > bound, bound, value) and the like; a NaN compares as false and stays."""
+    if None in node.inputs:
+        return None
+    condition, then, otherwise = (skip_identity(value) for value in node.inputs if value is not None)
+    compare, bound = producer_of(condition, *_COMPARISONS), constant_scalar(then)
+    if compare is None or bound is None or not does_not_grow(then, otherwise) or None in compare.inputs:
+        return None
+    for i in (0, 1):
+        value, other = compare.inputs[i], compare.inputs[1 - i]
+        if value is not None and skip_identity(value) is otherwise and constant_scalar(other) == bound:
+            if not does_not_grow(other, value):
+                return None
+            is_upper = compare.op_type.startswith("Greater") == (i == 0)
+            is_strict = not compare.op_type.endswith("OrEqual")
+            return _one_sided(otherwise, bound, is_upper=is_upper, keeps_negative_zero=is_strict)
+    return None

@@ -1,0 +1,93 @@
+"""The proof that codes without a clip fit int8 (facts/code_ranges.py), and the products that depend on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import Array, make_session
+from rewriting import check_products, parse
+
+from ort_dynq import kernels
+from ort_dynq.operators import OPERATORS
+from ort_dynq.operators.encodings import AddedEpsilon, InverseScale, RangeConstants, Scaling
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.facts.code_ranges import are_codes_int8
+
+LARGEST = float(np.finfo(np.float32).max)
+EPSILON = {"lowest_range": 1e-10, "highest_range": LARGEST}
+LATE = {"lowest_scale": 1e-10, "highest_scale": LARGEST}
+RECIPROCAL = {"inverse_scale": InverseScale.RECIPROCAL, "scaling": Scaling.MULTIPLY}
+QUOTIENT = {"inverse_scale": InverseScale.QUOTIENT, "scaling": Scaling.MULTIPLY}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
+    "m / 127": ({}, {"divisor": 127, **EPSILON}, True),
+    "m / 127, late epsilon": ({}, {"divisor": 127, **LATE}, True),
+    "m / 127 + epsilon": ({"added_epsilon": AddedEpsilon.SCALE}, {"divisor": 127, **LATE}, True),
+    "(m + epsilon) / 127": ({"added_epsilon": AddedEpsilon.RANGE}, {"divisor": 127, **EPSILON}, True),
+    "m * (1 / 127)": ({}, {"factor": 1 / 127, **EPSILON}, True),
+    "m / 127, x * (1 / s)": ({"scaling": Scaling.MULTIPLY_BY_THE_RECIPROCAL}, {"divisor": 127, **EPSILON}, True),
+    "1 / m * 127": (RECIPROCAL, {"factor": 127, **EPSILON}, True),
+    "127 / m": (QUOTIENT, {"factor": 127, **EPSILON}, True),
+    "1 / (m / 127)": (QUOTIENT, {"divisor": 127, **EPSILON}, True),
+    "smallest epsilon": ({}, {"divisor": 127, "lowest_range": 2.0**-100}, True),
+    "largest ratio": ({}, {"divisor": 127.25, **EPSILON}, True),
+    "m / 7": ({}, {"divisor": 7, **EPSILON}, True),
+    "m / 127.5": ({}, {"divisor": 127.5, **EPSILON}, False),
+    "m / 128": ({}, {"divisor": 128, **EPSILON}, False),
+    "127.5 / m": (QUOTIENT, {"factor": 127.5, **EPSILON}, False),
+    "1 / m * 128": (RECIPROCAL, {"factor": 128, **EPSILON}, False),
+    "no epsilon": ({}, {"divisor": 127}, False),
+    "denormal epsilon": ({}, {"divisor": 127, "lowest_range": 1e-43}, False),
+    "bounded range": ({}, {"divisor": 127, "lowest_range": 1e-10, "highest_range": 100}, False),
+    "bounded scale": ({}, {"divisor": 127, "lowest_range": 1e-10, "highest_scale": 100}, False),
+    "bounded inverse": (QUOTIENT, {"factor": 127, "lowest_range": 1e-10, "lowest_scale": 1}, False),
+}
+
+
+def magnitudes() -> Array:
+    """Returns positive floats of every exponent, denormals among them, with the outermost and random mantissas."""
+    rng = np.random.default_rng(0)
+    mantissas = np.unique([*range(200), *range(2**23 - 50, 2**23), *rng.integers(0, 2**23, 300)])
+    bits = (np.arange(255)[:, None] << 23) | mantissas
+    return np.asarray(bits.astype(np.uint32).view(np.float32).reshape(-1, 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_of_every_exponent(form: str) -> None:
+    """The element with the largest magnitude of its row has the largest code: 127 or less if the proof holds."""
+    given, constants, is_proven = FORMS[form]
+    spec = OPERATORS["DynamicRangeQuantize"]
+    given = {each.name: each.default for each in spec.attributes} | {"rounding_order": 2, "clip": 0} | given
+    values = RangeConstants(**constants)
+    assert are_codes_int8(given, values) == is_proven
+    x = magnitudes() * np.float32([1, -1])
+    codes = kernels.run(spec.name, [x, np.array(values, np.float32), np.zeros((), np.int8)], **given)[0]
+    is_int8 = bool((codes[:, 0] >= 0).all() and (codes[:, 1] == -codes[:, 0]).all())  # 128 would wrap around to -128
+    assert is_int8 == is_proven
+
+
+@pytest.mark.parametrize(("epsilon", "divisor", "operator"), [
+    ("m = Clip(m0, eps)", 127, "QuantizedMatMul"),
+    ("m = Add(m0, eps)", 127, "QuantizedMatMul"),
+    ("m = Identity(m0)", 127, None),
+    ("m = Clip(m0, eps)", 128, None),
+])  # fmt: skip
+def test_product_of_unclipped_floats(epsilon: str, divisor: int, operator: str | None) -> None:
+    """Codes that stay floats become integers if they are proven to fit; an infinite row does not become finite."""
+    rng = np.random.default_rng(0)
+    weights = ", ".join(str(float(code) / 128) for code in rng.integers(-127, 128, 32 * 4))
+    body = f"""c = Constant<value_float = {divisor}.0>() w = Constant<value = float[32, 4] {{{weights}}}>() a = Abs(x)
+        m0 = ReduceMax(a, one) {epsilon} s = Div(m, c) d = Div(x, s) r = Round(d) q = Mul(r, s) y = MatMul(q, w)"""
+    model = parse(body, inputs="float[9, 32] x", outputs="float[9, 4] y")
+    x = rng.normal(size=(9, 32)).astype(np.float32)
+    report = rewrite(model).report
+    products = [each.operator for each in report.rewritten if each.operator and "MatMul" in each.operator]
+    assert products == ([operator] if operator else [])
+    check_products(model, {"x": x})
+    if operator is None:
+        assert any("not proven to fit 8 bits" in each.reason for each in report.left)
+    else:
+        x[3, 5] = np.inf
+        y = make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})[0]
+        assert np.isfinite(y).all(1).tolist() == [row != 3 for row in range(9)]
