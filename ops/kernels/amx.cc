@@ -53,26 +53,21 @@ static_assert(sizeof(TileConfiguration) == 64);
 constexpr TileConfiguration kConfiguration = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// Configures the tiles as long as it lives. Other code of this thread, such as ONNX Runtime's, may have configured them
-// once for all.
-class Tiles {
- public:
-  Tiles() {
-    use_memory(&before_);
-    _tile_storeconfig(&before_);
-    use_memory(&before_);
-    _tile_loadconfig(&kConfiguration);
-  }
-  ~Tiles() {
-    use_memory(&before_);
-    _tile_loadconfig(&before_);  // releases the tiles if they were not configured
-  }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
+// Functions and no destructor, which would need the runtime of exceptions.
+TileConfiguration configure_tiles() {
+  TileConfiguration before = {};
+  use_memory(&before);
+  _tile_storeconfig(&before);
+  use_memory(&before);
+  _tile_loadconfig(&kConfiguration);
+  return before;
+}
 
- private:
-  TileConfiguration before_ = {};
-};
+// Other code of this thread, such as ONNX Runtime's, may have configured the tiles once for all.
+void restore_tiles(TileConfiguration before) {
+  use_memory(&before);
+  _tile_loadconfig(&before);  // releases the tiles if they were not configured
+}
 
 // One or two blocks of 16 columns.
 struct Weights {
@@ -189,7 +184,7 @@ void tiles(const ProductBlock& block) {
   alignas(64) int8_t tails[2][kTile] = {};
   alignas(64) uint32_t sums[kPair * kPair];
 
-  const Tiles configured;
+  const TileConfiguration before = configure_tiles();
   for (int64_t column = 0; column < block.cols; column += kPair) {
     const int64_t count = block.cols - column;
     const bool is_pair = count > kBlockColumns;
@@ -210,6 +205,7 @@ void tiles(const ProductBlock& block) {
       weights.next[0] = weights.next[1] = nullptr;
     }
   }
+  restore_tiles(before);
 #ifdef __AVX512F__
   if (stream) _mm_sfence();
 #endif
@@ -340,12 +336,13 @@ void conv_tiles(const ConvBlock& block) {
   const LastQuads last(block);
   use_memory(block.tiles);
   alignas(64) uint32_t sums[kPair * kPair];
-  const Tiles configured;
+  const TileConfiguration before = configure_tiles();
   for (int64_t row = 0; row < block.rows; ++row)
     for (int64_t col = 0; col < block.cols; col += kPair) {
       kConvMultiply[block.cols - col > kTileRows][is_pair](block, last, row * block.image_row + col, sums);
       conv_to_floats(block, sums, row, col);
     }
+  restore_tiles(before);
 }
 
 void one_group(const ProductBlock& block) { kAvx512VnniProducts.one_group(block); }

@@ -60,8 +60,8 @@ class ScaleRule {
         zero_point_before_epsilon_(read_flag(op, attributes, "zero_point_before_epsilon", false)),
         zero_point_type_(read_code_or_float_type(op, attributes, "zero_point_type", kFloat)) {
     if (inverse_scale_ != InverseScale::kNone && kind_ != RangeKind::kAbsMax)
-      throw Error(std::string(op) + ": inverse_scale is " + text_of(inverse_scale_) + " for range_kind " + text_of(kind_) + ", expected range_kind " +
-                  text_of(RangeKind::kAbsMax));
+      throw Error(std::string(op) + ": inverse_scale is " + text_of(inverse_scale_) + " for range_kind " +
+                  text_of(kind_) + ", expected range_kind " + text_of(RangeKind::kAbsMax));
     const bool is_symmetric = kind_ == RangeKind::kAbsMax || kind_ == RangeKind::kLargerSide;
     if (is_symmetric && rule_ != ZeroPointRule::kNone)
       throw Error(std::string(op) + ": zero_point_rule is " + text_of(rule_) + " for range_kind " + text_of(kind_) +
