@@ -72,11 +72,21 @@ def conv_inputs(
     return inputs, weights, {"group": group, "quad_axis": int(axis)}
 
 
-def random_conv(rng: np.random.Generator) -> Case:
-    """A convolution of any rank and geometry that fits; in half of them every channel is a group of its own."""
-    rank, is_depthwise = int(rng.integers(1, 4)), rng.random() < 0.5
+def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
+    """A convolution of any rank and geometry that fits; in half of them every channel is a group of its own.
+
+    Args:
+        rng: The source of all choices.
+        is_wide: Whether groups have so many channels that their quads fill tiles.
+    """
+    rank, is_depthwise = int(rng.integers(1, 4)), not is_wide and rng.random() < 0.5
     group = int(rng.integers(1, 9 if is_depthwise else 4))
-    group_channels, group_outputs = (1, rng.integers(1, 3)) if is_depthwise else (rng.integers(1, 10), rng.integers(20))
+    if is_wide:
+        group_channels, group_outputs = rng.integers(29, 100), rng.choice([5, 16, 32, 48, 50])
+    elif is_depthwise:
+        group_channels, group_outputs = 1, rng.integers(1, 3)
+    else:
+        group_channels, group_outputs = rng.integers(1, 10), rng.integers(20)
     most, longest = ((9, 40), (5, 9), (3, 5))[rank - 1]
     kernel = rng.integers(1, most + 1, rank)
     strides, dilations = rng.integers(1, 4, rank), rng.integers(1, 4, rank)
@@ -94,7 +104,7 @@ def random_conv(rng: np.random.Generator) -> Case:
         pads=tuple(map(int, pads)),
         codes=rng.choice([np.uint8, np.int8]),  # type: ignore[arg-type]
         zero_points=str(rng.choice(["none", "one", "all"])),
-        quad_axis=int(rng.integers(2)),
+        quad_axis=0 if is_wide else int(rng.integers(2)),
     )
     return inputs, weights, given | {"auto_pad": auto_pad, "scale_order": int(rng.integers(3))}
 
