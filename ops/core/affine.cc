@@ -104,8 +104,7 @@ void AffineArithmetic::run(const KernelTable& table, const float* src, void* dst
     table.quantize[kOnnx][target_ == kToU8 ? kU8 : kS8][kPerRow]({extent, src, dst, &scale, &zp, false});
   } else {
     kernels(table, wraps)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
-                                      constants_.nan_code, constants_.integer_codes, constants_.code_offset,
-                                      wraps});
+                                    constants_.nan_code, constants_.integer_codes, constants_.code_offset, wraps});
   }
 }
 

@@ -34,7 +34,8 @@ class AffineArithmetic {
   // exact for this scale and zero point.
   bool is_bounded(float low, float high, float scale, float zero_point) const;
 
-  // Whether a code may wrap around, of elements that are NaN or between low and high. These are NaN only if the scale is.
+  // Whether a code may wrap around, of elements that are NaN or between low and high. These are NaN only if the scale
+  // is.
   bool may_wrap(float low, float high, float scale, float zero_point) const;
 
   // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:
