@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 import ort_dynq
 from ort_dynq.rewriter import Report, Result, rewrite
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.rewriter.rules import reductions
+from ort_dynq.rewriter.rules import dynamic_quantize_linear, reductions
 
 F = np.float32
 _RANGE = reductions.RULE.name
@@ -140,10 +140,9 @@ def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:
 
 
 def found(report: Report) -> list[str]:
-    """Returns the operators that nodes became, without those of ranges alone."""
-    return sorted(
-        finding.operator for finding in report.rewritten if finding.operator and finding.rule != reductions.RULE.name
-    )
+    """Returns the operators that nodes became, without those of ranges alone and of DynamicQuantizeLinear."""
+    helpers = (reductions.RULE.name, dynamic_quantize_linear.RULE.name)
+    return sorted(each.operator for each in report.rewritten if each.operator and each.rule not in helpers)
 
 
 def check(

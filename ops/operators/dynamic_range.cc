@@ -2,7 +2,7 @@
 // and zero point, which quantize it (and dequantize it) while it is in the cache. The dimensions from `axis` on form a
 // row: axis -1 is per token, 0 is per tensor.
 //
-// DynamicQuantizeDequantizeLinear: the same for ONNX's DynamicQuantizeLinear followed by DequantizeLinear.
+// DynamicQuantizeLinear: as ONNX's. DynamicQuantizeDequantizeLinear: a DequantizeLinear after it, too.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -69,6 +69,7 @@ class ScaleRule {
   }
 
   bool is_abs_max() const { return kind_ == RangeKind::kAbsMax; }
+  bool is_linear() const { return is_linear_; }
 
   ScaleAndZeroPoint apply(const Range& range, const RangeConstants& constants, float quant_min, float quant_max) const {
     float low = range.low, high = range.high;
@@ -166,6 +167,7 @@ class DynamicRangeQuantize : public Node {
         parameters.dims[i] = 1;
       }
     }
+    if (rule_.is_linear()) parameters = {};  // one scale without dimensions
     run.table = &active_kernels();
     run.range = rule_.is_abs_max() ? run.table->abs_max : run.table->min_max;
     run.constants = constants;
@@ -265,7 +267,7 @@ class DynamicRangeQuantize : public Node {
   bool to_codes_;
 };
 
-// The attributes of DynamicRangeFakeQuantize that give DynamicQuantizeLinear's formula.
+// The attributes of DynamicRangeQuantize that give DynamicQuantizeLinear's formula.
 class LinearAttributes : public Attributes {
  public:
   int64_t integer(const char* name, int64_t absent) const override {
@@ -277,6 +279,7 @@ class LinearAttributes : public Attributes {
         {"quant_min", 0},
         {"quant_max", 255},
         {"code_type", kUint8},
+        {"output_dtype", kUint8},
         {"nan_code", static_cast<int64_t>(NanCode::kQuantMin)}};
     for (const auto& [known, value] : given)
       if (std::strcmp(name, known) == 0) return value;
@@ -285,17 +288,24 @@ class LinearAttributes : public Attributes {
   std::string text(const char*, const char* absent) const override { return absent; }
 };
 
-class DynamicQuantizeDequantizeLinear : public DynamicRangeQuantize {
+class LinearNode : public DynamicRangeQuantize {
  public:
-  static constexpr const char* kName = "DynamicQuantizeDequantizeLinear";
-  explicit DynamicQuantizeDequantizeLinear(const Attributes&)
-      : DynamicRangeQuantize(kName, LinearAttributes(), false, true) {}
+  LinearNode(const char* name, bool to_codes)
+      : DynamicRangeQuantize(name, LinearAttributes(), to_codes, true), to_codes_(to_codes) {}
 
   void compute(Context& context) const override {
     static constexpr RangeConstants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
-    run(context, context.input(0), constants, false);
+    run(context, context.input(0), constants, to_codes_);
   }
+
+ private:
+  bool to_codes_;
 };
+
+template <bool kToCodes>
+std::unique_ptr<Node> make_linear_node(const Attributes&) {
+  return std::make_unique<LinearNode>(kToCodes ? "DynamicQuantizeLinear" : "DynamicQuantizeDequantizeLinear", kToCodes);
+}
 
 }  // namespace
 
@@ -319,12 +329,16 @@ Operator dynamic_range_fake_quantize() {
           always_float};
 }
 
-Operator dynamic_quantize_dequantize_linear() {
-  return {DynamicQuantizeDequantizeLinear::kName,
+Operator dynamic_quantize_linear() {
+  return {"DynamicQuantizeLinear",
           1,
-          {{{kFloat}, {kFloat}}},
-          make_node<DynamicQuantizeDequantizeLinear>,
-          always_float};
+          {{{kFloat}, {kUint8, kFloat, kUint8}}},
+          make_linear_node<true>,
+          [](const Attributes&, const std::vector<Type>&) { return kUint8; }};
+}
+
+Operator dynamic_quantize_dequantize_linear() {
+  return {"DynamicQuantizeDequantizeLinear", 1, {{{kFloat}, {kFloat}}}, make_linear_node<false>, always_float};
 }
 
 }  // namespace dynq

@@ -15,6 +15,7 @@
   X(quantized_conv)              \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \
+  X(dynamic_quantize_linear)     \
   X(dynamic_quantize_dequantize_linear)
 
 namespace dynq {

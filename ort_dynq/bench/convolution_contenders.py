@@ -197,7 +197,7 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
         "ours s8": _Form(f"y = {ours}", codes, constants, is_ours=True),
         "ours u8": _Form(f"y = {ours_u8}", codes, constants_u8, is_ours=True),
         "ours float": _Form(
-            "codes, scale, zero_point = DynamicQuantizeLinear(x)\n" + f"y = {ours.replace('(x', '(codes')}",
+            "codes, scale, zero_point = ort_dynq.DynamicQuantizeLinear(x)\n" + f"y = {ours.replace('(x', '(codes')}",
             activation,
             constants,
             is_ours=True,

@@ -191,6 +191,10 @@ _STORED_ZERO_POINT = f"""
 """
 
 
+def _quantize_linear_body(opset: int) -> str:
+    return "{ dst, scale, zero_point = DynamicQuantizeLinear(src) }"
+
+
 def _linear_body(opset: int) -> str:
     return """{
         codes, scale, zero_point = DynamicQuantizeLinear(src)
@@ -285,7 +289,7 @@ def _zero_point(given: Attributes, low: Array, scale: Array) -> Array:
     return np.zeros_like(scale)
 
 
-def _linear(_: Attributes, src: Array) -> list[Array]:
+def _quantize_linear(_: Attributes, src: Array) -> list[Array]:
     rows = src.reshape(1, src.size)
     low = clip(row_minimum(rows), -np.inf, np.float32(0))
     high = clip(row_maximum(rows), np.float32(0), np.inf)
@@ -294,7 +298,12 @@ def _linear(_: Attributes, src: Array) -> list[Array]:
     zp = np.where(np.isnan(steps), np.float32(255), np.rint(clip(steps, 0, 255)))
     codes = clip(np.rint(rows / scale) + zp, 0, 255)
     codes = np.where(np.isnan(codes), np.float32(0), codes)
-    return [((codes - zp) * scale).astype(np.float32).reshape(src.shape)]
+    return [codes.astype(np.uint8).reshape(src.shape), scale.reshape(()), zp.astype(np.uint8).reshape(())]
+
+
+def _linear(given: Attributes, src: Array) -> list[Array]:
+    codes, scale, zp = _quantize_linear(given, src)
+    return [((codes.astype(np.float32) - zp.astype(np.float32)) * scale).astype(np.float32)]
 
 
 _DOC = """\
@@ -311,6 +320,13 @@ zero_point = see zero_point_rule; then a cast to zero_point_type
 
 The codes follow from `src`, `scale` and `zero_point` as in [AffineQuantize](#affinequantize). If the first element of a
 row is NaN, its range is NaN; a NaN elsewhere in a row is ignored.
+"""
+
+_LINEAR = """\
+low = min(min(src), 0); high = max(max(src), 0)
+scale = (high - low) / 255; 1 if high = low
+zero_point = round(clip(0 - low / scale, 0, 255))
+code = clip(round(src / scale) + zero_point, 0, 255)
 """
 
 FAMILY = Family(
@@ -353,13 +369,24 @@ FAMILY = Family(
             _quantize(to_codes=False),
         ),
         Operator(
+            "DynamicQuantizeLinear",
+            "ONNX's DynamicQuantizeLinear: per tensor, to uint8.",
+            f"{_LINEAR}dst = code",
+            (_SRC,),
+            (
+                Input("dst", ("uint8",), "The shape of `src`."),
+                Input("scale", ("float32",), "No dimensions."),
+                Input("zero_point", ("uint8",), "No dimensions."),
+            ),
+            (),
+            (Signature(("float32",), ("uint8", "float32", "uint8")),),
+            _quantize_linear_body,
+            _quantize_linear,
+        ),
+        Operator(
             "DynamicQuantizeDequantizeLinear",
             "ONNX's DynamicQuantizeLinear, then DequantizeLinear, in one pass: per tensor, through uint8.",
-            "low = min(min(src), 0); high = max(max(src), 0)\n"
-            "scale = (high - low) / 255; 1 if high = low\n"
-            "zero_point = round(clip(0 - low / scale, 0, 255))\n"
-            "code = clip(round(src / scale) + zero_point, 0, 255)\n"
-            "dst = (code - zero_point) * scale",
+            f"{_LINEAR}dst = (code - zero_point) * scale",
             (_SRC,),
             (Input("dst", ("float32",), "The shape of `src`."),),
             (),

@@ -526,7 +526,7 @@ def conv_cases(opset: int) -> Iterator[Case]:
             yield Case(given, inputs)
 
 
-# ReduceAbsMax, ReduceMinMax and DynamicQuantizeDequantizeLinear
+# ReduceAbsMax, ReduceMinMax, DynamicQuantizeLinear and DynamicQuantizeDequantizeLinear
 
 REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60, 33), (2, 3, 4, 16)]
 
@@ -581,6 +581,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "QuantizedConv": conv_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,
+    "DynamicQuantizeLinear": linear_cases,
     "DynamicQuantizeDequantizeLinear": linear_cases,
 }
 NEWEST_OPSET = 25
@@ -599,7 +600,9 @@ def test_function_equals_kernels(operator: str, opset: int) -> None:
     assert distinct > 10  # not all of the data saturates
 
 
-@pytest.mark.parametrize("operator", ["ReduceAbsMax", "ReduceMinMax", "DynamicQuantizeDequantizeLinear"])
+@pytest.mark.parametrize(
+    "operator", ["ReduceAbsMax", "ReduceMinMax", "DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"]
+)
 def test_function_of_the_newest_opset(operator: str) -> None:
     for case in CASES[operator](NEWEST_OPSET):
         check(operator, NEWEST_OPSET, case)

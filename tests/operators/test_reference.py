@@ -231,6 +231,7 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
     "QuantizedConv": conv_case,
     "ReduceAbsMax": reduction_case,
     "ReduceMinMax": reduction_case,
+    "DynamicQuantizeLinear": linear_case,
     "DynamicQuantizeDequantizeLinear": linear_case,
 }
 

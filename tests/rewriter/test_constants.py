@@ -54,6 +54,8 @@ CASES = {
     " v = QuantizeLinear<axis = 1>(w, s) u = DequantizeLinear<axis = 1>(v, s)"
     " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",
+    "DynamicQuantizeLinear": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
+    " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "product that is left": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
 }
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import (
     decomposed,
+    dynamic_quantize_linear,
     float_conv,
     float_matmul,
     float_weights,
@@ -22,9 +23,9 @@ PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, left_products.TRUNCATION),
     (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
     (float_weights.RULE,),
-    (reductions.RULE,),
+    (reductions.RULE, dynamic_quantize_linear.RULE),
     (left_products.RULE,),
 )
 """Each phase goes over the whole model before the next one begins: first single chains, then products of what the
-chains quantize, then the weights of products that stay float, then ranges that are left. The
-last phase reports the products that are left."""
+chains quantize, then the weights of products that stay float, then ranges that are left, and the
+DynamicQuantizeLinear of products of ours. The last phase reports the products that are left."""
