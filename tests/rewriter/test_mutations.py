@@ -45,7 +45,7 @@ def test_one_more_consumer(name: str) -> None:
     order = [output.name for output in everything.graph.output]
     wanted = dict(zip(order, stock_session(everything).run(None, inputs), strict=True))
     is_half = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in values)
-    for i, value in enumerate(random.Random(name).sample(values, min(len(values), 14))):
+    for i, value in enumerate(random.Random(name).sample(values, min(len(values), 6))):
         changed = onnx.ModelProto()
         changed.CopyFrom(model)
         changed.graph.output.append(value)
@@ -57,7 +57,7 @@ def test_one_more_consumer(name: str) -> None:
         assert names == [output.name for output in changed.graph.output]
         for output, actual in zip(names, session.run(None, inputs), strict=True):
             assert_same(np.asarray(actual), np.asarray(wanted[output]))
-        if i < 3:
+        if i == 0:
             check_products(changed, inputs)
 
 
@@ -86,7 +86,7 @@ def test_identities_between_all_nodes(name: str) -> None:
 
 
 @models
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_constants_of_another_rank(name: str, rank: int) -> None:
     """Scalars of elementwise operators become [1] and [1, 1, 1], which may enlarge results."""
     model = onnx.load(MODELS / name / "model.onnx")
