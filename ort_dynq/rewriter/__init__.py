@@ -188,8 +188,8 @@ def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
 
 
 def _op_counts(model: ir.Model) -> Counter[str]:
-    return Counter(
-        node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
+    return Counter(  # names that are not UTF-8 are bytes
+        f"{node.op_type}" if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
         for _, graph in graphs(model)
         for node in graph
     )

@@ -169,6 +169,8 @@ def check(session: Any, name: str) -> None:
 @models
 @pytest.mark.parametrize("exact", [True, False])
 def test_with_the_plugin(isa: str, backend: Backend, name: str, exact: bool) -> None:
+    if backend == "extensions" and isa != "portable":
+        pytest.skip("the backends share their kernels: one instruction set shows it")
     content = rewritten(name, exact)[1]
     if exact or not has_products(name):
         check(make_session(content, backend), name)
