@@ -26,15 +26,15 @@ template <class Some>
 void copy_rows(const uint8_t* from, int64_t from_step, int64_t rows, int64_t count, uint8_t flip, uint8_t* to,
                int64_t to_step) {
   constexpr int64_t kSome = sizeof(Some);
-  const auto copy = [&](int64_t at) {
+  const auto copy = [&](int64_t at, int64_t to_at) {
     Some codes;
     std::memcpy(&codes, from + at, sizeof codes);
     codes ^= flip;
-    std::memcpy(to + at, &codes, sizeof codes);
+    std::memcpy(to + to_at, &codes, sizeof codes);
   };
-  for (; rows > 0; --rows, from += from_step, to += to_step) {
-    for (int64_t at = 0; at < count - kSome; at += kSome) copy(at);
-    copy(count - kSome);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t at = 0; at < count - kSome; at += kSome) copy(row * from_step + at, row * to_step + at);
+    copy(row * from_step + count - kSome, row * to_step + count - kSome);
   }
 }
 
@@ -213,16 +213,19 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
         }
         pad(to, first);
         pad(to + last * row_bytes, l1.length - last);
-        const int64_t row = in0 * length + begin1 + first * stride;
-        for (int64_t i = 0; i < elements.used; ++i)
-          elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
-        if (form_ == kOverlapping) {
+        const auto find_rows = [&](int64_t i1) {
+          const int64_t row = in0 * length + begin1 + i1 * stride;
+          for (int64_t i = 0; i < elements.used; ++i)
+            elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
+        };
+        if (form_ == kOverlapping && first < last) {
+          find_rows(first);
           write_codes(elements, source, is_first, last - first, to + first * row_bytes);
           continue;
         }
         for (int64_t i1 = first; i1 < last; ++i1) {
+          find_rows(i1);
           write_quads(elements, source, padding, to + i1 * row_bytes);
-          for (int64_t i = 0; i < elements.used; ++i) elements.rows[i] += stride * axes_[2].in;
         }
       }
       image += plane_bytes_ * step;

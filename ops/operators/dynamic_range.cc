@@ -154,6 +154,8 @@ class DynamicRangeQuantize : public Node {
   }
 
  protected:
+  bool to_codes() const { return to_codes_; }
+
   // has_parameter_outputs: output 1 is the scale, output 2 the zero point.
   void run(Context& context, const Tensor& src, const RangeConstants& constants, bool has_parameter_outputs) const {
     const int64_t rank = static_cast<int64_t>(src.shape.rank);
@@ -290,16 +292,12 @@ class LinearAttributes : public Attributes {
 
 class LinearNode : public DynamicRangeQuantize {
  public:
-  LinearNode(const char* name, bool to_codes)
-      : DynamicRangeQuantize(name, LinearAttributes(), to_codes, true), to_codes_(to_codes) {}
+  LinearNode(const char* name, bool to_codes) : DynamicRangeQuantize(name, LinearAttributes(), to_codes, true) {}
 
   void compute(Context& context) const override {
     static constexpr RangeConstants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
-    run(context, context.input(0), constants, to_codes_);
+    run(context, context.input(0), constants, to_codes());
   }
-
- private:
-  bool to_codes_;
 };
 
 template <bool kToCodes>

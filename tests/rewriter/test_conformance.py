@@ -149,6 +149,8 @@ models = pytest.mark.parametrize(
     ],
 )
 
+promises = pytest.mark.parametrize("exact", [True, False], ids=["exact", "default"])
+
 
 def test_models_are_there() -> None:
     assert len(FOLDERS) >= 12
@@ -166,11 +168,8 @@ def check(session: Any, name: str) -> None:
             assert_same(np.asarray(actual), np.asarray(expected))
 
 
-@models
-@pytest.mark.parametrize("exact", [True, False])
-def test_with_the_plugin(isa: str, backend: Backend, name: str, exact: bool) -> None:
-    if backend == "extensions" and isa != "portable":
-        pytest.skip("the backends share their kernels: one instruction set shows it")
+def check_with_the_plugin(name: str, exact: bool, backend: Backend) -> None:
+    """Compares with the original model, bit for bit, or verifies the products where these may differ."""
     content = rewritten(name, exact)[1]
     if exact or not has_products(name):
         check(make_session(content, backend), name)
@@ -183,7 +182,20 @@ def test_with_the_plugin(isa: str, backend: Backend, name: str, exact: bool) -> 
 
 
 @models
-@pytest.mark.parametrize("exact", [True, False])
+@promises
+def test_native_backend(isa: str, name: str, exact: bool) -> None:
+    check_with_the_plugin(name, exact, "native")
+
+
+@models
+@promises
+def test_extensions_backend(name: str, exact: bool) -> None:
+    """The backends share their kernels: the CPU's best instruction set is enough."""
+    check_with_the_plugin(name, exact, "extensions")
+
+
+@models
+@promises
 def test_verification(name: str, exact: bool) -> None:
     """`.ci/emulated` also runs this test on emulated CPUs on which ONNX Runtime's own products differ."""
     result, content = rewritten(name, exact)
@@ -195,7 +207,7 @@ def test_verification(name: str, exact: bool) -> None:
 
 
 @models
-@pytest.mark.parametrize("exact", [True, False])
+@promises
 def test_without_the_plugin(name: str, exact: bool) -> None:
     """The results equal those of the original or, if these may differ, those of the plugin, bit for bit."""
     content = rewritten(name, exact)[1]
@@ -252,7 +264,7 @@ def test_exact_operators(name: str) -> None:
 
 
 @models
-@pytest.mark.parametrize("exact", [True, False])
+@promises
 def test_is_valid(name: str, exact: bool) -> None:
     onnx.checker.check_model(onnx.ModelProto.FromString(rewritten(name, exact)[1]), full_check=True)
 

@@ -447,6 +447,8 @@ def test_shapes_of_a_rewritten_model_are_inferred() -> None:
         shape = node.outputs[0].shape
         assert shape is not None
         assert [dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in shape] == ["N", M, None, None]
+        (quantize,) = (node for node in model.graph if node.op_type == "DynamicQuantizeLinear")
+        assert [str(output.shape) for output in quantize.outputs] == ["[N,4,D,E]", "[]", "[]"]
 
 
 # DynamicQuantizeLinear in front of them

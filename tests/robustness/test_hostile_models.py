@@ -126,6 +126,21 @@ def test_wrong_value_info(folder: Path) -> None:
     assert ort_dynq.verify(model, result.to_proto()).passed
 
 
+def test_lengths_that_nothing_has() -> None:
+    """onnx's shape inference takes hours for them: with auto_pad, it subtracts strides from a length one by one."""
+    model = helpers.parse("uint8[1, 1, H, 8] x", "int32[1, 1, H, 4] y", "a = Identity(x) y = ConvInteger(a, w)")
+    model.graph.node[1].attribute.extend(
+        [onnx.helper.make_attribute("auto_pad", "SAME_UPPER"), onnx.helper.make_attribute("strides", [2, 2])]
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 3, 3), np.uint8), "w"))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.UINT8, [1, 1, 1 << 60, 8]))
+    assert rewrite(model).report.rewritten == []
+    del model.graph.value_info[:]
+    for dims in (model.graph.input[0].type.tensor_type.shape.dim, model.graph.output[0].type.tensor_type.shape.dim):
+        dims[2].dim_value = 1 << 60
+    assert rewrite(model).report.rewritten == []
+
+
 def test_a_model_without_standard_operators() -> None:
     model = model_of()
     del model.opset_import[:]

@@ -48,6 +48,8 @@ class Facts:
             for value in _values(graph):
                 self._names.add(value.name)
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
+                if _is_too_long(value.shape):
+                    value.shape = None
             for node in graph:
                 if (identifier := node.op_identifier()) in self.model.functions:
                     self._calls[identifier].append(node)
@@ -143,7 +145,7 @@ class Facts:
 
     def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
-        declared = [value for value in self._saved if _is_declared_only(value)]
+        declared = [value for value, (_, shape) in self._saved.items() if shape is not None and value.producer()]
         if not declared:
             return
         for value in declared:
@@ -157,7 +159,7 @@ class Facts:
         for value in contradicted if not self.contradiction else ():
             self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
         for value, (type_, shape) in self._saved.items():  # the declared names of dimensions replace inferred ones
-            value.type, value.shape = type_, None if shape is None else shape.copy()
+            value.type, value.shape = type_, None if shape is None or _is_too_long(shape) else shape.copy()
 
 
 class _Errors(logging.Handler):
@@ -238,6 +240,8 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         if node.op_type == "QuantizedMatMul":
             return [*src[:-1], channels]
         return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
+    if output > 0 and node.op_type == "DynamicQuantizeLinear":
+        return []
     return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
 
 
@@ -249,9 +253,9 @@ def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
             value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
 
 
-def _is_declared_only(value: ir.Value) -> bool:
-    """Returns whether the model declares the shape of a value that a node computes."""
-    return value.producer() is not None and value.shape is not None
+def _is_too_long(shape: ir.Shape | None) -> bool:
+    """Returns whether inference would not end: for `auto_pad`, onnx subtracts strides from a length one by one."""
+    return shape is not None and any(isinstance(dim, int) and dim > 1 << 32 for dim in shape)
 
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
