@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from mutations import mutate
+from near_misses import near_miss
 from onnx import TensorProto, helper, numpy_helper
 from rewriting import FOLDERS, MODELS, WHOLE_CHAIN, check, found, one_nan, parse, rows, tensors
 
@@ -44,9 +46,9 @@ def _is_sound(model: onnx.ModelProto, inputs: dict[str, Array], expected: list[A
     )
 
 
-def check_mutated(name: str, seed: int) -> None:
+def check_mutated(name: str, seed: int, change: Callable[[onnx.ModelProto, random.Random], str] = mutate) -> None:
     model = onnx.load(MODELS / name / "model.onnx")
-    what = f"seed {seed}: {mutate(model, random.Random(f'{name} {seed}'))}"
+    what = f"seed {seed}: {change(model, random.Random(f'{name} {seed}'))}"
     inputs = tensors(MODELS / name / "test_data_set_0", "input")
     try:
         stock = stock_session(model)
@@ -82,6 +84,18 @@ def test_mutated(name: str) -> None:
 def test_more_mutated(name: str) -> None:
     for seed in range(1, 4):
         check_mutated(name, seed)
+
+
+@pytest.mark.parametrize("name", FOLDERS[1::2])
+def test_near_misses(name: str) -> None:
+    check_mutated(name, 0, near_miss)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FOLDERS)
+def test_more_near_misses(name: str) -> None:
+    for seed in range(1, 4):
+        check_mutated(name, seed, near_miss)
 
 
 def test_declared_shapes_that_hide_an_error() -> None:
