@@ -174,6 +174,26 @@ int64_t divisor_of(Bytes& bytes, int64_t length) {
 
 bool is_dynamic_range(const std::string& op) { return op.rfind("DynamicRange", 0) == 0; }
 
+// Makes the attributes and types of a dynamic range operator fit each other: random ones mostly contradict each other.
+void fit_dynamic_range(std::vector<ort_dynq_attribute>& given, std::vector<Type>& types) {
+  const auto value = [&](const char* name, int64_t absent) {
+    return find<int64_t>(given, name, absent, &ort_dynq_attribute::integer);
+  };
+  const auto remove = [&](const std::string& name) {
+    given.erase(std::remove_if(given.begin(), given.end(), [&](const auto& each) { return name == each.name; }),
+                given.end());
+  };
+  const bool to_codes = types.size() > 2;
+  const int64_t code_type = value("code_type", to_codes ? dynq::kInt8 : dynq::kFloat);
+  const int64_t low = code_type == dynq::kUint8 ? 0 : -128, range_kind = value("range_kind", 0);
+  if (to_codes) types[2] = static_cast<Type>(value("output_dtype", dynq::kInt8));
+  if ((value("nan_code", 0) == 2) == (code_type != dynq::kFloat)) remove("nan_code");
+  if (code_type != dynq::kFloat && value("quant_min", low) < low) remove("quant_min");
+  if (code_type != dynq::kFloat && value("quant_max", low) > low + 255) remove("quant_max");
+  if (range_kind == 0 || range_kind == 3) remove("zero_point_rule");
+  if (range_kind != 0) remove("inverse_scale");
+}
+
 // A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
@@ -487,8 +507,9 @@ Problem make_problem(Bytes& bytes) {
     if (bytes.one_in(4)) types.resize(bytes.below(6), dynq::kFloat);
     if (!types.empty()) types[bytes.below(types.size())] = bytes.of(kTypes);
   }
-  const float scale = bytes.of(kScales);
   const std::string name = problem.op->name;
+  if (is_dynamic_range(name) && !wrong_attributes && !wrong_types) fit_dynamic_range(problem.attributes, types);
+  const float scale = bytes.of(kScales);
   Shape src = make_src_shape(bytes, is_large);
   std::optional<Product> product;
   if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src, is_large);
