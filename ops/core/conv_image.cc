@@ -80,6 +80,7 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
   }
   plane_bytes_ = layouts_[0].length * layouts_[1].length * layouts_[2].length * position_bytes_;
   unit_bytes_ = static_cast<int64_t>(layouts_[0].begins.size() * layouts_[1].begins.size()) * planes_ * plane_bytes_;
+  if (form_ == kOverlapping) find_rows();
 }
 
 ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps) {
@@ -87,6 +88,8 @@ ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t
   const int64_t begin = first * axis.stride - axis.pad, longest = (axis.kernel - 1) * axis.dilation / axis.stride;
   // The remainders of k * dilation repeat.
   const int64_t planes = std::min(axis.kernel, axis.stride / std::gcd(axis.dilation, axis.stride));
+  result.plane.reserve(static_cast<size_t>(axis.kernel));
+  result.shift.reserve(static_cast<size_t>(axis.kernel));
   // Without a product, which might overflow.
   shares = shares && count + longest <= count * axis.kernel / planes && (!has_gaps || longest <= count);
   for (int64_t k = 0; k < axis.kernel; ++k) {
@@ -145,23 +148,24 @@ std::vector<int8_t> ConvImage::ones() const {
 int64_t ConvImage::positions() const { return position(tile_.count[0] - 1, tile_.count[1] - 1) + tile_.count[2]; }
 
 void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) const {
-  const auto length = static_cast<size_t>(layouts_[2].length);
-  std::unique_ptr<uint8_t[]> unused, strided;
-  if (form_ != kOverlapping) {
-    unused.reset(new uint8_t[length]);
-    std::memset(unused.get(), source.flip, length);  // which become 0
-    if (axes_[2].stride > 1) strided.reset(new uint8_t[length * kQuad]);
+  if (form_ == kOverlapping) {
+    write_rows(source, is_first, image);
+    return;
   }
+  const auto length = static_cast<size_t>(layouts_[2].length);
+  const std::unique_ptr<uint8_t[]> unused(new uint8_t[length]);
+  std::memset(unused.get(), source.flip, length);  // which become 0
+  const std::unique_ptr<uint8_t[]> strided(axes_[2].stride > 1 ? new uint8_t[length * kQuad] : nullptr);
   for (int64_t unit = 0; unit < units_; ++unit)
     for (int64_t plane = 0; plane < planes_; ++plane) {
       Elements elements;
       elements.unused = unused.get();
       elements.strided = strided.get();
       const bool is_channels = form_ == kChannelQuads;
-      const int64_t first = is_channels ? unit * kQuad : form_ == kWidthQuads ? unit % width_quads_ * kQuad : 0;
-      elements.used = form_ == kOverlapping ? 1 : std::min(kQuad, (is_channels ? channels_ : axes_[2].kernel) - first);
+      const int64_t first = (is_channels ? unit : unit % width_quads_) * kQuad;
+      elements.used = std::min(kQuad, (is_channels ? channels_ : axes_[2].kernel) - first);
       for (int64_t i = 0; i < elements.used; ++i) {
-        elements.channels[i] = is_channels ? first + i : form_ == kWidthQuads ? unit / width_quads_ : unit;
+        elements.channels[i] = is_channels ? first + i : unit / width_quads_;
         elements.begins[i] = layouts_[2].begins[static_cast<size_t>(is_channels ? plane : first + i)];
       }
       find_codes(elements);
@@ -169,10 +173,46 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
     }
 }
 
+// The rows from `first` to `last` of a plane that starts at row `begin` of an axis, every `stride` of which it has, are
+// within the axis.
+ConvImage::Span ConvImage::span_of(int64_t begin, int64_t stride, int64_t in, int64_t length) {
+  const int64_t first = std::min(length, begin >= 0 ? 0 : divide_up(-begin, stride));
+  return {first, std::clamp(in > begin ? divide_up(in - begin, stride) : int64_t{0}, first, length)};
+}
+
+void ConvImage::find_rows() {
+  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
+  const int64_t row_bytes = l2.length * position_bytes_;
+  const Span codes = span_of(l2.begins[0], 1, axes_[2].in, row_bytes);
+  row_codes_ = codes.last - codes.first;
+  if (row_codes_ == 0) return;
+  int64_t plane = 0;
+  for (const int64_t begin0 : l0.begins)
+    for (const int64_t begin1 : l1.begins) {
+      const Span rows = span_of(begin1, axes_[1].stride, axes_[1].in, l1.length);
+      for (int64_t i0 = 0; i0 < l0.length && rows.first < rows.last; ++i0) {
+        const int64_t in0 = begin0 + i0 * axes_[0].stride;
+        if (in0 < 0 || in0 >= axes_[0].in) continue;
+        const int64_t row = in0 * axes_[1].in + begin1 + rows.first * axes_[1].stride;
+        rows_.push_back({row * axes_[2].in + l2.begins[0] + codes.first,
+                         plane + (i0 * l1.length + rows.first) * row_bytes + codes.first, rows.last - rows.first});
+      }
+      plane += plane_bytes_;
+    }
+}
+
+void ConvImage::write_rows(const ConvSource& source, bool is_first, uint8_t* image) const {
+  if (is_first) std::memset(image, source.zp, static_cast<size_t>(bytes()));
+  const auto copy = row_codes_ >= 16 ? copy_rows<Codes16> : row_codes_ >= 8 ? copy_rows<Codes8> : copy_rows<uint8_t>;
+  const int64_t channel = axes_[0].in * axes_[1].in * axes_[2].in;
+  for (int64_t unit = 0; unit < units_; ++unit)
+    for (const Rows& rows : rows_)
+      copy(source.codes + unit * channel + rows.from, axes_[1].stride * axes_[2].in, rows.count, row_codes_,
+           source.flip, image + unit * unit_bytes_ + rows.to, layouts_[2].length * position_bytes_);
+}
+
 void ConvImage::find_codes(Elements& elements) const {
-  const bool overlaps = form_ == kOverlapping;
-  const int64_t length = axes_[2].in, stride = overlaps ? 1 : axes_[2].stride;
-  const int64_t count = layouts_[2].length * (overlaps ? position_bytes_ : 1);
+  const int64_t length = axes_[2].in, stride = axes_[2].stride, count = layouts_[2].length;
   elements.first = 0;
   elements.last = count;
   for (int64_t i = 0; i < elements.used; ++i) {
@@ -191,19 +231,11 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
   uint8_t padding[kQuad];
   for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < elements.used ? source.zp : uint8_t{0};
   const auto pad = [&](uint8_t* to, int64_t count) {
-    if (!is_first) return;
-    if (form_ == kOverlapping)
-      std::memset(to, source.zp, static_cast<size_t>(count * row_bytes));
-    else
-      for (int64_t i = 0; i < count * l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
+    for (int64_t i = 0; is_first && i < count * l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
   };
   for (const int64_t begin0 : l0.begins)
     for (const int64_t begin1 : l1.begins) {
-      // Rows from `first` to `last` have codes.
-      const int64_t stride = axes_[1].stride, length = axes_[1].in;
-      const int64_t first = std::min(l1.length, begin1 >= 0 ? 0 : divide_up(-begin1, stride));
-      const int64_t last =
-          std::clamp(length > begin1 ? divide_up(length - begin1, stride) : int64_t{0}, first, l1.length);
+      const auto [first, last] = span_of(begin1, axes_[1].stride, axes_[1].in, l1.length);
       uint8_t* to = image;
       for (int64_t i0 = 0; i0 < l0.length; ++i0, to += l1.length * row_bytes) {
         const int64_t in0 = begin0 + i0 * axes_[0].stride;
@@ -213,18 +245,13 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
         }
         pad(to, first);
         pad(to + last * row_bytes, l1.length - last);
-        const auto find_rows = [&](int64_t i1) {
-          const int64_t row = in0 * length + begin1 + i1 * stride;
+        const auto set_rows = [&](int64_t i1) {
+          const int64_t row = in0 * axes_[1].in + begin1 + i1 * axes_[1].stride;
           for (int64_t i = 0; i < elements.used; ++i)
             elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
         };
-        if (form_ == kOverlapping && first < last) {
-          find_rows(first);
-          write_codes(elements, source, is_first, last - first, to + first * row_bytes);
-          continue;
-        }
         for (int64_t i1 = first; i1 < last; ++i1) {
-          find_rows(i1);
+          set_rows(i1);
           write_quads(elements, source, padding, to + i1 * row_bytes);
         }
       }
@@ -258,21 +285,6 @@ void ConvImage::write_quads(const Elements& elements, const ConvSource& source, 
     rows[i] = copy;
   }
   interleave_(rows, count, source.flip, to + elements.first * kQuad);
-}
-
-void ConvImage::write_codes(const Elements& elements, const ConvSource& source, bool is_first, int64_t rows,
-                            uint8_t* to) const {
-  const int64_t first = elements.first, last = elements.last, count = last - first;
-  const int64_t row_bytes = layouts_[2].length * position_bytes_;
-  for (int64_t i = 0; is_first && i < rows; ++i) {
-    std::memset(to + i * row_bytes, source.zp, static_cast<size_t>(first));
-    std::memset(to + i * row_bytes + last, source.zp, static_cast<size_t>(row_bytes - last));
-  }
-  if (count == 0) return;
-  (count >= 16  ? copy_rows<Codes16>
-   : count >= 8 ? copy_rows<Codes8>
-                : copy_rows<uint8_t>)(elements.rows[0] + (elements.begins[0] + first), axes_[1].stride * axes_[2].in,
-                                      rows, count, source.flip, to + first, row_bytes);
 }
 
 }  // namespace dynq

@@ -80,23 +80,34 @@ class ConvImage {
     int64_t length;                     // of a plane
   };
 
+  struct Span {
+    int64_t first, last;
+  };
+
+  // Rows of codes of a channel where quads overlap: bytes from the begin of its codes, and of its planes in the image.
+  struct Rows {
+    int64_t from, to, count;
+  };
+
   // The elements of the quads of a row: element i of position p is code begins[i] + p * stride of rows[i], which is a
   // row of channels[i]. Those not used are 0.
   struct Elements {
     int64_t used = 0;
     int64_t channels[kQuad], begins[kQuad];
     const uint8_t* rows[kQuad];
-    int64_t first, last;    // from `first` to `last` all are codes, not padding; of codes where quads overlap
+    int64_t first, last;    // from `first` to `last` all are codes, not padding
     const uint8_t* unused;  // codes of elements that are not used
     uint8_t* strided;       // memory for codes that are not adjacent in their row
   };
 
   static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps);
+  static Span span_of(int64_t begin, int64_t stride, int64_t in, int64_t length);
+  void find_rows();
+  void write_rows(const ConvSource& source, bool is_first, uint8_t* image) const;
   void find_codes(Elements& elements) const;
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
   void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],
                    uint8_t* to) const;
-  void write_codes(const Elements& elements, const ConvSource& source, bool is_first, int64_t rows, uint8_t* to) const;
 
   const ConvAxis (&axes_)[kSpatialAxes];
   Form form_;
@@ -107,6 +118,8 @@ class ConvImage {
   int64_t planes_;          // of the last axis
   int64_t position_bytes_;  // from one position to the next
   int64_t plane_bytes_, unit_bytes_;
+  std::vector<Rows> rows_;  // where quads overlap
+  int64_t row_codes_ = 0;   // the codes of each of these rows
   InterleaveKernel interleave_;
 };
 
