@@ -71,46 +71,40 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
   units_ = form_ == kChannelQuads ? divide_up(channels, kQuad)
            : form_ == kWidthQuads ? channels * width_quads_
                                   : channels;
-  planes_ = form_ == kChannelQuads ? static_cast<int64_t>(layouts_[2].begins.size()) : 1;
+  planes_ = form_ == kChannelQuads ? layouts_[2].planes : 1;
   position_bytes_ = form_ == kOverlapping ? axes[2].stride : kQuad;
   if (form_ == kOverlapping) {  // all codes are in one plane
-    layouts_[2].begins = {tile.first[2] * axes[2].stride - axes[2].pad};
-    layouts_[2].plane = layouts_[2].shift = {0};
+    layouts_[2].planes = 1;
     layouts_[2].length = tile.count[2] + divide_up(axes[2].kernel - 1, axes[2].stride);
   }
   plane_bytes_ = layouts_[0].length * layouts_[1].length * layouts_[2].length * position_bytes_;
-  unit_bytes_ = static_cast<int64_t>(layouts_[0].begins.size() * layouts_[1].begins.size()) * planes_ * plane_bytes_;
-  if (form_ == kOverlapping) find_rows();
+  unit_bytes_ = layouts_[0].planes * layouts_[1].planes * planes_ * plane_bytes_;
 }
 
 ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps) {
-  Layout result;
-  const int64_t begin = first * axis.stride - axis.pad, longest = (axis.kernel - 1) * axis.dilation / axis.stride;
+  const int64_t longest = (axis.kernel - 1) * axis.dilation / axis.stride;
   // The remainders of k * dilation repeat.
   const int64_t planes = std::min(axis.kernel, axis.stride / std::gcd(axis.dilation, axis.stride));
-  result.plane.reserve(static_cast<size_t>(axis.kernel));
-  result.shift.reserve(static_cast<size_t>(axis.kernel));
   // Without a product, which might overflow.
   shares = shares && count + longest <= count * axis.kernel / planes && (!has_gaps || longest <= count);
-  for (int64_t k = 0; k < axis.kernel; ++k) {
-    result.plane.push_back(shares ? k % planes : k);
-    result.shift.push_back(shares ? k * axis.dilation / axis.stride : 0);
-  }
-  for (int64_t k = 0; k < (shares ? planes : axis.kernel); ++k)
-    result.begins.push_back(begin + (shares ? k * axis.dilation % axis.stride : k * axis.dilation));
-  result.length = shares ? count + longest : count;
-  return result;
+  return {axis.stride,
+          axis.dilation,
+          shares,
+          first * axis.stride - axis.pad,
+          shares ? planes : axis.kernel,
+          shares ? count + longest : count};
 }
 
 std::vector<int64_t> ConvImage::offsets() const {
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
-  const auto planes1 = static_cast<int64_t>(l1.begins.size());
   std::vector<int64_t> result;
+  const int64_t positions = axes_[0].kernel * axes_[1].kernel;
+  result.reserve(static_cast<size_t>(form_ == kChannelQuads ? positions * axes_[2].kernel * units_
+                                                            : positions * channels_ * width_quads_));
   // `bytes` are those from a position to the quad, k2 is the kernel position of channels.
   const auto add = [&](int64_t unit, int64_t k0, int64_t k1, int64_t bytes, int64_t k2 = 0) {
-    const auto at0 = static_cast<size_t>(k0), at1 = static_cast<size_t>(k1), at2 = static_cast<size_t>(k2);
-    const int64_t plane = (l0.plane[at0] * planes1 + l1.plane[at1]) * planes_ + l2.plane[at2];
-    const int64_t position = this->position(l0.shift[at0], l1.shift[at1]) + l2.shift[at2];
+    const int64_t plane = (l0.plane(k0) * l1.planes + l1.plane(k1)) * planes_ + l2.plane(k2);
+    const int64_t position = this->position(l0.shift(k0), l1.shift(k1)) + l2.shift(k2);
     result.push_back(unit * unit_bytes_ + plane * plane_bytes_ + position * position_bytes_ + bytes);
   };
   if (form_ == kChannelQuads) {
@@ -130,7 +124,7 @@ std::vector<int64_t> ConvImage::offsets() const {
 }
 
 int64_t ConvImage::kernel_rows() const {
-  const bool is_one_plane = layouts_[1].begins.size() == 1 && axes_[1].stride == 1 && axes_[1].dilation == 1;
+  const bool is_one_plane = layouts_[1].planes == 1 && axes_[1].stride == 1 && axes_[1].dilation == 1;
   return form_ == kOverlapping && channels_ == 1 && axes_[0].kernel == 1 && is_one_plane ? axes_[1].kernel : 0;
 }
 
@@ -166,7 +160,7 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
       elements.used = std::min(kQuad, (is_channels ? channels_ : axes_[2].kernel) - first);
       for (int64_t i = 0; i < elements.used; ++i) {
         elements.channels[i] = is_channels ? first + i : unit / width_quads_;
-        elements.begins[i] = layouts_[2].begins[static_cast<size_t>(is_channels ? plane : first + i)];
+        elements.begins[i] = layouts_[2].begin(is_channels ? plane : first + i);
       }
       find_codes(elements);
       write_planes(elements, source, is_first, planes_, image + unit * unit_bytes_ + plane * plane_bytes_);
@@ -180,21 +174,23 @@ ConvImage::Span ConvImage::span_of(int64_t begin, int64_t stride, int64_t in, in
   return {first, std::clamp(in > begin ? divide_up(in - begin, stride) : int64_t{0}, first, length)};
 }
 
-void ConvImage::find_rows() {
+void ConvImage::prepare() {
+  if (form_ != kOverlapping) return;
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
   const int64_t row_bytes = l2.length * position_bytes_;
-  const Span codes = span_of(l2.begins[0], 1, axes_[2].in, row_bytes);
+  const Span codes = span_of(l2.first_begin, 1, axes_[2].in, row_bytes);
   row_codes_ = codes.last - codes.first;
   if (row_codes_ == 0) return;
   int64_t plane = 0;
-  for (const int64_t begin0 : l0.begins)
-    for (const int64_t begin1 : l1.begins) {
+  for (int64_t k0 = 0; k0 < l0.planes; ++k0)
+    for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
+      const int64_t begin0 = l0.begin(k0), begin1 = l1.begin(k1);
       const Span rows = span_of(begin1, axes_[1].stride, axes_[1].in, l1.length);
       for (int64_t i0 = 0; i0 < l0.length && rows.first < rows.last; ++i0) {
         const int64_t in0 = begin0 + i0 * axes_[0].stride;
         if (in0 < 0 || in0 >= axes_[0].in) continue;
         const int64_t row = in0 * axes_[1].in + begin1 + rows.first * axes_[1].stride;
-        rows_.push_back({row * axes_[2].in + l2.begins[0] + codes.first,
+        rows_.push_back({row * axes_[2].in + l2.first_begin + codes.first,
                          plane + (i0 * l1.length + rows.first) * row_bytes + codes.first, rows.last - rows.first});
       }
       plane += plane_bytes_;
@@ -233,8 +229,9 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
   const auto pad = [&](uint8_t* to, int64_t count) {
     for (int64_t i = 0; is_first && i < count * l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
   };
-  for (const int64_t begin0 : l0.begins)
-    for (const int64_t begin1 : l1.begins) {
+  for (int64_t k0 = 0; k0 < l0.planes; ++k0)
+    for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
+      const int64_t begin0 = l0.begin(k0), begin1 = l1.begin(k1);
       const auto [first, last] = span_of(begin1, axes_[1].stride, axes_[1].in, l1.length);
       uint8_t* to = image;
       for (int64_t i0 = 0; i0 < l0.length; ++i0, to += l1.length * row_bytes) {

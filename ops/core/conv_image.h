@@ -68,6 +68,8 @@ class ConvImage {
   // The position of the first output element of a row, which may be a row behind the tile.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
+  // Finds what write() needs, once for all groups.
+  void prepare();
   // Writes the image: bytes(). Groups have the same padding; `is_first`: writes it, too.
   void write(const ConvSource& source, bool is_first, uint8_t* image) const;
 
@@ -75,9 +77,17 @@ class ConvImage {
   enum Form { kChannelQuads, kWidthQuads, kOverlapping };
 
   struct Layout {
-    std::vector<int64_t> begins;        // of each plane: the input position of its first element
-    std::vector<int64_t> plane, shift;  // of each kernel position: its plane, and its first element there
-    int64_t length;                     // of a plane
+    int64_t stride, dilation;
+    bool shares;          // whether kernel positions share planes
+    int64_t first_begin;  // of plane 0
+    int64_t planes;
+    int64_t length;  // of a plane
+
+    // The input position of the first element of a plane.
+    int64_t begin(int64_t plane) const { return first_begin + (shares ? plane * dilation % stride : plane * dilation); }
+    // The plane of kernel position k, and its first element there.
+    int64_t plane(int64_t k) const { return shares ? k % planes : k; }
+    int64_t shift(int64_t k) const { return shares ? k * dilation / stride : 0; }
   };
 
   struct Span {
@@ -102,7 +112,6 @@ class ConvImage {
 
   static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps);
   static Span span_of(int64_t begin, int64_t stride, int64_t in, int64_t length);
-  void find_rows();
   void write_rows(const ConvSource& source, bool is_first, uint8_t* image) const;
   void find_codes(Elements& elements) const;
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;

@@ -183,7 +183,8 @@ class QuantizedConv : public Node {
     }
 
     void run_tile(int64_t sample, const ConvTile& tile, int64_t channel, int64_t end) const {
-      const ConvImage form(axes, quad_axis, group_inputs, group_outputs, tile);
+      ConvImage form(axes, quad_axis, group_inputs, group_outputs, tile);
+      form.prepare();
       const std::vector<int64_t> offsets = form.offsets();
       const auto image_bytes = static_cast<size_t>(form.bytes() + kConvSlack * kQuad);
       const std::unique_ptr<uint8_t[]> image(new uint8_t[image_bytes]);
