@@ -143,6 +143,38 @@ def test_products_of_floats(product: str) -> None:
     check(model, FINITE, exact=True)
 
 
+REAL = {
+    "symmetric": CODES + "fq = Cast<to = 1>(q)\n dx = Mul(fq, s)\n",
+    "asymmetric": UNSIGNED + "fq = Cast<to = 1>(q)\n less = Sub(fq, zf)\n dx = Mul(less, s)\n",
+    "one scale": "c, s, z8 = DynamicQuantizeLinear(x)\n dx = DequantizeLinear(c, s, z8)\n",
+}
+TRANSPOSED = {
+    "moved = Transpose<perm = [1, 0, 2]>(dx)": True,
+    "first = Transpose<perm = [1, 0, 2]>(dx)\n moved = Transpose<perm = [1, 0, 2]>(first)": True,
+    "first = Transpose<perm = [1, 0, 2]>(dx)\n moved = Reshape(first, rows)": True,
+    "first = Transpose<perm = [2, 0, 1]>(dx)\n moved = Transpose<perm = [1, 2, 0]>(first)": False,
+    "first = Reshape(dx, rows)\n moved = Transpose<perm = [1, 0]>(first)": False,
+}
+
+
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize("moved", TRANSPOSED)
+def test_transposed_activations(real: str, moved: str) -> None:
+    """Codes, scales and zero points are transposed if the last axis stays in place."""
+    weights = codes_of().astype(F) if "[1, 0]>" not in moved else np.ones((len(FINITE["x"][0]) * 2, N), F)
+    model = model_of(f"{REAL[real]} {moved}\n p = MatMul(moved, wf)\n y = Add(p, b)", WEIGHTS | {"wf": weights})
+    result = rewrite(model)
+    check(model, FINITE, exact=True)
+    if not TRANSPOSED[moved]:
+        assert any("stands between" in each.reason for each in result.report.left)
+        return
+    assert found(result.report)[-1] == "QuantizedMatMul"
+    assert not {"Mul", "Add"} & {*operators_of(model)}
+    verified = verify(model, result.to_proto(), inputs=FINITE)
+    assert verified.passed, verified
+    assert len(verified.products) == 1
+
+
 def test_sums_that_are_no_integers_are_still_truncated() -> None:
     weights = WEIGHTS | {"wf": codes_of().astype(F) * F(0.3)}
     model = model_of(CODES + BACK + FLOATS["codes, sums cast to int32"], weights)

@@ -28,6 +28,7 @@ from ..facts.values import (
     constant_scalar,
     has_one_element,
     producer_of,
+    skip_identity,
 )
 from ..report import Left
 from ..rule import Context
@@ -46,11 +47,14 @@ _OTHER_ZERO_POINT = "the zero point is of another type than the codes"
 
 
 def dequantizer_of(value: ir.Value) -> ir.Node | None:
-    """Returns the node that dequantizes `value`, before any Reshape and the like, or None.
+    """Returns the node that dequantizes `value`, before any Transpose that keeps rows, Reshape and the like, or None.
 
     It is an operator of ort_dynq whose output is float, or a Cast of the codes of one, which may be reshaped.
     """
+    transposes = _transposes_of(value)
     value = unreshaped(value)
+    if transposes and transposes[0].inputs[0] is not None:
+        value = skip_identity(transposes[0].inputs[0])
     node = value.producer()
     if node is None or value is not node.outputs[0]:
         return None
@@ -102,13 +106,18 @@ class Activations:
         Raises:
             Left: The codes cannot be multiplied as uint8, or their scales are not those of rows or groups.
         """
-        reshapes = reshapes_of(value)
-        if not reshapes:
-            return self._of_source(source, context, edit)
-        if reshapes[-1] not in self._activations:
+        transposes, reshapes = _transposes_of(value), reshapes_of(value)
+        last = [source, *transposes, *reshapes][-1]
+        if last not in self._activations:
+            if transposes and not _have_rank_of(transposes[0], source):
+                raise Left("the activation is transposed, and its scales are not known to have as many dimensions")
             activation = self._of_source(source, context, edit)
-            self._activations[reshapes[-1]] = _reshaped(activation, source, reshapes, groups, edit)
-        return self._activations[reshapes[-1]]
+            if transposes:
+                activation = self._transposed(activation, source, transposes, edit)
+            if reshapes:
+                activation = _reshaped(activation, source, reshapes, groups, edit)
+            self._activations[last] = activation
+        return self._activations[last]
 
     def in_smaller_groups(self, activation: Activation, count: int, factor: int, edit: Edit) -> Activation:
         """Returns an activation whose groups are cut into `factor` equal parts.
@@ -132,6 +141,24 @@ class Activations:
 
         codes, scale, zero_point = activation
         return Activation(codes, None if scale is None else repeated(scale), repeated(zero_point))
+
+    def _transposed(self, activation: Activation, source: ir.Node, transposes: list[ir.Node], edit: Edit) -> Activation:
+        """Returns the activation after Transposes that keep its rows."""
+
+        def transposed(value: ir.Value) -> ir.Value:
+            for transpose in transposes:
+                perm, shape = transpose.attributes["perm"].as_ints(), value.shape
+                new = ir.node("Transpose", [value], dict(transpose.attributes))
+                value = edit.insert(new, before=transposes[-1], origin=source)
+                if shape is not None:
+                    value.shape = ir.Shape([shape[i] for i in perm])
+            return value
+
+        def of_rows(value: ir.Value) -> ir.Value:
+            return value if has_one_scale(source) or has_one_element(value) else transposed(value)
+
+        codes, scale, zero_point = activation
+        return Activation(transposed(codes), None if scale is None else of_rows(scale), of_rows(zero_point))
 
     def _of_source(self, source: ir.Node, context: Context, edit: Edit) -> Activation:
         if source not in self._activations:
@@ -250,6 +277,28 @@ class Activations:
             else:
                 columns.append(edit.insert(ir.node("Unsqueeze", [value, axes]), before=source, origin=source))
         return columns[0], columns[1]
+
+
+def _transposes_of(value: ir.Value) -> list[ir.Node]:
+    """Returns the Transposes that keep the last axis in place, before any Reshape and the like, the first one first."""
+    nodes: list[ir.Node] = []
+    value = unreshaped(value)
+    while (node := producer_of(value, "Transpose")) is not None and node.inputs[0] is not None:
+        perm = node.attributes.get("perm")
+        if perm is None or perm.is_ref() or list(perm.as_ints())[-1] != len(perm.as_ints()) - 1:
+            break
+        nodes.insert(0, node)
+        value = skip_identity(node.inputs[0])
+    return nodes
+
+
+def _have_rank_of(transpose: ir.Node, source: ir.Node) -> bool:
+    """Returns whether scales and zero points of a dequantizer are known to be transposed as its output is."""
+    if has_one_scale(source) and source.op_type not in ("AffineFakeQuantize", "AffineDequantize"):
+        return True
+    inputs = source.inputs[:1] if source.op_type == "DynamicRangeFakeQuantize" else source.inputs[1:3]
+    ranks = [None if each.shape is None else len(each.shape) for each in inputs if each and not has_one_element(each)]
+    return all(rank == len(transpose.attributes["perm"].as_ints()) for rank in ranks)
 
 
 def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
