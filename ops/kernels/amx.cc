@@ -317,7 +317,9 @@ void conv_to_floats(const ConvBlock& block, const uint32_t* sums, int64_t row, i
         if (has_weight_zps)
           exact -= static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]) *
                    load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(code_sums) + i, kTileRows);
-        const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats) * scale1 * scale2 + bias;
+        Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats) * scale1 * scale2 + bias;
+        real = real < block.lowest ? Floats{} + block.lowest : real;
+        real = real > block.highest ? Floats{} + block.highest : real;
         float* dst = block.dst + channel * block.dst_stride + row * block.dst_row + col + i;
         if (const int64_t count = block.cols - col - i; count < kTileRows)
           store_columns<kPart>(dst, real, count);

@@ -11,8 +11,6 @@ struct V : Vector256 {
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
-  static F max(F a, F b) { return _mm256_max_ps(a, b); }
-  static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static float lowest(F a) {
     const __m128 four = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));

@@ -191,7 +191,8 @@ struct ConvBlock {
   const int32_t* channel_sums;
   const float* bias;
   ScaleOrder order;
-  uint8_t* tiles;  // conv_tiles_bytes() at a multiple of 64; for conv_tiles: image_tiles writes them
+  float lowest, highest;  // of the output, which is clipped; NaN and zeros stay as they are
+  uint8_t* tiles;         // conv_tiles_bytes() at a multiple of 64; for conv_tiles: image_tiles writes them
 };
 
 constexpr int64_t kConvSlack = 128;

@@ -206,7 +206,9 @@ void conv_some(const ConvBlock& block, int64_t row, int64_t col, int64_t count) 
       real = block.order == kScalesFirst ? real * (scale * channel_scale)
              : block.order == kRowFirst  ? real * scale * channel_scale
                                          : real * channel_scale * scale;
-      store(dst + i, real + bias);
+      real = real + bias;
+      real = real < block.lowest ? block.lowest : real;
+      store(dst + i, real > block.highest ? block.highest : real);
     }
   }
 }

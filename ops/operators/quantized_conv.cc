@@ -4,6 +4,7 @@
 // compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. A task writes
 // the image of its tile, for one group after the other, and multiplies it by the weights of 16 output channels at once.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -37,7 +38,8 @@ class QuantizedConv : public Node {
       : group_(attributes.integer("group", 1)),
         auto_pad_(read_encoding(kName, attributes, "auto_pad", AutoPad::kExplicit)),
         quad_axis_(read_encoding(kName, attributes, "quad_axis", QuadAxis::kChannels)),
-        order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)) {
+        order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)),
+        activation_(read_encoding(kName, attributes, "activation", Activation::kNone)) {
     if (group_ < 1) fail("group is " + std::to_string(group_) + ", expected 1 or more");
   }
 
@@ -93,6 +95,8 @@ class QuantizedConv : public Node {
     all.channel_sums = static_cast<const int32_t*>(channel_sum.data);
     all.bias = static_cast<const float*>(bias.data);
     all.order = order_;
+    all.lowest = activation_ == Activation::kNone ? -INFINITY : 0.0f;
+    all.highest = activation_ == Activation::kRelu6 ? 6.0f : INFINITY;
     conv.merge_axes();
     conv.flip = is_signed ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
@@ -374,6 +378,7 @@ class QuantizedConv : public Node {
   AutoPad auto_pad_;
   QuadAxis quad_axis_;
   ScaleOrder order_;
+  Activation activation_;
 };
 
 }  // namespace

@@ -23,7 +23,7 @@ import onnx
 from onnx import numpy_helper
 
 from ..errors import DynqError
-from ..operators.encodings import AutoPad, ScaleOrder
+from ..operators.encodings import Activation, AutoPad, ScaleOrder
 from ..operators.packing import pack_conv
 from ..verification.inputs import Array
 from ..verification.saturation import cpu_saturates
@@ -247,7 +247,8 @@ def _ours(convolution: Convolution, data: _Data, zero_point: int) -> tuple[str, 
     geometry = [convolution.kernel, [convolution.stride] * rank, [1] * rank, convolution.pads, convolution.pads]
     text = (  # with all attributes: onnxruntime-extensions has no defaults
         f"ort_dynq.QuantizedConv<group = {convolution.group}, auto_pad = {AutoPad.EXPLICIT.value}, "
-        f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}>"
+        f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}, "
+        f"activation = {Activation.NONE.value}>"
         "(x, scale, zero_point, weights, weight_zero_point, scales, sums, bias, geometry)"
     )
     return text, {

@@ -70,6 +70,14 @@ class ScaleOrder(Encoding):
     COLUMN_FIRST = 2, "(exact * column_scale) * scale"
 
 
+class Activation(Encoding):
+    """The activation function after a convolution."""
+
+    NONE = 0, "dst"
+    RELU = 1, "Relu(dst)"
+    RELU6 = 2, "Clip(dst, 0, 6)"
+
+
 class AutoPad(Encoding):
     """How the pads of a convolution are determined."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DynqError
-from .encodings import AutoPad, QuadAxis, ScaleOrder
+from .encodings import Activation, AutoPad, QuadAxis, ScaleOrder
 from .function_text import integer, integers, reshape, scaled
 from .packing import packed_conv_shape, unpack_conv
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
@@ -33,13 +33,16 @@ def _body(opset: int) -> str:
         end = Constant<value_ints = [{2**63 - 1}]>()
         ones_3 = Constant<value_ints = [1, 1, 1]>()
         no_geometry = Constant<value = int64[5, 3] {{1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0}}>()
+        zero = Constant<value_float = 0.0>()
         one = Constant<value_float = 1.0>()
+        six = Constant<value_float = 6.0>()
         one_code = Constant<value = uint8 {{1}}>()
         half = Constant<value = int32 {{128}}>()
         group = Constant<value_int: int = @group>()
         auto_pad = Constant<value_int: int = @auto_pad>()
         quad_axis = Constant<value_int: int = @quad_axis>()
         scale_order = Constant<value_int: int = @scale_order>()
+        activation = Constant<value_int: int = @activation>()
 
         src_shape = Shape(src)
         rank = Shape(src_shape)
@@ -164,7 +167,14 @@ def _body(opset: int) -> str:
         biased = Add(scaled, channel_bias)
         dst_counts = Slice(counts, lacking, end)
         dst_shape = Concat<axis = 0>(batch, outputs, dst_counts)
-        dst = {flat}(biased, dst_shape)
+        images_of_sums = {flat}(biased, dst_shape)
+        infinity = Div(one, zero)
+        minus_infinity = Neg(infinity)
+        has_activation = Greater(activation, {integer(Activation.NONE.value)})
+        is_relu6 = Equal(activation, {integer(Activation.RELU6.value)})
+        lowest = Where(has_activation, zero, minus_infinity)
+        highest = Where(is_relu6, six, infinity)
+        dst = Clip(images_of_sums, lowest, highest)
     }}"""
 
 
@@ -256,8 +266,15 @@ def _reference(given: Attributes, *arrays: Array) -> list[Array]:
         sums = np.matmul(weights, patches).astype(np.int64).reshape(outputs, -1)
         exact = (sums - int(zero_point.item()) * channel_sum.astype(np.int64)[:, None]).astype(np.int32)
         real = _scaled(exact.astype(np.float32), np.float32(scale.item()), channel_scale[:, None], given["scale_order"])
-        result[...] = (real + bias[:, None]).reshape(result.shape)
+        result[...] = _activated(real + bias[:, None], Activation(given["activation"])).reshape(result.shape)
     return [dst]
+
+
+def _activated(real: Array, activation: Activation) -> Array:
+    """Returns the numbers within the bounds of an activation; NaN and zeros stay as they are."""
+    if activation != Activation.NONE:
+        real = np.where(real < 0, np.float32(0), real)
+    return np.where(real > 6, np.float32(6), real) if activation == Activation.RELU6 else real
 
 
 def _scaled(real: Array, row: np.float32, column: Array, order: int) -> Array:
@@ -393,6 +410,7 @@ FAMILY = Family(
                     "The order of the multiplications by both scales, where `column_scale` means `channel_scale`.",
                     ScaleOrder,
                 ),
+                Attribute("activation", Activation.NONE, "What follows the sum; `dst` stands for it.", Activation),
             ),
             tuple(
                 Signature((code, "float32", code, "int8", "int8", "float32", "int32", "float32", "int32"), ("float32",))

@@ -245,6 +245,8 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
         while value is not result and (use := only_use(value)) is not None:
             if use.node.op_type in RESHAPES:
                 steps.append(("Reshape", use.node.outputs[0]))
+            elif use.node.op_type in ("Relu", "Clip"):  # of QuantizedConv
+                steps.append((use.node.op_type, use.node.outputs[0]))
             elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
                 steps.append((use.node.op_type, operand))
             elif use.node.op_type != "Cast" or cast_to(use.node) not in (*WIDE_TYPES, ir.DataType.FLOAT):
@@ -343,6 +345,8 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
             number = chain.number(operand, known)
             if operator == "Reshape":
                 reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
+            elif operator in ("Relu", "Clip"):
+                reference = np.clip(reference, 0, 6 if operator == "Clip" else None)
             elif operator == "Mul":
                 reference, magnitude = reference * number, magnitude * np.abs(number)
             else:

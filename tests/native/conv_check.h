@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,7 +24,7 @@ struct Problem {
   enum { kNoZeroPoints, kOneZeroPoint, kZeroPointPerChannel } zero_points = kNoZeroPoints;
   dynq::ScaleOrder order = dynq::kScalesFirst;
   int32_t zp = 0, weight_zp = 0;
-  float scale = 1;
+  float scale = 1, lowest = -INFINITY, highest = INFINITY;
   std::vector<int64_t> offsets;
   std::vector<uint8_t> image;
   std::vector<int8_t> weights, weight_zps, ones;
@@ -68,7 +69,8 @@ struct Problem {
       real = real * (order == dynq::kRowFirst ? scale : channel_scales[c]);
       real = real * (order == dynq::kRowFirst ? channel_scales[c] : scale);
     }
-    return real + bias[c];
+    real = real + bias[c];
+    return real < lowest ? lowest : real > highest ? highest : real;
   }
 };
 
@@ -97,6 +99,8 @@ inline Problem make_problem(Random& random) {
   problem.zero_points = static_cast<decltype(problem.zero_points)>(random.integer(0, 2));
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   problem.zp = static_cast<int32_t>(random.integer(0, 255));
+  if (random.one_in(2)) problem.lowest = 0;
+  if (random.one_in(4)) problem.highest = 6;
   if (problem.zero_points == Problem::kOneZeroPoint)
     problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
   const bool special = random.one_in(3), extreme = random.one_in(3);  // sums of pairs beyond 16 bits
@@ -198,6 +202,8 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   block.channel_sums = place(arenas[7], problem.channel_sums);
   block.bias = place(arenas[8], problem.bias);
   block.order = problem.order;
+  block.lowest = problem.lowest;
+  block.highest = problem.highest;
   if (problem.zero_points != Problem::kNoZeroPoints) {
     block.ones = place(arenas[5], problem.ones);
     block.code_sums =

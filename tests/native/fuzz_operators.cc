@@ -113,6 +113,7 @@ const Choices kAttributes[] = {
     {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLeast}},
     {"auto_pad", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"quad_axis", {}, {0, 1}, {2, -1, kHuge}},
+    {"activation", {}, {0, 1, 2}, {3, -1, kHuge}},
 };
 
 std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {

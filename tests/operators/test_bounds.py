@@ -109,7 +109,13 @@ def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
         strides, dilations = ((1 + n % 2,) * rank, one) if n % 3 else (one, (2,) * rank)
         pads = tuple(dilation * (length - 1) for dilation, length in zip(dilations, kernel, strict=True))
         geometry = np.array([kernel, strides, dilations, pads, [n % 2] * rank], np.int32)
-        given = {"group": group, "quad_axis": n // 2 % 2, "auto_pad": n // 5 % 3, "scale_order": n % 3}
+        given = {
+            "group": group,
+            "quad_axis": n // 2 % 2,
+            "auto_pad": n // 5 % 3,
+            "scale_order": n % 3,
+            "activation": n // 3 % 3,
+        }
         weight = packed_conv_shape((outputs, src[1] // group, *kernel), given["quad_axis"])
         zps = (outputs,) if n % 2 else ()
         yield [src, (), (), weight, zps, (outputs,), (outputs,), (outputs,), geometry], given

@@ -55,7 +55,7 @@ def message(run: Run, operator: Operator, **given: Any) -> str:
 
 
 def test_every_encoding_is_used() -> None:
-    assert len(ENCODINGS) == 11
+    assert len(ENCODINGS) == 12
     assert {attribute.encoding for operator in OPERATORS.values() for attribute in operator.attributes} == {
         None,
         *ENCODINGS,

@@ -519,7 +519,7 @@ def conv_cases(opset: int) -> Iterator[Case]:
                 zero_points=zero_points,
                 quad_axis=i // 2 % 2,
             )
-            yield Case(given | {"scale_order": order, "auto_pad": auto_pad}, inputs)
+            yield Case(given | {"scale_order": order, "auto_pad": auto_pad, "activation": i % 3}, inputs)
     for _ in range(20):
         inputs, _, given = random_conv(rng)
         if opset >= 14 or inputs[0].size * inputs[7].size:

@@ -127,10 +127,12 @@ void conv_some(const ConvBlock& block, int64_t channel, int64_t row, int64_t col
                                                            : channel_scale);
     const auto second = P::set1(block.order == kScalesFirst ? 1.0f : block.order == kRowFirst ? channel_scale : scale);
     const auto bias = P::set1(load(block.bias + channel + c));
+    const auto lowest = P::set1(block.lowest), highest = P::set1(block.highest);
     float* dst = block.dst + (channel + c) * block.dst_stride + row * block.dst_row + col;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
-      const auto real = P::add(P::mul(P::mul(P::to_float(sums[c][v]), first), second), bias);
+      const auto sum = P::add(P::mul(P::mul(P::to_float(sums[c][v]), first), second), bias);
+      const auto real = P::min(highest, P::max(lowest, sum));
       const int64_t n = block.cols - col - (Form::kByRows ? 0 : v * P::kLanes);
       if (n >= P::kLanes)
         P::store(dst + v * Form::dst_step(block), real);

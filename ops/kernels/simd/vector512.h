@@ -19,6 +19,9 @@ struct Vector512 {
 
   static F set1(float value) { return _mm512_set1_ps(value); }
   static I set1(int32_t value) { return _mm512_set1_epi32(value); }
+  // The second operand if one is NaN, or if both are zeros.
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }

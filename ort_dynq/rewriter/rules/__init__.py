@@ -7,6 +7,7 @@ builders/, and what they need to know of a model in facts/.
 from __future__ import annotations
 
 from . import (
+    conv_activation,
     decomposed,
     dynamic_quantize_linear,
     float_conv,
@@ -23,9 +24,9 @@ PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, left_products.TRUNCATION),
     (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
     (float_weights.RULE,),
-    (reductions.RULE, dynamic_quantize_linear.RULE),
+    (reductions.RULE, dynamic_quantize_linear.RULE, conv_activation.RULE),
     (left_products.RULE,),
 )
 """Each phase goes over the whole model before the next one begins: first single chains, then products of what the
-chains quantize, then the weights of products that stay float, then ranges that are left, and the
-DynamicQuantizeLinear of products of ours. The last phase reports the products that are left."""
+chains quantize, then the weights of products that stay float, then ranges that are left, and what
+stands before and after products of ours. The last phase reports the products that are left."""
