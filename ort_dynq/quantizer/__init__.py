@@ -14,7 +14,7 @@ from ..rewriter import Result
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..storage import explained, load
-from . import matmul
+from . import conv, matmul
 from .options import checked
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def quantize(
     quantized = load(model)
     options.check_patterns(quantized)
     with explained(model):
-        report = convert(quantized, ((matmul.rule(options),),))
+        report = convert(quantized, ((matmul.rule(options), conv.rule(options)),))
     if not report.findings:
         raise DynqError("the model has no float weights to quantize: it has no MatMul, Gemm or Conv")
     if report.rewritten:

@@ -11,6 +11,7 @@ from ..operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, 
 from ..rewriter.builders.activations import Activation
 from ..rewriter.edit import Edit, call
 from ..rewriter.facts.inference import Facts
+from ..rewriter.report import Left
 
 _STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
 _ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
@@ -33,6 +34,18 @@ _SYMMETRIC_ATTRIBUTES = {
     "quant_min": -127,
     "quant_max": 127,
 }
+
+
+def check_activation(value: ir.Value) -> None:
+    """Checks that a value can be quantized.
+
+    Raises:
+        Left: Its type is not known to be float32.
+    """
+    if value.dtype is None:
+        raise Left("the type of the activation is not known")
+    if value.dtype != ir.DataType.FLOAT:
+        raise Left(f"the activation is {value.dtype.name.lower()}, expected float")
 
 
 class FloatActivations:

@@ -6,6 +6,7 @@ activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,46 +14,65 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
-from ..rewriter.builders.product_tail import Channels, Tail, check_length
+from ..operators.quantized_matmul import GROUP_UNIT
+from ..rewriter.builders.product_tail import Channels, Tail, check_length, check_sums
+from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
-from ..rewriter.facts.folding import evaluate
-from ..rewriter.facts.values import integer
+from ..rewriter.facts.cost import is_tiny_matrix
+from ..rewriter.facts.grid import Grid, grid_of
+from ..rewriter.facts.inference import Facts
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
 from ..rewriter.rule import Context, Rule
-from .activations import FloatActivations
+from .activations import FloatActivations, check_activation
 from .options import Options
-from .weights import grid_of_columns
+from .weights import floats_of, grid_of_columns, grid_of_groups
 
 
 def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
         return None
-    if pattern := options.excluding(node):
-        raise Left(f"excluded by {pattern}")
+    options.check(node)
     a, b, bias = [*node.inputs, None, None, None][:3]
     if a is None or b is None:
         return None
-    facts = context.facts
-    weights = _weights(node, a, b, context)
-    columns = weights.shape[1]
-    channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
-    if bias is not None and channels.bias(bias, facts) is None:
-        raise Left("the bias is not one number for each output channel")
-    grid = grid_of_columns(weights)
+    facts, gemm = context.facts, _attributes_of(node)
+    if not facts.is_constant(b):
+        is_left = facts.is_constant(a)
+        raise Left("the weights are the left factor" if is_left else "a product of two activations")
+    check_activation(a)
+    bias = bias if gemm.beta else None
+    vector = None
+    if bias is not None:
+        rank = 1 if a.shape is None else len(a.shape)
+        columns = b.shape[0 if gemm.is_transposed else 1] if b.shape is not None and len(b.shape) == 2 else 0
+        channels = Channels(columns if isinstance(columns, int) else 0, rank=rank)
+        if channels.bias(bias, facts) is None:
+            raise Left("the bias is not one number for each output channel")
+        vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
+        if gemm.beta != 1 and vector is None:
+            raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
+    grid, note = context.shared(_Grids).of(b, gemm.is_transposed, options)
     check_length(grid)
+    channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
     edit = context.edit("QuantizedMatMul", node)
+    edit.note = note
+    if vector is not None:
+        bias = context.shared(SharedInitializers).of(vector * np.float32(gemm.beta), node, edit)
+    if gemm.has_transposed_activation:
+        a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=node)
     activations = context.shared(FloatActivations)
     if options.activations == "token":
         activation = activations.per_token(a, edit, symmetric=options.symmetric)
     else:
         activation = activations.per_tensor(a, edit)
     # The column scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
+    scale = grid.scale * np.float32(gemm.alpha)
+    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
     if bias is None:
         tail.take_bias(channels, facts)
     tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
-    if a.name is not None:
+    if node.inputs[0] is a and a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit
 
@@ -62,26 +82,77 @@ def rule(options: Options) -> Rule:
     return Rule("quantized matrix product", 13, functools.partial(_apply, options=options), reports_opset=True)
 
 
-def _weights(node: ir.Node, a: ir.Value, b: ir.Value, context: Context) -> npt.NDArray[np.float32]:
-    """Returns the float weights of a product, [K, N].
+@dataclass(frozen=True)
+class _Attributes:
+    """The attributes of a Gemm: alpha * A @ B + beta * C; their defaults are a MatMul."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    has_transposed_activation: bool = False
+    is_transposed: bool = False
+
+
+def _attributes_of(node: ir.Node) -> _Attributes:
+    """Returns the attributes of a MatMul or Gemm.
 
     Raises:
-        Left: They are not constant, not known, or not a matrix of float32; or the attributes have other effects.
+        Left: The caller of a function gives one.
     """
-    facts = context.facts
-    if not facts.is_constant(b):
-        if facts.is_constant(a):
-            raise Left("the constant is the left factor; weights are the right one")
-        raise Left("a product of two activations")
-    if node.op_type == "Gemm":
-        alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
-        if integer(node, "transA", 0) != 0 or alpha != 1 or beta != 1:
-            raise Left("the attribute transA, alpha or beta of the Gemm is not the default")
-    elements = evaluate(b, facts)
-    if elements is None:
-        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
-    if elements.dtype != np.float32:
-        raise Left(f"the weights are {elements.dtype}, expected float32")
-    if elements.ndim != 2 or not elements.size:
-        raise Left("the weights are not a matrix, or empty")
-    return elements.T if node.op_type == "Gemm" and integer(node, "transB", 0) != 0 else elements
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            raise Left(f"the attribute {name} is given by the function's caller")
+    if node.op_type == "MatMul":
+        return _Attributes()
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    return _Attributes(alpha, beta, *(node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")))
+
+
+class _Grids:
+    """The grids of the weights that several products of one model multiply: the search takes time."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._grids: dict[tuple[ir.Value, bool], tuple[Grid, str]] = {}
+
+    def of(self, b: ir.Value, is_transposed: bool, options: Options) -> tuple[Grid, str]:
+        """Returns constant weights, or their transpose, as codes, and what differs from the options.
+
+        Raises:
+            Left: They cannot become codes, or it does not pay.
+        """
+        if (b, is_transposed) in self._grids:
+            return self._grids[b, is_transposed]
+        weights = floats_of(b, self._facts)
+        if weights.ndim != 2:
+            raise Left(f"the weights are of rank {weights.ndim}, expected 2")
+        found = _grid(weights.T if is_transposed else weights, options)
+        if len(b.uses()) > 1:
+            self._grids[b, is_transposed] = found
+        return found
+
+
+def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Grid, str]:
+    """Returns weights, [K, N], as codes, and what differs from the options.
+
+    Weights that are the result of a dequantization keep its codes.
+    """
+    depth, columns = weights.shape
+    if is_tiny_matrix(depth, columns):
+        raise Left(f"{depth} x {columns} weights are too few: quantizing the activation costs more than integers save")
+    if (grid := grid_of(weights)) is not None and (grid.bits == 4 or options.weights == "int8"):
+        return grid, ""
+    if options.weights == "int4":
+        size = options.group
+        while size >= GROUP_UNIT and depth % size:
+            size //= 2
+        if size >= GROUP_UNIT:
+            differs = size != options.group
+            note = f"groups of {size}, since groups of {options.group} do not divide {depth} rows" if differs else ""
+            return grid_of_groups(weights, size), note
+        return _int8(weights), f"int8, since no group divides {depth} rows"
+    return _int8(weights), ""
+
+
+def _int8(weights: npt.NDArray[np.float32]) -> Grid:
+    check_sums(len(weights), np.zeros(1, np.int8))
+    return grid_of_columns(weights)

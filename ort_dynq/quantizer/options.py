@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs, label
+from ..rewriter.report import Left
 
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
@@ -43,9 +44,15 @@ class Options:
         group = f" group={self.group}" if self.weights == "int4" else ""
         return f"weights={self.weights}{group} activations={self.activations} symmetric={int(self.symmetric)}"
 
-    def excluding(self, node: ir.Node) -> str | None:
-        """Returns the first pattern that the name of a layer matches, or None."""
-        return next((pattern for pattern in self.exclude if fnmatch.fnmatchcase(label(node), pattern)), None)
+    def check(self, node: ir.Node) -> None:
+        """Checks that a layer is not excluded.
+
+        Raises:
+            Left: Its name matches a pattern.
+        """
+        for pattern in self.exclude:
+            if fnmatch.fnmatchcase(label(node), pattern):
+                raise Left(f"excluded by {pattern}")
 
     def check_patterns(self, model: ir.Model) -> None:
         """Checks that each pattern matches a layer.
@@ -55,7 +62,7 @@ class Options:
         """
         names = [label(node) for _, graph in graphs(model) for node in graph if is_layer(node)]
         for pattern in self.exclude:
-            if not fnmatch.filter(names, pattern):
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 some = ", ".join(dict.fromkeys(names[:_MOST_NAMES]))
                 raise DynqError(f"no layer matches {pattern}; names of layers are {some}, ...")
 

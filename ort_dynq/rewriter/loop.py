@@ -99,7 +99,7 @@ def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
     if problem:
         return replace(found, reason=problem)
     edit.apply(rule.name)
-    return replace(found, operator=edit.operator)
+    return replace(found, operator=edit.operator, reason=edit.note)
 
 
 def _opset_problem(rule: Rule, context: Context) -> str:
