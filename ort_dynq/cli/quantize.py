@@ -59,6 +59,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="leave layers float whose name matches, such as 'lm_head' or '*/attention/*'; may be repeated",
     )
+    parser.add_argument(
+        "--from-dynamic",
+        action="store_true",
+        help="IN is a model that onnxruntime's quantize_dynamic made: keep its weights, and quantize its activations "
+        "per token",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
@@ -74,6 +80,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             activations=arguments.activations,
             symmetric=arguments.symmetric,
             exclude=arguments.exclude,
+            from_dynamic=arguments.from_dynamic,
         )
     with working(f"writing {target}"):
         result.save(target)

@@ -12,6 +12,7 @@ from ..rewriter.builders.activations import Activation
 from ..rewriter.edit import Edit, call
 from ..rewriter.facts.inference import Facts
 from ..rewriter.report import Left
+from .options import Options
 
 _STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
 _ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
@@ -56,14 +57,17 @@ class FloatActivations:
         self._facts = facts
         self._activations: dict[tuple[object, ...], Activation] = {}
 
-    def per_token(self, value: ir.Value, edit: Edit, *, symmetric: bool) -> Activation:
-        """Returns the codes of a matrix with one scale for each row.
+    def of_rows(self, value: ir.Value, edit: Edit, options: Options) -> Activation:
+        """Returns the codes of a matrix, quantized as the options say.
 
         Args:
             value: float32, [..., K].
             edit: The edit of the product, before which new nodes are inserted.
-            symmetric: Whether there are no zero points.
+            options: The options.
         """
+        if options.activations == "tensor":
+            return self.of_tensor(value, edit)
+        symmetric = options.symmetric
         key = edit.node.graph, value, symmetric
         if key not in self._activations:
             constants, attributes = (
@@ -77,7 +81,7 @@ class FloatActivations:
             self._insert(key, call("DynamicRangeQuantize", inputs, **attributes), value, rows, edit)
         return self._activations[key]
 
-    def per_tensor(self, value: ir.Value, edit: Edit) -> Activation:
+    def of_tensor(self, value: ir.Value, edit: Edit) -> Activation:
         """Returns the codes of a tensor with one scale and one zero point for all elements.
 
         Args:

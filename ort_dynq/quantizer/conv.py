@@ -5,8 +5,6 @@ activation, Conv, [Add bias]    -> DynamicQuantizeLinear, QuantizedConv
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import onnx_ir as ir
 
@@ -18,13 +16,14 @@ from ..rewriter.edit import Edit
 from ..rewriter.facts.cost import is_tiny_convolution
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
-from ..rewriter.rule import Context, Rule
+from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
 from .weights import floats_of, grid_of_columns
 
 
-def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
+def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
+    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     options.check(node)
@@ -50,7 +49,7 @@ def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if is_tiny_convolution(node, weights.codes):
         raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
     edit = context.edit("QuantizedConv", node)
-    activation = context.shared(FloatActivations).per_tensor(a, edit)
+    activation = context.shared(FloatActivations).of_tensor(a, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
     tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if bias is None:
@@ -59,8 +58,3 @@ def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit
-
-
-def rule(options: Options) -> Rule:
-    """Returns the rule with these options."""
-    return Rule("quantized convolution", 13, functools.partial(_apply, options=options), reports_opset=True)

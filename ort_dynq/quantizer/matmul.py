@@ -5,7 +5,6 @@ activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +22,17 @@ from ..rewriter.facts.grid import Grid, grid_of
 from ..rewriter.facts.inference import Facts
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
-from ..rewriter.rule import Context, Rule
+from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
 from .weights import floats_of, grid_of_columns, grid_of_groups
 
+OF_ACTIVATIONS = "a product of two activations"
+"""The reason why a product without weights is left."""
 
-def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
+
+def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
+    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
         return None
     options.check(node)
@@ -39,7 +42,7 @@ def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     facts, gemm = context.facts, _attributes_of(node)
     if not facts.is_constant(b):
         is_left = facts.is_constant(a)
-        raise Left("the weights are the left factor" if is_left else "a product of two activations")
+        raise Left("the weights are the left factor" if is_left else OF_ACTIVATIONS)
     check_activation(a)
     bias = bias if gemm.beta else None
     vector = None
@@ -61,11 +64,7 @@ def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         bias = context.shared(SharedInitializers).of(vector * np.float32(gemm.beta), node, edit)
     if gemm.has_transposed_activation:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=node)
-    activations = context.shared(FloatActivations)
-    if options.activations == "token":
-        activation = activations.per_token(a, edit, symmetric=options.symmetric)
-    else:
-        activation = activations.per_tensor(a, edit)
+    activation = context.shared(FloatActivations).of_rows(a, edit, options)
     # The column scales come first: the product of two scales may be too small for float32.
     scale = grid.scale * np.float32(gemm.alpha)
     tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
@@ -79,7 +78,9 @@ def _apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
 
 def rule(options: Options) -> Rule:
     """Returns the rule with these options."""
-    return Rule("quantized matrix product", 13, functools.partial(_apply, options=options), reports_opset=True)
+    return Rule(
+        "quantized matrix product", OLDEST_OPSET, functools.partial(_apply, options=options), reports_opset=True
+    )
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ..rewriter.report import Left
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Conv")
-"""The operators that become products of integers."""
+LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
+"""The operators that rules of this package quantize or report as left."""
 _MOST_NAMES = 3  # in a message
 
 
@@ -86,5 +86,5 @@ def checked(weights: str, group: int | None, activations: str, symmetric: bool, 
 
 
 def is_layer(node: ir.Node) -> bool:
-    """Returns whether a node is of an operator that can become a product of integers."""
+    """Returns whether a node is a product that may have weights."""
     return node.domain in STANDARD_DOMAINS and node.op_type in LAYERS
