@@ -56,10 +56,3 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if x.name is not None:
         edit.metadata[ACTIVATION] = x.name
     return edit
-
-
-def rule(options: Options) -> Rule:
-    """Returns the rule with these options."""
-    return Rule(
-        "product of quantize_dynamic", OLDEST_OPSET, functools.partial(_apply, options=options), reports_opset=True
-    )

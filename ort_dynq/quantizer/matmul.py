@@ -76,13 +76,6 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     return edit
 
 
-def rule(options: Options) -> Rule:
-    """Returns the rule with these options."""
-    return Rule(
-        "quantized matrix product", OLDEST_OPSET, functools.partial(_apply, options=options), reports_opset=True
-    )
-
-
 @dataclass(frozen=True)
 class _Attributes:
     """The attributes of a Gemm: alpha * A @ B + beta * C; their defaults are a MatMul."""
