@@ -25,7 +25,7 @@ from ..rewriter.report import Left
 from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
-from .weights import floats_of, grid_of_columns, grid_of_groups
+from .weights import floats_of, grid_of_columns, grid_of_groups, release
 
 OF_ACTIVATIONS = "a product of two activations"
 """The reason why a product without weights is left."""
@@ -116,20 +116,22 @@ class _Grids:
         """
         if (b, is_transposed) in self._grids:
             return self._grids[b, is_transposed]
-        weights = floats_of(b, self._facts)
-        if weights.ndim != 2:
-            raise Left(f"the weights are of rank {weights.ndim}, expected 2")
-        found = _grid(weights.T if is_transposed else weights, options)
+        found = _grid(floats_of(b, self._facts), is_transposed, options)
+        release(b)
         if len(b.uses()) > 1:
             self._grids[b, is_transposed] = found
         return found
 
 
-def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Grid, str]:
-    """Returns weights, [K, N], as codes, and what differs from the options.
+def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Options) -> tuple[Grid, str]:
+    """Returns weights, [K, N], or [N, K] if they are transposed, as codes, and what differs from the options.
 
     Weights that are the result of a dequantization keep its codes.
     """
+    if weights.ndim != 2:
+        raise Left(f"the weights are of rank {weights.ndim}, expected 2")
+    if is_transposed:
+        weights = weights.T
     depth, columns = weights.shape
     if is_tiny_matrix(depth, columns):
         raise Left(f"{depth} x {columns} weights are too few: quantizing the activation costs more than integers save")

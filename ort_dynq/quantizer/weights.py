@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,16 @@ def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
     if not elements.size:
         raise Left("the weights are empty")
     return elements
+
+
+def release(weights: ir.Value) -> None:
+    """Unmaps the files of external data that weights are computed from; they would take memory once for all layers."""
+    node, tensor = weights.producer(), weights.const_value
+    for value in () if node is None else node.inputs:
+        if value is not None:
+            release(value)
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
 
 
 def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:
@@ -86,12 +97,16 @@ def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:
     depth, columns = weights.shape
     codes, scale = np.empty((depth, columns), np.int8), np.empty((depth // group_size, columns), np.float32)
     count = max(1, _BLOCK_ROWS // group_size)
-    for block in _blocks(columns):
+
+    def quantize(block: slice) -> None:
         for first in range(0, len(scale), count):
             groups, rows = slice(first, first + count), slice(first * group_size, (first + count) * group_size)
             part = np.ascontiguousarray(weights[rows, block])
             found, scale[groups, block] = _searched(part.reshape(-1, group_size, part.shape[1]))
             codes[rows, block] = found.reshape(part.shape)
+
+    with ThreadPoolExecutor() as pool:  # NumPy releases the GIL
+        list(pool.map(quantize, _blocks(columns)))
     return Grid(codes, np.full(1, _ZERO_OF_4_BITS, np.int8), scale, 4, group_size)
 
 
