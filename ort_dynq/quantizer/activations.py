@@ -46,7 +46,7 @@ def check_activation(value: ir.Value) -> None:
     if value.dtype is None:
         raise Left("the type of the activation is not known")
     if value.dtype != ir.DataType.FLOAT:
-        raise Left(f"the activation is {value.dtype.name.lower()}, expected float")
+        raise Left(f"the activation is {value.dtype.name.lower()}, expected float32")
 
 
 class FloatActivations:
