@@ -24,6 +24,7 @@ from . import conv, matmul
 from . import from_dynamic as from_dynamic_rule
 from .options import checked
 from .quantized_models import check_is_float
+from .weights import OF_ACTIVATIONS
 
 if TYPE_CHECKING:
     from ..runtime import Model
@@ -82,7 +83,7 @@ def quantize(
     with explained(model):
         _check_opset(quantized)
         report = convert(quantized, (rules, (dynamic_quantize_linear.RULE,)))
-    if not any(finding.reason != matmul.OF_ACTIVATIONS for finding in report.findings):
+    if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"

@@ -31,7 +31,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     options.check(node)
     if node.op_type == "ConvInteger":
         return integer_conv.RULE.apply(node, context)
-    facts, (codes, _, zero_point) = context.facts, [*node.inputs, None][:3]
+    facts, (codes, _, zero_point) = context.facts, [*node.inputs, None, None, None][:3]
     quantizer = None if codes is None else producer_of(skip_identity(codes), "DynamicQuantizeLinear")
     x = None if quantizer is None else quantizer.inputs[0]
     if codes is None or quantizer is None or x is None or zero_point is not quantizer.outputs[2]:

@@ -25,10 +25,7 @@ from ..rewriter.report import Left
 from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
-from .weights import floats_of, grid_of_columns, grid_of_groups, release
-
-OF_ACTIVATIONS = "a product of two activations"
-"""The reason why a product without weights is left."""
+from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
 
 def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
@@ -40,24 +37,19 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if a is None or b is None:
         return None
     facts, gemm = context.facts, _attributes_of(node)
-    if not facts.is_constant(b):
-        is_left = facts.is_constant(a)
-        raise Left("the weights are the left factor" if is_left else OF_ACTIVATIONS)
+    if facts.is_constant(a) and not facts.is_constant(b):
+        raise Left("the weights are the left factor")
+    check_constant(b, facts)
     check_activation(a)
-    bias = bias if gemm.beta else None
-    vector = None
-    if bias is not None:
-        rank = 1 if a.shape is None else len(a.shape)
-        columns = b.shape[0 if gemm.is_transposed else 1] if b.shape is not None and len(b.shape) == 2 else 0
-        channels = Channels(columns if isinstance(columns, int) else 0, rank=rank)
-        if channels.bias(bias, facts) is None:
-            raise Left("the bias is not one number for each output channel")
-        vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
-        if gemm.beta != 1 and vector is None:
-            raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
     grid, note = context.shared(_Grids).of(b, gemm.is_transposed, options)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
+    bias = bias if gemm.beta else None
+    if bias is not None and channels.bias(bias, facts) is None:
+        raise Left("the bias is not one number for each output channel")
+    vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
+    if bias is not None and gemm.beta != 1 and vector is None:
+        raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
     edit = context.edit("QuantizedMatMul", node)
     edit.note = note
     if vector is not None:

@@ -32,17 +32,17 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
             f"the model is quantized with constant scales ({found['static']} nodes), which ONNX Runtime runs well; "
             "run it as it is, or quantize the float model that it was made from"
         )
-    if found["run-time"]:
+    if found["run-time"] or (found["product"] and not found["quantizer"]):
         raise DynqError(
-            f"the model has quantization with run-time scales ({found['run-time']} QuantizeLinear); "
+            "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
             "use ort-dynq rewrite, or quantize the float model that it was made from"
         )
-    if found["dynamic"] and not from_dynamic:
+    if found["product"] and not from_dynamic:
         raise DynqError(
             f"the model is quantized by quantize_dynamic ({found['dynamic']} integer products); quantize the float "
             "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
         )
-    if from_dynamic and not found["dynamic"]:
+    if from_dynamic and not found["product"]:
         raise DynqError(
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
             f"{' or '.join(PRODUCTS)}; leave it out to quantize a float model"
@@ -50,12 +50,15 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
 
 
 def _kind(node: ir.Node) -> str | None:
+    """Returns what a node shows of its model's quantization; None if it shows nothing."""
     if node.domain == DOMAIN:
         return "ours"
     if node.op_type in _STATIC:
         return "static"
     if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
-        return "dynamic"
+        return "product"
+    if node.domain in STANDARD_DOMAINS and node.op_type == "DynamicQuantizeLinear":
+        return "quantizer"
     if node.domain not in STANDARD_DOMAINS or node.op_type != "QuantizeLinear" or _is_stored(node.inputs[0]):
         return None
     return "static" if _is_stored(node.inputs[1]) else "run-time"

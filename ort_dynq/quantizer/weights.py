@@ -20,6 +20,20 @@ _LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
 _ZERO_OF_4_BITS = 8
 _CLIPS = (1.0, 0.94, 0.88, 0.82, 0.76, 0.7)
 """The shares of a group's largest magnitude at which the search clips; smaller ones and more of them gain little."""
+OF_ACTIVATIONS = "a product of two activations"
+"""The reason why a product without weights is left."""
+
+
+def check_constant(weights: ir.Value, facts: Facts) -> None:
+    """Checks that weights are constant.
+
+    Raises:
+        Left: They are computed at run time, or a caller of the model may override them.
+    """
+    if weights.is_initializer() and weights.is_graph_input():
+        raise Left("the weights are an input of the model as well, which may override them; remove this input")
+    if not facts.is_constant(weights):
+        raise Left(OF_ACTIVATIONS)
 
 
 def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:

@@ -70,6 +70,24 @@ def test_a_bias_after_it_is_folded_and_activations_are_shared() -> None:
     assert np.allclose(run(result, X), bias, atol=1e-4)
 
 
+@pytest.mark.parametrize("bias", [None, "of the Conv", "added"])
+def test_batch_normalization_is_folded(bias: str | None) -> None:
+    c = floats(24, 1, 1, seed=2)
+    nodes = [
+        helper.make_node("Conv", ["x", "w", *(["c"] if bias == "of the Conv" else [])], ["p"]),
+        helper.make_node("Add" if bias == "added" else "Identity", ["p", *(["c"] if bias == "added" else [])], ["q"]),
+        helper.make_node("BatchNormalization", ["q", "gain", "shift", "mean", "variance"], ["y"], epsilon=0.01),
+    ]
+    constants = {"w": floats(24, 8, 3, 3), "variance": np.abs(floats(24, seed=3))}
+    constants |= {"c": c if bias == "added" else c.reshape(-1)}
+    constants |= {name: floats(24, seed=seed) for seed, name in enumerate(("gain", "shift", "mean"), 4)}
+    model = model_of(nodes, constants, shape=X.shape)
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert "BatchNormalization" not in result.report.after
+    assert squared_error(run(result, X), run_float(model, X)) < 1e-4
+
+
 def test_int4_leaves_convolutions_int8() -> None:
     model = _conv(floats(24, 8, 3, 3), None, {})
     assert run(ort_dynq.quantize(model, weights="int4"), X).tobytes() == run(ort_dynq.quantize(model), X).tobytes()

@@ -175,6 +175,10 @@ LEFT = {
     "sums of 70000 products may overflow int32": product(np.ones((70000, 32), F) + floats(1, 32), shape=("M", 70000)),
 }
 
+OVERRIDABLE = product(W)
+OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
+LEFT["the weights are an input of the model as well, which may override them; remove this input"] = OVERRIDABLE
+
 
 @pytest.mark.parametrize("reason", LEFT)
 def test_left(reason: str) -> None:
