@@ -74,13 +74,13 @@ def quantize(
     """
     options = checked(weights, group, activations, symmetric, exclude)
     quantized = load(model)
-    check_is_float(quantized, from_dynamic=from_dynamic)
-    options.check_patterns(quantized)
     rules = [
         Rule(name, _OLDEST_OPSET, functools.partial(apply, options=options), reports_opset=True)
         for name, apply in _RULES
     ]
     with explained(model):
+        check_is_float(quantized, from_dynamic=from_dynamic)
+        options.check_patterns(quantized)
         _check_opset(quantized)
         report = convert(quantized, (rules, (dynamic_quantize_linear.RULE,)))
     if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):

@@ -15,6 +15,7 @@ from ..rewriter.facts.inference import Facts
 from ..rewriter.report import Left
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of a step: the temporary arrays take several times its size
+_THREADS = 4  # more of them would need more temporary arrays
 _LARGEST_CODE = np.float32(127)
 _LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
 _ZERO_OF_4_BITS = 8
@@ -119,7 +120,7 @@ def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:
             found, scale[groups, block] = _searched(part.reshape(-1, group_size, part.shape[1]))
             codes[rows, block] = found.reshape(part.shape)
 
-    with ThreadPoolExecutor() as pool:  # NumPy releases the GIL
+    with ThreadPoolExecutor(_THREADS) as pool:  # NumPy releases the GIL
         list(pool.map(quantize, _blocks(columns)))
     return Grid(codes, np.full(1, _ZERO_OF_4_BITS, np.int8), scale, 4, group_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,26 @@ def test_external_data(tmp_path: Path) -> None:
     (tmp_path / "weights").unlink()  # the result needs the float weights no more
     content = (tmp_path / "int8.onnx").read_bytes()
     assert content == ort_dynq.quantize(two_layers()).to_proto().SerializeToString()
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_memory(tmp_path: Path, weights: str) -> None:
+    """One layer at a time is in memory: beyond the result, at most 1.5 times the largest tensor."""
+    size, layers = 1024, 3
+    values = ["x", *(f"x{i}" for i in range(1, layers)), "y"]
+    nodes = [helper.make_node("MatMul", [values[i], f"w{i}"], [values[i + 1]]) for i in range(layers)]
+    constants = {f"w{i}": floats(size, size, seed=i) for i in range(layers)}
+    model = model_of(nodes, constants, shape=("M", size))
+    onnx.save(model, tmp_path / "float.onnx", save_as_external_data=True, location="weights")
+    ort_dynq.quantize(product(W), weights=weights)  # loads modules
+    tracemalloc.start()
+    try:
+        result = ort_dynq.quantize(tmp_path / "float.onnx", weights=weights)
+        needed, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert operators(result)["QuantizedMatMul"] == layers
+    assert peak - needed < 1.5 * 4 * size**2
 
 
 def _of_quantize_dynamic(model: onnx.ModelProto, folder: Path, **options: object) -> onnx.ModelProto:
