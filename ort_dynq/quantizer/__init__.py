@@ -20,7 +20,7 @@ from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.rule import Rule
 from ..rewriter.rules import dynamic_quantize_linear
 from ..storage import explained, load
-from . import conv, matmul
+from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
 from .options import checked
 from .quantized_models import check_is_float
@@ -36,6 +36,7 @@ _RULES = (
     ("quantized matrix product", matmul.apply),
     ("quantized convolution", conv.apply),
     ("product of quantize_dynamic", from_dynamic_rule.apply),
+    ("other layer", other_layers.apply),
 )
 
 

@@ -28,14 +28,12 @@ from .weights import check_constant, floats_of, grid_of_columns
 
 def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
+    if node.domain not in STANDARD_DOMAINS or node.op_type != "Conv":
         return None
     options.check(node)
     a, w, bias = [*node.inputs, None, None, None][:3]
     if a is None or w is None:
         return None
-    if node.op_type == "ConvTranspose":
-        raise Left("ort_dynq has no integer product for a transposed convolution")
     facts = context.facts
     check_constant(w, facts)
     check_activation(a)

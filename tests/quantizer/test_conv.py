@@ -105,9 +105,3 @@ def test_int4_leaves_convolutions_int8() -> None:
 def test_left(weights: np.ndarray, attributes: dict[str, object], reason: str) -> None:
     (text,) = reasons(ort_dynq.quantize(_conv(weights, None, attributes)))
     assert text.startswith(reason)
-
-
-def test_transposed_convolution() -> None:
-    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"])
-    (text,) = reasons(ort_dynq.quantize(model_of([node], {"w": floats(8, 24, 3, 3)}, shape=X.shape)))
-    assert "transposed convolution" in text

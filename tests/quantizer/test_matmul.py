@@ -175,6 +175,13 @@ LEFT = {
     "sums of 70000 products may overflow int32": product(np.ones((70000, 32), F) + floats(1, 32), shape=("M", 70000)),
 }
 
+MICROSOFT = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
+LEFT[MICROSOFT] = _left(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
+LEFT[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
+LSTM = helper.make_node("LSTM", ["x", "b", "r"], ["y"], hidden_size=8)
+LEFT["ort_dynq has no integer LSTM"] = model_of([LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K))
+TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
+LEFT["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
 OVERRIDABLE = product(W)
 OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
 LEFT["the weights are an input of the model as well, which may override them; remove this input"] = OVERRIDABLE
