@@ -15,8 +15,8 @@ from ..rewriter.report import Left
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
-"""The operators that rules of this package quantize."""
+LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
+"""The operators that rules of this package quantize or report as left."""
 _MOST_NAMES = 3  # in a message
 
 
