@@ -20,6 +20,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     is_of_optimizer = node.domain == "com.microsoft" and node.op_type in _OF_OPTIMIZER
     if not (is_standard or is_of_optimizer) or len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):
         return None
+    options.check(node)
     if is_standard:
         raise Left(f"ort_dynq has no integer {node.op_type}")
     raise Left("ONNX Runtime's optimizer made this operator; quantize the model before it is optimized")
