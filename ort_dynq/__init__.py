@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .backends.prepare import ready_for_extensions
     from .backends.register import register
     from .library import get_library_path
+    from .quantizer import quantize
     from .rewriter import rewrite
     from .session import InferenceSession
     from .verification import verify
@@ -21,6 +22,7 @@ else:
     _MODULES = {
         "InferenceSession": "session",
         "get_library_path": "library",
+        "quantize": "quantizer",
         "ready_for_extensions": "backends.prepare",
         "register": "backends.register",
         "rewrite": "rewriter",
@@ -45,6 +47,7 @@ __all__ = [
     "InferenceSession",
     "__version__",
     "get_library_path",
+    "quantize",
     "ready_for_extensions",
     "register",
     "rewrite",

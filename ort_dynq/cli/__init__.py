@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import bench, command, doctor, inspect, report, rewrite, verify
+from . import bench, command, doctor, inspect, quantize, report, rewrite, verify
 
 COMMANDS = (
+    quantize.COMMAND,
     rewrite.COMMAND,
     inspect.COMMAND,
     report.COMMAND,

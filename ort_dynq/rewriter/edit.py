@@ -66,12 +66,14 @@ class Edit:
         node: The node that the rule was applied to. New nodes inherit its metadata.
         facts: What is known of the model.
         metadata: More metadata for the main node.
+        note: What the report says of the conversion; empty if there is nothing to say.
     """
 
     operator: str
     node: ir.Node
     facts: Facts
     metadata: dict[str, str] = field(default_factory=dict)
+    note: str = ""
     _main: ir.Node | None = None
     _insertions: list[_Insertion] = field(default_factory=list)
     _initializers: list[tuple[ir.Value, ir.Graph]] = field(default_factory=list)

@@ -12,3 +12,6 @@ multiplied. Verification reads it."""
 
 DEQUANTIZES = "ort_dynq.dequantizes"
 """On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""
+
+QUANTIZED = "ort_dynq.quantized"
+"""On a model that was quantized: the options, such as "weights=int8 activations=token symmetric=0"."""

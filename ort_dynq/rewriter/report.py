@@ -35,7 +35,7 @@ class Finding:
         graph: The path of its graph: ``main``, the path of a subgraph, or ``function <name>``.
         rule: The name of the rule.
         operator: The operator that it became; None if it was left.
-        reason: Why it was left; empty if it was converted.
+        reason: Why it was left, or converted in another form than asked for; else empty.
     """
 
     node: str

@@ -55,7 +55,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, which the loop (rewriter/__init__.py) applies to every node.
+    """A rule, which the loop (loop.py) applies to every node.
 
     Attributes:
         name: The name in reports and metadata.

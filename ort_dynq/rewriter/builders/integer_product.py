@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..edit import Edit
 from ..facts.folding import evaluate
+from ..facts.grid import Grid
 from ..facts.inference import Facts
 from ..facts.shapes import is_shape_of_rows
 from ..facts.values import CODE_TYPES, WIDE_TYPES, cast_to, constant_scalar, has_one_element, producer_of, skip_identity
@@ -125,6 +126,22 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[npt.NDArray[np.int8], npt.N
     if zeros.dtype != elements.dtype:
         raise Left("the zero points of the weights are of another type than the weights")
     return _as_signed(elements), _as_signed(zeros)
+
+
+def grid_of_weights(node: ir.Node, facts: Facts) -> Grid:
+    """Returns the weights of a MatMulInteger, [K, N], and their zero points as int8; the scales are 1.
+
+    Raises:
+        Left: They are not known.
+    """
+    elements, zeros = weights_of(node, facts)
+    if elements.ndim != 2 or not elements.size:
+        raise Left("the weights are not a matrix, or empty")
+    columns = elements.shape[1]
+    if zeros.shape not in ((), (1,), (columns,)):
+        raise Left("the zero points of the weights are not one number for each output channel")
+    zeros = zeros.reshape(1, -1) if (zeros != zeros.reshape(-1)[0]).any() else zeros.reshape(-1)[:1]
+    return Grid(elements, zeros, np.ones((1, columns), np.float32))
 
 
 def _as_signed(codes: npt.NDArray[Any]) -> npt.NDArray[np.int8]:

@@ -19,6 +19,7 @@ _FEWEST_PRODUCTS = 4096
 _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
+_FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 # Kernels multiply 16 positions at once; a depthwise convolution does little else for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
@@ -84,6 +85,16 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
     is_reshaped = bool(reshapes_of(activation))
     fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
     return elements * columns < fewest
+
+
+def is_tiny_matrix(depth: int, columns: int) -> bool:
+    """Returns whether quantizing the activation of a float product costs more than integers save, for any rows.
+
+    Args:
+        depth: The length of a row of the activation.
+        columns: The number of output channels.
+    """
+    return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:

@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..builders.integer_product import converted, is_static, weights_of, wide_codes_of
+from ..builders.integer_product import converted, grid_of_weights, is_static, wide_codes_of
 from ..builders.product_tail import Channels, check_length, tail_of
 from ..builders.unsigned_codes import UnsignedCodes
 from ..edit import Edit
@@ -104,7 +104,9 @@ def _of_codes(node: ir.Node, context: Context) -> Edit:
     if tail_of(node, codes, _columns(codes, weights), context.facts) is None:
         raise Left(_NO_TAIL)
     is_signed = codes.dtype == ir.DataType.INT8
-    return _as_one_operator(node, _Factors(codes, codes, is_signed, zero_point, _grid(node, context.facts)), context)
+    return _as_one_operator(
+        node, _Factors(codes, codes, is_signed, zero_point, grid_of_weights(node, context.facts)), context
+    )
 
 
 def _as_one_operator(node: ir.Node, factors: _Factors, context: Context) -> Edit:
@@ -168,22 +170,6 @@ def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
     if grid is None:
         raise Left("the weights are not a matrix of integers of 8 bits")
     return grid
-
-
-def _grid(node: ir.Node, facts: Facts) -> Grid:
-    """Returns weights [K, N] and their zero points as int8; the scales are not those of the tail.
-
-    Raises:
-        Left: They are not known.
-    """
-    elements, zeros = weights_of(node, facts)
-    if elements.ndim != 2 or not elements.size:
-        raise Left("the weights are not a matrix, or empty")
-    columns = elements.shape[1]
-    if zeros.shape not in ((), (1,), (columns,)):
-        raise Left("the zero points of the weights are not one number for each output channel")
-    zeros = zeros.reshape(1, -1) if (zeros != zeros.reshape(-1)[0]).any() else zeros.reshape(-1)[:1]
-    return Grid(elements, zeros, np.ones((1, columns), np.float32))
 
 
 def _zero_point_of(subtracted: npt.NDArray[np.int32], zero_point: float | None, grid: Grid) -> float | None:

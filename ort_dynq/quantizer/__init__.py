@@ -1,0 +1,101 @@
+"""The quantizer: turns the matrix products and convolutions of a float model into products of integers.
+
+It is the rewriter's loop with other rules. Each file of this package is one rule or a part that rules share: the result
+has the same operators and functions as a rewritten model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from ..errors import DynqError
+from ..graphs import STANDARD_DOMAINS
+from ..rewriter import Result
+from ..rewriter.loop import convert
+from ..rewriter.metadata import EXACT, QUANTIZED
+from ..rewriter.rule import Rule
+from ..rewriter.rules import dynamic_quantize_linear
+from ..storage import explained, load
+from . import conv, matmul, other_layers
+from . import from_dynamic as from_dynamic_rule
+from .options import checked
+from .quantized_models import check_is_float
+from .weights import OF_ACTIVATIONS
+
+if TYPE_CHECKING:
+    from ..runtime import Model
+
+__all__ = ["quantize"]
+
+_OLDEST_OPSET = 13
+_RULES = (
+    ("quantized matrix product", matmul.apply),
+    ("quantized convolution", conv.apply),
+    ("product of quantize_dynamic", from_dynamic_rule.apply),
+    ("other layer", other_layers.apply),
+)
+
+
+def quantize(
+    model: Model,
+    *,
+    weights: str = "int8",
+    group: int | None = None,
+    activations: str = "token",
+    symmetric: bool = False,
+    exclude: Iterable[str] = (),
+    from_dynamic: bool = False,
+) -> Result:
+    """Turns matrix products and convolutions with constant float weights into products of integers.
+
+    Weights become integers now, activations at run time. No calibration data are needed. The given model is not
+    changed. The new model keeps the names of inputs and outputs, and refers to the same external data.
+
+    Args:
+        model: A path, a serialized model, a ModelProto or an onnx_ir Model.
+        weights: "int8" with one scale for each output channel, or "int4" with one for each group.
+        group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
+        activations: "token" for one scale for each row of a matrix, or "tensor" for one for all.
+        symmetric: Whether activations have no zero point.
+        exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay float. A layer has the name of
+            its node, or of its output if the node has none.
+        from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
+            weights, and those of matrices get activations as given here.
+
+    Returns:
+        The new model, and the report of the layers that were quantized or left.
+
+    Raises:
+        DynqError: The file is missing or is not a valid ONNX model; it is quantized already, is of an opset before 13
+            or has no float weights; an option is wrong, or a pattern matches no layer.
+    """
+    options = checked(weights, group, activations, symmetric, exclude)
+    quantized = load(model)
+    rules = [
+        Rule(name, _OLDEST_OPSET, functools.partial(apply, options=options), reports_opset=True)
+        for name, apply in _RULES
+    ]
+    with explained(model):
+        check_is_float(quantized, from_dynamic=from_dynamic)
+        options.check_patterns(quantized)
+        _check_opset(quantized)
+        report = convert(quantized, (rules, (dynamic_quantize_linear.RULE,)))
+    if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):
+        raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
+    if report.rewritten:
+        quantized.metadata_props[EXACT] = "0"
+        quantized.metadata_props[QUANTIZED] = options.text
+    return Result(quantized, report)
+
+
+def _check_opset(model: ir.Model) -> None:
+    versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
+    if versions and versions[0] < _OLDEST_OPSET:
+        raise DynqError(
+            f"the model is of opset {versions[0]}, expected {_OLDEST_OPSET} or newer; convert it by onnx's "
+            "version_converter"
+        )

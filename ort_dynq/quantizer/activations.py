@@ -1,0 +1,104 @@
+"""Quantizes the float activations of products at run time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
+from ..rewriter.builders.activations import Activation
+from ..rewriter.edit import Edit, call
+from ..rewriter.facts.inference import Facts
+from ..rewriter.report import Left
+from .options import Options
+
+_STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
+_ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
+_ASYMMETRIC_ATTRIBUTES = {
+    **_STORED,
+    "range_kind": int(RangeKind.MIN_MAX_WITH_ZERO),
+    "zero_point_rule": int(ZeroPointRule.ROUND_CLIPPED),
+    "zero_point_type": int(CodeType.UINT8),
+    "code_type": int(CodeType.UINT8),
+    "quant_min": 0,
+    "quant_max": 255,
+}
+"""The formula of DynamicQuantizeLinear, for each row."""
+_SYMMETRIC = RangeConstants(divisor=127, scale_of_zero=1)
+_SYMMETRIC_ATTRIBUTES = {
+    **_STORED,
+    "range_kind": int(RangeKind.ABS_MAX),
+    "zero_point_type": int(CodeType.INT8),
+    "code_type": int(CodeType.INT8),
+    "quant_min": -127,
+    "quant_max": 127,
+}
+
+
+def check_activation(value: ir.Value) -> None:
+    """Checks that a value can be quantized.
+
+    Raises:
+        Left: Its type is not known to be float32.
+    """
+    if value.dtype is None:
+        raise Left("the type of the activation is not known")
+    if value.dtype != ir.DataType.FLOAT:
+        raise Left(f"the activation is {value.dtype.name.lower()}, expected float32")
+
+
+class FloatActivations:
+    """The quantized forms of the float activations of one model; the products of one activation share them."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any activation."""
+        self._facts = facts
+        self._activations: dict[tuple[object, ...], Activation] = {}
+
+    def of_rows(self, value: ir.Value, edit: Edit, options: Options) -> Activation:
+        """Returns the codes of a matrix, quantized as the options say.
+
+        Args:
+            value: float32, [..., K].
+            edit: The edit of the product, before which new nodes are inserted.
+            options: The options.
+        """
+        if options.activations == "tensor":
+            return self.of_tensor(value, edit)
+        symmetric = options.symmetric
+        key = edit.node.graph, value, symmetric
+        if key not in self._activations:
+            constants, attributes = (
+                (_SYMMETRIC, _SYMMETRIC_ATTRIBUTES) if symmetric else (_ASYMMETRIC, _ASYMMETRIC_ATTRIBUTES)
+            )
+            inputs = [value] + [
+                edit.add_constant(each, before=edit.node)
+                for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
+            ]
+            rows = None if value.shape is None else ir.Shape([*value.shape[:-1], 1])
+            self._insert(key, call("DynamicRangeQuantize", inputs, **attributes), value, rows, edit)
+        return self._activations[key]
+
+    def of_tensor(self, value: ir.Value, edit: Edit) -> Activation:
+        """Returns the codes of a tensor with one scale and one zero point for all elements.
+
+        Args:
+            value: float32, any shape.
+            edit: The edit of the product, before which new nodes are inserted.
+        """
+        key = edit.node.graph, value
+        if key not in self._activations:
+            self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
+        return self._activations[key]
+
+    def _insert(
+        self, key: tuple[object, ...], quantizer: ir.Node, value: ir.Value, scales: ir.Shape | None, edit: Edit
+    ) -> None:
+        edit.insert(quantizer, before=edit.node)
+        codes, scale, zero_point = quantizer.outputs
+        self._facts.note(codes, ir.DataType.UINT8, value.shape)
+        self._facts.note(scale, ir.DataType.FLOAT, scales)
+        self._facts.note(zero_point, ir.DataType.UINT8, scales)
+        self._activations[key] = Activation(codes, scale, zero_point)

@@ -1,0 +1,58 @@
+"""The rules for models that onnxruntime's quantize_dynamic has quantized: the weights are there.
+
+DynamicQuantizeLinear, MatMulInteger, Cast, Mul, [Add bias]    -> quantization per token, QuantizedMatMul
+DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> DynamicQuantizeLinear, QuantizedConv
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..graphs import STANDARD_DOMAINS
+from ..rewriter.builders.integer_product import grid_of_weights
+from ..rewriter.builders.product_tail import Channels, check_length, tail_of
+from ..rewriter.edit import Edit
+from ..rewriter.facts.values import producer_of, skip_identity
+from ..rewriter.metadata import ACTIVATION
+from ..rewriter.report import Left
+from ..rewriter.rule import Context
+from ..rewriter.rules import integer_conv
+from .activations import FloatActivations, check_activation
+from .options import Options
+
+PRODUCTS = ("MatMulInteger", "ConvInteger")
+"""The integer products that quantize_dynamic writes."""
+
+
+def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
+    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
+        return None
+    options.check(node)
+    if node.op_type == "ConvInteger":
+        return integer_conv.RULE.apply(node, context)
+    facts, (codes, _, zero_point) = context.facts, [*node.inputs, None, None, None][:3]
+    quantizer = None if codes is None else producer_of(skip_identity(codes), "DynamicQuantizeLinear")
+    x = None if quantizer is None else quantizer.inputs[0]
+    if codes is None or quantizer is None or x is None or zero_point is not quantizer.outputs[2]:
+        raise Left("the activation is not quantized by DynamicQuantizeLinear")
+    check_activation(x)
+    grid = grid_of_weights(node, facts)
+    check_length(grid)
+    channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
+    tail = tail_of(node, codes, channels, facts)
+    if (
+        tail is None
+        or tail.row is None
+        or skip_identity(tail.row) is not quantizer.outputs[1]
+        or tail.subtracted is not None
+    ):
+        raise Left("the sums are not converted to float32 and multiplied by the scale of the activation")
+    edit = context.edit("QuantizedMatMul", node)
+    edit.note = "int8: the weights that are there" if options.weights == "int4" else ""
+    activation = context.shared(FloatActivations).of_rows(x, edit, options)
+    tail.row, tail.is_row_moved = activation.scale, False
+    tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
+    if x.name is not None:
+        edit.metadata[ACTIVATION] = x.name
+    return edit

@@ -1,0 +1,146 @@
+"""The rule for MatMul and Gemm with constant float weights.
+
+activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..graphs import STANDARD_DOMAINS
+from ..operators.encodings import ScaleOrder
+from ..operators.quantized_matmul import GROUP_UNIT
+from ..rewriter.builders.product_tail import Channels, Tail, check_length, check_sums
+from ..rewriter.builders.shared_initializers import SharedInitializers
+from ..rewriter.edit import Edit
+from ..rewriter.facts.cost import is_tiny_matrix
+from ..rewriter.facts.grid import Grid, grid_of
+from ..rewriter.facts.inference import Facts
+from ..rewriter.metadata import ACTIVATION
+from ..rewriter.report import Left
+from ..rewriter.rule import Context
+from .activations import FloatActivations, check_activation
+from .options import Options
+from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
+
+
+def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
+    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    options.check(node)
+    a, b, bias = [*node.inputs, None, None, None][:3]
+    if a is None or b is None:
+        return None
+    facts, gemm = context.facts, _attributes_of(node)
+    if facts.is_constant(a) and not facts.is_constant(b):
+        raise Left("the weights are the left factor")
+    check_constant(b, facts)
+    check_activation(a)
+    grid, note = context.shared(_Grids).of(b, gemm.is_transposed, options)
+    check_length(grid)
+    channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
+    bias = bias if gemm.beta else None
+    if bias is not None and channels.bias(bias, facts) is None:
+        raise Left("the bias is not one number for each output channel")
+    vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
+    if bias is not None and gemm.beta != 1 and vector is None:
+        raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
+    edit = context.edit("QuantizedMatMul", node)
+    edit.note = note
+    if vector is not None:
+        bias = context.shared(SharedInitializers).of(vector * np.float32(gemm.beta), node, edit)
+    if gemm.has_transposed_activation:
+        a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=node)
+    activation = context.shared(FloatActivations).of_rows(a, edit, options)
+    # The column scales come first: the product of two scales may be too small for float32.
+    scale = grid.scale * np.float32(gemm.alpha)
+    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
+    if bias is None:
+        tail.take_bias(channels, facts)
+    tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
+    if node.inputs[0] is a and a.name is not None:
+        edit.metadata[ACTIVATION] = a.name
+    return edit
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """The attributes of a Gemm: alpha * A @ B + beta * C; their defaults are a MatMul."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    has_transposed_activation: bool = False
+    is_transposed: bool = False
+
+
+def _attributes_of(node: ir.Node) -> _Attributes:
+    """Returns the attributes of a MatMul or Gemm.
+
+    Raises:
+        Left: The caller of a function gives one.
+    """
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            raise Left(f"the attribute {name} is given by the function's caller")
+    if node.op_type == "MatMul":
+        return _Attributes()
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    return _Attributes(alpha, beta, *(node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")))
+
+
+class _Grids:
+    """The grids of the weights that several products of one model multiply: the search takes time."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._grids: dict[tuple[ir.Value, bool], tuple[Grid, str]] = {}
+
+    def of(self, b: ir.Value, is_transposed: bool, options: Options) -> tuple[Grid, str]:
+        """Returns constant weights, or their transpose, as codes, and what differs from the options.
+
+        Raises:
+            Left: They cannot become codes, or it does not pay.
+        """
+        if (b, is_transposed) in self._grids:
+            return self._grids[b, is_transposed]
+        found = _grid(floats_of(b, self._facts), is_transposed, options)
+        release(b)
+        if len(b.uses()) > 1:
+            self._grids[b, is_transposed] = found
+        return found
+
+
+def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Options) -> tuple[Grid, str]:
+    """Returns weights, [K, N], or [N, K] if they are transposed, as codes, and what differs from the options.
+
+    Weights that are the result of a dequantization keep its codes.
+    """
+    if weights.ndim != 2:
+        raise Left(f"the weights are of rank {weights.ndim}, expected 2")
+    if is_transposed:
+        weights = weights.T
+    depth, columns = weights.shape
+    if is_tiny_matrix(depth, columns):
+        raise Left(f"{depth} x {columns} weights are too few: quantizing the activation costs more than integers save")
+    if (grid := grid_of(weights)) is not None and (grid.bits == 4 or options.weights == "int8"):
+        return grid, ""
+    if options.weights == "int4":
+        size = options.group
+        while size >= GROUP_UNIT and depth % size:
+            size //= 2
+        if size >= GROUP_UNIT:
+            differs = size != options.group
+            note = f"groups of {size}, since groups of {options.group} do not divide {depth} rows" if differs else ""
+            return grid_of_groups(weights, size), note
+        return _int8(weights), f"int8, since no group divides {depth} rows"
+    return _int8(weights), ""
+
+
+def _int8(weights: npt.NDArray[np.float32]) -> Grid:
+    check_sums(len(weights), np.zeros(1, np.int8))
+    return grid_of_columns(weights)

@@ -1,0 +1,90 @@
+"""The options of a quantization, checked."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ..errors import DynqError
+from ..graphs import STANDARD_DOMAINS, graphs, label
+from ..rewriter.report import Left
+
+WEIGHTS = ("int8", "int4")
+ACTIVATIONS = ("token", "tensor")
+GROUPS = (32, 64, 128)
+LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
+"""The operators that rules of this package quantize or report as left."""
+_MOST_NAMES = 3  # in a message
+
+
+@dataclass(frozen=True)
+class Options:
+    """How layers are quantized; the arguments of :func:`ort_dynq.quantize` of the same names.
+
+    Attributes:
+        weights: One of :data:`WEIGHTS`.
+        group: One of :data:`GROUPS`: the number of adjacent 4-bit weights along K that share a scale.
+        activations: One of :data:`ACTIVATIONS`.
+        symmetric: Whether the codes of activations have no zero point.
+        exclude: Patterns of the names of layers that stay float, as :mod:`fnmatch` has them.
+    """
+
+    weights: str = "int8"
+    group: int = GROUPS[0]
+    activations: str = "token"
+    symmetric: bool = False
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The options that change numbers, for the metadata of the model."""
+        group = f" group={self.group}" if self.weights == "int4" else ""
+        return f"weights={self.weights}{group} activations={self.activations} symmetric={int(self.symmetric)}"
+
+    def check(self, node: ir.Node) -> None:
+        """Checks that a layer is not excluded.
+
+        Raises:
+            Left: Its name matches a pattern.
+        """
+        for pattern in self.exclude:
+            if fnmatch.fnmatchcase(label(node), pattern):
+                raise Left(f"excluded by {pattern}")
+
+    def check_patterns(self, model: ir.Model) -> None:
+        """Checks that each pattern matches a layer.
+
+        Raises:
+            DynqError: One does not.
+        """
+        names = [label(node) for _, graph in graphs(model) for node in graph if is_layer(node)]
+        for pattern in self.exclude:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                some = ", ".join(dict.fromkeys(names[:_MOST_NAMES]))
+                raise DynqError(f"no layer matches {pattern}; names of layers are {some}, ...")
+
+
+def checked(weights: str, group: int | None, activations: str, symmetric: bool, exclude: Iterable[str]) -> Options:
+    """Returns the options.
+
+    Raises:
+        DynqError: One has a wrong value.
+    """
+    for name, value, choices in (("weights", weights, WEIGHTS), ("activations", activations, ACTIVATIONS)):
+        if value not in choices:
+            raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")
+    if group is not None and weights != "int4":
+        raise DynqError("group is the number of 4-bit weights that share a scale; give weights int4 as well")
+    if group is not None and group not in GROUPS:
+        raise DynqError(f"group is {group!r}, expected {', '.join(map(str, GROUPS[:-1]))} or {GROUPS[-1]}")
+    if isinstance(exclude, str):
+        raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
+    return Options(weights, group or GROUPS[0], activations, symmetric, tuple(exclude))
+
+
+def is_layer(node: ir.Node) -> bool:
+    """Returns whether a node is a product that may have weights."""
+    return node.domain in STANDARD_DOMAINS and node.op_type in LAYERS

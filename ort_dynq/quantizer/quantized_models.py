@@ -1,0 +1,68 @@
+"""Refuses models that are quantized already, and says what to do with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from ..errors import DynqError
+from ..graphs import STANDARD_DOMAINS, graphs
+from ..operators import DOMAIN
+from ..rewriter.facts.values import producer_of
+from ..rewriter.metadata import QUANTIZED
+from .from_dynamic import PRODUCTS
+
+_STATIC = ("QLinearMatMul", "QLinearConv", "QGemm", "QLinearAdd")
+
+
+def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
+    """Checks that a model is not quantized, or only as quantize_dynamic does it.
+
+    DequantizeLinear of constant weights is no quantization in this sense: the activations are floats.
+
+    Raises:
+        DynqError: It is.
+    """
+    found = Counter(filter(None, (_kind(node) for _, graph in graphs(model) for node in graph)))
+    if found["ours"] or QUANTIZED in model.metadata_props:
+        raise DynqError("the model has operators of ort_dynq already; quantize the float model that it was made from")
+    if found["static"]:
+        raise DynqError(
+            f"the model is quantized with constant scales ({found['static']} nodes), which ONNX Runtime runs well; "
+            "run it as it is, or quantize the float model that it was made from"
+        )
+    if found["run-time"] or (found["product"] and not found["quantizer"]):
+        raise DynqError(
+            "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
+            "use ort-dynq rewrite, or quantize the float model that it was made from"
+        )
+    if found["product"] and not from_dynamic:
+        raise DynqError(
+            f"the model is quantized by quantize_dynamic ({found['dynamic']} integer products); quantize the float "
+            "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
+        )
+    if from_dynamic and not found["product"]:
+        raise DynqError(
+            "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
+            f"{' or '.join(PRODUCTS)}; leave it out to quantize a float model"
+        )
+
+
+def _kind(node: ir.Node) -> str | None:
+    """Returns what a node shows of its model's quantization; None if it shows nothing."""
+    if node.domain == DOMAIN:
+        return "ours"
+    if node.op_type in _STATIC:
+        return "static"
+    if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
+        return "product"
+    if node.domain in STANDARD_DOMAINS and node.op_type == "DynamicQuantizeLinear":
+        return "quantizer"
+    if node.domain not in STANDARD_DOMAINS or node.op_type != "QuantizeLinear" or _is_stored(node.inputs[0]):
+        return None
+    return "static" if _is_stored(node.inputs[1]) else "run-time"
+
+
+def _is_stored(value: ir.Value | None) -> bool:
+    return value is not None and (value.is_initializer() or producer_of(value, "Constant") is not None)

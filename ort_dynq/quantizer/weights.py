@@ -1,0 +1,165 @@
+"""The codes and scales of float weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..rewriter.facts.folding import evaluate
+from ..rewriter.facts.grid import Grid
+from ..rewriter.facts.inference import Facts
+from ..rewriter.report import Left
+
+_BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of a step: the temporary arrays take several times its size
+_THREADS = 4  # more of them would need more temporary arrays
+_LARGEST_CODE = np.float32(127)
+_LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
+_ZERO_OF_4_BITS = 8
+_CLIPS = (1.0, 0.94, 0.88, 0.82, 0.76, 0.7)
+"""The shares of a group's largest magnitude at which the search clips; smaller ones and more of them gain little."""
+OF_ACTIVATIONS = "a product of two activations"
+"""The reason why a product without weights is left."""
+
+
+def check_constant(weights: ir.Value, facts: Facts) -> None:
+    """Checks that weights are constant.
+
+    Raises:
+        Left: They are computed at run time, or a caller of the model may override them.
+    """
+    if weights.is_initializer() and weights.is_graph_input():
+        raise Left("the weights are an input of the model as well, which may override them; remove this input")
+    if not facts.is_constant(weights):
+        raise Left(OF_ACTIVATIONS)
+
+
+def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
+    """Returns constant float32 weights, which ONNX Runtime computes if they are not an initializer.
+
+    Raises:
+        Left: They are not known, or of another type.
+    """
+    elements = evaluate(weights, facts)
+    if elements is None:
+        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
+    if elements.dtype != np.float32:
+        raise Left(f"the weights are {elements.dtype}, expected float32")
+    if not elements.size:
+        raise Left("the weights are empty")
+    return elements
+
+
+def release(weights: ir.Value) -> None:
+    """Unmaps the files of external data that weights are computed from; they would take memory once for all layers."""
+    node, tensor = weights.producer(), weights.const_value
+    for value in () if node is None else node.inputs:
+        if value is not None:
+            release(value)
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+
+
+def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:
+    """Returns weights as int8 codes with one scale for each column.
+
+    scale[n] = max(abs(weights[:, n])) / 127, or 1 if that is 0
+    code[k, n] = clip(round(weights[k, n] / scale[n]), -127, 127), ties to even
+
+    Every step is float32, so the codes are the same in every run and on every CPU.
+
+    Args:
+        weights: float32, [K, N].
+
+    Raises:
+        Left: The weights have NaN or an infinity.
+    """
+    depth, columns = weights.shape
+    codes, scale = np.empty((depth, columns), np.int8), np.empty((1, columns), np.float32)
+    for block in _blocks(columns):
+        part = weights[:, block]
+        scales = _largest(np.maximum(part.max(0), -part.min(0))) / _LARGEST_CODE
+        scales[scales == 0] = 1
+        scale[0, block] = scales
+        quotients = part / scales
+        # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
+        codes[:, block] = np.clip(np.rint(quotients, out=quotients), -_LARGEST_CODE, _LARGEST_CODE, out=quotients)
+    return Grid(codes, np.zeros(1, np.int8), scale)
+
+
+def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:
+    """Returns weights as 4-bit codes with one scale for each group of adjacent k of each column.
+
+    The largest magnitude x of a group would have the code -8 with the scale x / -8, which is negative if x is positive:
+    the group then uses all 16 codes. For each c of some shares of this scale, the codes are
+
+        code[k] = clip(round(weights[k] / (x / -8) * (1 / c)), -8, 7)
+
+    and the scale with the least squared error for these codes is sum(weights * code) / sum(code ** 2), the linear
+    regression. The codes and the scale with the least squared error of all c are taken. Every step is float32, in a
+    fixed order, so they are the same in every run.
+
+    Args:
+        weights: float32, [K, N].
+        group_size: The number of k in a group; it divides K.
+
+    Raises:
+        Left: The weights have NaN or an infinity.
+    """
+    depth, columns = weights.shape
+    codes, scale = np.empty((depth, columns), np.int8), np.empty((depth // group_size, columns), np.float32)
+    count = max(1, _BLOCK_ROWS // group_size)
+
+    def quantize(block: slice) -> None:
+        for first in range(0, len(scale), count):
+            groups, rows = slice(first, first + count), slice(first * group_size, (first + count) * group_size)
+            part = np.ascontiguousarray(weights[rows, block])
+            found, scale[groups, block] = _searched(part.reshape(-1, group_size, part.shape[1]))
+            codes[rows, block] = found.reshape(part.shape)
+
+    with ThreadPoolExecutor(_THREADS) as pool:  # NumPy releases the GIL
+        list(pool.map(quantize, _blocks(columns)))
+    return Grid(codes, np.full(1, _ZERO_OF_4_BITS, np.int8), scale, 4, group_size)
+
+
+def _searched(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Returns codes from 0 to 15 of groups of weights, [groups, size, N], and their scales, [groups, N]."""
+    low, high = weights.min(1), weights.max(1)
+    unit = _largest(np.where(high > -low, high, low)) / _LOWEST_CODE_OF_4_BITS
+    unit[unit == 0] = 1
+    numbers = weights / unit[:, None]  # from -8 to 8
+    gain, slope, inverse = (np.full(unit.shape, number, np.float32) for number in (-1, 0, 1))
+    codes, products = np.empty_like(numbers), np.empty_like(numbers)
+    for candidate in map(np.float32, 1 / np.array(_CLIPS)):
+        _rounded(numbers, candidate, codes)
+        common = np.multiply(numbers, codes, out=products).sum(1)
+        norm = np.maximum(np.multiply(codes, codes, out=products).sum(1), 1)
+        # The squared error is sum(numbers ** 2) - common ** 2 / norm.
+        is_better = common * common / norm > gain
+        for best, new in ((gain, common * common / norm), (slope, common / norm), (inverse, candidate)):
+            np.copyto(best, new, where=is_better)
+    codes = _rounded(numbers, inverse[:, None], codes) - _LOWEST_CODE_OF_4_BITS
+    return codes.astype(np.int8), unit * slope
+
+
+def _rounded(
+    numbers: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | np.float32, codes: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Returns the 4-bit codes of numbers times a factor, from -8 to 7, in the array `codes`."""
+    np.rint(np.multiply(numbers, factor, out=codes), out=codes)
+    return np.clip(codes, _LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS, out=codes)
+
+
+def _largest(magnitudes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Returns the magnitudes, if they are finite."""
+    if not np.isfinite(magnitudes).all():
+        raise Left("the weights have NaN or an infinity")
+    return magnitudes
+
+
+def _blocks(columns: int) -> Iterator[slice]:
+    """Yields slices of columns, so that temporary arrays are small, and their rows long enough for NumPy."""
+    return (slice(i, i + _BLOCK_COLUMNS) for i in range(0, columns, _BLOCK_COLUMNS))

@@ -1,0 +1,139 @@
+"""The loop that applies rules to every node of a model: the one of a rewrite, and the one of a quantization."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from ..graphs import STANDARD_DOMAINS, bodies, graphs, label, with_subgraphs
+from .facts.inference import Facts
+from .functions import add_functions
+from .report import Finding, Left, Report
+from .rule import Context, Rule
+
+_FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
+_FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"
+
+
+def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = False) -> Report:
+    """Applies rules to every node of a model, removes the weights that are no longer used, and adds the functions.
+
+    Args:
+        model: The model, which is changed.
+        phases: The rules. Each phase goes over the whole model before the next one begins.
+        exact: Whether every result must stay the same bit for bit.
+
+    Returns:
+        What was converted, and what was left and why.
+    """
+    fixed_inputs = _remove_fixed_inputs(model)
+    report = Report(before=_op_counts(model))
+    initializers = _used_initializers(model)
+    with Facts(model) as facts:
+        context = Context(facts, exact)
+        for phase in phases:
+            for path, body in bodies(model):
+                function = body if isinstance(body, ir.Function) else None
+                for path_, graph in with_subgraphs(body, path):
+                    context = replace(context, path=path_, function=function)
+                    report.findings += _apply_rules(phase, graph, context)
+        _remove_initializers(model, initializers)
+        add_functions(model, facts.opset)
+    if fixed_inputs and not report.rewritten:
+        model.graph.inputs[:] = fixed_inputs
+    report.after = _op_counts(model)
+    return report
+
+
+def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
+    """Removes the inputs that have an initializer from a model of a format that cannot override initializers.
+
+    ONNX Runtime takes them for constants. In the newer format of a rewritten model, they would not be.
+
+    Returns:
+        All inputs as they were; none if nothing was removed.
+    """
+    inputs = list(model.graph.inputs)
+    kept = [value for value in inputs if not value.is_initializer()]
+    if model.ir_version >= _FIRST_WITH_OVERRIDABLE_INITIALIZERS or len(kept) == len(inputs):
+        return []
+    model.graph.inputs[:] = kept
+    return inputs
+
+
+def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
+    """Applies the first rule that concerns a node, to each node of a graph in turn."""
+    findings = []
+    for node in list(graph):
+        if node.graph is None:  # a rule has removed it
+            continue
+        for rule in rules:
+            finding = _apply(rule, node, context)
+            if finding is not None:
+                findings.append(finding)
+                context.reported[node] = finding.reason
+                break
+    return findings
+
+
+def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
+    """Applies one rule to one node; returns what it did, or None if the rule does not concern the node."""
+    problem = _opset_problem(rule, context) or context.facts.contradiction
+    if problem and not rule.reports_opset:
+        return None
+    if context.facts.is_folded(node, in_every_call=False):
+        if context.facts.is_folded(node):
+            return None
+        problem = problem or _FOLDED_IN_A_CALL
+        context = replace(context, _shared={})  # the edit is not applied
+    found = Finding(label(node), node.op_type, context.path, rule.name, None)
+    try:
+        edit = rule.apply(node, context)
+    except Left as left:
+        return replace(found, reason=problem or str(left))
+    if edit is None:
+        return None
+    if problem:
+        return replace(found, reason=problem)
+    edit.apply(rule.name)
+    return replace(found, operator=edit.operator, reason=edit.note)
+
+
+def _opset_problem(rule: Rule, context: Context) -> str:
+    """Returns why a rule cannot convert nodes in this place, or an empty text."""
+    opset = context.facts.opset
+    if opset < rule.oldest_opset:
+        return f"the model is of opset {opset}, expected {rule.oldest_opset} or newer"
+    if context.opset != opset:  # one function for each operator serves the whole model
+        return f"its function is of opset {context.opset}, the model of opset {opset}"
+    return ""
+
+
+def _used_initializers(model: ir.Model) -> list[ir.Value]:
+    return [
+        value
+        for _, graph in graphs(model)
+        if isinstance(graph, ir.Graph)
+        for value in graph.initializers.values()
+        if value.uses()
+    ]
+
+
+def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
+    """Removes those initializers that are no longer used: weights that have become integers."""
+    for value in candidates:
+        graph = value.graph
+        if isinstance(graph, ir.Graph) and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+            assert value.name is not None
+            del graph.initializers[value.name]
+
+
+def _op_counts(model: ir.Model) -> Counter[str]:
+    return Counter(  # names that are not UTF-8 are bytes
+        f"{node.op_type}" if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
+        for _, graph in graphs(model)
+        for node in graph
+    )

@@ -1,0 +1,94 @@
+"""`ort-dynq quantize`: its results as text and JSON, its files, and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from commands import run_json
+from helpers import make_session
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_dynq
+from ort_dynq import cli
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, the current one, with float.onnx: two layers and a product of two activations."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"], name="up"),
+        helper.make_node("MatMul", ["hidden", "w"], ["result"], name="down"),
+        helper.make_node("MatMul", ["result", "hidden"], ["y"], name="scores"),
+    ]
+    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((128, 128), np.float32), "w")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (128, 128)) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [weights])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "float.onnx"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", "--exclude", "down"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    assert lines == [
+        ["float.onnx:", "1", "layers", "quantized,", "2", "left"],
+        ["quantized", "operator", "becomes"],
+        ["1", "MatMul", "QuantizedMatMul"],
+        ["left", "operator", "reason"],
+        ["1", "MatMul", "excluded", "by", "down"],
+        ["1", "MatMul", "a", "product", "of", "two", "activations"],
+        ["int8.onnx", "is", "written"],
+    ]
+    assert (folder / "int8.onnx").read_bytes() == (
+        ort_dynq.quantize("float.onnx", exclude=["down"]).to_proto().SerializeToString()
+    )
+
+
+def test_json_and_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--weights", "int4", "--group", "64", "--activations", "tensor")
+    data = run_json(capsys, "quantize", "float.onnx", "-o", "int4.onnx", *options)
+    assert [(each["node"], each["operator"]) for each in data["quantized"]] == [
+        ("up", "QuantizedMatMul"),
+        ("down", "QuantizedMatMul"),
+    ]
+    assert [each["node"] for each in data["left"]] == ["scores"]
+    assert data["output"] == "int4.onnx"
+    assert data["before"] == {"MatMul": 3}
+    model = onnx.load("int4.onnx")
+    metadata = {each.key: each.value for each in model.metadata_props}
+    assert metadata["ort_dynq.quantized"] == "weights=int4 group=64 activations=tensor symmetric=0"
+    make_session(model, "native").run(None, {"x": np.ones((128, 128), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["float.onnx", "-o", "float.onnx"], "use --force to overwrite it"),
+        (["missing.onnx", "-o", "out.onnx"], "there is no file missing.onnx"),
+        (["float.onnx", "-o", "out.onnx", "--group", "32"], "give weights int4 as well"),
+        (["float.onnx", "-o", "out.onnx", "--exclude", "head*"], "no layer matches head*"),
+        (["float.onnx", "-o", "out.onnx", "--from-dynamic"], "needs a model that quantize_dynamic made"),
+        (["float.onnx", "-o", "out.onnx", "--symmetric", "--asymmetric"], "not allowed with argument"),
+    ],
+    ids=lambda each: each[-1] if isinstance(each, list) else "",
+)
+def test_errors(arguments: list[str], text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    assert cli.main(["quantize", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_second_quantization_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["quantize", "float.onnx", "-o", "float.onnx", "--force"]) == 0
+    assert cli.main(["quantize", "float.onnx", "-o", "again.onnx"]) == 2
+    assert "has operators of ort_dynq already" in capsys.readouterr().err
+    assert not (folder / "again.onnx").exists()

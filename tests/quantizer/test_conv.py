@@ -1,0 +1,107 @@
+"""Convolutions: the results equal the definition in NumPy, with the plugin and without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+from quantizing import (
+    F,
+    floats,
+    model_of,
+    operators,
+    reasons,
+    run,
+    run_float,
+    squared_error,
+    weights_by_definition,
+)
+
+import ort_dynq
+
+X = np.maximum(floats(2, 8, 28, 28, seed=1), F(-0.5))
+FORMS = {
+    "plain": ((24, 8, 3, 3), {}),
+    "pads and strides": ((24, 8, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "groups": ((32, 4, 3, 3), {"group": 2}),
+    "dilations": ((24, 8, 3, 3), {"dilations": [2, 1]}),
+    "auto_pad": ((24, 8, 3, 3), {"auto_pad": "SAME_UPPER"}),
+    "1x1": ((64, 8, 1, 1), {}),
+}
+
+
+def _conv(weights: np.ndarray, bias: np.ndarray | None, attributes: dict[str, object], x: np.ndarray = X):  # type: ignore[no-untyped-def]
+    constants = {"w": weights} | ({} if bias is None else {"c": bias})
+    node = helper.make_node("Conv", ["x", *constants], ["y"], name="conv", **attributes)
+    return model_of([node], constants, shape=x.shape)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("biased", [True, False])
+def test_forms(form: str, biased: bool) -> None:
+    """The product of the dequantized activation and weights, computed by ONNX Runtime in float."""
+    shape, attributes = FORMS[form]
+    weights = floats(*shape, seed=2) * np.exp(floats(shape[0], 1, 1, 1, seed=3))
+    bias = floats(shape[0], seed=4) if biased else None
+    model = _conv(weights, bias, attributes)
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    scale = F((X.max() - X.min()) / F(255))
+    zero_point = np.rint(-X.min() / scale)
+    dequantized = ((np.clip(np.rint(X / scale) + zero_point, 0, 255) - zero_point) * scale).astype(F)
+    columns = weights_by_definition(weights.reshape(len(weights), -1).T).T.reshape(shape).astype(F)
+    expected = run_float(_conv(columns, bias, attributes), dequantized)
+    actual = run(result, X)
+    assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
+    assert squared_error(actual, run_float(model, X)) < 1e-4
+
+
+def test_a_bias_after_it_is_folded_and_activations_are_shared() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "c"], ["q"]),
+        helper.make_node("Conv", ["x", "w"], ["r"]),
+        helper.make_node("Sub", ["q", "r"], ["y"]),
+    ]
+    bias = floats(24, 1, 1)
+    result = ort_dynq.quantize(model_of(nodes, {"w": floats(24, 8, 3, 3), "c": bias}, shape=X.shape))
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 2}
+    assert "Add" not in result.report.after
+    assert np.allclose(run(result, X), bias, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [None, "of the Conv", "added"])
+def test_batch_normalization_is_folded(bias: str | None) -> None:
+    c = floats(24, 1, 1, seed=2)
+    nodes = [
+        helper.make_node("Conv", ["x", "w", *(["c"] if bias == "of the Conv" else [])], ["p"]),
+        helper.make_node("Add" if bias == "added" else "Identity", ["p", *(["c"] if bias == "added" else [])], ["q"]),
+        helper.make_node("BatchNormalization", ["q", "gain", "shift", "mean", "variance"], ["y"], epsilon=0.01),
+    ]
+    constants = {"w": floats(24, 8, 3, 3), "variance": np.abs(floats(24, seed=3))}
+    constants |= {"c": c if bias == "added" else c.reshape(-1)}
+    constants |= {name: floats(24, seed=seed) for seed, name in enumerate(("gain", "shift", "mean"), 4)}
+    model = model_of(nodes, constants, shape=X.shape)
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert "BatchNormalization" not in result.report.after
+    assert squared_error(run(result, X), run_float(model, X)) < 1e-4
+
+
+def test_int4_leaves_convolutions_int8() -> None:
+    model = _conv(floats(24, 8, 3, 3), None, {})
+    assert run(ort_dynq.quantize(model, weights="int4"), X).tobytes() == run(ort_dynq.quantize(model), X).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("weights", "attributes", "reason"),
+    [
+        (floats(8, 1, 3, 3), {"group": 8}, "a convolution of single channels: one of floats is faster"),
+        (floats(2, 8, 1, 1), {}, "the convolution is too small"),
+        (floats(24, 8, 3, 3) * F(np.nan), {}, "the weights have NaN or an infinity"),
+    ],
+    ids=["depthwise", "small", "NaN"],
+)
+def test_left(weights: np.ndarray, attributes: dict[str, object], reason: str) -> None:
+    (text,) = reasons(ort_dynq.quantize(_conv(weights, None, attributes)))
+    assert text.startswith(reason)

@@ -1,0 +1,200 @@
+"""MatMul and Gemm: the results equal the definition in NumPy, with the plugin and without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from quantizing import (
+    F,
+    K,
+    N,
+    activations,
+    by_definition,
+    floats,
+    model_of,
+    operators,
+    product,
+    reasons,
+    run,
+    run_float,
+    squared_error,
+    weights_by_definition,
+)
+
+import ort_dynq
+
+W, BIAS = floats(K, N, seed=3), floats(N, seed=4)
+X = activations(9, K)
+MATMUL = helper.make_node("MatMul", ["x", "b"], ["y"])
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> bool:
+    """The definition has exact sums; ours are rounded to float32 a few times."""
+    return bool((np.abs(actual - expected) <= 2.0**-21 * np.abs(expected).max()).all())
+
+
+CODES = np.random.default_rng(5).integers(-100, 101, (N, K)).astype(np.int8)
+SCALES = np.abs(floats(N, seed=6))
+HALF = W.astype(np.float16)
+TRANSPOSE = helper.make_node("Transpose", ["w"], ["b"])
+WEIGHTS = {
+    "an initializer": ([], {"b": W}, W),
+    "a Constant": ([helper.make_node("Constant", [], ["b"], value=onnx.numpy_helper.from_array(W))], {}, W),
+    "Transpose": ([TRANSPOSE], {"w": np.ascontiguousarray(W.T)}, W),
+    "Identity": ([helper.make_node("Identity", ["w"], ["b"])], {"w": W}, W),
+    "Cast": ([helper.make_node("Cast", ["w"], ["b"], to=TensorProto.FLOAT)], {"w": HALF}, HALF.astype(F)),
+    "DequantizeLinear": (
+        [helper.make_node("DequantizeLinear", ["codes", "s"], ["w"], axis=0), TRANSPOSE],
+        {"codes": CODES, "s": SCALES},
+        None,  # these codes stay as they are
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_forms_of_weights(form: str) -> None:
+    nodes, constants, weights = WEIGHTS[form]
+    result = ort_dynq.quantize(model_of([*nodes, MATMUL], constants))
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    expected = CODES.T * SCALES.astype(np.float64) if weights is None else weights_by_definition(weights)
+    assert close(run(result, X), by_definition(X) @ expected)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "bias"),
+    [
+        ({}, BIAS),
+        ({"transB": 1}, BIAS),
+        ({"transA": 1}, None),
+        ({"alpha": -0.5, "beta": 2.0, "transB": 1}, BIAS),
+        ({"beta": 3.0}, BIAS[:1]),
+        ({"beta": 0.0}, floats(9, 1)),
+    ],
+    ids=lambda each: str(each) if isinstance(each, dict) else "",
+)
+def test_gemm(attributes: dict[str, float], bias: np.ndarray | None) -> None:
+    constants = {"b": np.ascontiguousarray(W.T) if attributes.get("transB") else W}
+    if bias is not None:
+        constants["c"] = bias
+    gemm = helper.make_node("Gemm", ["x", *constants], ["y"], **attributes)
+    x = np.ascontiguousarray(X.T) if attributes.get("transA") else X
+    model = model_of([gemm], constants, shape=x.shape)
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    expected = attributes.get("alpha", 1.0) * (by_definition(X) @ weights_by_definition(W))
+    if bias is not None:
+        expected = expected + attributes.get("beta", 1.0) * bias
+    actual = run(result, x)
+    assert close(actual, expected)
+    assert squared_error(actual, run_float(model, x)) < 3e-4
+
+
+@pytest.mark.parametrize("shape", [(K,), (2, 3, K), ("A", "B", "C", K)], ids=str)
+def test_ranks(shape: tuple[int | str, ...]) -> None:
+    x = activations(*(each if isinstance(each, int) else 2 for each in shape))
+    assert close(run(ort_dynq.quantize(product(W, shape=shape)), x), by_definition(x) @ weights_by_definition(W))
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"symmetric": True}, 5e-4),
+        ({"activations": "tensor"}, 5e-4),
+        ({"weights": "int4"}, 8e-3),
+        ({"weights": "int4", "group": 64}, 8e-3),  # groups of 32, since 64 does not divide K
+        ({"weights": "int4", "symmetric": True}, 8e-3),
+        ({"weights": "int4", "activations": "tensor"}, 1.2e-2),
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, str], limit: float) -> None:
+    model = product(W)
+    error = squared_error(run(ort_dynq.quantize(model, **options), X), run_float(model, X))
+    assert limit / 10 < error < limit
+
+
+def test_biases_are_folded_and_activations_shared() -> None:
+    names = ("query", "key", "value")
+    nodes = [helper.make_node("MatMul", ["x", f"{name}.w"], [f"{name}.p"]) for name in names]
+    nodes += [helper.make_node("Add", [f"{name}.bias", f"{name}.p"], [name]) for name in names]
+    nodes.append(helper.make_node("Sum", list(names), ["y"]))
+    constants = {f"{name}.w": floats(K, N, seed=seed) for seed, name in enumerate(names)}
+    constants |= {f"{name}.bias": floats(N, seed=seed) for seed, name in enumerate(names)}
+    result = ort_dynq.quantize(model_of(nodes, constants))
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 3}
+    assert "Add" not in result.report.after
+    products = (by_definition(X) @ weights_by_definition(constants[f"{n}.w"]) + constants[f"{n}.bias"] for n in names)
+    assert close(run(result, X), sum(products))
+
+
+def test_equal_weights_are_stored_once() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "b"], ["p"]),
+        helper.make_node("MatMul", ["p", "b"], ["y"]),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, {"b": floats(N, N)}, shape=("M", N)))
+    assert operators(result)["QuantizedMatMul"] == 2
+    packed = [tensor for tensor in result.to_proto().graph.initializer if list(tensor.dims[2:]) == [16, 4]]
+    assert len(packed) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (176, "groups of 16, since groups of 128 do not divide 176 rows"),
+        (150, "int8, since no group divides 150 rows"),
+        (256, ""),
+    ],
+)
+def test_rows_that_groups_do_not_divide(rows: int, text: str) -> None:
+    result = ort_dynq.quantize(product(floats(rows, N), shape=("M", rows)), weights="int4", group=128)
+    assert [finding.reason for finding in result.report.rewritten] == [text]
+    run(result, activations(3, rows))
+
+
+def _left(node: onnx.NodeProto, /, **constants: np.ndarray) -> onnx.ModelProto:
+    return model_of([node], constants)
+
+
+NAN = W.copy()
+NAN[7, 7] = np.nan
+LEFT = {
+    "a product of two activations": _left(helper.make_node("MatMul", ["x", "x"], ["y"])),
+    "the weights are the left factor": _left(helper.make_node("MatMul", ["b", "x"], ["y"]), b=W),
+    "the weights have NaN or an infinity": _left(MATMUL, b=NAN),
+    "160 x 8 weights are too few: quantizing the activation costs more than integers save": _left(MATMUL, b=W[:, :8]),
+    "the weights are of rank 3, expected 2": _left(MATMUL, b=W[None]),
+    "the activation is float16, expected float32": model_of(
+        [MATMUL], {"b": W.astype(np.float16)}, type_=TensorProto.FLOAT16
+    ),
+    "the bias is not one number for each output channel": _left(
+        helper.make_node("Gemm", ["x", "b", "c"], ["y"]), b=W, c=floats(9, 1)
+    ),
+    "sums of 70000 products may overflow int32": product(np.ones((70000, 32), F) + floats(1, 32), shape=("M", 70000)),
+}
+
+MICROSOFT = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
+LEFT[MICROSOFT] = _left(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
+LEFT[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
+LSTM = helper.make_node("LSTM", ["x", "b", "r"], ["y"], hidden_size=8)
+LEFT["ort_dynq has no integer LSTM"] = model_of([LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K))
+TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
+LEFT["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
+OVERRIDABLE = product(W)
+OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
+LEFT["the weights are an input of the model as well, which may override them; remove this input"] = OVERRIDABLE
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_left(reason: str) -> None:
+    """Beside a layer that is quantized."""
+    model = LEFT[reason]
+    model.graph.node.append(helper.make_node("MatMul", ["z", "other"], ["other result"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(W, "other"))
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, (2, K)))
+    model.graph.output.append(helper.make_tensor_value_info("other result", TensorProto.FLOAT, None))
+    result = ort_dynq.quantize(model)
+    assert reasons(result) == [reason]
+    assert operators(result)["QuantizedMatMul"] == 1

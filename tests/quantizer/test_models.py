@@ -1,0 +1,274 @@
+"""Whole models: options, names, errors, subgraphs, functions, external data, quantized models, and accuracy."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import stock_session
+from onnx import TensorProto, helper, numpy_helper
+from quantizing import (
+    F,
+    K,
+    N,
+    activations,
+    by_definition,
+    floats,
+    model_of,
+    operators,
+    product,
+    reasons,
+    run,
+    run_float,
+    squared_error,
+)
+
+import ort_dynq
+from ort_dynq import DynqError
+from ort_dynq.rewriter.metadata import ACTIVATION, QUANTIZED
+
+W = floats(K, N, seed=3)
+X = activations(9, K)
+
+
+def two_layers() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"], name="encoder/layer.0/up"),
+        helper.make_node("MatMul", ["hidden", "v"], ["y"]),
+    ]
+    return model_of(nodes, {"w": W, "v": floats(N, N)})
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [(["encoder/*"], 1), (["y"], 1), (("*up", "y"), 2), (["encoder/layer.[0-3]/*"], 1)],
+    ids=str,
+)
+def test_exclude(patterns: list[str], left: int) -> None:
+    result = ort_dynq.quantize(two_layers(), exclude=patterns)
+    assert len(reasons(result)) == left
+    assert all(reason.startswith("excluded by ") for reason in reasons(result))
+    assert operators(result)["QuantizedMatMul"] == 2 - left
+    if left == 2:
+        assert run(result, X).tobytes() == run_float(two_layers(), X).tobytes()
+
+
+def test_metadata() -> None:
+    """What verification and reports read; the names of inputs, outputs and nodes stay."""
+    model = ort_dynq.quantize(two_layers(), weights="int4").to_proto()
+    assert {each.key: each.value for each in model.metadata_props}[QUANTIZED] == (
+        "weights=int4 group=32 activations=token symmetric=0"
+    )
+    products = [node for node in model.graph.node if node.op_type == "QuantizedMatMul"]
+    assert [{each.key: each.value for each in node.metadata_props}[ACTIVATION] for node in products] == ["x", "hidden"]
+    assert [node.name for node in products] == ["encoder/layer.0/up", ""]
+    assert [node.output[0] for node in products] == ["hidden", "y"]
+    assert {tensor.name for tensor in model.graph.initializer}.isdisjoint({"w", "v"})
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_the_same_bytes_in_every_run(weights: str) -> None:
+    first, second = (ort_dynq.quantize(two_layers(), weights=weights).to_proto() for _ in range(2))
+    assert first.SerializeToString() == second.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"weights": "int2"}, "weights is 'int2', expected int8 or int4"),
+        ({"activations": "row"}, "activations is 'row', expected token or tensor"),
+        ({"weights": "int4", "group": 48}, "group is 48, expected 32, 64 or 128"),
+        ({"group": 64}, "give weights int4 as well"),
+        ({"exclude": "y"}, "exclude is the text 'y', expected a list of patterns"),
+        ({"exclude": ["y", "head"]}, "no layer matches head; names of layers are encoder/layer.0/up, y"),
+        ({"from_dynamic": True}, "needs a model that quantize_dynamic made"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options: dict[str, object], text: str) -> None:
+    with pytest.raises(DynqError) as error:
+        ort_dynq.quantize(two_layers(), **options)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def _with_codes(scale: str) -> onnx.ModelProto:
+    """A MatMul of codes with the scale "constant" or "computed"."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["computed"], keepdims=0),
+        helper.make_node("QuantizeLinear", ["x", scale], ["codes"]),
+        helper.make_node("DequantizeLinear", ["codes", scale], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+    ]
+    return model_of(nodes, {"w": W, "constant": F(0.1)})
+
+
+def _with_own_codes() -> onnx.ModelProto:
+    """A MatMulInteger of codes that a Cast makes."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["codes"], to=TensorProto.UINT8),
+        helper.make_node("MatMulInteger", ["codes", "w"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["y"], to=TensorProto.FLOAT),
+    ]
+    return model_of(nodes, {"w": W.astype(np.int8)})
+
+
+NO_WEIGHTS = "the model has no weights to quantize"
+REFUSED = {
+    "static": (_with_codes("constant"), "quantized with constant scales (1 nodes)"),
+    "run-time scales": (_with_codes("computed"), "use ort-dynq rewrite"),
+    "integer products": (_with_own_codes(), "use ort-dynq rewrite"),
+    "ours": (ort_dynq.quantize(product(W)).to_proto(), "has operators of ort_dynq already"),
+    "no weights": (model_of([helper.make_node("MatMul", ["x", "x"], ["y"])], {}), NO_WEIGHTS),
+    "no products": (model_of([helper.make_node("Relu", ["x"], ["y"])], {}), NO_WEIGHTS),
+    "opset 12": (product(W, opset=12), "the model is of opset 12, expected 13 or newer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_models(name: str) -> None:
+    model, text = REFUSED[name]
+    with pytest.raises(DynqError) as error:
+        ort_dynq.quantize(model)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 21])
+def test_opsets(opset: int) -> None:
+    run(ort_dynq.quantize(product(W, opset=opset)), X)
+
+
+def test_subgraph() -> None:
+    """Both branches multiply x, which they share with the main graph, by weights of either graph."""
+
+    def branch(weights: str, *constants: onnx.TensorProto) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info(f"{weights} result", TensorProto.FLOAT, ("M", N))
+        nodes = [helper.make_node("MatMul", ["x", weights], [output.name], name=f"{weights} layer")]
+        return helper.make_graph(nodes, weights, [], [output], list(constants))
+
+    inner = numpy_helper.from_array(floats(K, N, seed=5), "inner")
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["peak"], keepdims=0),
+        helper.make_node("Greater", ["peak", "limit"], ["is_large"]),
+        helper.make_node("If", ["is_large"], ["y"], then_branch=branch("inner", inner), else_branch=branch("outer")),
+    ]
+    model = model_of(nodes, {"outer": W, "limit": F(1e9)})
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedMatMul": 2}
+    assert squared_error(run(result, X), run_float(model, X)) < 3e-4
+    assert not [tensor for tensor in result.to_proto().graph.initializer if tensor.name == "outer"]
+
+
+def test_function() -> None:
+    """A function with own weights, called twice, and one whose weights the caller passes."""
+    own = numpy_helper.from_array(floats(K, K, seed=6))
+    functions = [
+        helper.make_function(
+            "local",
+            "Own",
+            ["a"],
+            ["r"],
+            [helper.make_node("Constant", [], ["b"], value=own), helper.make_node("MatMul", ["a", "b"], ["r"])],
+            [helper.make_opsetid("", 20)],
+        ),
+        helper.make_function(
+            "local", "Passed", ["a", "b"], ["r"], [helper.make_node("MatMul", ["a", "b"], ["r"])],
+            [helper.make_opsetid("", 20)],
+        ),
+    ]  # fmt: skip
+    nodes = [
+        helper.make_node("Own", ["x"], ["p"], domain="local"),
+        helper.make_node("Own", ["p"], ["q"], domain="local"),
+        helper.make_node("Passed", ["q", "w"], ["y"], domain="local"),
+    ]
+    model = model_of(nodes, {"w": W}, functions=functions)
+    result = ort_dynq.quantize(model)
+    assert {finding.graph for finding in result.report.rewritten} == {"function Own", "function Passed"}
+    assert squared_error(run(result, X), run_float(model, X)) < 1e-3
+
+
+def test_external_data(tmp_path: Path) -> None:
+    model = two_layers()
+    onnx.save(model, tmp_path / "float.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    result = ort_dynq.quantize(tmp_path / "float.onnx")
+    result.save(tmp_path / "int8.onnx")
+    (tmp_path / "weights").unlink()  # the result needs the float weights no more
+    content = (tmp_path / "int8.onnx").read_bytes()
+    assert content == ort_dynq.quantize(two_layers()).to_proto().SerializeToString()
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_memory(tmp_path: Path, weights: str) -> None:
+    """One layer at a time is in memory: beyond the result, at most 1.5 times the largest tensor."""
+    size, layers = 1024, 3
+    values = ["x", *(f"x{i}" for i in range(1, layers)), "y"]
+    nodes = [helper.make_node("MatMul", [values[i], f"w{i}"], [values[i + 1]]) for i in range(layers)]
+    constants = {f"w{i}": floats(size, size, seed=i) for i in range(layers)}
+    model = model_of(nodes, constants, shape=("M", size))
+    onnx.save(model, tmp_path / "float.onnx", save_as_external_data=True, location="weights")
+    ort_dynq.quantize(product(W), weights=weights)  # loads modules
+    tracemalloc.start()
+    try:
+        result = ort_dynq.quantize(tmp_path / "float.onnx", weights=weights)
+        needed, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert operators(result)["QuantizedMatMul"] == layers
+    assert peak - needed < 1.5 * 4 * size**2
+
+
+def _of_quantize_dynamic(model: onnx.ModelProto, folder: Path, **options: object) -> onnx.ModelProto:
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    onnx.save(model, folder / "float.onnx")
+    quantization.quantize_dynamic(folder / "float.onnx", folder / "dynamic.onnx", **options)
+    return onnx.load(folder / "dynamic.onnx")
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_from_dynamic(tmp_path: Path, per_channel: bool) -> None:
+    """The weights of quantize_dynamic, and the activations per token."""
+    model = product(W)
+    dynamic = _of_quantize_dynamic(model, tmp_path, per_channel=per_channel)
+    with pytest.raises(DynqError, match="--from-dynamic"):
+        ort_dynq.quantize(dynamic)
+    result = ort_dynq.quantize(dynamic, from_dynamic=True)
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in dynamic.graph.initializer}
+    weights = constants["w_quantized"].astype(np.float64) - constants["w_zero_point"]
+    expected = by_definition(X) @ (weights * constants["w_scale"])
+    assert np.abs(run(result, X) - expected).max() < 2.0**-20 * np.abs(expected).max()
+    per_tensor = run(ort_dynq.quantize(dynamic, from_dynamic=True, activations="tensor"), X)
+    stock = np.asarray(stock_session(dynamic).run(None, {"x": X})[0])
+    assert np.abs(per_tensor - stock).max() < 2.0**-20 * np.abs(stock).max()
+    assert reasons(ort_dynq.quantize(dynamic, from_dynamic=True, exclude=["*"])) == ["excluded by *"]
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_more_accurate_than_quantize_dynamic(tmp_path: Path, per_channel: bool) -> None:
+    """A feed-forward block whose tokens differ in magnitude, as those of transformers do; on three inputs each."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["p"]),
+        helper.make_node("Add", ["p", "bias"], ["q"]),
+        helper.make_node("Sigmoid", ["q"], ["gate"]),
+        helper.make_node("Mul", ["q", "gate"], ["a"]),
+        helper.make_node("MatMul", ["a", "down"], ["y"]),
+    ]
+    constants = {"up": floats(K, 4 * K) * F(K**-0.5), "bias": floats(4 * K), "down": floats(4 * K, K) * F(0.05)}
+    model = model_of(nodes, constants)
+    dynamic = _of_quantize_dynamic(model, tmp_path, per_channel=per_channel)
+    ours, stock = ort_dynq.quantize(model), stock_session(dynamic)
+
+    def error(actual: np.ndarray, expected: np.ndarray) -> float:
+        """The mean over tokens, each relative to its own magnitude."""
+        return float(np.mean([squared_error(*pair) for pair in zip(actual, expected, strict=True)]))
+
+    for seed in range(3):
+        x = activations(32, K, seed=seed)
+        expected = run_float(model, x)
+        assert error(run(ours, x), expected) < error(np.asarray(stock.run(None, {"x": x})[0]), expected) / 3

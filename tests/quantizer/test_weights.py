@@ -1,0 +1,88 @@
+"""The codes and scales of weights, compared with their definition in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from quantizing import F, floats, squared_error
+
+from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups
+from ort_dynq.rewriter.facts.grid import Grid
+from ort_dynq.rewriter.report import Left
+
+WEIGHTS = floats(192, 1030) * np.exp(floats(1, 1030, seed=1))
+GROUP = 32
+
+
+def dequantized(grid: Grid) -> np.ndarray:
+    scale = np.repeat(grid.scale, grid.group_size or len(grid.codes), 0)
+    return np.asarray((grid.codes.astype(np.float64) - grid.zero_point) * scale)
+
+
+def test_columns() -> None:
+    grid = grid_of_columns(WEIGHTS)
+    exact = np.abs(WEIGHTS.astype(np.float64)).max(0) / 127
+    assert np.allclose(grid.scale[0], exact, rtol=2.0**-23, atol=0)
+    error = np.abs(grid.codes - WEIGHTS / exact)
+    assert error.max() < 0.5 + 1e-4
+    assert (np.abs(grid.codes).max(0) == 127).all()
+    assert not grid.zero_point.any()
+
+
+def test_groups_have_the_least_error_of_all_clips() -> None:
+    """For each clip, the codes and the linear regression in float64; no group of ours has a larger error."""
+    grid = grid_of_groups(WEIGHTS, GROUP)
+    assert grid.codes.min() >= 0
+    assert grid.codes.max() <= 15
+    grouped = WEIGHTS.astype(np.float64).reshape(-1, GROUP, WEIGHTS.shape[1])
+    ours = ((dequantized(grid).reshape(grouped.shape) - grouped) ** 2).sum(1)
+    peaks = np.take_along_axis(grouped, np.abs(grouped).argmax(1)[:, None], 1)
+    errors = []
+    for clip in (1, 0.94, 0.88, 0.82, 0.76, 0.7):
+        codes = np.clip(np.rint(grouped / (clip * peaks / -8)), -8, 7)
+        scale = (grouped * codes).sum(1, keepdims=True) / (codes**2).sum(1, keepdims=True)
+        errors.append(((codes * scale - grouped) ** 2).sum(1))
+    best = np.min(errors, 0)
+    assert (ours <= best * (1 + 1e-4)).all()
+    plain = np.rint(grouped / (np.abs(peaks) / 7)) * (np.abs(peaks) / 7)
+    assert best.sum() < 0.8 * ((plain - grouped) ** 2).sum()
+
+
+@pytest.mark.parametrize("size", [16, 64, 96])
+def test_sizes_of_groups(size: int) -> None:
+    grid = grid_of_groups(WEIGHTS, size)
+    assert grid.scale.shape == (192 // size, 1030)
+    assert squared_error(dequantized(grid), WEIGHTS) < 0.015
+
+
+@pytest.mark.parametrize("quantize", [grid_of_columns, lambda weights: grid_of_groups(weights, GROUP)])
+def test_the_layout_in_memory_does_not_matter(quantize) -> None:  # type: ignore[no-untyped-def]
+    ours, transposed = quantize(WEIGHTS), quantize(np.asfortranarray(WEIGHTS))
+    assert ours.codes.tobytes() == transposed.codes.tobytes()
+    assert ours.scale.tobytes() == transposed.scale.tobytes()
+
+
+@pytest.mark.parametrize("quantize", [grid_of_columns, lambda weights: grid_of_groups(weights, GROUP)])
+def test_extreme_weights(quantize) -> None:  # type: ignore[no-untyped-def]
+    """Columns of zeros, of denormals, of the largest numbers, and of one number only."""
+    weights = np.zeros((64, 6), F)
+    weights[:, 1] = floats(64) * F(1e-44)
+    weights[:, 2] = F(3.4e38)
+    weights[:, 3] = F(-3.4e38)
+    weights[5, 4] = 1
+    weights[:, 5] = F(1e-30)
+    grid = quantize(weights)
+    assert np.isfinite(grid.scale).all()
+    result = dequantized(grid)
+    assert not result[:, 0].any()
+    assert np.allclose(result[:, 2:], weights[:, 2:], rtol=0.01, atol=0)
+    assert np.abs(result[:, 1] - weights[:, 1]).max() < 1e-43
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("quantize", [grid_of_columns, lambda weights: grid_of_groups(weights, GROUP)])
+def test_numbers_without_codes(quantize, number: float) -> None:  # type: ignore[no-untyped-def]
+    weights = floats(64, 40)
+    weights[3, 7] = number
+    with pytest.raises(Left, match="the weights have NaN or an infinity"):
+        quantize(weights)
