@@ -18,7 +18,7 @@ from ..rewriter import Result
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.rule import Rule
-from ..rewriter.rules import dynamic_quantize_linear
+from ..rewriter.rules import conv_activation, dynamic_quantize_linear
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
@@ -83,7 +83,8 @@ def quantize(
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
         _check_opset(quantized)
-        report = convert(quantized, (rules, (dynamic_quantize_linear.RULE,)))
+        report = convert(quantized, (rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
+    report.findings = [finding for finding in report.findings if finding.rule in dict(_RULES)]
     if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
     if report.rewritten:
