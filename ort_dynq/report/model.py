@@ -17,7 +17,7 @@ from .. import doctor, rewriter
 from ..bench.models import Samples, sample
 from ..bench.timing import Latency, Machine, Settings, Track, latency, machine
 from ..errors import DynqError
-from ..graphs import graphs, label
+from ..graphs import graphs, label, named
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from ..storage import load, replacing
@@ -203,7 +203,7 @@ def make_report(
     """
     steps = iter(track(_STEPS))
     next(steps)
-    original = _with_names(load(source))
+    original = named(load(source))
     result = rewriter.rewrite(original, exact=exact)
     settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
     here = machine(backend)
@@ -245,14 +245,6 @@ def make_report(
         after_profile=_side(after, set()),
         problem=samples.problem,
     )
-
-
-def _with_names(model: ir.Model) -> ir.Model:
-    """Names unnamed nodes after their first output, since the profiler identifies nodes by name."""
-    for _, graph in graphs(model):
-        for node in graph:
-            node.name = label(node)
-    return model
 
 
 def _names(model: ir.Model) -> set[str]:
