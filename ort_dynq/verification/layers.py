@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
@@ -91,6 +92,52 @@ class Recorder:
             raise DynqError(f"A does not run with {len(self._names)} of its values as outputs: {error}") from error
         known = {name: tensor.numpy() for name, tensor in self._constants.items()}
         return known | dict(feeds) | dict(zip(self._names, results, strict=True))
+
+
+class Disturbed:
+    """Runs A with errors added to its values, wherever A uses them.
+
+    Args:
+        model: A; it is changed.
+        values: Computed values of the main graph.
+        known: These values on one set of inputs, by name: of floating-point types, which are those of all sets.
+
+    Raises:
+        DynqError: A does not load with the errors.
+    """
+
+    def __init__(self, model: ir.Model, values: Sequence[ir.Value], known: Mapping[str, Array]) -> None:
+        self._outputs = list(map(name_of, model.graph.outputs))
+        self._errors = {}
+        for i, value in enumerate(values):
+            name, producer, dtype = name_of(value), value.producer(), known[name_of(value)].dtype
+            assert producer is not None
+            kind = ir.TensorType(ir.DataType.from_numpy(dtype))
+            error = ir.Value(name=f"{PREFIX}{i}.error", type=kind)
+            add = ir.node("Add", [value, error])
+            ir.convenience.replace_all_uses_with([value], [add.outputs[0]], replace_graph_outputs=True)
+            add.replace_input_with(0, value)
+            add.outputs[0].name, value.name, add.outputs[0].type = name, f"{PREFIX}{i}", kind
+            model.graph.insert_after(producer, [add])
+            model.graph.inputs.append(error)
+            self._errors[name] = name_of(error), dtype
+        self._session = open_session(model, "A")
+
+    def run(self, feeds: Mapping[str, Array], errors: Mapping[str, Array]) -> list[Array]:
+        """Returns A's outputs.
+
+        Args:
+            feeds: Values of all inputs of A.
+            errors: Errors by the name of the value; that of other values is 0, which changes no bits.
+
+        Raises:
+            DynqError: A does not run with the errors, or an output is not a tensor of a supported type.
+        """
+        given = {error: errors.get(name, np.zeros((), dtype)) for name, (error, dtype) in self._errors.items()}
+        try:
+            return run(self._session, self._outputs, {**feeds, **given}, any_type=True)
+        except SessionError as error:
+            raise DynqError(f"A does not run with errors added to {len(given)} of its values: {error}") from error
 
 
 class Override:
