@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..runtime import Model
     from ..verification.data import Source
 
-__all__ = ["quantize", "quantize_layers"]
+__all__ = ["checked", "quantize", "quantize_layers"]
 
 _OLDEST_OPSET = 13
 _RULES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..verification.accuracy import (
     worst_snr,
 )
 from ..verification.sessions import SessionError
+from ..verification.verification import plain
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,6 +47,13 @@ class Selection:
     all_quantized: ir.Model
     all_snr_db: float
     snr_db: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON: the names of the layers and the ratios."""
+        return {
+            "floats": [each.name for each in self.layers],
+            **{name: plain(getattr(self, name)) for name in ("all_snr_db", "snr_db")},
+        }
 
 
 def select(
