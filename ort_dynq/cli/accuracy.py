@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..quantizer.selection import Selection
-    from ..verification.accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
+    from ..verification.accuracy import Accuracy, OutputAccuracy, Reference
+    from ..verification.layer_accuracy import LayerAccuracy
 
 _MOST_LAYERS = 12  # in a table; JSON has all
 

@@ -13,15 +13,8 @@ from ..bench.timing import Settings, Track, interleave, session_contender
 from ..errors import DynqError
 from ..rewriter import Result
 from ..storage import load
-from ..verification.accuracy import (
-    LayerAccuracy,
-    OutputAccuracy,
-    Reference,
-    measure_layers,
-    measure_outputs,
-    worst_snr,
-)
-from ..verification.sessions import SessionError
+from ..verification.accuracy import OutputAccuracy, Reference, measure_outputs, running, worst_snr
+from ..verification.layer_accuracy import LayerAccuracy, measure_layers
 from ..verification.verification import plain
 
 if TYPE_CHECKING:
@@ -84,10 +77,8 @@ def select(
         raise DynqError(f"min_snr is {min_snr}, expected a number of decibels")
 
     def measured(model: ir.Model) -> tuple[OutputAccuracy, ...]:
-        try:
+        with running():
             return measure_outputs(reference, model, backend=backend)
-        except SessionError as error:
-            raise DynqError(f"the quantized model does not run: {error}") from error
 
     result = quantize(frozenset())
     outputs = measured(result.model)
@@ -96,7 +87,8 @@ def select(
     first, first_snr = result.model, worst_snr(outputs)
     if first_snr >= min_snr:
         return Selection(result, (), first, first_snr, first_snr)
-    layers, _ = measure_layers(reference, load(first), backend=backend)
+    with running():
+        layers, _ = measure_layers(reference, load(first), backend=backend)
     known = {each.name: each for each in layers}
     others = {each.node: each.operator or "" for each in result.report.rewritten if each.node not in known}
     known |= {name: LayerAccuracy(name, operator, None) for name, operator in others.items()}
@@ -122,7 +114,7 @@ def select(
     return Selection(result, tuple(known[name] for name in names[:high]), first, first_snr, best_snr)
 
 
-def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 1.0) -> float:
+def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> float:
     """Returns the time of the selected model / the time of the model with all layers quantized.
 
     Both run on the first set of data with one thread, in turns; their medians are divided.

@@ -1,40 +1,33 @@
-"""Compares a float model with a quantized one: how far the outputs are from each other, and which layers cause it.
-
-The noise of a layer is that of its own quantization: it multiplies the float model's activation, and its result is
-compared with the float model's. This noise alone, added to the float model's result, shows what the layer does to the
-outputs. The two may differ much: noise in one token that later layers read often costs more than noise in all others.
-"""
+"""Compares the outputs of a quantized model with those of its float model, and its layers (layer_accuracy.py)."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, label, named
+from ..graphs import STANDARD_DOMAINS, named
 from ..report.profile import profile
 from ..storage import load
 from .data import Data, Source, load_data
 from .inputs import Array
-from .layers import Disturbed, Layers, Override, Recorder, name_of
+from .layer_accuracy import LayerAccuracy, measure_layers
+from .layers import name_of
 from .saturation import without_saturation
 from .sessions import SessionError, check_signature, open_session, run, run_original, signature
-from .signals import Agreement, Channels, Cosines, Noise
+from .signals import Agreement, Cosines, Noise
 from .verification import plain
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..bench.timing import Track
     from ..runtime import Model
-
-_DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
-OUTLIER = 8.0
-"""A channel holds the range of an activation if its largest magnitude is more than this many times the median one."""
 
 # A classifier's output: a linear layer, or one of the functions that follow it, whatever of _KEEPS_ORDER is behind it.
 _LINEAR = ("MatMul", "Gemm", "Conv")
@@ -71,45 +64,13 @@ class OutputAccuracy:
 
 
 @dataclass(frozen=True)
-class LayerAccuracy:
-    """A quantized layer.
-
-    Attributes:
-        name: The name of its node.
-        operator: What it became: QuantizedMatMul or QuantizedConv.
-        snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
-            None if A does not have them, or without elements.
-        output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
-            layer, and nothing else is changed; over the first four sets of data. None where `snr_db` is.
-        share: Its share of B's time, 0 to 1, at ONNX Runtime's default optimization level; without the quantization of
-            the activation, which several layers may share. None if it was not measured.
-        channel: The channel of the activation with the largest magnitude over all data.
-        range_ratio: The magnitude of that channel / the median over the channels that are not zero; None for fewer than
-            8 of them.
-    """
-
-    name: str
-    operator: str
-    snr_db: float | None
-    output_snr_db: float | None = None
-    share: float | None = None
-    channel: int | None = None
-    range_ratio: float | None = None
-
-    @property
-    def has_outlier(self) -> bool:
-        """Whether one channel holds the range of the activation: more than :data:`OUTLIER` times the median."""
-        return self.range_ratio is not None and self.range_ratio > OUTLIER
-
-
-@dataclass(frozen=True)
 class Accuracy:
     """The comparison of a quantized model with its float model.
 
     Attributes:
         data: What both models ran on.
         outputs: The outputs.
-        layers: The quantized layers of the main graph, the smallest `output_snr_db` first.
+        layers: The quantized layers of the main graph, the worst first.
         unreachable: The number of quantized layers in subgraphs and functions, whose results are not compared.
     """
 
@@ -125,15 +86,17 @@ class Accuracy:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. Infinities, which JSON does not have, become text."""
-        data = {
-            "inputs": [asdict(each) for each in self.data.inputs],
+        found = {
+            "inputs": tuple(asdict(each) for each in self.data.inputs),
+            "seed": self.data.seed,
             "sets": len(self.data.sets),
             "generated": self.data.is_generated,
-            "seed": self.data.seed,
+            "snr_db": self.snr_db,
+            "outputs": tuple(asdict(each) for each in self.outputs),
+            "layers": tuple({**asdict(each), "has_outlier": each.has_outlier} for each in self.layers),
+            "unreachable": self.unreachable,
         }
-        layers = [{**asdict(each), "has_outlier": each.has_outlier} for each in self.layers]
-        found = {"outputs": list(map(asdict, self.outputs)), "layers": layers, "unreachable": self.unreachable}
-        return {key: plain(value) for key, value in {"data": plain(data), **found}.items()}
+        return {key: plain(value) for key, value in found.items()}
 
 
 class Reference:
@@ -196,14 +159,25 @@ def measure(
     Raises:
         DynqError: B does not run, or its inputs or outputs are not those of the float model.
     """
-    try:
+    with running():
         outputs = measure_outputs(reference, b, backend=backend)
         model = named(load(b))
         shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
         layers, unreachable = measure_layers(reference, model, backend=backend, shares=shares, track=track)
+    return Accuracy(reference.data, outputs, layers, unreachable)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Says which model does not run in the block.
+
+    Raises:
+        DynqError: The block raised a SessionError.
+    """
+    try:
+        yield
     except SessionError as error:
         raise DynqError(f"the quantized model does not run: {error}") from error
-    return Accuracy(reference.data, outputs, layers, unreachable)
 
 
 def measure_outputs(
@@ -223,102 +197,6 @@ def measure_outputs(
         _output(name, [each[i] for each in reference.outputs], [each[i] for each in results], name in classifiers)
         for i, name in enumerate(reference.names)
     )
-
-
-def measure_layers(
-    reference: Reference,
-    b: ir.Model,
-    *,
-    backend: Backend = "native",
-    shares: Mapping[str, float] | None = None,
-    track: Track = iter,
-) -> tuple[tuple[LayerAccuracy, ...], int]:
-    """Measures each quantized layer of B's main graph on the float model's values, all optimizations off.
-
-    Args:
-        reference: The float model.
-        b: The quantized model; it is changed.
-        backend: How B gets the operators.
-        shares: The layers' shares of the time, by name.
-        track: Shows the progress.
-
-    Returns:
-        The layers, the worst first, and the number of layers in subgraphs and functions, which are not measured.
-
-    Raises:
-        SessionError: B does not run.
-        DynqError: The float model does not run with its intermediate values as outputs.
-    """
-    model_a = load(reference.model)
-    layers = Layers(model_a, b)
-    activations = list(map(layers.activation, layers.nodes))
-    results = [layers.values.get(name_of(result)) for result in layers.results]
-    found = [_Found(label(node), node.op_type) for node in layers.nodes]
-    if found:
-        foreign = [layers.values[name_of(output)] for output in layers.foreign]
-        wanted = [each for each in (*activations, *results, *foreign) if each is not None]
-        recorder, override, disturbed = Recorder(model_a, wanted), None, None
-        for number, feeds in enumerate(track(reference.data.sets)):
-            known = recorder.run(feeds)
-            override = override or Override(b, layers.results, layers.foreign, known, backend)
-            computed = override.run(feeds, known)[: len(found)]
-            errors = {}
-            for each, activation, result, quantized in zip(found, activations, results, computed, strict=True):
-                if activation is not None:
-                    each.channels.add(known[name_of(activation)])
-                expected = None if result is None else known[name_of(result)]
-                if result is not None and expected is not None and expected.shape == quantized.shape:
-                    each.noise.add(expected, quantized)
-                    errors[name_of(result)] = each, np.nan_to_num(quantized - expected, posinf=0, neginf=0)
-            if number < _DISTURBED_SETS and errors:
-                values = [each for each in results if each is not None]
-                disturbed = disturbed or Disturbed(model_a, values, known)
-                for name, (each, error) in errors.items():
-                    each.add_outputs(reference.outputs[number], disturbed.run(feeds, {name: error}))
-    ordered = sorted((each.layer(shares or {}) for each in found), key=_order)
-    return tuple(ordered), layers.unreachable
-
-
-@dataclass
-class _Found:
-    """What is measured of a layer; `outputs` has the noise of each output of A that is of floats."""
-
-    name: str
-    operator: str
-    noise: Noise = field(default_factory=Noise)
-    outputs: dict[int, Noise] = field(default_factory=dict)
-    channels: Channels = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.channels = Channels(1 if self.operator == "QuantizedConv" else -1)
-
-    def add_outputs(self, expected: Sequence[Any], disturbed: Sequence[Any]) -> None:
-        for i, (a, b) in enumerate(zip(expected, disturbed, strict=True)):
-            if _is_float(a) and _is_float(b) and a.shape == b.shape:
-                self.outputs.setdefault(i, Noise()).add(a, b)
-
-    def layer(self, shares: Mapping[str, float]) -> LayerAccuracy:
-        ratios = [ratio for noise in self.outputs.values() if (ratio := noise.decibels) is not None]
-        channel, range_ratio = self.channels.outlier or (None, None)
-        return LayerAccuracy(
-            self.name,
-            self.operator,
-            self.noise.decibels,
-            min(ratios, default=None),
-            shares.get(self.name),
-            channel,
-            range_ratio,
-        )
-
-
-def _order(layer: LayerAccuracy) -> tuple[float, float]:
-    """Orders layers: the worst first."""
-    keys = [math.inf if ratio is None else ratio for ratio in (layer.output_snr_db, layer.snr_db)]
-    return keys[0], keys[1]
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 def worst_snr(outputs: Sequence[OutputAccuracy]) -> float:

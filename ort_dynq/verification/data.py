@@ -143,8 +143,9 @@ def _read_tensor(file: Path) -> tuple[str, Array]:
 
 def _read_npz(path: Path) -> dict[str, Array]:
     try:
-        found = np.load(path, allow_pickle=False)
-        arrays = None if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+        with path.open("rb") as file:  # numpy does not close a file that it cannot read
+            found = np.load(file, allow_pickle=False)
+            arrays = None if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except Exception as error:  # of zipfile, zlib or numpy
         raise DynqError(f"{path} is not an NPZ file of arrays: {error}") from error
     if arrays is None:

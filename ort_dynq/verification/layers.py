@@ -194,7 +194,7 @@ class Override:
             SessionError: B does not run.
         """
         given = {name: known[name] for name in self._given}
-        return run(self._session, self._names, {**feeds, **given}) if self._session else []
+        return run(self._session, self._names, {**feeds, **given}, any_type=True) if self._session else []
 
 
 def name_of(value: ir.Value) -> str:
