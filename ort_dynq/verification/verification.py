@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime as ort
 
 from ..backends.register import register
+from ..errors import DynqError
+from ..rewriter.metadata import QUANTIZED
 from .comparison import Comparison, compare, count_nans
 from .inputs import Array, Input, make_feeds, resolve_inputs
 from .products import Product, check_products
@@ -103,14 +105,14 @@ def verify(
         backend: How B gets the operators, see :func:`ort_dynq.register`.
 
     Raises:
-        DynqError: A or B is not a model, their inputs or outputs differ, an input does not fit, A does not run, or the
-            operators cannot be registered.
+        DynqError: A or B is not a model, their inputs or outputs differ, an input does not fit, A does not run, B was
+            quantized by :func:`ort_dynq.quantize` and A was not, or the operators cannot be registered.
     """
     register(ort.SessionOptions(), backend)  # an error of the backend is not an error of B
     exact_a, count_a = without_saturation(a)
     session = open_session(exact_a, "A")
     names = [output.name for output in session.get_outputs()]
-    expected_signature = signature(session)
+    expected_signature, was_quantized = signature(session), _is_quantized(session)
     declared, given = session.get_inputs(), dict(inputs or {})
     resolved = resolve_inputs(declared, given, shapes or {})
     zero_rows = True
@@ -127,6 +129,10 @@ def verify(
         try:
             session = open_session(b if optimize else exact_b, "B", backend=backend, optimize=optimize)
             check_signature(expected_signature, signature(session))
+            if _is_quantized(session) and not was_quantized:
+                raise DynqError(
+                    "B was quantized, so its outputs differ from A's; `ort-dynq report A --quantized B` shows how much"
+                )
             outputs = run(session, names, feeds)
         except SessionError as error:
             raise SessionError(f"B fails {level}: {error}") from error
@@ -154,6 +160,10 @@ def verify(
         end_to_end=result.outputs,
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
     )
+
+
+def _is_quantized(session: ort.InferenceSession) -> bool:
+    return QUANTIZED in session.get_modelmeta().custom_metadata_map
 
 
 def plain(value: Any) -> Any:

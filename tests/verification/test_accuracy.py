@@ -251,3 +251,11 @@ def test_models_that_are_not_interchangeable() -> None:
     other = ort_dynq.quantize(model_of("y = MatMul(z, w)", {"w": floats(K, K)}, inputs=f"float[n, {K}] z")).model
     with pytest.raises(ort_dynq.DynqError, match="only A has input x"):
         measure(Reference(two_layers(), {"x": floats(1, K)}), other)
+
+
+def test_verify_refers_to_the_accuracy() -> None:
+    model = two_layers()
+    result = ort_dynq.quantize(model)
+    with pytest.raises(ort_dynq.DynqError, match="B was quantized, so its outputs differ from A's; `ort-dynq report A"):
+        ort_dynq.verify(model, result.model)
+    assert ort_dynq.verify(result.model, result.model).passed
