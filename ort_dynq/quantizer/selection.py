@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from ..backends.options import Backend
 
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -80,18 +82,22 @@ def select(
         with running():
             return measure_outputs(reference, model, backend=backend)
 
+    start = iter(track(["quantizing all layers"]))
+    next(start)
     result = quantize(frozenset())
     outputs = measured(result.model)
     if all(each.snr_db is None for each in outputs):
         raise DynqError("min_snr needs an output of floats, which is not empty on the data; the model has none")
+    next(start, None)
     first, first_snr = result.model, worst_snr(outputs)
     if first_snr >= min_snr:
         return Selection(result, (), first, first_snr, first_snr)
     with running():
-        layers, _ = measure_layers(reference, load(first), backend=backend)
+        layers, _ = measure_layers(reference, load(first), backend=backend, track=track)
     known = {each.name: each for each in layers}
-    others = {each.node: each.operator or "" for each in result.report.rewritten if each.node not in known}
-    known |= {name: LayerAccuracy(name, operator, None) for name, operator in others.items()}
+    for each in result.report.rewritten:  # those in subgraphs and functions come last
+        if each.operator in _PRODUCTS and each.node not in known:
+            known[each.node] = LayerAccuracy(each.node, each.operator, None)
     names = list(known)
     if (float_snr := worst_snr(measured(load(reference.model)))) < min_snr:
         raise DynqError(
@@ -99,7 +105,7 @@ def select(
             "optimization levels; choose a smaller one"
         )
     low, high, best_snr = 0, len(names), first_snr  # `low` layers are too few, `high` are enough
-    for _ in track([f"min_snr: run {i + 1}" for i in range(math.ceil(math.log2(max(2, len(names)))))]):
+    for _ in track([f"quantizing fewer layers, run {i + 1}" for i in range(math.ceil(math.log2(max(2, len(names)))))]):
         if high - low <= 1:
             continue
         middle = (low + high) // 2

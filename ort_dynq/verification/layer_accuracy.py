@@ -99,7 +99,8 @@ def measure_layers(
         foreign = [layers.values[name_of(output)] for output in layers.foreign]
         wanted = [each for each in (*activations, *results, *foreign) if each is not None]
         recorder, override, disturbed = Recorder(model_a, wanted), None, None
-        for number, feeds in enumerate(track(reference.data.sets)):
+        steps = track([f"measuring layers, set {i + 1}" for i in range(len(reference.data.sets))])
+        for number, (_, feeds) in enumerate(zip(steps, reference.data.sets, strict=True)):
             known = recorder.run(feeds)
             override = override or Override(b, layers.results, layers.foreign, known, backend)
             errors = []
