@@ -87,7 +87,7 @@ def select(
     result = quantize(frozenset())
     outputs = measured(result.model)
     if all(each.snr_db is None for each in outputs):
-        raise DynqError("min_snr needs an output of floats, which is not empty on the data; the model has none")
+        raise DynqError("min_snr needs an output that has finite floats on the data; the model has none")
     next(start, None)
     first, first_snr = result.model, worst_snr(outputs)
     if first_snr >= min_snr:
