@@ -52,3 +52,11 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
 def label(node: ir.Node) -> str:
     """Returns the name of a node, the name of its first named output, or its operator type."""
     return node.name or next((output.name for output in node.outputs if output.name), None) or node.op_type
+
+
+def named(model: ir.Model) -> ir.Model:
+    """Gives every node without a name its :func:`label`: tools such as ONNX Runtime's profiler know nodes by name."""
+    for _, graph in graphs(model):
+        for node in graph:
+            node.name = label(node)
+    return model

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
-import onnx.numpy_helper
 
 from ..errors import DynqError
 from ..rewriter import Report, rewrite
 from ..verification import sessions
+from ..verification.data import read_tensors
 from ..verification.inputs import Array, Input, make_feeds, resolve_inputs
 from .opening import Opening, measure_opening
 from .timing import (
@@ -170,19 +170,7 @@ def recorded_inputs(folder: Path) -> dict[str, Array]:
         DynqError: A file is not a tensor.
     """
     names = [value.name for value in onnx.load(folder / "model.onnx", load_external_data=False).graph.input]
-    files = sorted((folder / "test_data_set_0").glob("input_*.pb"), key=lambda file: (len(file.name), file.name))
-    tensors = list(map(_read_tensor, files))
-    if not {name for name, _ in tensors} <= {*names}:
-        return {name: array for name, (_, array) in zip(names, tensors, strict=False)}
-    return dict(tensors)
-
-
-def _read_tensor(file: Path) -> tuple[str, Array]:
-    try:
-        proto = onnx.TensorProto.FromString(file.read_bytes())
-        return proto.name, onnx.numpy_helper.to_array(proto)
-    except Exception as error:  # the type depends on the version of protobuf
-        raise DynqError(f"{file} is not a tensor: {error}") from error
+    return read_tensors(folder / "test_data_set_0", names)
 
 
 def sample(name: str, a: Model, b: Model, feeds: Mapping[str, Array], settings: Settings, threads: int) -> Samples:

@@ -98,6 +98,13 @@ def seconds(text: str) -> float:
     return float(text)
 
 
+def decibels(text: str) -> float:
+    """Parses a number of decibels."""
+    if not re.fullmatch(r"-?[0-9]{0,3}\.?[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of decibels")
+    return float(text)
+
+
 def names(text: str) -> tuple[str, ...]:
     """Parses names separated by commas."""
     return tuple(text.split(","))

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import check_target
+from ..errors import DynqError
+from .accuracy import accuracy_text, add_data_sets, reference_of, selection_text
+from .arguments import add_data, check_target, decibels
 from .command import Command, Outcome
-from .render import one_line, table, working
+from .render import one_line, progress, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..rewriter import Report
+    from ..quantizer.selection import Selection
+    from ..rewriter import Report, Result
+    from ..verification.accuracy import Reference
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,23 +69,48 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="IN is a model that onnxruntime's quantize_dynamic made: keep its weights, and quantize its activations "
         "per token",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare OUT with the float model: accuracy of outputs and layers; for data see --data",
+    )
+    parser.add_argument(
+        "--min-snr",
+        type=decibels,
+        metavar="DB",
+        help="leave the layers float that harm the outputs most, until each output has this signal-to-noise ratio on "
+        "the data",
+    )
+    add_data_sets(parser)
+    add_data(parser)
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
+    compares = arguments.verify or arguments.min_snr is not None
+    if not compares and (arguments.data or arguments.input or arguments.shape):
+        raise DynqError("--data, --input and --shape are the data of a comparison; give --verify or --min-snr as well")
     check_target(source, target, force=arguments.force)
-    with working(f"quantizing {source}"):
-        from ..quantizer import quantize
+    reference = reference_of(arguments, source) if compares else None
+    from ..quantizer import checked, quantize_layers
 
-        result = quantize(
-            source,
-            weights=arguments.weights,
-            group=arguments.group,
-            activations=arguments.activations,
-            symmetric=arguments.symmetric,
-            exclude=arguments.exclude,
-            from_dynamic=arguments.from_dynamic,
-        )
+    options = checked(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude)
+
+    def quantize(floats: frozenset[str] = frozenset()) -> Result:
+        return quantize_layers(source, options, floats, from_dynamic=arguments.from_dynamic)
+
+    selection, cost, accuracy = None, None, None
+    if reference is None or arguments.min_snr is None:
+        with working(f"quantizing {source}"):
+            result = quantize()
+    else:
+        selection, cost = _select(reference, quantize, arguments)
+        result = selection.result
+    if reference is not None:
+        with progress() as track:
+            from ..verification.accuracy import measure
+
+            accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
     with working(f"writing {target}"):
         result.save(target)
     report = result.report
@@ -89,6 +118,10 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{source}: {len(report.rewritten)} layers quantized, {len(report.left)} left")
         yield from _findings(report)
+        if selection is not None:
+            yield from selection_text(selection, arguments.min_snr, cost)
+        if accuracy is not None:
+            yield from accuracy_text(accuracy, arguments.data)
         yield "\n" + one_line(f"{target} is written")
 
     data = {
@@ -98,8 +131,24 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "left": list(map(asdict, report.left)),
         "before": dict(report.before),
         "after": dict(report.after),
+        "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
+        "accuracy": None if accuracy is None else accuracy.to_dict(),
     }
     return Outcome(data, text)
+
+
+def _select(
+    reference: Reference, quantize: Callable[[frozenset[str]], Result], arguments: argparse.Namespace
+) -> tuple[Selection, float | None]:
+    """Returns the selection for --min-snr, and what it costs: a ratio of times; None if no layer stays float."""
+    from ..quantizer.selection import cost, select
+
+    with progress() as track:
+        selection = select(reference, quantize, arguments.min_snr, backend=arguments.backend, track=track)
+    if not selection.layers:
+        return selection, None
+    with working("timing the model with and without these layers"):
+        return selection, cost(selection, reference, backend=arguments.backend)
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:
@@ -115,6 +164,7 @@ COMMAND = Command(
     "make a fast and accurate integer model of a float model",
     (
         "ort-dynq quantize float.onnx -o int8.onnx",
+        "ort-dynq quantize float.onnx -o int8.onnx --data samples.npz --min-snr 30",
         "ort-dynq quantize float.onnx -o int4.onnx --weights int4 --exclude lm_head",
     ),
     _arguments,

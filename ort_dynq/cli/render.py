@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from ..bench.timing import Track
 
-_STYLES = {"PASSED": "bold green", "FAILED": "bold red"}  # the style of a line that has only this text
+SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data by --data to see the accuracy"
+"""The line on figures of accuracy that say little."""
+_STYLES = {"PASSED": "bold green", "FAILED": "bold red", SMOKE_TEST: "bold red"}  # of a line that has only this text
 
 
 @dataclass(frozen=True)

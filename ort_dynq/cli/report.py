@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from .accuracy import accuracy_text, add_data_sets
 from .arguments import add_data, add_exact, check_target, given_data, positive, seconds
 from .command import FAILED, Command, Outcome
 from .render import Figure, one_line, progress
@@ -26,6 +27,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=seconds, default=5.0, metavar="S", help="time for timing and profiling (default: 5)"
     )
+    parser.add_argument(
+        "--quantized",
+        metavar="INT8.onnx",
+        help="compare IN with this model that `quantize` has made of it, instead of with a rewrite: accuracy and time",
+    )
+    add_data_sets(parser)
     add_exact(parser)
     add_data(parser)
 
@@ -41,6 +48,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
         found = make_report(
             source,
+            quantized=arguments.quantized,
+            data=arguments.data,
             inputs=inputs,
             shapes=shapes,
             seed=arguments.seed,
@@ -51,26 +60,35 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             track=track,
         )
     found.save(target)
+    passed = found.verification is None or found.verification.passed
 
     def text() -> Iterator[RenderableType]:
-        yield from inputs_text(found.verification.inputs, found.verification.seed)
-        yield one_line(f"{source}: {found.rewrite_report.summary}")
+        if found.accuracy is None:
+            yield from inputs_text(found.inputs, found.seed)
+            yield one_line(f"{source}: {found.rewrite_report.summary}")
+        else:
+            yield from accuracy_text(found.accuracy, arguments.data)
         if found.problem:
             yield one_line(found.problem)
         if found.before and found.after:
             before, after = found.before.latency.median_ms, found.after.latency.median_ms
             yield f"median {before:.4f} ms before, {after:.4f} ms after: {Figure(found.ratio, 2)}x speed"
         yield one_line(f"{target} is written")
-        yield "PASSED" if found.verification.passed else "FAILED"
+        if found.verification is not None:
+            yield "PASSED" if passed else "FAILED"
 
     data = {"output": str(target), **found.to_dict()}
-    return Outcome(data, text, 0 if found.verification.passed else FAILED)
+    return Outcome(data, text, 0 if passed else FAILED)
 
 
 COMMAND = Command(
     "report",
-    "write a self-contained HTML report: what a rewrite changes, time by operator before and after, verification",
-    ("ort-dynq report model.onnx -o report.html --shape x=1x128x768",),
+    "write a self-contained HTML report: what a rewrite changes, time by operator before and after, verification; or "
+    "the accuracy of a quantized model",
+    (
+        "ort-dynq report model.onnx -o report.html --shape x=1x128x768",
+        "ort-dynq report float.onnx --quantized int8.onnx --data samples.npz -o report.html",
+    ),
     _arguments,
     _run,
 )

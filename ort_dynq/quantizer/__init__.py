@@ -6,6 +6,7 @@ has the same operators and functions as a rewritten model.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS
+from ..graphs import STANDARD_DOMAINS, named
 from ..rewriter import Result
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
@@ -22,14 +23,15 @@ from ..rewriter.rules import conv_activation, dynamic_quantize_linear
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
-from .options import checked
+from .options import Options, checked
 from .quantized_models import check_is_float
 from .weights import OF_ACTIVATIONS
 
 if TYPE_CHECKING:
     from ..runtime import Model
+    from ..verification.data import Source
 
-__all__ = ["quantize"]
+__all__ = ["checked", "quantize", "quantize_layers"]
 
 _OLDEST_OPSET = 13
 _RULES = (
@@ -49,6 +51,8 @@ def quantize(
     symmetric: bool = False,
     exclude: Iterable[str] = (),
     from_dynamic: bool = False,
+    min_snr: float | None = None,
+    data: Source | None = None,
 ) -> Result:
     """Turns matrix products and convolutions with constant float weights into products of integers.
 
@@ -65,21 +69,45 @@ def quantize(
             its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
             weights, and those of matrices get activations as given here.
+        min_snr: Leaves the layers that harm the outputs most float, until each output has this signal-to-noise ratio on
+            `data`, in decibels; see quantizer/selection.py.
+        data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
+            files; arrays by the name of the input; or a list of these. None for generated data, which show little.
 
     Returns:
         The new model, and the report of the layers that were quantized or left.
 
     Raises:
         DynqError: The file is missing or is not a valid ONNX model; it is quantized already, is of an opset before 13
-            or has no float weights; an option is wrong, or a pattern matches no layer.
+            or has no float weights; an option is wrong; a pattern matches no layer; the data do not fit the model, or
+            the outputs do not reach `min_snr`.
     """
     options = checked(weights, group, activations, symmetric, exclude)
+    if min_snr is None:
+        if data is not None:
+            raise DynqError("data are for min_snr; give min_snr as well")
+        return quantize_layers(model, options, from_dynamic=from_dynamic)
+    from ..verification.accuracy import Reference
+    from .selection import select
+
+    def without(floats: frozenset[str]) -> Result:
+        return quantize_layers(model, options, floats, from_dynamic=from_dynamic)
+
+    return select(Reference(model, data), without, min_snr).result
+
+
+def quantize_layers(
+    model: Model, options: Options, floats: frozenset[str] = frozenset(), *, from_dynamic: bool = False
+) -> Result:
+    """Quantizes a model with checked options; `floats` are the layers that stay float for `min_snr`."""
+    options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
     rules = [
         Rule(name, _OLDEST_OPSET, functools.partial(apply, options=options), reports_opset=True)
         for name, apply in _RULES
     ]
     with explained(model):
+        named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
         _check_opset(quantized)

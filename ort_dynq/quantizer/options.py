@@ -17,6 +17,8 @@ ACTIVATIONS = ("token", "tensor")
 GROUPS = (32, 64, 128)
 LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
 """The operators that rules of this package quantize or report as left."""
+FOR_MIN_SNR = "stays float for the signal-to-noise ratio of the outputs"
+"""The reason why a layer is left that `min_snr` selects."""
 _MOST_NAMES = 3  # in a message
 
 
@@ -30,6 +32,7 @@ class Options:
         activations: One of :data:`ACTIVATIONS`.
         symmetric: Whether the codes of activations have no zero point.
         exclude: Patterns of the names of layers that stay float, as :mod:`fnmatch` has them.
+        floats: The names of layers that stay float for `min_snr` (selection.py).
     """
 
     weights: str = "int8"
@@ -37,6 +40,7 @@ class Options:
     activations: str = "token"
     symmetric: bool = False
     exclude: tuple[str, ...] = ()
+    floats: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -48,8 +52,10 @@ class Options:
         """Checks that a layer is not excluded.
 
         Raises:
-            Left: Its name matches a pattern.
+            Left: Its name matches a pattern, or it stays float for `min_snr`.
         """
+        if label(node) in self.floats:
+            raise Left(FOR_MIN_SNR)
         for pattern in self.exclude:
             if fnmatch.fnmatchcase(label(node), pattern):
                 raise Left(f"excluded by {pattern}")

@@ -17,12 +17,14 @@ from .. import doctor, rewriter
 from ..bench.models import Samples, sample
 from ..bench.timing import Latency, Machine, Settings, Track, latency, machine
 from ..errors import DynqError
-from ..graphs import graphs, label
+from ..graphs import graphs, label, named
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
+from ..rewriter.loop import op_counts
 from ..storage import load, replacing
 from ..verification import Verification, verify
-from ..verification.inputs import Array, make_feeds
+from ..verification.accuracy import Accuracy, Reference, measure
+from ..verification.inputs import Array, Input, make_feeds
 from ..verification.sessions import SessionError
 from .profile import NodeTime, Profile, profile
 
@@ -107,7 +109,11 @@ class ModelReport:
         settings: How the models were timed.
         rewrite_report: What was rewritten, what was left, and why.
         groups: The same findings, those of equal layers together.
-        verification: The comparison of both models.
+        inputs, seed: What both models ran on.
+        verification: The comparison of both models; None if a quantized model was given.
+        quantized: The path of the quantized model that was given instead of a rewrite; empty if none was.
+        accuracy: The comparison of that model with the float model.
+        data: The path of the data of this comparison; empty if there is none.
         end_ms: The end of the histograms.
         before, after: The original in stock ONNX Runtime, and the rewritten model with the plugin; None for a model
             that does not run.
@@ -124,7 +130,12 @@ class ModelReport:
     settings: Settings
     rewrite_report: rewriter.Report
     groups: tuple[Group, ...]
-    verification: Verification
+    inputs: tuple[Input, ...]
+    seed: int
+    verification: Verification | None = None
+    quantized: str = ""
+    accuracy: Accuracy | None = None
+    data: str = ""
     end_ms: float = 0.0
     before: Distribution | None = None
     after: Distribution | None = None
@@ -137,7 +148,10 @@ class ModelReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
         given = {key: getattr(self, key) for key in self.__dataclass_fields__}
-        given |= {"rewrite_report": self.rewrite_report.to_dict(), "verification": self.verification.to_dict()}
+        given |= {
+            name: None if given[name] is None else given[name].to_dict()
+            for name in ("rewrite_report", "verification", "accuracy")
+        }
         return {key: _plain(value) for key, value in given.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -158,7 +172,7 @@ class ModelReport:
         import jinja2
 
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-        environment.filters |= {"shape": _shape, "count": _count, "size": _size}
+        environment.filters |= {"shape": _shape, "count": _count, "size": _size, "decibels": _decibels}
         template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
         longest = max((each.latency.median_ms for each in (self.before, self.after) if each), default=1.0)
         unit, factor = ("ms", 1.0) if longest >= 1 else ("µs", 1e3)
@@ -178,6 +192,8 @@ class ModelReport:
 def make_report(
     source: str | os.PathLike[str],
     *,
+    quantized: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | None = None,
     inputs: Mapping[str, Array] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
@@ -187,10 +203,12 @@ def make_report(
     seconds: float = 5.0,
     track: Track = iter,
 ) -> ModelReport:
-    """Rewrites a model, verifies the result, and times and profiles both.
+    """Rewrites a model, verifies the result, and times and profiles both. Or compares it with a quantized model.
 
     Args:
         source: The model's path.
+        quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
+        data: With a quantized model: the path of the data (verification/data.py); None for `inputs` or generated ones.
         inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
         exact: As for :func:`ort_dynq.rewrite`.
         threads: The number of intra-op threads of ONNX Runtime.
@@ -201,28 +219,40 @@ def make_report(
         DynqError: The file is not a model, the model does not run in stock ONNX Runtime with optimizations off, an
             input does not fit, or the operators cannot be registered.
     """
+    if quantized is None and data is not None:
+        raise DynqError("data are for the comparison with a quantized model; give the quantized model as well")
     steps = iter(track(_STEPS))
     next(steps)
-    original = _with_names(load(source))
-    result = rewriter.rewrite(original, exact=exact)
+    original = named(load(source))
     settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
-    here = machine(backend)
-    next(steps)
-    given = dict(inputs or {})
-    verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
         "bytes": os.path.getsize(source),
-        "machine": here,
+        "machine": machine(backend),
         "versions": doctor.versions(),
         "settings": settings,
-        "rewrite_report": result.report,
-        "groups": tuple(grouped(result.report.findings)),
-        "verification": verification,
+        "seed": seed,
     }
-    if verification.failure:
-        return ModelReport(**facts, problem=verification.failure)
-    feeds = make_feeds(verification.inputs, given, seed, zero_rows=False)
+    given, feeds = dict(inputs or {}), None
+    if quantized is None:
+        result = rewriter.rewrite(original, exact=exact)
+        next(steps)
+        verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
+        facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}
+        if not verification.failure:
+            feeds = make_feeds(verification.inputs, given, seed, zero_rows=False)
+    else:
+        model = named(load(quantized))
+        next(steps)
+        reference = Reference(source, data, inputs=given, shapes=shapes, seed=seed)
+        accuracy = measure(reference, model, backend=backend, seconds=seconds * _PROFILE_SHARE, threads=threads)
+        result = rewriter.Result(model, _report_of(original, model, accuracy))
+        facts |= {"accuracy": accuracy, "quantized": os.fspath(quantized), "inputs": reference.data.inputs}
+        facts["data"] = "" if data is None else os.fspath(data)
+        feeds = dict(reference.data.sets[0])
+    facts |= {"rewrite_report": result.report, "groups": tuple(grouped(result.report.findings))}
+    if feeds is None:
+        return ModelReport(**facts)
     next(steps)
     samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
     facts |= _distributions(samples)
@@ -238,21 +268,23 @@ def make_report(
     except SessionError as error:  # both models ran without the profiler
         raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
     next(steps, None)
+    facts["problem"] = samples.problem
     return ModelReport(
         **facts,
         operators=tuple(_operators(before, after)),
         before_profile=None if before is None else _side(before, replaced),
         after_profile=_side(after, set()),
-        problem=samples.problem,
     )
 
 
-def _with_names(model: ir.Model) -> ir.Model:
-    """Names unnamed nodes after their first output, since the profiler identifies nodes by name."""
-    for _, graph in graphs(model):
-        for node in graph:
-            node.name = label(node)
-    return model
+def _report_of(a: ir.Model, b: ir.Model, accuracy: Accuracy) -> rewriter.Report:
+    """Returns the report of a quantization that was made before: the layers that `accuracy` has."""
+    kinds = {node.name: node.op_type for node in a.graph}
+    findings = [
+        rewriter.Finding(each.name, kinds.get(each.name, ""), "main", "quantize", each.operator)
+        for each in accuracy.layers
+    ]
+    return rewriter.Report(findings, op_counts(a), op_counts(b))
 
 
 def _names(model: ir.Model) -> set[str]:
@@ -335,6 +367,10 @@ def _shape(sizes: Sequence[int]) -> str:
     import markupsafe
 
     return markupsafe.Markup("×<wbr>").join(map(str, sizes)) or "scalar"
+
+
+def _decibels(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.1f} dB"
 
 
 def _size(count: int) -> str:

@@ -30,7 +30,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = 
         What was converted, and what was left and why.
     """
     fixed_inputs = _remove_fixed_inputs(model)
-    report = Report(before=_op_counts(model))
+    report = Report(before=op_counts(model))
     initializers = _used_initializers(model)
     with Facts(model) as facts:
         context = Context(facts, exact)
@@ -44,7 +44,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = 
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
         model.graph.inputs[:] = fixed_inputs
-    report.after = _op_counts(model)
+    report.after = op_counts(model)
     return report
 
 
@@ -131,7 +131,8 @@ def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
             del graph.initializers[value.name]
 
 
-def _op_counts(model: ir.Model) -> Counter[str]:
+def op_counts(model: ir.Model) -> Counter[str]:
+    """Counts the nodes of each operator in all graphs; the names of operators of other domains include the domain."""
     return Counter(  # names that are not UTF-8 are bytes
         f"{node.op_type}" if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
         for _, graph in graphs(model)

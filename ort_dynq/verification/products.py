@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, functions, graphs, label, subgraphs
+from ..graphs import STANDARD_DOMAINS, label
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
-from ..rewriter.metadata import ACTIVATION, EXACT
+from ..rewriter.metadata import EXACT
 from ..storage import load
 from .convolution import convolve
 from .inputs import Array
-from .sessions import SessionError, open_session, run
+from .layers import Disturbed, Layers, Override, Recorder, name_of
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..runtime import Model
 
-_PREFIX = "ort_dynq.product."  # of renamed values, whose old names other values get
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _SMALLEST = 2.0**-149  # the smallest positive float32
 FACTOR = 2
@@ -90,9 +88,9 @@ class Checked:
         a, b: The outputs by name, without those that are the result of a product or of a node that contains
             unreachable products.
         original: All outputs of A.
-        perturbed: All outputs of A if the columns of its results of these products are multiplied by 1 + PERTURBATION
-            and 1 - PERTURBATION alternately. This shows the effect of an error in the last bits. A normalization would
-            cancel a common factor.
+        perturbed: All outputs of A if its results of these products are changed by a share of PERTURBATION in columns
+            of even index, and of -PERTURBATION in the others. This shows the effect of an error in the last bits. A
+            normalization would cancel a common factor.
     """
 
     products: tuple[Product, ...]
@@ -123,29 +121,28 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     if model_b.metadata_props.get(EXACT) == "1":
         return None
     model_a = load(a)
-    values = _values(model_a.graph)
-    products = [node for node in model_b.graph if _is_product(node) and not _is_product_of(node, values)]
-    labels = list(map(label, products))
-    enclosing, unreachable = _enclosing(model_b)
-    if not products and not unreachable:
+    layers = Layers(model_a, model_b)
+    labels = list(map(label, layers.nodes))
+    if not layers.nodes and not layers.unreachable:
         return None
-    names = [_name(output) for output in model_a.graph.outputs]
-    chains = [_chain(node, values) for node in products]
-    foreign = [output for node in enclosing for output in node.outputs if output.name in values]
+    names = list(map(name_of, model_a.graph.outputs))
+    chains = [_chain(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
+    foreign = layers.foreign
     needed = [value for chain in chains if chain for value in chain.values()]
-    known = _run_a(model_a, [*model_a.graph.outputs, *needed, *(values[_name(output)] for output in foreign)], feeds)
-    results = _run_b(model_b, [_result(node, values) for node in products], foreign, feeds, known, backend)
-    judged = zip(labels, chains, results[: len(products)], strict=True)
-    outputs = dict(zip(map(_name, model_b.graph.outputs), results, strict=True))
+    wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in foreign)]
+    known = Recorder(model_a, wanted).run(feeds)
+    results = Override(model_b, layers.results, foreign, known, backend).run(feeds, known)
+    judged = zip(labels, chains, results[: len(chains)], strict=True)
+    outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
     verified = [chain.result for chain in chains if chain]
     return Checked(
         products=tuple(_judge(name, chain, known, result) for name, chain, result in judged),
-        unreachable=unreachable,
+        unreachable=layers.unreachable,
         a={name: known[name] for name in found},
         b=found,
         original=[known[name] for name in names],
-        perturbed=_run_perturbed(model_a, verified, names, feeds, known) if verified else [],
+        perturbed=_run_perturbed(model_a, verified, feeds, known) if verified else [],
     )
 
 
@@ -175,9 +172,9 @@ class _Chain(NamedTuple):
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
         """Returns the operand of a step, float64, as it broadcasts to the product."""
-        number = known[_name(operand)].astype(np.float64)
+        number = known[name_of(operand)].astype(np.float64)
         is_bias_of_conv = self.product.op_type == "Conv" and operand in self.product.inputs[2:]
-        return number.reshape(-1, *[1] * (known[_name(self.weights)].ndim - 2)) if is_bias_of_conv else number
+        return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
 
     @property
     def _is_transposed(self) -> bool:
@@ -187,53 +184,9 @@ class _Chain(NamedTuple):
         return [self.activation, self.weights, self.result, *(operand for _, operand in self.steps)]
 
 
-def _name(value: ir.Value) -> str:
-    return value.name or ""
-
-
-def _values(graph: ir.Graph) -> dict[str, ir.Value]:
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-    return {_name(value): value for value in values if value.name}
-
-
-def _is_product(node: ir.Node) -> bool:
-    return ACTIVATION in node.metadata_props
-
-
-def _result(node: ir.Node, values: Mapping[str, ir.Value]) -> ir.Value:
-    """Returns the value of B that a product computes and that A has, too: Reshapes and the like may precede it."""
-    value = node.outputs[0]
-    while value.name not in values and (use := only_use(value)) is not None and use.node.op_type in RESHAPES:
-        value = use.node.outputs[0]
-    return value
-
-
-def _is_product_of(node: ir.Node, values: Mapping[str, ir.Value]) -> bool:
-    """Returns whether the result of a product in B is one of a product in A, too: A was rewritten before."""
-    value = values.get(_name(_result(node, values)))
-    producer = None if value is None else value.producer()
-    return producer is not None and _is_product(producer)
-
-
-def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
-    """Returns the nodes of the main graph that contain products, and the number of products outside the main graph."""
-    calls: set[ir.OperatorIdentifier] = set()  # the functions that contain products
-
-    def contains(node: ir.Node) -> bool:
-        inner = (each for _, graph in subgraphs(node) for each in graph)
-        return node.op_identifier() in calls or any(_is_product(each) or contains(each) for each in inner)
-
-    for _ in functions(model):  # a function may call another one
-        for function in functions(model):
-            if any(_is_product(node) or contains(node) for node in function):
-                calls.add(function.identifier())
-    count = sum(_is_product(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
-    return [node for node in model.graph if contains(node)], count
-
-
-def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
+def _chain(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> _Chain | None:
     """Returns A's nodes from the activation to the result of a node of B, or None if A has no such nodes."""
-    activation, result = values.get(node.metadata_props[ACTIVATION]), values.get(_name(_result(node, values)))
+    activation, result = layers.activation(node), layers.values.get(name_of(result_in_b))
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
     for product, position in activation.uses():
@@ -257,89 +210,28 @@ def _chain(node: ir.Node, values: Mapping[str, ir.Value]) -> _Chain | None:
     return None
 
 
-def _run_a(model: ir.Model, wanted: Sequence[ir.Value], feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns A's values by name. The computed ones are outputs of the model while it runs."""
-    constants = [(_name(value), value.const_value) for value in wanted if value.producer() is None]
-    computed = {_name(value): value for value in wanted if value.producer() is not None}
-    count = len(model.graph.outputs)
-    model.graph.outputs.extend(value for value in computed.values() if not value.is_graph_output())
-    try:
-        results = run(open_session(model, "A"), list(computed), feeds)
-    except SessionError as error:
-        raise DynqError(f"A does not run with {len(computed)} of its values as outputs: {error}") from error
-    del model.graph.outputs[count:]
-    known = {name: tensor.numpy() for name, tensor in constants if tensor is not None}
-    return known | dict(feeds) | dict(zip(computed, results, strict=True))
-
-
 def _run_perturbed(
-    model: ir.Model,
-    results: Sequence[ir.Value],
-    names: list[str],
-    feeds: Mapping[str, Array],
-    known: Mapping[str, Array],
+    model: ir.Model, results: Sequence[ir.Value], feeds: Mapping[str, Array], known: Mapping[str, Array]
 ) -> list[Array]:
     """Returns A's outputs after the change of the products' results that :class:`Checked` describes."""
-    for i, result in enumerate(results):
-        columns, name = np.arange(known[_name(result)].shape[-1]), _name(result)
-        factors = (1 + PERTURBATION * (-1.0) ** columns).astype(np.float32)
-        constant = ir.node("Constant", [], {"value": ir.tensor(factors)})
-        scale = ir.node("Mul", [result, constant.outputs[0]])
-        perturbed, producer = scale.outputs[0], result.producer()
-        assert producer is not None
-        ir.convenience.replace_all_uses_with([result], [perturbed], replace_graph_outputs=True)
-        scale.replace_input_with(0, result)
-        perturbed.name, result.name, constant.outputs[0].name = name, f"{_PREFIX}{i}", f"{_PREFIX}{i}.factors"
-        perturbed.type = result.type
-        model.graph.insert_after(producer, [constant, scale])
-    try:
-        return run(open_session(model, "A"), names, feeds)
-    except SessionError as error:
-        raise DynqError(f"A does not run with {len(results)} of its products changed by 2**-22: {error}") from error
-
-
-def _run_b(
-    model: ir.Model,
-    results: Sequence[ir.Value],
-    foreign: Sequence[ir.Value],
-    feeds: Mapping[str, Array],
-    known: Mapping[str, Array],
-    backend: Backend,
-) -> list[Array]:
-    """Returns the products' results, then the other outputs of B, without foreign values.
-
-    Nodes that use a product's result or a foreign value use A's value, which becomes an input.
-    """
-    replaced = [value for value in (*results, *foreign) if value.name in known]
-    outputs = [output for output in model.graph.outputs if output not in {*results, *foreign}]
-    model.graph.outputs[:] = []
-    given = {}
-    for i, old in enumerate(replaced):
-        array = known[_name(old)]
-        new = ir.Value(
-            name=old.name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape)
-        )
-        old.name = f"{_PREFIX}{i}"
-        if old.uses():
-            ir.convenience.replace_all_uses_with([old], [new])
-            model.graph.inputs.append(new)
-            given[_name(new)] = array
-    model.graph.outputs.extend([*results, *outputs])
-    names = [_name(output) for output in model.graph.outputs]
-    # Without outputs there is nothing to run: all of the model's come from nodes that contain products.
-    return run(open_session(model, "B", backend=backend), names, {**feeds, **given}) if names else []
+    errors = {}
+    for name in map(name_of, results):
+        signs = np.where(np.arange(known[name].shape[-1]) % 2, -1, 1)
+        finite = np.where(np.isfinite(known[name]), known[name], 0)
+        errors[name] = (finite * (PERTURBATION * signs)).astype(finite.dtype)
+    return Disturbed(model, results, known).run(feeds, errors)
 
 
 def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array) -> Product:
     product = Product(name)
     if chain is None:
         return replace(product, problem="A has no such float product")
-    expected = known[_name(chain.result)]
+    expected = known[name_of(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         shapes = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
         return replace(product, problem=f"B's result is {shapes}")
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        x, weights = (known[_name(value)].astype(np.float64) for value in (chain.activation, chain.weights))
+        x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
         reference, magnitude = chain.multiply(x, weights), chain.multiply(np.abs(x), np.abs(weights))
         for operator, operand in chain.steps:
             number = chain.number(operand, known)

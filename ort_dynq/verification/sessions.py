@@ -62,8 +62,16 @@ def open_session(
         raise SessionError(message(error)) from error
 
 
-def run(session: ort.InferenceSession, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
+def run(
+    session: ort.InferenceSession, names: list[str], feeds: Mapping[str, Array], *, any_type: bool = False
+) -> list[Array]:
     """Runs a session and returns the outputs with these names.
+
+    Args:
+        session: The session.
+        names: The names of outputs.
+        feeds: The values of all inputs.
+        any_type: Whether outputs may be of any type: strings, sequences and maps are returned as onnxruntime has them.
 
     Raises:
         SessionError: The model does not run.
@@ -74,6 +82,8 @@ def run(session: ort.InferenceSession, names: list[str], feeds: Mapping[str, Arr
     except Exception as error:
         raise SessionError(message(error)) from error
     for name, output in zip(names, outputs, strict=True):
+        if any_type:
+            break
         if not isinstance(output, np.ndarray) or output.dtype not in DTYPES.values():
             kind = output.dtype if isinstance(output, np.ndarray) else type(output).__name__
             raise DynqError(f"the output {name} is of type {kind}, which cannot be verified")
@@ -81,7 +91,12 @@ def run(session: ort.InferenceSession, names: list[str], feeds: Mapping[str, Arr
 
 
 def run_original(
-    session: ort.InferenceSession, names: list[str], feeds: Mapping[str, Array], resolved: Sequence[Input]
+    session: ort.InferenceSession,
+    names: list[str],
+    feeds: Mapping[str, Array],
+    resolved: Sequence[Input],
+    *,
+    any_type: bool = False,
 ) -> list[Array]:
     """Runs A as :func:`run` does.
 
@@ -89,11 +104,30 @@ def run_original(
         DynqError: A does not run. The message names the shapes that were assumed.
     """
     try:
-        return run(session, names, feeds)
+        return run(session, names, feeds, any_type=any_type)
     except SessionError as error:
         assumed = [f"--shape {each.name}={'x'.join(map(str, each.shape))}" for each in resolved if each.assumed]
         advice = f" (assumed {' '.join(assumed)}; set other shapes like this)" if assumed else ""
         raise DynqError(f"A does not run in stock ONNX Runtime{advice}: {error}") from error
+
+
+def signature(session: ort.InferenceSession) -> list[str]:
+    """Returns the inputs, sorted, and the outputs of a model, as text."""
+    inputs = sorted(f"input {each.name} of type {each.type}" for each in session.get_inputs())
+    return inputs + [f"output {each.name}" for each in session.get_outputs()]
+
+
+def check_signature(a: list[str], b: list[str]) -> None:
+    """Checks that two models have the same inputs and outputs.
+
+    Raises:
+        DynqError: They do not.
+    """
+    if a == b:
+        return
+    sides = (("A", sorted({*a} - {*b})), ("B", sorted({*b} - {*a})))
+    found = "; ".join(f"only {role} has {', '.join(only)}" for role, only in sides if only)
+    raise DynqError(f"A and B are not interchangeable: {found or 'their outputs are in another order'}")
 
 
 def message(error: BaseException) -> str:

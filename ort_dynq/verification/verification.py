@@ -11,11 +11,12 @@ import onnxruntime as ort
 
 from ..backends.register import register
 from ..errors import DynqError
+from ..rewriter.metadata import QUANTIZED
 from .comparison import Comparison, compare, count_nans
 from .inputs import Array, Input, make_feeds, resolve_inputs
 from .products import Product, check_products
 from .saturation import cpu_saturates, without_saturation
-from .sessions import SessionError, open_session, run, run_original
+from .sessions import SessionError, check_signature, open_session, run, run_original, signature
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -71,7 +72,7 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. NaN and infinities, which JSON does not have, become text."""
         worst = None if self.worst_product is None else self.worst_product.name
-        return {"passed": self.passed, "worst_product": worst, **_plain(asdict(self))}
+        return {"passed": self.passed, "worst_product": worst, **plain(asdict(self))}
 
 
 def verify(
@@ -104,14 +105,14 @@ def verify(
         backend: How B gets the operators, see :func:`ort_dynq.register`.
 
     Raises:
-        DynqError: A or B is not a model, their inputs or outputs differ, an input does not fit, A does not run, or the
-            operators cannot be registered.
+        DynqError: A or B is not a model, their inputs or outputs differ, an input does not fit, A does not run, B was
+            quantized by :func:`ort_dynq.quantize` and A was not, or the operators cannot be registered.
     """
     register(ort.SessionOptions(), backend)  # an error of the backend is not an error of B
     exact_a, count_a = without_saturation(a)
     session = open_session(exact_a, "A")
     names = [output.name for output in session.get_outputs()]
-    signature = _signature(session)
+    expected_signature, was_quantized = signature(session), _is_quantized(session)
     declared, given = session.get_inputs(), dict(inputs or {})
     resolved = resolve_inputs(declared, given, shapes or {})
     zero_rows = True
@@ -127,7 +128,11 @@ def verify(
     def compare_outputs(level: str, optimize: bool) -> tuple[Comparison, ...]:
         try:
             session = open_session(b if optimize else exact_b, "B", backend=backend, optimize=optimize)
-            _check_signature(signature, _signature(session))
+            check_signature(expected_signature, signature(session))
+            if _is_quantized(session) and not was_quantized:
+                raise DynqError(
+                    "B was quantized, so its outputs differ from A's; `ort-dynq report A --quantized B` shows how much"
+                )
             outputs = run(session, names, feeds)
         except SessionError as error:
             raise SessionError(f"B fails {level}: {error}") from error
@@ -157,22 +162,14 @@ def verify(
     )
 
 
-def _signature(session: ort.InferenceSession) -> list[str]:
-    inputs = sorted(f"input {each.name} of type {each.type}" for each in session.get_inputs())
-    return inputs + [f"output {each.name}" for each in session.get_outputs()]
+def _is_quantized(session: ort.InferenceSession) -> bool:
+    return QUANTIZED in session.get_modelmeta().custom_metadata_map
 
 
-def _check_signature(a: list[str], b: list[str]) -> None:
-    if a == b:
-        return
-    sides = (("A", sorted({*a} - {*b})), ("B", sorted({*b} - {*a})))
-    found = "; ".join(f"only {role} has {', '.join(only)}" for role, only in sides if only)
-    raise DynqError(f"A and B are not interchangeable: {found or 'their outputs are in another order'}")
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Returns plain data for JSON: tuples become lists, NaN and infinities become text."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -57,14 +57,14 @@ def test_exclude(patterns: list[str], left: int) -> None:
 
 
 def test_metadata() -> None:
-    """What verification and reports read; the names of inputs, outputs and nodes stay."""
+    """What verification and reports read; names stay, and a node without one gets that of its output."""
     model = ort_dynq.quantize(two_layers(), weights="int4").to_proto()
     assert {each.key: each.value for each in model.metadata_props}[QUANTIZED] == (
         "weights=int4 group=32 activations=token symmetric=0"
     )
     products = [node for node in model.graph.node if node.op_type == "QuantizedMatMul"]
     assert [{each.key: each.value for each in node.metadata_props}[ACTIVATION] for node in products] == ["x", "hidden"]
-    assert [node.name for node in products] == ["encoder/layer.0/up", ""]
+    assert [node.name for node in products] == ["encoder/layer.0/up", "y"]
     assert [node.output[0] for node in products] == ["hidden", "y"]
     assert {tensor.name for tensor in model.graph.initializer}.isdisjoint({"w", "v"})
 

@@ -1,0 +1,132 @@
+"""Text on the accuracy of a quantized model, and the arguments that name the data; not a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .arguments import given_data
+from .render import SMOKE_TEST, Figure, one_line, table, working
+from .verify import inputs_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from ..quantizer.selection import Selection
+    from ..verification.accuracy import Accuracy, OutputAccuracy, Reference
+    from ..verification.layer_accuracy import LayerAccuracy
+
+_MOST_LAYERS = 12  # in a table; JSON has all
+
+
+def add_data_sets(parser: argparse.ArgumentParser) -> None:
+    """Adds --data."""
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER|FILE.npz",
+        help="your own data, on which the float model and the quantized one are compared: an NPZ file with an array "
+        "for each input (with one more dimension: several sets), a folder of NPZ files, of input_0.pb, ... or of "
+        "test_data_set_0, ...",
+    )
+
+
+def reference_of(arguments: argparse.Namespace, source: Path) -> Reference:
+    """Runs the float model on the data that the arguments name.
+
+    Raises:
+        DynqError: The data do not fit, or the model does not run.
+    """
+    shapes, inputs = given_data(arguments)
+    if arguments.data and (shapes or inputs):
+        raise DynqError("--data gives the values and shapes of all inputs; --input and --shape do not go with it")
+    with working("running the float model"):
+        from ..verification.accuracy import Reference
+
+        return Reference(source, arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
+
+
+def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableType]:
+    """Renders the comparison of a quantized model with its float model.
+
+    Args:
+        accuracy: The comparison.
+        data: The value of --data.
+    """
+    count = len(accuracy.data.sets)
+    yield ""
+    if data:
+        yield one_line(f"accuracy on {count} set{'s' if count > 1 else ''} of data from {data}:")
+    else:
+        yield from inputs_text(accuracy.data.inputs, accuracy.data.seed)
+        if accuracy.data.is_generated:
+            yield SMOKE_TEST
+    yield from _outputs(accuracy.outputs)
+    if accuracy.layers:
+        yield ""
+        yield from _layers(accuracy.layers)
+    if accuracy.unreachable:
+        yield f"not measured: {accuracy.unreachable} quantized layers in subgraphs or functions"
+
+
+def selection_text(selection: Selection, min_snr: float, cost: float | None) -> Iterator[RenderableType]:
+    """Renders which layers stay float for --min-snr, and what they cost.
+
+    Args:
+        selection: The selection.
+        min_snr: The ratio that was asked for.
+        cost: The time with these layers float / the time without; None if no layer stays float.
+    """
+    yield ""
+    if not selection.layers or cost is None:
+        yield f"The outputs reach {min_snr:g} dB with all layers quantized: {selection.snr_db:.1f} dB"
+        return
+    count = len(selection.layers)
+    yield (
+        f"{count} layer{'s stay' if count > 1 else ' stays'} float to reach {min_snr:g} dB: "
+        f"{selection.all_snr_db:.1f} dB without, {selection.snr_db:.1f} dB with. "
+        f"The model takes {cost:.2f} times as long (1 thread)"
+    )
+    rows = [(each.name, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)) for each in selection.layers]
+    yield table(("stays float", "own SNR dB", "outputs SNR dB"), rows)
+
+
+def _outputs(outputs: Sequence[OutputAccuracy]) -> Iterator[RenderableType]:
+    rows = [
+        (
+            *(each.name, each.elements, Figure(each.snr_db, 1)),
+            *(Figure(each.cosine_worst, 6), Figure(each.cosine_mean, 6)),
+            "-" if each.max_abs is None else f"{each.max_abs:.4g}",
+            "-" if each.agreement is None else f"{100 * each.agreement:.2f} %",
+        )
+        for each in outputs
+    ]
+    yield table(("output", "elements", "SNR dB", "worst cosine", "mean cosine", "max abs", "agreement"), rows)
+    yield from (one_line(f"{each.name}: {each.problem}") for each in outputs if each.problem)
+
+
+def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
+    outliers = {each.name: each for each in layers if each.has_outlier}
+    rows = [
+        (
+            *(each.name, each.operator, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)),
+            Figure(None if each.share is None else 100 * each.share, 1),
+            *("-" if each.channel is None else each.channel, Figure(each.range_ratio, 1)),
+        )
+        for each in layers[:_MOST_LAYERS]
+    ]
+    head = ("layer, worst first", "operator", "own SNR dB", "outputs SNR dB", "% of time", "channel", "x median")
+    yield table(head, rows, style=lambda row: "yellow" if row[0] in outliers else "")
+    if len(layers) > _MOST_LAYERS:
+        yield f"... and {len(layers) - _MOST_LAYERS} better layers; --json lists all"
+    yield "outputs SNR: if only this layer is quantized. channel: the one with the largest magnitude in the activation"
+    if outliers:
+        worst = max(outliers.values(), key=lambda each: each.range_ratio or 0)
+        yield one_line(
+            f"One channel holds the range of the activation in {len(outliers)} of {len(layers)} layers; the other "
+            f"channels have few codes there. Worst: {worst.name}, channel {worst.channel}, {worst.range_ratio:.0f} "
+            "times the median channel"
+        )

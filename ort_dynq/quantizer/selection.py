@@ -1,0 +1,134 @@
+"""Selects the layers that stay float, so that the outputs reach a signal-to-noise ratio on the user's data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..bench.timing import Settings, Track, interleave, session_contender
+from ..errors import DynqError
+from ..rewriter import Result
+from ..storage import load
+from ..verification.accuracy import OutputAccuracy, Reference, measure_outputs, running, worst_snr
+from ..verification.layer_accuracy import LayerAccuracy, measure_layers
+from ..verification.verification import plain
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ..backends.options import Backend
+
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The quantized model whose outputs reach a signal-to-noise ratio.
+
+    Attributes:
+        result: The model and its report.
+        layers: The layers that stay float for it, the worst first, with their ratios when all layers are quantized.
+        all_quantized: The model with all layers quantized.
+        all_snr_db: The smallest ratio of an output of that model, in decibels.
+        snr_db: The smallest ratio of an output of the result, in decibels.
+    """
+
+    result: Result
+    layers: tuple[LayerAccuracy, ...]
+    all_quantized: ir.Model
+    all_snr_db: float
+    snr_db: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON: the names of the layers and the ratios."""
+        return {
+            "floats": [each.name for each in self.layers],
+            **{name: plain(getattr(self, name)) for name in ("all_snr_db", "snr_db")},
+        }
+
+
+def select(
+    reference: Reference,
+    quantize: Callable[[frozenset[str]], Result],
+    min_snr: float,
+    *,
+    backend: Backend = "native",
+    track: Track = iter,
+) -> Selection:
+    """Leaves the layers that harm the outputs most float, until each output reaches `min_snr`.
+
+    The layers are in the order of what each of them alone does to the outputs, which is measured once
+    (:attr:`LayerAccuracy.output_snr_db`). Bisection finds a number of layers from the worst on: the outputs reach
+    `min_snr` with this number, and miss it with one layer less. So about log2(layers) models are made and run.
+
+    Args:
+        reference: The outputs of the float model.
+        quantize: Quantizes the model, without the layers of these names.
+        min_snr: The ratio in decibels that each output must reach over all data.
+        backend: How the sessions get the operators.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: No output has a ratio, or only the float model reaches it, or not even that.
+    """
+    if not math.isfinite(min_snr):
+        raise DynqError(f"min_snr is {min_snr}, expected a number of decibels")
+
+    def measured(model: ir.Model) -> tuple[OutputAccuracy, ...]:
+        with running():
+            return measure_outputs(reference, model, backend=backend)
+
+    start = iter(track(["quantizing all layers"]))
+    next(start)
+    result = quantize(frozenset())
+    outputs = measured(result.model)
+    if all(each.snr_db is None for each in outputs):
+        raise DynqError("min_snr needs an output that has finite floats on the data; the model has none")
+    next(start, None)
+    first, first_snr = result.model, worst_snr(outputs)
+    if first_snr >= min_snr:
+        return Selection(result, (), first, first_snr, first_snr)
+    with running():
+        layers, _ = measure_layers(reference, load(first), backend=backend, track=track)
+    known = {each.name: each for each in layers}
+    for each in result.report.rewritten:  # those in subgraphs and functions come last
+        if each.operator in _PRODUCTS and each.node not in known:
+            known[each.node] = LayerAccuracy(each.node, each.operator, None)
+    names = list(known)
+    if (float_snr := worst_snr(measured(load(reference.model)))) < min_snr:
+        raise DynqError(
+            f"min_snr is {min_snr:g} dB, but the float model itself has {float_snr:.1f} dB between ONNX Runtime's "
+            "optimization levels; choose a smaller one"
+        )
+    low, high, best_snr = 0, len(names), first_snr  # `low` layers are too few, `high` are enough
+    for _ in track([f"quantizing fewer layers, run {i + 1}" for i in range(math.ceil(math.log2(max(2, len(names)))))]):
+        if high - low <= 1:
+            continue
+        middle = (low + high) // 2
+        candidate = quantize(frozenset(names[:middle]))
+        snr = worst_snr(measured(candidate.model))
+        if snr >= min_snr:
+            high, result, best_snr = middle, candidate, snr
+        else:
+            low = middle
+    if high == len(names):
+        raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays float; choose a smaller min_snr")
+    return Selection(result, tuple(known[name] for name in names[:high]), first, first_snr, best_snr)
+
+
+def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> float:
+    """Returns the time of the selected model / the time of the model with all layers quantized.
+
+    Both run on the first set of data with one thread, in turns; their medians are divided.
+    """
+    feeds, settings = reference.data.sets[0], Settings((1,), seconds, backend=backend)
+    contenders = [
+        session_contender("the quantized model", model, feeds, 1, backend=backend)
+        for model in (selection.result.model, selection.all_quantized)
+    ]
+    selected, quantized = (float(np.median(each)) for each in interleave(contenders, settings, 1))
+    return selected / quantized

@@ -1,0 +1,182 @@
+"""Measures the quantized layers of a model one by one, on the values of the float model.
+
+The noise of a layer is that of its own quantization: it multiplies the float model's activation, and its result is
+compared with the float model's. This noise alone, added to the float model's result, shows what the layer does to the
+outputs. The two may differ much: noise in one token that later layers read often costs more than noise in all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graphs import label
+from ..storage import load
+from .inputs import Array
+from .layers import Disturbed, Layers, Override, Recorder, name_of
+from .signals import Channels, Noise
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+    from ..bench.timing import Track
+    from .accuracy import Reference
+
+_DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
+OUTLIER = 8.0
+"""A channel holds the range of an activation if its largest magnitude is more than this many times the median one."""
+
+
+@dataclass(frozen=True)
+class LayerAccuracy:
+    """A quantized layer.
+
+    Attributes:
+        name: The name of its node.
+        operator: What it became: QuantizedMatMul or QuantizedConv.
+        snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
+            None if A does not have them, or without elements.
+        output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
+            layer, and nothing else is changed; over the first four sets of data. None where `snr_db` is.
+        share: Its share of B's time, 0 to 1, at ONNX Runtime's default optimization level; without the quantization of
+            the activation, which several layers may share. None if it was not measured.
+        channel: The channel of the activation with the largest magnitude over all data.
+        range_ratio: The magnitude of that channel / the median over the channels that are not zero; None for fewer than
+            8 of them.
+    """
+
+    name: str
+    operator: str
+    snr_db: float | None
+    output_snr_db: float | None = None
+    share: float | None = None
+    channel: int | None = None
+    range_ratio: float | None = None
+
+    @property
+    def has_outlier(self) -> bool:
+        """Whether one channel holds the range of the activation: more than :data:`OUTLIER` times the median."""
+        return self.range_ratio is not None and self.range_ratio > OUTLIER
+
+
+def measure_layers(
+    reference: Reference,
+    b: ir.Model,
+    *,
+    backend: Backend = "native",
+    shares: Mapping[str, float] | None = None,
+    track: Track = iter,
+) -> tuple[tuple[LayerAccuracy, ...], int]:
+    """Measures each quantized layer of B's main graph on the float model's values, all optimizations off.
+
+    Args:
+        reference: The float model.
+        b: The quantized model; it is changed.
+        backend: How B gets the operators.
+        shares: The layers' shares of the time, by name.
+        track: Shows the progress.
+
+    Returns:
+        The layers, the worst first, and the number of layers in subgraphs and functions, which are not measured.
+
+    Raises:
+        SessionError: B does not run.
+        DynqError: The float model does not run with its intermediate values as outputs.
+    """
+    model_a = load(reference.model)
+    layers = Layers(model_a, b)
+    activations = list(map(layers.activation, layers.nodes))
+    results = [layers.values.get(name_of(result)) for result in layers.results]
+    found = [
+        _Found(label(node), node.op_type, _name(activation), _name(result))
+        for node, activation, result in zip(layers.nodes, activations, results, strict=True)
+    ]
+    if found:
+        foreign = [layers.values[name_of(output)] for output in layers.foreign]
+        wanted = [each for each in (*activations, *results, *foreign) if each is not None]
+        recorder, override, disturbed = Recorder(model_a, wanted), None, None
+        steps = track([f"measuring layers, set {i + 1}" for i in range(len(reference.data.sets))])
+        for number, (_, feeds) in enumerate(zip(steps, reference.data.sets, strict=True)):
+            known = recorder.run(feeds)
+            override = override or Override(b, layers.results, layers.foreign, known, backend)
+            errors = []
+            for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
+                if (error := each.add(known, quantized)) is not None:
+                    errors.append((each, error))
+            if number < _DISTURBED_SETS and errors:
+                values = [each for each in results if each is not None]
+                disturbed = disturbed or Disturbed(model_a, values, known)
+                for each, error in errors:
+                    each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
+    ordered = sorted((each.layer(shares or {}) for each in found), key=_order)
+    return tuple(ordered), layers.unreachable
+
+
+@dataclass
+class _Found:
+    """What is measured of a layer.
+
+    Attributes:
+        name, operator: As in :class:`LayerAccuracy`.
+        activation, result: The names of its values in A; None for those that A does not have.
+        noise: The noise of its result.
+        outputs: The noise that it alone causes in each output of A that is of floats.
+        channels: The channels of its activation.
+    """
+
+    name: str
+    operator: str
+    activation: str | None
+    result: str | None
+    noise: Noise = field(default_factory=Noise)
+    outputs: dict[int, Noise] = field(default_factory=dict)
+    channels: Channels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.channels = Channels(1 if self.operator == "QuantizedConv" else -1)
+
+    def add(self, known: Mapping[str, Array], quantized: Array) -> dict[str, Array] | None:
+        """Adds A's values and the quantized result on one set of data; returns the error of the result, by its name."""
+        if self.activation is not None:
+            self.channels.add(known[self.activation])
+        if self.result is None or (expected := known[self.result]).shape != quantized.shape:
+            return None
+        self.noise.add(expected, quantized)
+        with np.errstate(invalid="ignore"):
+            return {self.result: np.nan_to_num(quantized - expected, posinf=0, neginf=0)}
+
+    def add_outputs(self, expected: Sequence[Any], disturbed: Sequence[Any]) -> None:
+        for i, (a, b) in enumerate(zip(expected, disturbed, strict=True)):
+            if _is_float(a) and _is_float(b) and a.shape == b.shape:
+                self.outputs.setdefault(i, Noise()).add(a, b)
+
+    def layer(self, shares: Mapping[str, float]) -> LayerAccuracy:
+        ratios = [ratio for noise in self.outputs.values() if (ratio := noise.decibels) is not None]
+        channel, range_ratio = self.channels.outlier or (None, None)
+        return LayerAccuracy(
+            self.name,
+            self.operator,
+            self.noise.decibels,
+            min(ratios, default=None),
+            shares.get(self.name),
+            channel,
+            range_ratio,
+        )
+
+
+def _order(layer: LayerAccuracy) -> tuple[float, float]:
+    """Orders layers: the worst first."""
+    keys = [math.inf if ratio is None else ratio for ratio in (layer.output_snr_db, layer.snr_db)]
+    return keys[0], keys[1]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def _name(value: ir.Value | None) -> str | None:
+    return None if value is None else name_of(value)

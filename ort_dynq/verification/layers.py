@@ -1,0 +1,227 @@
+"""Finds the integer products of a model B that replace float products of A, and runs both models on A's values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from ..errors import DynqError
+from ..graphs import functions, graphs, subgraphs
+from ..rewriter.facts.shapes import RESHAPES
+from ..rewriter.facts.values import only_use
+from ..rewriter.metadata import ACTIVATION
+from .inputs import Array
+from .sessions import SessionError, open_session, run
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+
+PREFIX = "ort_dynq.product."
+"""Of the new names of values whose old names other values get."""
+
+
+class Layers:
+    """The integer products of B's main graph, whose activations and results are values of A.
+
+    Attributes:
+        values: The values of A's main graph, by name.
+        nodes: The products.
+        results: The value of B that each product computes and that A has, too.
+        enclosing: The nodes of B's main graph that contain products in subgraphs and functions.
+        unreachable: The number of these products. Their values cannot be graph outputs.
+    """
+
+    def __init__(self, a: ir.Model, b: ir.Model) -> None:
+        self.values = _values(a.graph)
+        self.nodes = [node for node in b.graph if _is_product(node) and not self._is_product_of_a(node)]
+        self.results = list(map(self._result, self.nodes))
+        self.enclosing, self.unreachable = _enclosing(b)
+
+    @property
+    def foreign(self) -> list[ir.Value]:
+        """The outputs of the enclosing nodes that A has, too."""
+        return [output for node in self.enclosing for output in node.outputs if output.name in self.values]
+
+    def activation(self, node: ir.Node) -> ir.Value | None:
+        """Returns the value of A that a product multiplies; None if A does not have it."""
+        return self.values.get(node.metadata_props[ACTIVATION])
+
+    def _result(self, node: ir.Node) -> ir.Value:
+        """Returns the result of a product, as A has it: Reshapes and the like may precede it."""
+        value = node.outputs[0]
+        while value.name not in self.values and (use := only_use(value)) is not None and use.node.op_type in RESHAPES:
+            value = use.node.outputs[0]
+        return value
+
+    def _is_product_of_a(self, node: ir.Node) -> bool:
+        """Returns whether the result of a product in B is one of a product in A, too: A was rewritten before."""
+        value = self.values.get(name_of(self._result(node)))
+        producer = None if value is None else value.producer()
+        return producer is not None and _is_product(producer)
+
+
+class Recorder:
+    """Runs A and returns values of it. The computed ones are outputs of the model while its session is opened.
+
+    Raises:
+        DynqError: A does not load.
+    """
+
+    def __init__(self, model: ir.Model, wanted: Sequence[ir.Value]) -> None:
+        constants = [(name_of(value), value.const_value) for value in wanted if value.producer() is None]
+        self._constants = {name: tensor for name, tensor in constants if tensor is not None}
+        computed = {name_of(value): value for value in wanted if value.producer() is not None}
+        self._names = list(computed)
+        count = len(model.graph.outputs)
+        model.graph.outputs.extend(value for value in computed.values() if not value.is_graph_output())
+        self._session = open_session(model, "A")
+        del model.graph.outputs[count:]
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the values by name, and the inputs.
+
+        Raises:
+            DynqError: A does not run, or a value is not a tensor of a supported type.
+        """
+        try:
+            results = run(self._session, self._names, feeds)
+        except SessionError as error:
+            raise DynqError(f"A does not run with {len(self._names)} of its values as outputs: {error}") from error
+        known = {name: tensor.numpy() for name, tensor in self._constants.items()}
+        return known | dict(feeds) | dict(zip(self._names, results, strict=True))
+
+
+class Disturbed:
+    """Runs A with errors added to its values, wherever A uses them.
+
+    Args:
+        model: A; it is changed.
+        values: Computed values of the main graph.
+        known: These values on one set of inputs, by name: of floating-point types, which are those of all sets.
+
+    Raises:
+        DynqError: A does not load with the errors.
+    """
+
+    def __init__(self, model: ir.Model, values: Sequence[ir.Value], known: Mapping[str, Array]) -> None:
+        self._outputs = list(map(name_of, model.graph.outputs))
+        self._errors = {}
+        for i, value in enumerate(values):
+            name, producer, dtype = name_of(value), value.producer(), known[name_of(value)].dtype
+            assert producer is not None
+            kind = ir.TensorType(ir.DataType.from_numpy(dtype))
+            error = ir.Value(name=f"{PREFIX}{i}.error", type=kind)
+            add = ir.node("Add", [value, error])
+            ir.convenience.replace_all_uses_with([value], [add.outputs[0]], replace_graph_outputs=True)
+            add.replace_input_with(0, value)
+            add.outputs[0].name, value.name, add.outputs[0].type = name, f"{PREFIX}{i}", kind
+            model.graph.insert_after(producer, [add])
+            model.graph.inputs.append(error)
+            self._errors[name] = name_of(error), dtype
+        self._session = open_session(model, "A")
+
+    def run(self, feeds: Mapping[str, Array], errors: Mapping[str, Array]) -> list[Array]:
+        """Returns A's outputs.
+
+        Args:
+            feeds: Values of all inputs of A.
+            errors: Errors by the name of the value; that of other values is 0, which changes no bits.
+
+        Raises:
+            DynqError: A does not run with the errors, or an output is not a tensor of a supported type.
+        """
+        given = {error: errors.get(name, np.zeros((), dtype)) for name, (error, dtype) in self._errors.items()}
+        try:
+            return run(self._session, self._outputs, {**feeds, **given}, any_type=True)
+        except SessionError as error:
+            raise DynqError(f"A does not run with errors added to {len(given)} of its values: {error}") from error
+
+
+class Override:
+    """Runs B. Nodes that use a product's result or a foreign value use A's value, which becomes an input.
+
+    Args:
+        model: B; it is changed.
+        results: The products' results.
+        foreign: Other values of B to replace by A's.
+        known: A's values on one set of inputs, by name. Their types and ranks are those of all sets.
+        backend: How B gets the operators.
+
+    Raises:
+        SessionError: B does not load.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        results: Sequence[ir.Value],
+        foreign: Sequence[ir.Value],
+        known: Mapping[str, Array],
+        backend: Backend,
+    ) -> None:
+        replaced = [value for value in (*results, *foreign) if value.name in known]
+        outputs = [output for output in model.graph.outputs if output not in {*results, *foreign}]
+        model.graph.outputs[:] = []
+        self._given = []
+        for i, old in enumerate(replaced):
+            array = known[name_of(old)]
+            new = ir.Value(
+                name=old.name,
+                type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+                shape=ir.Shape([None] * array.ndim),
+            )
+            old.name = f"{PREFIX}{i}"
+            if old.uses():
+                ir.convenience.replace_all_uses_with([old], [new])
+                model.graph.inputs.append(new)
+                self._given.append(name_of(new))
+        model.graph.outputs.extend([*results, *outputs])
+        self._names = [name_of(output) for output in model.graph.outputs]
+        # Without outputs there is nothing to run: all of the model's come from nodes that contain products.
+        self._session = open_session(model, "B", backend=backend) if self._names else None
+
+    def run(self, feeds: Mapping[str, Array], known: Mapping[str, Array]) -> list[Array]:
+        """Returns the products' results, then the other outputs of B, without foreign values.
+
+        Args:
+            feeds: Values of all inputs of the model.
+            known: A's values for these inputs.
+
+        Raises:
+            SessionError: B does not run.
+        """
+        given = {name: known[name] for name in self._given}
+        return run(self._session, self._names, {**feeds, **given}, any_type=True) if self._session else []
+
+
+def name_of(value: ir.Value) -> str:
+    """Returns the name of a value; an empty text if it has none."""
+    return value.name or ""
+
+
+def _values(graph: ir.Graph) -> dict[str, ir.Value]:
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    return {name_of(value): value for value in values if value.name}
+
+
+def _is_product(node: ir.Node) -> bool:
+    return ACTIVATION in node.metadata_props
+
+
+def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
+    """Returns the nodes of the main graph that contain products, and the number of products outside the main graph."""
+    calls: set[ir.OperatorIdentifier] = set()  # the functions that contain products
+
+    def contains(node: ir.Node) -> bool:
+        inner = (each for _, graph in subgraphs(node) for each in graph)
+        return node.op_identifier() in calls or any(_is_product(each) or contains(each) for each in inner)
+
+    for _ in functions(model):  # a function may call another one
+        for function in functions(model):
+            if any(_is_product(node) or contains(node) for node in function):
+                calls.add(function.identifier())
+    count = sum(_is_product(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
+    return [node for node in model.graph if contains(node)], count

@@ -1,0 +1,155 @@
+"""Measures how far arrays are from the exact ones: signal-to-noise ratio, cosine, agreement. All sums are float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .inputs import Array
+
+_FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
+
+
+@dataclass
+class Noise:
+    """The signal-to-noise ratio of b to a, over several arrays.
+
+    Elements where a is not finite are left out. An element where only b is not finite has infinite noise.
+
+    Attributes:
+        elements: The number of elements that count.
+        signal: The sum of a^2.
+        noise: The sum of (b - a)^2.
+        max_abs: The largest abs(b - a).
+    """
+
+    elements: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    max_abs: float = 0.0
+
+    def add(self, a: Array, b: Array) -> None:
+        """Adds floating-point arrays of the same shape."""
+        counts = np.isfinite(a)
+        x, y = a[counts].astype(np.float64), b[counts].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            distance = np.abs(y - x)
+            distance[np.isnan(distance)] = np.inf
+            self.elements += x.size
+            self.signal += float(x @ x)
+            self.noise += float(distance @ distance)
+            self.max_abs = max(self.max_abs, float(distance.max(initial=0.0)))
+
+    @property
+    def decibels(self) -> float | None:
+        """10 * log10(signal / noise); infinite without noise, minus infinite without signal; None without elements."""
+        if not self.elements:
+            return None
+        if not self.noise:
+            return math.inf
+        if not self.signal or self.noise == math.inf:
+            return -math.inf
+        return 10 * math.log10(self.signal / self.noise)
+
+
+@dataclass
+class Cosines:
+    """The cosines of the rows of a and b along the last axis: sum(a * b) / sqrt(sum(a^2) * sum(b^2)).
+
+    The cosine of two rows of zeros is 1; of one row of zeros, or a row of b with NaN or an infinity, 0. Rows where a is
+    not finite are left out, and so are rows of one element.
+    """
+
+    rows: int = 0
+    total: float = 0.0
+    worst: float = math.inf
+
+    def add(self, a: Array, b: Array) -> None:
+        """Adds floating-point arrays of the same shape."""
+        if not a.ndim or a.shape[-1] < 2 or not a.size:
+            return
+        x, y = (each.reshape(-1, a.shape[-1]) for each in (a, b))
+        counts = np.isfinite(x).all(1)
+        x, y = _normalized(x[counts]), _normalized(y[counts])
+        cosines = (x * y).sum(1)
+        cosines[~(x.any(1) | y.any(1))] = 1
+        cosines[np.isnan(cosines)] = 0
+        self.rows += len(cosines)
+        self.total += float(cosines.sum())
+        self.worst = min(self.worst, float(cosines.min(initial=math.inf)))
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the rows; None without rows."""
+        return self.total / self.rows if self.rows else None
+
+
+def _normalized(rows: Array) -> Array:
+    """Returns rows of length 1 in float64; rows of zeros stay. The division by the largest number avoids overflow."""
+    rows = rows.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        for lengths in (np.abs(rows).max(1, keepdims=True), None):
+            divisor = np.sqrt((rows * rows).sum(1, keepdims=True)) if lengths is None else lengths
+            rows = rows / np.where(divisor == 0, 1, divisor)
+    return np.asarray(rows)
+
+
+@dataclass
+class Agreement:
+    """How often a and b agree: the elements, or the index of the largest element of each row along the last axis.
+
+    Rows with NaN in a are left out.
+    """
+
+    is_argmax: bool
+    count: int = 0
+    agreeing: int = 0
+
+    def add(self, a: Array, b: Array) -> None:
+        """Adds arrays of the same shape."""
+        if not a.size:
+            return
+        if self.is_argmax:
+            a, b = (each.reshape(-1, each.shape[-1]) for each in (a, b))
+            counts = ~np.isnan(a).any(1)
+            a, b = a[counts].argmax(-1), b[counts].argmax(-1)
+        self.count += a.size
+        self.agreeing += int((a == b).sum())
+
+    @property
+    def share(self) -> float | None:
+        """The share from 0 to 1; None if nothing was compared."""
+        return self.agreeing / self.count if self.count else None
+
+
+@dataclass
+class Channels:
+    """The largest magnitude of each channel of an activation.
+
+    Attributes:
+        axis: The dimension of the channels.
+    """
+
+    axis: int
+    _largest: Array = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, activation: Array) -> None:
+        """Adds an activation; all of them have the same number of channels."""
+        if not activation.size:
+            return
+        others = tuple(i for i in range(activation.ndim) if i != self.axis % activation.ndim)
+        largest = np.abs(np.nan_to_num(activation)).max(others)
+        self._largest = np.maximum(self._largest, largest) if self._largest.size else np.asarray(largest)
+
+    @property
+    def outlier(self) -> tuple[int, float] | None:
+        """The channel with the largest magnitude, and its ratio to the median over the channels that are not zero.
+
+        None for fewer than 8 such channels.
+        """
+        used = self._largest[self._largest > 0]
+        if used.size < _FEWEST_CHANNELS:
+            return None
+        return int(self._largest.argmax()), float(self._largest.max() / np.median(used))

@@ -1,0 +1,93 @@
+"""quantize --verify, --min-snr and --data, and report --quantized, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from accuracy_models import K, floats, with_outlier
+from commands import run_json
+
+from ort_dynq import cli
+from ort_dynq.cli.render import SMOKE_TEST
+
+QUANTIZE = ("quantize", "float.onnx", "-o", "int8.onnx")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder, with float.onnx and data.npz: 3 sets of 4 rows."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(with_outlier(), "float.onnx")
+    np.savez("data.npz", x=floats(3, 4, K, seed=7))
+
+
+def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
+    text = text_of(capsys, *QUANTIZE, "--verify", "--data", "data.npz")
+    assert "accuracy on 3 sets of data from data.npz:" in text
+    assert "Worst: to_c, channel 5, " in text
+    assert SMOKE_TEST not in text
+    assert "int8.onnx is written" in text
+    found: Any = run_json(capsys, *QUANTIZE, "--verify", "--data", "data.npz")["accuracy"]
+    assert (found["sets"], found["generated"], found["layers"][0]["name"]) == (3, False, "to_c")
+    assert found["outputs"][0]["snr_db"] == found["snr_db"]
+
+
+def test_generated_data_are_a_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:
+    assert SMOKE_TEST in text_of(capsys, *QUANTIZE, "--verify", "--shape", f"x=5x{K}")
+    assert run_json(capsys, *QUANTIZE, "--verify")["accuracy"]["generated"] is True
+
+
+def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1 layer stays float to reach 30 dB: " in text_of(capsys, *QUANTIZE, "--min-snr", "30", "--data", "data.npz")
+    selection = run_json(capsys, *QUANTIZE, "--min-snr", "30", "--data", "data.npz")["selection"]
+    assert selection["floats"] == ["to_c"]
+    assert selection["all_snr_db"] < 30 < selection["snr_db"]
+    assert selection["cost"] > 0
+    text = text_of(capsys, *QUANTIZE, "--min-snr", "5", "--data", "data.npz")
+    assert "The outputs reach 5 dB with all layers quantized: " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "data.npz"), "give --verify or --min-snr as well"),
+        (("--verify", "--data", "none.npz"), "there is no file or folder none.npz with data"),
+        (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape do not go with it"),
+        (("--min-snr", "loud"), "loud is not a number of decibels"),
+        (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays float"),
+    ],
+)
+def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    assert cli.main([*QUANTIZE, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not Path("int8.onnx").exists()
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    text_of(capsys, *QUANTIZE)
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.1")
+    found = run_json(capsys, *report, "--data", "data.npz")
+    assert found["verification"] is None
+    assert found["accuracy"]["layers"][0]["name"] == "to_c"
+    assert [each["operator"] for each in found["rewrite_report"]["rewritten"]] == ["QuantizedMatMul"] * 4
+    page = Path("report.html").read_text()
+    assert "Layers, worst first" in page
+    assert "smoke test" not in page
+    assert SMOKE_TEST in text_of(capsys, *report)
+    assert "smoke test" in Path("report.html").read_text()
+    assert cli.main(["report", "float.onnx", "--data", "data.npz", "-o", "report.html"]) == 2
+    assert "give the quantized model as well" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""Float models and data for the tests of accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from helpers import Array, parse
+from onnx import numpy_helper
+
+F = np.float32
+K = 128  # with K * K weights, a quantization pays
+
+
+def floats(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, F)
+
+
+def model_of(body: str, constants: Mapping[str, Array], *, inputs: str = "", outputs: str = "") -> onnx.ModelProto:
+    """A model with the input x, [n, K], the output y, [n, K], and these constants."""
+    model = parse(inputs or f"float[n, {K}] x", outputs or f"float[n, {K}] y", body, opset=18)
+    del model.opset_import[1:]
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    for node in model.graph.node:
+        node.name = f"to_{node.output[0]}"
+    return model
+
+
+def two_layers() -> onnx.ModelProto:
+    """The layers to_h and to_y with a Relu between them."""
+    constants = {"w": floats(K, K, seed=1), "v": floats(K, K, seed=2)}
+    return model_of("h = MatMul(x, w) r = Relu(h) y = MatMul(r, v)", constants)
+
+
+def with_outlier() -> onnx.ModelProto:
+    """Four layers; channel 5 of the activation of to_c is 300 times as large as the others, its weights are small."""
+    scale = np.ones(K, F)
+    scale[5] = 300
+    constants = {name: floats(K, K, seed=seed) / F(K**0.5) for seed, name in enumerate(("w", "v", "u", "t"))}
+    constants["u"] = constants["u"] / scale[:, None] ** 2
+    return model_of(
+        "a = MatMul(x, w) b = MatMul(a, v) s = Mul(b, scale) c = MatMul(s, u) y = MatMul(c, t)",
+        {**constants, "scale": scale},
+    )
