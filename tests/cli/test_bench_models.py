@@ -43,7 +43,7 @@ def test_bench_model_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_opening(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of 4 MB are in the memory of the process once the session is open."""
+    """Once the session is open, the process has the weights of 4 MB, some of them in memory that it had freed."""
     monkeypatch.setattr(opening, "_ROUNDS", 2)
     model = helpers.parse("float[n, 1024] x", "float[n, 1024] y", "y = Add(x, weights)")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1024, 1024), np.float32), "weights"))
@@ -53,7 +53,7 @@ def test_bench_opening(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert openings.keys() == {"a", "b"}
     for each in openings.values():
         assert each["ms"] > 0
-        assert 3.5 < each["mb"] < 100
+        assert 3 < each["mb"] < 100
     lines = run_bench(capsys, *arguments).splitlines()
     assert re.split(r" {2,}", lines[-3].strip()) == ["session", "opening ms", "private memory MB"]
     assert [line.split()[0] for line in lines[-2:]] == ["A", "B"]
