@@ -288,6 +288,8 @@ def _write_nbits(source: Path, target: Path, bits: int) -> None:
         raise DynqError(f"this version of onnxruntime has no MatMulNBitsQuantizer: {error}") from error
     quantizer = MatMulNBitsQuantizer(onnx.load(source), bits=bits, block_size=_GROUP, accuracy_level=4)
     quantizer.process()
+    if not any(node.op_type == "MatMulNBits" for node in quantizer.model.model.graph.node):
+        raise DynqError("it quantizes no layer of this model")
     quantizer.model.save_model_to_file(str(target), _bytes(source) > _LARGEST_PROTOBUF)
 
 

@@ -18,6 +18,7 @@ from bench_command import MODELS, check_latency, run_bench, run_bench_json
 from onnxruntime.quantization import quantize_dynamic
 
 from ort_dynq import cli
+from ort_dynq.bench import convnets
 from ort_dynq.bench.quantization import Case, Form, FormTiming, QuantizationBench, sequence_axes
 from ort_dynq.bench.timing import Latency
 from ort_dynq.report import comparison
@@ -109,6 +110,17 @@ def test_an_external_file_counts_and_a_missing_quantizer_is_told(
         expected = form["name"] in ("MatMulNBits 8", "MatMulNBits 4")
         assert form["problem"].startswith(f"{form['name']} cannot be made: this version of onnx") == expected
         assert len(form["timings"]) == (not expected)
+
+
+def test_a_quantizer_that_changes_nothing_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(convnets.resnet("float", image=32, width=32), tmp_path / "resnet.onnx")
+    forms = {form["name"]: form for form in run_bench_json(capsys, "quantize", str(tmp_path / "resnet.onnx"))["forms"]}
+    for name, form in forms.items():
+        assert ("cannot be made" in form["problem"]) == name.startswith("MatMulNBits"), name
+        assert len(form["timings"]) == (not form["problem"])
+    if "this version of onnxruntime" not in forms["MatMulNBits 4"]["problem"]:
+        assert forms["MatMulNBits 4"]["problem"].endswith("it quantizes no layer of this model")
+    assert forms["ort_dynq int8"]["snr_db"] > forms["quantize_dynamic"]["snr_db"]
 
 
 def inputs(*shapes: list[int | str | None], kind: str = "tensor(int64)") -> list[SimpleNamespace]:
