@@ -77,6 +77,17 @@ def check_target(source: Path, target: Path, *, force: bool) -> None:
         raise DynqError(f"{target} is the input itself; use --force to overwrite it")
 
 
+def check_page(source: Path, target: Path) -> None:
+    """Checks the path of an HTML page about a model before the work starts.
+
+    Raises:
+        DynqError: The page cannot be written there, or would replace the model.
+    """
+    check_target(source, target, force=True)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise DynqError(f"{target} is the model itself; choose another name for the report")
+
+
 def positive(text: str) -> int:
     """Parses a positive integer below one million."""
     if not re.fullmatch(r"[1-9][0-9]{0,5}", text):

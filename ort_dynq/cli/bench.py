@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from . import bench_operators
+from . import bench_operators, bench_quantize
+from .accuracy import add_data_sets
 from .arguments import (
     add_data,
     add_exact,
@@ -42,6 +43,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "MatMulNBits, torch's int8 product if torch is installed, MatMul of float32, and a plain read of the weights; "
         "convolutions: QuantizedConv, ConvInteger, Conv of float32 and QLinearConv; "
         "chains: decomposed chains, and a Relu; networks: transformers and a ResNet-18; "
+        "quantize: the float model B, quantized in several ways; "
         "a folder with NAME/model.onnx and NAME/test_data_set_0; or a model A",
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
@@ -53,7 +55,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="intra-op threads of ONNX Runtime (default: 1; ops, products and convolutions: 1 and the number of cores)",
     )
     timing.add_argument(
-        "--seconds", type=seconds, metavar="S", help="time for each case (default: 0.5; networks: 2; a model: 5)"
+        "--seconds",
+        type=seconds,
+        metavar="S",
+        help="time for each case (default: 0.5; networks: 2; quantize: 3; a model: 5)",
     )
     timing.add_argument(
         "--warmup", type=natural, default=2, metavar="N", help="untimed runs of each contender (default: 2)"
@@ -98,7 +103,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=positives,
         metavar="N[,N]",
-        help="tokens in the encoder's input, or in the decoder's past (default: 1,128)",
+        help="tokens in the encoder's input, or in the decoder's past (default: 1,128); quantize: in the model's "
+        "sequence (default: 1,16,128 if it is dynamic)",
     )
     network.add_argument("--layers", type=positive, metavar="N", help="layers of a transformer (default: 6)")
     network.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
@@ -110,7 +116,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure opening the sessions, too, each in a new process: the time and the private memory it takes",
     )
+    bench_quantize.add_arguments(parser)
     add_exact(parser)
+    add_data_sets(parser)
     add_data(parser)
 
 
@@ -311,15 +319,21 @@ _NETWORKS = _Bench(
     2.0,
     (_EXACT, *((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads", "image"))),
 )
-_FOLDER = _Bench("FOLDER", _folder, 0.5, (_EXACT,))
-_MODEL = _Bench(
-    "A.onnx", _model, 5.0, (_EXACT, ("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape"))
+_DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
+_QUANTIZE = _Bench(
+    "quantize",
+    bench_quantize.run,
+    3.0,
+    (*_DATA, ("data", "--data"), ("tokens", "--tokens"), ("report", "--report")),
 )
-_BENCHES = (_OPS, _PRODUCTS, _CONVOLUTIONS, _CHAINS, _NETWORKS, _FOLDER, _MODEL)
+_FOLDER = _Bench("FOLDER", _folder, 0.5, (_EXACT,))
+_MODEL = _Bench("A.onnx", _model, 5.0, (_EXACT, *_DATA, ("opening", "--opening")))
+_NAMED = (_OPS, _PRODUCTS, _CONVOLUTIONS, _CHAINS, _NETWORKS, _QUANTIZE)
+_BENCHES = (*_NAMED, _FOLDER, _MODEL)
 
 
 def _choose(what: str) -> _Bench:
-    for bench in (_OPS, _PRODUCTS, _CONVOLUTIONS, _CHAINS, _NETWORKS):
+    for bench in _NAMED:
         if what == bench.usage:
             return bench
     return _FOLDER if Path(what).is_dir() else _MODEL
@@ -345,6 +359,7 @@ COMMAND = Command(
         "ort-dynq bench convolutions --cases 3x3-64,depthwise-3x3-64 --threads 1",
         "ort-dynq bench chains",
         "ort-dynq bench networks --forms token,tensor_u8",
+        "ort-dynq bench quantize float.onnx --data samples.npz --report comparison.html",
         "ort-dynq bench models/",
         "ort-dynq bench model.onnx fast.onnx --shape x=1x128x768",
     ),

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import DynqError
 from .accuracy import accuracy_text, add_data_sets
-from .arguments import add_data, add_exact, check_target, given_data, positive, seconds
+from .arguments import add_data, add_exact, check_page, given_data, positive, seconds
 from .command import FAILED, Command, Outcome
 from .render import Figure, one_line, progress
 from .verify import inputs_text
@@ -39,9 +38,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
-    check_target(source, target, force=True)
-    if target.exists() and source.exists() and target.samefile(source):
-        raise DynqError(f"{target} is the model itself; -o takes the name of the report")
+    check_page(source, target)
     shapes, inputs = given_data(arguments)
     with progress() as track:
         from ..report.model import make_report

@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,12 @@ from ..graphs import graphs, label, named
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from ..rewriter.loop import op_counts
-from ..storage import load, replacing
+from ..storage import load
 from ..verification import Verification, verify
 from ..verification.accuracy import Accuracy, Reference, measure
 from ..verification.inputs import Array, Input, make_feeds
 from ..verification.sessions import SessionError
+from . import page
 from .profile import NodeTime, Profile, profile
 
 if TYPE_CHECKING:
@@ -160,24 +160,15 @@ class ModelReport:
         Raises:
             DynqError: The file cannot be written.
         """
-        target, text = Path(path), self.to_html()
-        try:
-            with replacing(target) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise DynqError(f"{target} cannot be written: {error.strerror or error}") from error
+        page.save(self.to_html(), Path(path))
 
     def to_html(self) -> str:
         """Returns a self-contained HTML page without scripts."""
-        import jinja2
-
-        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-        environment.filters |= {"shape": _shape, "count": _count, "size": _size, "decibels": _decibels}
-        template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
         longest = max((each.latency.median_ms for each in (self.before, self.after) if each), default=1.0)
         unit, factor = ("ms", 1.0) if longest >= 1 else ("µs", 1e3)
         digits = max(1, 4 - len(str(int(longest * factor))))
-        return template.render(
+        return page.render(
+            "page.html",
             r=self,
             kinds=KINDS,
             unit=unit,
@@ -355,26 +346,6 @@ def _counts(report: rewriter.Report) -> list[tuple[str, int, int]]:
     changed = sorted((op, *pair) for op, pair in counts.items() if pair[0] != pair[1])
     same = sum(before for before, after in counts.values() if before == after)
     return changed + ([("all others", same, same)] if same else [])
-
-
-def _count(number: float) -> str:
-    """Writes calls per run: an integer, except in the body of a Loop or a branch of an If."""
-    return f"{number:.0f}" if abs(number - round(number)) < 0.005 else f"{number:.2f}"
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    """Writes a shape with places where a line may break."""
-    import markupsafe
-
-    return markupsafe.Markup("×<wbr>").join(map(str, sizes)) or "scalar"
-
-
-def _decibels(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.1f} dB"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def _plain(value: Any) -> Any:

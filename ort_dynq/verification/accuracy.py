@@ -104,6 +104,7 @@ class Reference:
 
     Attributes:
         model: A, in a form whose integer products do not saturate.
+        declared: Its inputs, as a session has them.
         data: The data.
         names: The names of the outputs.
         outputs: Their values, for each set.
@@ -129,6 +130,7 @@ class Reference:
         """
         self.model, _ = without_saturation(a)
         session = open_session(self.model, "A")
+        self.declared = session.get_inputs()
         self.signature = signature(session)
         self.data = load_data(source, session.get_inputs(), inputs=inputs, shapes=shapes, seed=seed)
         self.names = [output.name for output in session.get_outputs()]

@@ -176,7 +176,7 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         ("nowhere/r.html", "there is no folder"),
         (".", "is a folder; -o takes the name of a file"),
-        ("model.onnx", "is the model itself; -o takes the name of the report"),
+        ("model.onnx", "is the model itself; choose another name for the report"),
     ],
 )
 def test_wrong_output_path(

@@ -1,8 +1,9 @@
 """Times a network with real weights before and after quantization and rewriting: ``python captcha.py [COUNT]``.
 
-The network of the PyPI package ddddocr reads captchas. It has 21 convolutions and an LSTM. Three models read the same
-captchas in turns: the float model, the model that onnxruntime's quantize_dynamic with default settings makes of it, and
-that one after ``ort_dynq.rewrite``. Needs ``pip install --no-deps ddddocr==1.6.1 pillow``.
+The network of the PyPI package ddddocr reads captchas. It has 21 convolutions and an LSTM. Four models read the same
+captchas in turns: the float model, the model that onnxruntime's quantize_dynamic with default settings makes of it,
+that one after ``ort_dynq.rewrite``, and the one that ``ort_dynq.quantize`` makes of the float model. Needs
+``pip install --no-deps ddddocr==1.6.1 pillow``.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ def decode(scores: Array, characters: Sequence[str]) -> str:
     return "".join(characters[i] for i in best[changes & (best != 0)])
 
 
-def open_session(path: Path, rewritten: bool) -> onnxruntime.InferenceSession:
+def open_session(path: Path, plugin: bool) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3  # the model declares a wrong shape for its output, so every run would warn
-    return onnxruntime.InferenceSession(path, ort_dynq.register(options) if rewritten else options)
+    return onnxruntime.InferenceSession(path, ort_dynq.register(options) if plugin else options)
 
 
 def main(count: int = 300) -> None:
@@ -90,15 +91,23 @@ def main(count: int = 300) -> None:
     captchas = [draw(rng) for _ in range(count)]
     characters = runpy.run_path(str(source / "charsets.py"))["CHARSET_BETA"]
     with tempfile.TemporaryDirectory() as folder:
-        original, quantized, fast = (Path(folder) / f"{name}.onnx" for name in ("float", "quantized", "fast"))
-        # The rewriter needs opset 13 for convolutions.
+        original, quantized, fast, ours = (
+            Path(folder) / f"{name}.onnx" for name in ("float", "dynamic", "fast", "ours")
+        )
+        # The rewriter and the quantizer need opset 13 for convolutions.
         onnx.save(version_converter.convert_version(onnx.load(source / "common.onnx"), 13), original)
         logging.disable(logging.WARNING)  # quantize_dynamic recommends pre-processing
         quantize_dynamic(original, quantized)
         ort_dynq.rewrite(quantized).save(fast)
-        paths = {"float": original, "quantized, stock": quantized, "quantized, ort_dynq": fast}
+        ort_dynq.quantize(original).save(ours)
+        paths = {
+            "float": original,
+            "quantize_dynamic, stock": quantized,
+            "quantize_dynamic, rewritten": fast,
+            "ort_dynq.quantize": ours,
+        }
         sizes = [path.stat().st_size / 1e6 for path in paths.values()]
-        sessions = [open_session(path, rewritten=path == fast) for path in paths.values()]
+        sessions = [open_session(path, plugin=path in (fast, ours)) for path in paths.values()]
 
     outputs: list[list[Array]] = [[] for _ in sessions]
     times = np.empty((len(sessions), count))

@@ -1,7 +1,8 @@
-"""Runs a rewritten model with an ORTModel of Hugging Face Optimum: ``python optimum_model.py folder``.
+"""Runs a quantized or rewritten model with an ORTModel of Hugging Face Optimum: ``python optimum_model.py FOLDER``.
 
-The folder contains model.onnx, config.json and the tokenizer, as ``optimum-cli export onnx`` and ``optimum-cli
-onnxruntime quantize`` write them. Needs ``pip install optimum-onnx[onnxruntime]``.
+The folder contains model.onnx, config.json and the tokenizer. ``optimum-cli export onnx`` writes a float model, which
+is quantized here. ``python optimum_model.py FOLDER --rewrite`` is for one that ``optimum-cli onnxruntime quantize`` has
+quantized. Needs ``pip install "optimum-onnx[onnxruntime]"``.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import ort_dynq
 FILE = "model_dynq.onnx"
 
 
-def load(model_class: Any, folder: str, file: str = "model.onnx", **options: Any) -> Any:
-    """Rewrites a model and opens it as an ORTModel.
+def load(model_class: Any, folder: str, file: str = "model.onnx", *, rewrite: bool = False, **options: Any) -> Any:
+    """Quantizes or rewrites a model and opens it as an ORTModel.
 
     Args:
         model_class: The class for the task, for example ``ORTModelForFeatureExtraction``.
-        folder: The folder of the model. The rewritten model is written to the same folder.
+        folder: The folder of the model. The new model is written to the same folder.
         file: The file name of the model.
+        rewrite: Whether the model is quantized already, and is to be rewritten.
         options: Further arguments of ``from_pretrained``.
 
     Returns:
-        An instance of ``model_class`` whose session runs the rewritten model.
+        An instance of ``model_class`` whose session runs the new model.
     """
-    ort_dynq.rewrite(Path(folder) / file).save(Path(folder) / FILE)
+    convert = ort_dynq.rewrite if rewrite else ort_dynq.quantize
+    convert(Path(folder) / file).save(Path(folder) / FILE)
     session_options = ort_dynq.register(onnxruntime.SessionOptions())
     return model_class.from_pretrained(folder, file_name=FILE, session_options=session_options, **options)
 
@@ -39,5 +42,5 @@ if __name__ == "__main__":
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-    model = load(ORTModelForFeatureExtraction, sys.argv[1])
+    model = load(ORTModelForFeatureExtraction, sys.argv[1], rewrite="--rewrite" in sys.argv)
     print(model(**tokenizer("An example.", return_tensors="np")).last_hidden_state.shape)

@@ -1,0 +1,84 @@
+"""``ort-dynq bench quantize``: compares ways to quantize a float model; cli/bench.py chooses it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .accuracy import reference_of
+from .arguments import check_page
+from .command import Outcome
+from .render import SMOKE_TEST, Figure, one_line, table
+from .verify import inputs_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..bench.quantization import QuantizationBench
+    from ..bench.timing import Settings, Track
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that only this benchmark has."""
+    group = parser.add_argument_group("quantize")
+    group.add_argument(
+        "--report", metavar="OUT.html", help="write a self-contained HTML page: accuracy against time as a picture"
+    )
+
+
+def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Quantizes a model in several ways and measures each."""
+    if arguments.b is None:
+        raise DynqError("`bench quantize` needs a float model: ort-dynq bench quantize float.onnx")
+    source = Path(arguments.b)
+    target = Path(arguments.report) if arguments.report else None
+    if target is not None:
+        check_page(source, target)
+    tokens = arguments.tokens or (() if arguments.input or arguments.shape else None)
+    reference = reference_of(arguments, source)
+    from ..bench.quantization import bench_quantization
+
+    found = bench_quantization(source, reference, settings, tokens=tokens, track=track)
+    if target is not None:
+        from ..bench.timing import machine
+        from ..report.comparison import save
+
+        save(found, machine(settings.backend), target)
+
+    def text() -> Iterator[RenderableType]:
+        if arguments.data:
+            count = len(found.data.sets)
+            yield one_line(f"{source}: accuracy on {count} set{'s' if count > 1 else ''} of data from {arguments.data}")
+        else:
+            yield from inputs_text(found.data.inputs, found.data.seed)
+            if found.data.is_generated:
+                yield SMOKE_TEST
+        yield "medians in ms; x: float / this; SNR and cosine: the worst output or row, against float\n"
+        yield _table(found)
+        yield from (one_line(each.problem) for each in found.forms if each.problem)
+        if target is not None:
+            yield one_line(f"{target} is written")
+
+    return Outcome({**found.to_dict(), "report": arguments.report}, text)
+
+
+def _table(found: QuantizationBench) -> RenderableType:
+    titles = [title for case in found.cases for title in (str(case), "x")]
+    rows = []
+    for each in found.forms:
+        timings = {timing.case: timing for timing in each.timings}
+        cells: list[object] = [
+            each.name,
+            Figure(None if each.bytes is None else each.bytes / 1e6, 1),
+            Figure(each.snr_db, 1),
+            Figure(each.cosine_worst, 6),
+        ]
+        for case in found.cases:
+            timing = timings.get(case)
+            cells.append(Figure(None if timing is None else timing.latency.median_ms, 3, "fails"))
+            cells.append(Figure(None if timing is None else timing.ratio, 2))
+        rows.append(cells)
+    return table(("form", "MB", "SNR dB", "worst cosine", *titles), rows)

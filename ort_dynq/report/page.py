@@ -1,0 +1,62 @@
+"""Renders the HTML pages of reports and writes them. A page has no scripts and no external resources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DynqError
+from ..storage import replacing
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns a page.
+
+    Args:
+        template: The name of a file in this folder.
+        values: What the template shows; every text is escaped.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+    )
+    environment.filters |= {"shape": _shape, "count": _count, "size": _size, "decibels": _decibels}
+    return environment.get_template(template).render(**values)
+
+
+def save(text: str, path: Path) -> None:
+    """Writes a page atomically.
+
+    Raises:
+        DynqError: The file cannot be written.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    """Writes a shape with places where a line may break."""
+    import markupsafe
+
+    return markupsafe.Markup("×<wbr>").join(map(str, sizes)) or "scalar"
+
+
+def _count(number: float) -> str:
+    """Writes calls per run: an integer, except in the body of a Loop or a branch of an If."""
+    return f"{number:.0f}" if abs(number - round(number)) < 0.005 else f"{number:.2f}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _decibels(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.1f} dB"

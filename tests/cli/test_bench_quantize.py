@@ -1,0 +1,182 @@
+"""`ort-dynq bench quantize`: contenders, accuracy, sequences, the picture and errors."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import quantizing
+from bench_command import MODELS, check_latency, run_bench, run_bench_json
+from onnxruntime.quantization import quantize_dynamic
+
+from ort_dynq import cli
+from ort_dynq.bench import convnets
+from ort_dynq.bench.quantization import Case, Form, FormTiming, QuantizationBench, sequence_axes
+from ort_dynq.bench.timing import Latency
+from ort_dynq.report import comparison
+from ort_dynq.verification.data import Data
+
+NAMES = ["float", "quantize_dynamic", "quantize_dynamic, per channel", "MatMulNBits 8", "MatMulNBits 4"]
+NAMES += ["ort_dynq int8", "ort_dynq int4"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "float.onnx"
+    onnx.save(quantizing.product(shape=("batch", "tokens", quantizing.K)), path)
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=quantizing.activations(3, 2, 5, quantizing.K))  # three sets
+    return str(path)
+
+
+def decibels(expected: quantizing.Array, actual: quantizing.Array) -> float:
+    return -10 * math.log10(quantizing.squared_error(actual, expected))
+
+
+def test_json(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_bench_json(capsys, "quantize", model, "--data", data, "--tokens", "1,3", "--threads", "1,2")
+    assert (found["model"], found["sets"], found["generated"]) == (model, 3, False)
+    forms = {form["name"]: form for form in found["forms"]}
+    assert list(forms) == NAMES
+    for form in forms.values():
+        if form["problem"]:  # an old version of onnxruntime
+            assert form["name"].startswith("MatMulNBits")
+            continue
+        cases = [tuple(timing["case"].values()) for timing in form["timings"]]
+        assert cases == [(1, 1), (3, 1), (1, 2), (3, 2)]
+        for timing, stock in zip(form["timings"], forms["float"]["timings"], strict=True):
+            check_latency(timing["latency"])
+            ratio = stock["latency"]["median_ms"] / timing["latency"]["median_ms"]
+            assert timing["ratio"] == pytest.approx(ratio)
+    assert (forms["float"]["snr_db"], forms["float"]["cosine_worst"]) == (None, None)
+
+    quantize_dynamic(model, tmp_path / "dynamic.onnx")
+    x = np.load(data)["x"]
+    exact = np.stack([quantizing.run_float(onnx.load(model), each) for each in x])
+    session = ort.InferenceSession(tmp_path / "dynamic.onnx")
+    actual = np.stack([np.asarray(session.run(None, {"x": each})[0]) for each in x])
+    norms = np.linalg.norm(exact, axis=-1) * np.linalg.norm(actual, axis=-1)
+    dynamic = forms["quantize_dynamic"]
+    assert dynamic["snr_db"] == pytest.approx(decibels(exact, actual), abs=1e-3)
+    assert dynamic["cosine_worst"] == pytest.approx(((exact * actual).sum(-1) / norms).min(), abs=1e-5)
+    assert dynamic["bytes"] == (tmp_path / "dynamic.onnx").stat().st_size
+
+    w = quantizing.weights_by_definition(quantizing.floats(quantizing.K, quantizing.N))
+    ours = quantizing.by_definition(x) @ w
+    assert forms["ort_dynq int8"]["snr_db"] == pytest.approx(decibels(exact, ours), abs=0.05)
+    assert forms["ort_dynq int8"]["snr_db"] > dynamic["snr_db"]
+    assert forms["ort_dynq int4"]["bytes"] < forms["ort_dynq int8"]["bytes"] < forms["float"]["bytes"]
+    assert forms["float"]["bytes"] == Path(model).stat().st_size
+
+
+def test_text_and_page(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    lines = run_bench(capsys, "quantize", model, "--shape", f"x=1x2x{quantizing.K}", "--report", str(page)).splitlines()
+    assert any(line.startswith("GENERATED DATA: NO MORE THAN A SMOKE TEST") for line in lines)
+    assert lines[-1] == f"{page} is written"
+    head = next(i for i, line in enumerate(lines) if line.startswith("form"))
+    titles = ["form", "MB", "SNR dB", "worst cosine", "own shape, 1 thread", "x"]
+    assert re.split(r" {2,}", lines[head].strip()) == titles
+    assert [re.split(r" {2,}", line)[0] for line in lines[head + 1 : head + 8]] == NAMES
+    html = page.read_text()
+    assert "<script" not in html
+    assert "Generated data: no more than a smoke test." in html
+    (picture,) = re.findall(r"<svg class=\"chart\".*?</svg>", html, re.DOTALL)
+    ran = sum(re.split(r" {2,}", line)[2] != "-" for line in lines[head + 1 : head + 8])
+    assert len(ET.fromstring(picture).findall("circle")) == ran
+
+
+def test_an_external_file_counts_and_a_missing_quantizer_is_told(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime.quantization.matmul_nbits_quantizer", None)
+    onnx.save(onnx.load(model), model, save_as_external_data=True, location="weights", size_threshold=0)
+    found = run_bench_json(capsys, "quantize", model, "--tokens", "1")["forms"]
+    assert found[0]["bytes"] == Path(model).stat().st_size + (tmp_path / "weights").stat().st_size
+    for form in found:
+        expected = form["name"] in ("MatMulNBits 8", "MatMulNBits 4")
+        assert form["problem"].startswith(f"{form['name']} cannot be made: this version of onnx") == expected
+        assert len(form["timings"]) == (not expected)
+
+
+def test_a_quantizer_that_changes_nothing_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(convnets.resnet("float", image=32, width=32), tmp_path / "resnet.onnx")
+    forms = {form["name"]: form for form in run_bench_json(capsys, "quantize", str(tmp_path / "resnet.onnx"))["forms"]}
+    for name, form in forms.items():
+        assert ("cannot be made" in form["problem"]) == name.startswith("MatMulNBits"), name
+        assert len(form["timings"]) == (not form["problem"])
+    if "this version of onnxruntime" not in forms["MatMulNBits 4"]["problem"]:
+        assert forms["MatMulNBits 4"]["problem"].endswith("it quantizes no layer of this model")
+    assert forms["ort_dynq int8"]["snr_db"] > forms["quantize_dynamic"]["snr_db"]
+
+
+def inputs(*shapes: list[int | str | None], kind: str = "tensor(int64)") -> list[SimpleNamespace]:
+    return [SimpleNamespace(name=f"x{i}", shape=shape, type=kind) for i, shape in enumerate(shapes)]
+
+
+def test_sequence_axes() -> None:
+    ids: list[int | str | None] = ["batch", "sequence"]
+    assert sequence_axes(inputs(ids, ids)) == {"x0": [1], "x1": [1]}
+    assert sequence_axes(inputs(ids, ["batch", 1, "sequence", "sequence"], [3])) == {"x0": [1], "x1": [2, 3], "x2": []}
+    assert sequence_axes(inputs([None, None, 8], kind="tensor(float)")) == {"x0": [1]}
+    assert sequence_axes(inputs(ids, ["batch", "past + sequence"])) is None
+    assert sequence_axes(inputs(["batch", 8])) is None
+    assert sequence_axes(inputs(["batch", "features"], kind="tensor(float)")) is None
+    assert sequence_axes(inputs(["batch", 3, "height", "width"], kind="tensor(float)")) is None
+    assert sequence_axes(inputs([None, None, None], kind="tensor(float)")) is None
+    assert sequence_axes([]) is None
+
+
+def test_picture() -> None:
+    def form(name: str, ms: float, ratio: float | None) -> Form:
+        return Form(name, 1, ratio, 1.0, (FormTiming(Case(1, 1), Latency(ms, ms, ms, ms, 9), 1.0),))
+
+    forms = [form("float", 9.7, None), form("a", 2, 12), form("b", 1, 31), form("c", 1.01, 30.9)]
+    forms += [form("exact", 5, math.inf), Form("fails", problem="it fails")]
+    chart = comparison.chart(QuantizationBench("m", Data(({},), ()), (Case(1, 1),), tuple(forms)), 0)
+    assert [dot.name for dot in chart.dots] == ["b", "c", "a"]
+    assert [tick.text for tick in chart.x_ticks] == ["0", "2", "4", "6", "8", "10"]
+    assert [tick.text for tick in chart.y_ticks] == ["10", "15", "20", "25", "30", "35"]
+    width, height = chart.right - chart.left, chart.bottom - chart.top
+    for dot in chart.dots:
+        assert dot.x == pytest.approx(chart.left + width * dot.ms / 10, abs=0.1)
+        assert dot.y == pytest.approx(chart.bottom - height * (dot.snr_db - 10) / 25, abs=0.1)
+    assert chart.float_at == pytest.approx(chart.left + width * 0.97, abs=0.1)
+    assert chart.dots[1].label_y - chart.dots[0].label_y >= 15
+
+
+def test_errors(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = str(tmp_path / "fixed.onnx")
+    onnx.save(quantizing.product(shape=(2, quantizing.K)), fixed)
+    np.savez(tmp_path / "wrong.npz", y=np.zeros(1, np.float32))
+    for arguments, text in (
+        (("quantize",), "needs a float model: ort-dynq bench quantize float.onnx"),
+        (("quantize", str(tmp_path / "none.onnx")), "is not a file"),
+        (("quantize", str(MODELS / "ort_dynamic" / "model.onnx")), "is quantized by quantize_dynamic"),
+        (("quantize", fixed, "--tokens", "4"), "--tokens is for a model whose first input has a dynamic sequence"),
+        (("quantize", model, "--data", data, "--shape", "x=1x2x3"), "--data gives the values and shapes"),
+        (("quantize", model, "--data", str(tmp_path / "wrong.npz")), "wrong.npz"),
+        (("quantize", model, "--report", model), "is the model itself"),
+        (("quantize", model, "--report", str(tmp_path / "no" / "page.html")), "there is no folder"),
+        (("quantize", model, "--layers", "2"), "--layers is for `ort-dynq bench networks`, not for quantize"),
+        (("ops", "--data", data), "--data is for `ort-dynq bench quantize`, not for ops"),
+        ((model, "--report", "page.html"), "--report is for `ort-dynq bench quantize`, not for"),
+    ):
+        assert cli.main(["bench", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert text in captured.err, arguments
