@@ -86,7 +86,7 @@ def explained(model: Model) -> Iterator[None]:
             raise DynqError(f"{_name(model)} is not a valid ONNX model: {_first_line(fault)}") from error
         if isinstance(error, ir.serde.SerdeError):  # onnx_ir checks what the checker of this onnx does not
             raise DynqError(f"{_name(model)} is not a valid ONNX model: {_first_line(error)}") from error
-        raise DynqError(f"{_name(model)} cannot be rewritten: {type(error).__name__}: {_first_line(error)}") from error
+        raise DynqError(f"{_name(model)} cannot be converted: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -68,7 +68,7 @@ def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: 
     """Applies the first rule that concerns a node, to each node of a graph in turn."""
     findings = []
     for node in list(graph):
-        if node.graph is None:  # a rule has removed it
+        if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
             continue
         for rule in rules:
             finding = _apply(rule, node, context)

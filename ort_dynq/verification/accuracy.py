@@ -242,6 +242,7 @@ def _output(name: str, a: Sequence[Any], b: Sequence[Any], classifies: bool) -> 
             return OutputAccuracy(
                 name,
                 kind,
+                snr_db=-math.inf,
                 problem=f"the quantized model gives {q.dtype} {list(q.shape)}, float {p.dtype} {list(p.shape)}",
             )
     if a[0].dtype.kind != "f":

@@ -141,6 +141,14 @@ def test_lengths_that_nothing_has() -> None:
     assert rewrite(model).report.rewritten == []
 
 
+def test_a_node_without_outputs() -> None:
+    model = model_of()
+    model.graph.node.append(onnx.helper.make_node("Log", [model.graph.output[0].name], [], domain="here"))
+    model.opset_import.append(onnx.helper.make_opsetid("here", 1))
+    onnx.checker.check_model(model)
+    assert rewrite(model).report.findings == rewrite(model_of()).report.findings != []
+
+
 def test_a_model_without_standard_operators() -> None:
     model = model_of()
     del model.opset_import[:]

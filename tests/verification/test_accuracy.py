@@ -189,6 +189,18 @@ def test_outputs_of_other_types() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+def test_an_output_of_another_shape_is_the_worst() -> None:
+    """Noise moves numbers to or from 0."""
+    model = model_of(
+        "y = MatMul(x, w) r = Round(y) places = NonZero(r)",
+        {"w": floats(K, K) / F(K**0.5)},
+        outputs=f"float[n, {K}] y, int64[2, m] places",
+    )
+    found = accuracy_of(model, {"x": floats(50, K, seed=3)})
+    assert "gives int64 [2," in found.outputs[1].problem
+    assert found.outputs[1].snr_db == found.snr_db == -INF
+
+
 # Layers
 
 

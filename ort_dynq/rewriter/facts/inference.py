@@ -254,8 +254,11 @@ def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
 
 
 def _is_too_long(shape: ir.Shape | None) -> bool:
-    """Returns whether inference would not end: for `auto_pad`, onnx subtracts strides from a length one by one."""
-    return shape is not None and any(isinstance(dim, int) and dim > 1 << 32 for dim in shape)
+    """Returns whether a declared shape would keep inference busy: onnx 1.17 to 1.20 count such lengths down.
+
+    For `auto_pad`, they subtract strides from a length one by one. Lengths that they infer may still be long.
+    """
+    return shape is not None and any(isinstance(dim, int) and dim > 1 << 31 for dim in shape)
 
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
