@@ -39,7 +39,7 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
         )
     if found["product"] and not from_dynamic:
         raise DynqError(
-            f"the model is quantized by quantize_dynamic ({found['dynamic']} integer products); quantize the float "
+            f"the model is quantized by quantize_dynamic ({found['product']} integer products); quantize the float "
             "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
         )
     if from_dynamic and not found["product"]:
