@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..quantizer.selection import Selection
-    from ..rewriter import Report, Result
+    from ..rewriter import Finding, Report, Result
     from ..verification.accuracy import Reference
 
 
@@ -153,10 +153,15 @@ def _select(
 
 def _findings(report: Report) -> Iterator[RenderableType]:
     for title, last, findings in (("quantized", "becomes", report.rewritten), ("left", "reason", report.left)):
-        counts = Counter((finding.op_type, finding.operator or finding.reason) for finding in findings)
+        counts = Counter((finding.op_type, _outcome(finding)) for finding in findings)
         if counts:
             yield ""
             yield table((title, "operator", last), [(count, *each) for each, count in counts.most_common()])
+
+
+def _outcome(finding: Finding) -> str:
+    """Returns the operator that a layer became, with a note on what differs from the options, or why it was left."""
+    return ": ".join(filter(None, (finding.operator, finding.reason)))
 
 
 COMMAND = Command(
