@@ -64,7 +64,7 @@ def quantize(
         weights: "int8" with one scale for each output channel, or "int4" with one for each group.
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, or "tensor" for one for all.
-        symmetric: Whether activations have no zero point.
+        symmetric: Whether activations per token have no zero point; those of Conv are per tensor and always have one.
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay float. A layer has the name of
             its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their

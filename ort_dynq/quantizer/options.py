@@ -30,7 +30,7 @@ class Options:
         weights: One of :data:`WEIGHTS`.
         group: One of :data:`GROUPS`: the number of adjacent 4-bit weights along K that share a scale.
         activations: One of :data:`ACTIVATIONS`.
-        symmetric: Whether the codes of activations have no zero point.
+        symmetric: Whether the codes of activations per token have no zero point.
         exclude: Patterns of the names of layers that stay float, as :mod:`fnmatch` has them.
         floats: The names of layers that stay float for `min_snr` (selection.py).
     """
@@ -86,6 +86,8 @@ def checked(weights: str, group: int | None, activations: str, symmetric: bool, 
         raise DynqError("group is the number of 4-bit weights that share a scale; give weights int4 as well")
     if group is not None and group not in GROUPS:
         raise DynqError(f"group is {group!r}, expected {', '.join(map(str, GROUPS[:-1]))} or {GROUPS[-1]}")
+    if symmetric and activations == "tensor":
+        raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
     return Options(weights, group or GROUPS[0], activations, symmetric, tuple(exclude))

@@ -82,6 +82,7 @@ def test_the_same_bytes_in_every_run(weights: str) -> None:
         ({"activations": "row"}, "activations is 'row', expected token or tensor"),
         ({"weights": "int4", "group": 48}, "group is 48, expected 32, 64 or 128"),
         ({"group": 64}, "give weights int4 as well"),
+        ({"activations": "tensor", "symmetric": True}, "symmetric is for activations per token"),
         ({"exclude": "y"}, "exclude is the text 'y', expected a list of patterns"),
         ({"exclude": ["y", "head"]}, "no layer matches head; names of layers are encoder/layer.0/up, y"),
         ({"from_dynamic": True}, "needs a model that quantize_dynamic made"),
