@@ -72,7 +72,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare OUT with the float model: accuracy of outputs and layers; for data see --data",
+        help="compare OUT with the float model (with --from-dynamic: with IN): accuracy of outputs and layers; for "
+        "data see --data",
     )
     parser.add_argument(
         "--min-snr",
@@ -91,10 +92,14 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if not compares and (arguments.data or arguments.input or arguments.shape):
         raise DynqError("--data, --input and --shape are the data of a comparison; give --verify or --min-snr as well")
     check_target(source, target, force=arguments.force)
-    reference = reference_of(arguments, source) if compares else None
     from ..quantizer import checked, quantize_layers
 
-    options = checked(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude)
+    options = checked(
+        *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
+        from_dynamic=arguments.from_dynamic,
+        min_snr=arguments.min_snr,
+    )
+    reference = reference_of(arguments, source) if compares else None
 
     def quantize(floats: frozenset[str] = frozenset()) -> Result:
         return quantize_layers(source, options, floats, from_dynamic=arguments.from_dynamic)

@@ -68,7 +68,7 @@ def quantize(
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay float. A layer has the name of
             its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
-            weights, and those of matrices get activations as given here.
+            weights, and those of matrices get activations as given here. Not with `min_snr`.
         min_snr: Leaves the layers that harm the outputs most float, until each output has this signal-to-noise ratio on
             `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
@@ -82,7 +82,7 @@ def quantize(
             or has no float weights; an option is wrong; a pattern matches no layer; the data do not fit the model, or
             the outputs do not reach `min_snr`.
     """
-    options = checked(weights, group, activations, symmetric, exclude)
+    options = checked(weights, group, activations, symmetric, exclude, from_dynamic=from_dynamic, min_snr=min_snr)
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
@@ -91,7 +91,7 @@ def quantize(
     from .selection import select
 
     def without(floats: frozenset[str]) -> Result:
-        return quantize_layers(model, options, floats, from_dynamic=from_dynamic)
+        return quantize_layers(model, options, floats)
 
     return select(Reference(model, data), without, min_snr).result
 

@@ -73,12 +73,26 @@ class Options:
                 raise DynqError(f"no layer matches {pattern}; names of layers are {some}, ...")
 
 
-def checked(weights: str, group: int | None, activations: str, symmetric: bool, exclude: Iterable[str]) -> Options:
+def checked(
+    weights: str,
+    group: int | None,
+    activations: str,
+    symmetric: bool,
+    exclude: Iterable[str],
+    *,
+    from_dynamic: bool = False,
+    min_snr: float | None = None,
+) -> Options:
     """Returns the options.
 
     Raises:
-        DynqError: One has a wrong value.
+        DynqError: One has a wrong value, or two contradict each other.
     """
+    if from_dynamic and min_snr is not None:
+        raise DynqError(
+            "min_snr leaves layers float, but a model that quantize_dynamic made has no float layers; leave out "
+            "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
+        )
     for name, value, choices in (("weights", weights, WEIGHTS), ("activations", activations, ACTIVATIONS)):
         if value not in choices:
             raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")

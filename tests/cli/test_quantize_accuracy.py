@@ -66,6 +66,8 @@ def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
         (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape do not go with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),
         (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays float"),
+        (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
+        (("--verify", "--data", "none.npz", "--group", "64"), "give weights int4 as well"),  # before the data are read
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
