@@ -15,8 +15,11 @@ from ..rewriter.report import Left
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
-"""The operators that rules of this package quantize or report as left."""
+_QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
+WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
+"""The standard operators with weights that have no integer form here."""
+OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
+"""The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 FOR_MIN_SNR = "stays float for the signal-to-noise ratio of the outputs"
 """The reason why a layer is left that `min_snr` selects."""
 _MOST_NAMES = 3  # in a message
@@ -61,16 +64,17 @@ class Options:
                 raise Left(f"excluded by {pattern}")
 
     def check_patterns(self, model: ir.Model) -> None:
-        """Checks that each pattern matches a layer.
+        """Checks that each pattern matches a layer, if the model has layers.
 
         Raises:
             DynqError: One does not.
         """
-        names = [label(node) for _, graph in graphs(model) for node in graph if is_layer(node)]
-        for pattern in self.exclude:
+        layers = (node for _, graph in graphs(model) for node in graph if is_layer(node))
+        names = list(dict.fromkeys(map(label, layers)))
+        for pattern in self.exclude if names else ():
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                some = ", ".join(dict.fromkeys(names[:_MOST_NAMES]))
-                raise DynqError(f"no layer matches {pattern}; names of layers are {some}, ...")
+                some = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+                raise DynqError(f"no layer matches {pattern}; names of layers are {some}")
 
 
 def checked(
@@ -108,5 +112,7 @@ def checked(
 
 
 def is_layer(node: ir.Node) -> bool:
-    """Returns whether a node is a product that may have weights."""
-    return node.domain in STANDARD_DOMAINS and node.op_type in LAYERS
+    """Returns whether rules of this package quantize a node or report it as left, if it has weights."""
+    if node.domain in STANDARD_DOMAINS:
+        return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
+    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER

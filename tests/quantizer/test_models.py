@@ -84,7 +84,6 @@ def test_the_same_bytes_in_every_run(weights: str) -> None:
         ({"group": 64}, "give weights int4 as well"),
         ({"activations": "tensor", "symmetric": True}, "symmetric is for activations per token"),
         ({"exclude": "y"}, "exclude is the text 'y', expected a list of patterns"),
-        ({"exclude": ["y", "head"]}, "no layer matches head; names of layers are encoder/layer.0/up, y"),
         ({"from_dynamic": True}, "needs a model that quantize_dynamic made"),
     ],
     ids=str,
@@ -94,6 +93,31 @@ def test_wrong_options(options: dict[str, object], text: str) -> None:
         ort_dynq.quantize(two_layers(), **options)
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_pattern_without_a_layer(count: int) -> None:
+    values = ["x", *(f"x{i}" for i in range(1, count)), "y"]
+    nodes = [helper.make_node("MatMul", [values[i], "w"], [values[i + 1]]) for i in range(count)]
+    with pytest.raises(DynqError) as error:
+        ort_dynq.quantize(model_of(nodes, {"w": floats(K, K)}), exclude=["y", "head"])
+    names = "x1, y" if count == 2 else "x1, x2, x3, ..."
+    assert str(error.value) == f"no layer matches head; names of layers are {names}"
+
+
+def test_a_pattern_for_a_model_without_layers() -> None:
+    with pytest.raises(DynqError, match=NO_WEIGHTS):
+        ort_dynq.quantize(REFUSED["no products"][0], exclude=["head"])
+
+
+def test_layers_that_are_always_left_have_names() -> None:
+    rnn = helper.make_node("RNN", ["x", "w", "r"], ["", "y"], name="rnn", hidden_size=N)
+    model = model_of([rnn], {"w": floats(1, N, K), "r": floats(1, N, N)}, shape=(5, 3, K))
+    assert reasons(ort_dynq.quantize(model, exclude=["rnn"])) == ["excluded by rnn"]
+    fused = helper.make_node("FusedMatMul", ["x", "w"], ["y"], name="fused", domain="com.microsoft")
+    model = model_of([fused], {"w": W})
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert reasons(ort_dynq.quantize(model, exclude=["fused"])) == ["excluded by fused"]
 
 
 def _with_codes(scale: str) -> onnx.ModelProto:
