@@ -24,7 +24,7 @@ from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
 from .options import Options, checked
-from .quantized_models import check_is_float
+from .quantized_models import CHAINS, check_is_float
 from .weights import OF_ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def quantize_layers(
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
         _check_opset(quantized)
-        report = convert(quantized, (rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
+        report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
     report.findings = [finding for finding in report.findings if finding.rule in dict(_RULES)]
     if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")

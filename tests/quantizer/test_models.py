@@ -141,10 +141,26 @@ def _with_own_codes() -> onnx.ModelProto:
     return model_of(nodes, {"w": W.astype(np.int8)})
 
 
+def _with_chain() -> onnx.ModelProto:
+    """A MatMul of an activation that Abs, ReduceMax, Div, Round, Clip and Mul quantize per token."""
+    nodes = [
+        helper.make_node("Abs", ["x"], ["magnitude"]),
+        helper.make_node("ReduceMax", ["magnitude", "last"], ["peak"], keepdims=1),
+        helper.make_node("Div", ["peak", "largest"], ["scale"]),
+        helper.make_node("Div", ["x", "scale"], ["quotient"]),
+        helper.make_node("Round", ["quotient"], ["rounded"]),
+        helper.make_node("Clip", ["rounded", "least", "largest"], ["codes"]),
+        helper.make_node("Mul", ["codes", "scale"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+    ]
+    return model_of(nodes, {"w": W, "last": np.array([-1]), "largest": F(127), "least": F(-128)})
+
+
 NO_WEIGHTS = "the model has no weights to quantize"
 REFUSED = {
     "static": (_with_codes("constant"), "quantized with constant scales (1 nodes)"),
     "run-time scales": (_with_codes("computed"), "use ort-dynq rewrite"),
+    "chain": (_with_chain(), "use ort-dynq rewrite"),
     "integer products": (_with_own_codes(), "use ort-dynq rewrite"),
     "ours": (ort_dynq.quantize(product(W)).to_proto(), "has operators of ort_dynq already"),
     "no weights": (model_of([helper.make_node("MatMul", ["x", "x"], ["y"])], {}), NO_WEIGHTS),
