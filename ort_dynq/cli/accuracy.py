@@ -69,7 +69,11 @@ def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableTy
         yield ""
         yield from _layers(accuracy.layers)
     if accuracy.unreachable:
-        yield f"not measured: {accuracy.unreachable} quantized layers in subgraphs or functions"
+        count = accuracy.unreachable
+        yield (
+            f"not measured: {count} quantized layer{'s' if count > 1 else ''} "
+            "(in subgraphs or functions, Gemm with transA, or ConvInteger)"
+        )
 
 
 def selection_text(selection: Selection, min_snr: float, cost: float | None) -> Iterator[RenderableType]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..quantizer.selection import Selection
-    from ..rewriter import Report, Result
+    from ..rewriter import Finding, Report, Result
     from ..verification.accuracy import Reference
 
 
@@ -72,7 +72,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare OUT with the float model: accuracy of outputs and layers; for data see --data",
+        help="compare OUT with the float model (with --from-dynamic: with IN): accuracy of outputs and layers; for "
+        "data see --data",
     )
     parser.add_argument(
         "--min-snr",
@@ -91,10 +92,14 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if not compares and (arguments.data or arguments.input or arguments.shape):
         raise DynqError("--data, --input and --shape are the data of a comparison; give --verify or --min-snr as well")
     check_target(source, target, force=arguments.force)
-    reference = reference_of(arguments, source) if compares else None
     from ..quantizer import checked, quantize_layers
 
-    options = checked(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude)
+    options = checked(
+        *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
+        from_dynamic=arguments.from_dynamic,
+        min_snr=arguments.min_snr,
+    )
+    reference = reference_of(arguments, source) if compares else None
 
     def quantize(floats: frozenset[str] = frozenset()) -> Result:
         return quantize_layers(source, options, floats, from_dynamic=arguments.from_dynamic)
@@ -153,10 +158,15 @@ def _select(
 
 def _findings(report: Report) -> Iterator[RenderableType]:
     for title, last, findings in (("quantized", "becomes", report.rewritten), ("left", "reason", report.left)):
-        counts = Counter((finding.op_type, finding.operator or finding.reason) for finding in findings)
+        counts = Counter((finding.op_type, _outcome(finding)) for finding in findings)
         if counts:
             yield ""
             yield table((title, "operator", last), [(count, *each) for each, count in counts.most_common()])
+
+
+def _outcome(finding: Finding) -> str:
+    """Returns the operator that a layer became, with a note on what differs from the options, or why it was left."""
+    return ": ".join(filter(None, (finding.operator, finding.reason)))
 
 
 COMMAND = Command(

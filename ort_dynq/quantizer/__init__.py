@@ -24,7 +24,7 @@ from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
 from .options import Options, checked
-from .quantized_models import check_is_float
+from .quantized_models import CHAINS, check_is_float
 from .weights import OF_ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def quantize(
         weights: "int8" with one scale for each output channel, or "int4" with one for each group.
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, or "tensor" for one for all.
-        symmetric: Whether activations have no zero point.
+        symmetric: Whether activations per token have no zero point; those of Conv are per tensor and always have one.
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay float. A layer has the name of
             its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
-            weights, and those of matrices get activations as given here.
+            weights, and those of matrices get activations as given here. Not with `min_snr`.
         min_snr: Leaves the layers that harm the outputs most float, until each output has this signal-to-noise ratio on
             `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
@@ -82,7 +82,7 @@ def quantize(
             or has no float weights; an option is wrong; a pattern matches no layer; the data do not fit the model, or
             the outputs do not reach `min_snr`.
     """
-    options = checked(weights, group, activations, symmetric, exclude)
+    options = checked(weights, group, activations, symmetric, exclude, from_dynamic=from_dynamic, min_snr=min_snr)
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
@@ -91,7 +91,7 @@ def quantize(
     from .selection import select
 
     def without(floats: frozenset[str]) -> Result:
-        return quantize_layers(model, options, floats, from_dynamic=from_dynamic)
+        return quantize_layers(model, options, floats)
 
     return select(Reference(model, data), without, min_snr).result
 
@@ -111,7 +111,7 @@ def quantize_layers(
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
         _check_opset(quantized)
-        report = convert(quantized, (rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
+        report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
     report.findings = [finding for finding in report.findings if finding.rule in dict(_RULES)]
     if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")

@@ -15,8 +15,11 @@ from ..rewriter.report import Left
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
-"""The operators that rules of this package quantize or report as left."""
+_QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
+WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
+"""The standard operators with weights that have no integer form here."""
+OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
+"""The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 FOR_MIN_SNR = "stays float for the signal-to-noise ratio of the outputs"
 """The reason why a layer is left that `min_snr` selects."""
 _MOST_NAMES = 3  # in a message
@@ -30,7 +33,7 @@ class Options:
         weights: One of :data:`WEIGHTS`.
         group: One of :data:`GROUPS`: the number of adjacent 4-bit weights along K that share a scale.
         activations: One of :data:`ACTIVATIONS`.
-        symmetric: Whether the codes of activations have no zero point.
+        symmetric: Whether the codes of activations per token have no zero point.
         exclude: Patterns of the names of layers that stay float, as :mod:`fnmatch` has them.
         floats: The names of layers that stay float for `min_snr` (selection.py).
     """
@@ -61,24 +64,39 @@ class Options:
                 raise Left(f"excluded by {pattern}")
 
     def check_patterns(self, model: ir.Model) -> None:
-        """Checks that each pattern matches a layer.
+        """Checks that each pattern matches a layer, if the model has layers.
 
         Raises:
             DynqError: One does not.
         """
-        names = [label(node) for _, graph in graphs(model) for node in graph if is_layer(node)]
-        for pattern in self.exclude:
+        layers = (node for _, graph in graphs(model) for node in graph if is_layer(node))
+        names = list(dict.fromkeys(map(label, layers)))
+        for pattern in self.exclude if names else ():
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                some = ", ".join(dict.fromkeys(names[:_MOST_NAMES]))
-                raise DynqError(f"no layer matches {pattern}; names of layers are {some}, ...")
+                some = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+                raise DynqError(f"no layer matches {pattern}; names of layers are {some}")
 
 
-def checked(weights: str, group: int | None, activations: str, symmetric: bool, exclude: Iterable[str]) -> Options:
+def checked(
+    weights: str,
+    group: int | None,
+    activations: str,
+    symmetric: bool,
+    exclude: Iterable[str],
+    *,
+    from_dynamic: bool = False,
+    min_snr: float | None = None,
+) -> Options:
     """Returns the options.
 
     Raises:
-        DynqError: One has a wrong value.
+        DynqError: One has a wrong value, or two contradict each other.
     """
+    if from_dynamic and min_snr is not None:
+        raise DynqError(
+            "min_snr leaves layers float, but a model that quantize_dynamic made has no float layers; leave out "
+            "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
+        )
     for name, value, choices in (("weights", weights, WEIGHTS), ("activations", activations, ACTIVATIONS)):
         if value not in choices:
             raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")
@@ -86,11 +104,15 @@ def checked(weights: str, group: int | None, activations: str, symmetric: bool, 
         raise DynqError("group is the number of 4-bit weights that share a scale; give weights int4 as well")
     if group is not None and group not in GROUPS:
         raise DynqError(f"group is {group!r}, expected {', '.join(map(str, GROUPS[:-1]))} or {GROUPS[-1]}")
+    if symmetric and activations == "tensor":
+        raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
     return Options(weights, group or GROUPS[0], activations, symmetric, tuple(exclude))
 
 
 def is_layer(node: ir.Node) -> bool:
-    """Returns whether a node is a product that may have weights."""
-    return node.domain in STANDARD_DOMAINS and node.op_type in LAYERS
+    """Returns whether rules of this package quantize a node or report it as left, if it has weights."""
+    if node.domain in STANDARD_DOMAINS:
+        return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
+    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections import Counter
 
 import onnx_ir as ir
@@ -11,8 +13,15 @@ from ..graphs import STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
 from ..rewriter.facts.values import producer_of
 from ..rewriter.metadata import QUANTIZED
+from ..rewriter.report import Left
+from ..rewriter.rule import Context
+from ..rewriter.rules import decomposed
 from .from_dynamic import PRODUCTS
 
+_RUN_TIME = (
+    "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
+    "use ort-dynq rewrite, or quantize the float model that it was made from"
+)
 _STATIC = ("QLinearMatMul", "QLinearConv", "QGemm", "QLinearAdd")
 
 
@@ -33,13 +42,10 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
             "run it as it is, or quantize the float model that it was made from"
         )
     if found["run-time"] or (found["product"] and not found["quantizer"]):
-        raise DynqError(
-            "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
-            "use ort-dynq rewrite, or quantize the float model that it was made from"
-        )
+        raise DynqError(_RUN_TIME)
     if found["product"] and not from_dynamic:
         raise DynqError(
-            f"the model is quantized by quantize_dynamic ({found['dynamic']} integer products); quantize the float "
+            f"the model is quantized by quantize_dynamic ({found['product']} integer products); quantize the float "
             "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
         )
     if from_dynamic and not found["product"]:
@@ -47,6 +53,21 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
             f"{' or '.join(PRODUCTS)}; leave it out to quantize a float model"
         )
+
+
+def _refuse_chain(node: ir.Node, context: Context) -> None:
+    """Checks that the rewriter does not know a node as the end of a decomposed quantization.
+
+    Raises:
+        DynqError: It does.
+    """
+    with contextlib.suppress(Left):
+        if decomposed.QUANTIZE.apply(node, context) is not None:
+            raise DynqError(_RUN_TIME)
+
+
+CHAINS = dataclasses.replace(decomposed.QUANTIZE, apply=_refuse_chain)
+"""The rule that refuses a model with chains such as ReduceMax, Div, Round, Clip, Mul; it converts nothing."""
 
 
 def _kind(node: ir.Node) -> str | None:

@@ -14,15 +14,13 @@ from ..errors import DynqError
 from ..rewriter import Result
 from ..storage import load
 from ..verification.accuracy import OutputAccuracy, Reference, measure_outputs, running, worst_snr
-from ..verification.layer_accuracy import LayerAccuracy, measure_layers
+from ..verification.layer_accuracy import PRODUCTS, LayerAccuracy, measure_layers
 from ..verification.verification import plain
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ..backends.options import Backend
-
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ def select(
     with running():
         layers, _ = measure_layers(reference, load(first), backend=backend, track=track)
     known = {each.name: each for each in layers}
-    for each in result.report.rewritten:  # those in subgraphs and functions come last
-        if each.operator in _PRODUCTS and each.node not in known:
+    for each in result.report.rewritten:  # those that are not measured come last
+        if each.operator in PRODUCTS and each.node not in known:
             known[each.node] = LayerAccuracy(each.node, each.operator, None)
     names = list(known)
     if (float_snr := worst_snr(measured(load(reference.model)))) < min_snr:

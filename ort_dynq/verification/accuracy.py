@@ -71,7 +71,7 @@ class Accuracy:
         data: What both models ran on.
         outputs: The outputs.
         layers: The quantized layers of the main graph, the worst first.
-        unreachable: The number of quantized layers in subgraphs and functions, whose results are not compared.
+        unreachable: The number of quantized layers whose results are not compared, see :func:`measure_layers`.
     """
 
     data: Data

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from ..graphs import label
+from ..graphs import graphs, label
+from ..operators import DOMAIN
 from ..storage import load
 from .inputs import Array
 from .layers import Disturbed, Layers, Override, Recorder, name_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ..bench.timing import Track
     from .accuracy import Reference
 
+PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+"""What a quantized layer becomes."""
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 OUTLIER = 8.0
 """A channel holds the range of an activation if its largest magnitude is more than this many times the median one."""
@@ -81,7 +84,8 @@ def measure_layers(
         track: Shows the progress.
 
     Returns:
-        The layers, the worst first, and the number of layers in subgraphs and functions, which are not measured.
+        The layers, the worst first, and the number of those that are not measured: in subgraphs and functions, Gemm
+        with transA, whose activation A does not have, and ConvInteger.
 
     Raises:
         SessionError: B does not run.
@@ -113,7 +117,8 @@ def measure_layers(
                 for each, error in errors:
                     each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
     ordered = sorted((each.layer(shares or {}) for each in found), key=_order)
-    return tuple(ordered), layers.unreachable
+    count = sum(node.domain == DOMAIN and node.op_type in PRODUCTS for _, graph in graphs(b) for node in graph)
+    return tuple(ordered), count - len(found)
 
 
 @dataclass

@@ -50,6 +50,17 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_text_says_what_differs_from_the_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load("float.onnx")
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((200, 200), np.float32), "w"))
+    for value in (*model.graph.input, *model.graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            dimension.dim_value = 200
+    onnx.save(model, "float.onnx")
+    assert cli.main(["quantize", "float.onnx", "-o", "int4.onnx", "--weights", "int4"]) == 0
+    assert "QuantizedMatMul: int8, since no group divides 200 rows" in " ".join(capsys.readouterr().out.split())
+
+
 def test_json_and_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--weights", "int4", "--group", "64", "--activations", "tensor")
     data = run_json(capsys, "quantize", "float.onnx", "-o", "int4.onnx", *options)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from accuracy_models import K, floats, with_outlier
+from accuracy_models import K, floats, model_of, with_outlier
 from commands import run_json
 
 from ort_dynq import cli
@@ -66,6 +66,8 @@ def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
         (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape do not go with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),
         (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays float"),
+        (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
+        (("--verify", "--data", "none.npz", "--group", "64"), "give weights int4 as well"),  # before the data are read
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
@@ -91,3 +93,15 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "smoke test" in Path("report.html").read_text()
     assert cli.main(["report", "float.onnx", "--data", "data.npz", "-o", "report.html"]) == 2
     assert "give the quantized model as well" in capsys.readouterr().err
+
+
+def test_layers_that_are_not_measured_count(capsys: pytest.CaptureFixture[str]) -> None:
+    constants = {"w": floats(K, K)}
+    onnx.save(model_of("y = Gemm <transA = 1> (x, w)", constants, inputs=f"float[{K}, n] x"), "float.onnx")
+    np.savez("data.npz", x=floats(K, 4))
+    assert "not measured: 1 quantized layer (" in text_of(capsys, *QUANTIZE, "--verify", "--data", "data.npz")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.1")
+    text_of(capsys, *report, "--data", "data.npz")
+    page = Path("report.html").read_text()
+    assert "1 layer quantized: int8.onnx" in page
+    assert "Not measured: 1 quantized layer (" in page

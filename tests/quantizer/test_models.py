@@ -82,8 +82,8 @@ def test_the_same_bytes_in_every_run(weights: str) -> None:
         ({"activations": "row"}, "activations is 'row', expected token or tensor"),
         ({"weights": "int4", "group": 48}, "group is 48, expected 32, 64 or 128"),
         ({"group": 64}, "give weights int4 as well"),
+        ({"activations": "tensor", "symmetric": True}, "symmetric is for activations per token"),
         ({"exclude": "y"}, "exclude is the text 'y', expected a list of patterns"),
-        ({"exclude": ["y", "head"]}, "no layer matches head; names of layers are encoder/layer.0/up, y"),
         ({"from_dynamic": True}, "needs a model that quantize_dynamic made"),
     ],
     ids=str,
@@ -93,6 +93,31 @@ def test_wrong_options(options: dict[str, object], text: str) -> None:
         ort_dynq.quantize(two_layers(), **options)
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_pattern_without_a_layer(count: int) -> None:
+    values = ["x", *(f"x{i}" for i in range(1, count)), "y"]
+    nodes = [helper.make_node("MatMul", [values[i], "w"], [values[i + 1]]) for i in range(count)]
+    with pytest.raises(DynqError) as error:
+        ort_dynq.quantize(model_of(nodes, {"w": floats(K, K)}), exclude=["y", "head"])
+    names = "x1, y" if count == 2 else "x1, x2, x3, ..."
+    assert str(error.value) == f"no layer matches head; names of layers are {names}"
+
+
+def test_a_pattern_for_a_model_without_layers() -> None:
+    with pytest.raises(DynqError, match=NO_WEIGHTS):
+        ort_dynq.quantize(REFUSED["no products"][0], exclude=["head"])
+
+
+def test_layers_that_are_always_left_have_names() -> None:
+    rnn = helper.make_node("RNN", ["x", "w", "r"], ["", "y"], name="rnn", hidden_size=N)
+    model = model_of([rnn], {"w": floats(1, N, K), "r": floats(1, N, N)}, shape=(5, 3, K))
+    assert reasons(ort_dynq.quantize(model, exclude=["rnn"])) == ["excluded by rnn"]
+    fused = helper.make_node("FusedMatMul", ["x", "w"], ["y"], name="fused", domain="com.microsoft")
+    model = model_of([fused], {"w": W})
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert reasons(ort_dynq.quantize(model, exclude=["fused"])) == ["excluded by fused"]
 
 
 def _with_codes(scale: str) -> onnx.ModelProto:
@@ -116,10 +141,26 @@ def _with_own_codes() -> onnx.ModelProto:
     return model_of(nodes, {"w": W.astype(np.int8)})
 
 
+def _with_chain() -> onnx.ModelProto:
+    """A MatMul of an activation that Abs, ReduceMax, Div, Round, Clip and Mul quantize per token."""
+    nodes = [
+        helper.make_node("Abs", ["x"], ["magnitude"]),
+        helper.make_node("ReduceMax", ["magnitude", "last"], ["peak"], keepdims=1),
+        helper.make_node("Div", ["peak", "largest"], ["scale"]),
+        helper.make_node("Div", ["x", "scale"], ["quotient"]),
+        helper.make_node("Round", ["quotient"], ["rounded"]),
+        helper.make_node("Clip", ["rounded", "least", "largest"], ["codes"]),
+        helper.make_node("Mul", ["codes", "scale"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+    ]
+    return model_of(nodes, {"w": W, "last": np.array([-1]), "largest": F(127), "least": F(-128)})
+
+
 NO_WEIGHTS = "the model has no weights to quantize"
 REFUSED = {
     "static": (_with_codes("constant"), "quantized with constant scales (1 nodes)"),
     "run-time scales": (_with_codes("computed"), "use ort-dynq rewrite"),
+    "chain": (_with_chain(), "use ort-dynq rewrite"),
     "integer products": (_with_own_codes(), "use ort-dynq rewrite"),
     "ours": (ort_dynq.quantize(product(W)).to_proto(), "has operators of ort_dynq already"),
     "no weights": (model_of([helper.make_node("MatMul", ["x", "x"], ["y"])], {}), NO_WEIGHTS),
@@ -234,7 +275,7 @@ def test_from_dynamic(tmp_path: Path, per_channel: bool) -> None:
     """The weights of quantize_dynamic, and the activations per token."""
     model = product(W)
     dynamic = _of_quantize_dynamic(model, tmp_path, per_channel=per_channel)
-    with pytest.raises(DynqError, match="--from-dynamic"):
+    with pytest.raises(DynqError, match=r"\(1 integer products\).*--from-dynamic"):
         ort_dynq.quantize(dynamic)
     result = ort_dynq.quantize(dynamic, from_dynamic=True)
     assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}

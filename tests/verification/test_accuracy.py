@@ -259,6 +259,12 @@ def test_layers_in_subgraphs_are_counted() -> None:
     assert 20 < found.snr_db < 60
 
 
+def test_a_layer_with_a_transposed_activation_is_counted() -> None:
+    model = model_of("y = Gemm <transA = 1> (x, w)", {"w": floats(K, K)}, inputs=f"float[{K}, n] x")
+    found = accuracy_of(model, {"x": floats(K, 3)})
+    assert (found.layers, found.unreachable) == ((), 1)
+
+
 def test_models_that_are_not_interchangeable() -> None:
     other = ort_dynq.quantize(model_of("y = MatMul(z, w)", {"w": floats(K, K)}, inputs=f"float[n, {K}] z")).model
     with pytest.raises(ort_dynq.DynqError, match="only A has input x"):
