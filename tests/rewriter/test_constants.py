@@ -56,6 +56,8 @@ CASES = {
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",
     "DynamicQuantizeLinear": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
+    "activation of a convolution": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
+    " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
     "product that is left": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
 }
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
