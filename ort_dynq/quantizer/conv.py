@@ -76,13 +76,22 @@ def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: 
     if tail.bias is not None and bias is None:
         bias = vector(tail.bias, np.float32, facts)
     is_inference = integer(step.node, "training_mode", 0) == 0 and len(step.node.outputs) == 1
-    if not is_inference or bias is None or len(parameters) != 4 or any(each is None for each in parameters):
+    is_given_by_caller = any(attribute.is_ref() for attribute in step.node.attributes.values())
+    if (
+        not is_inference
+        or is_given_by_caller
+        or bias is None
+        or len(parameters) != 4
+        or any(each is None for each in parameters)
+    ):
         return
     gain, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
-    factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
-    if not np.isfinite(factor).all():
+    with np.errstate(all="ignore"):
+        factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
+        column = (tail.column * factor).astype(np.float32)
+        numbers = ((bias - mean) * factor + shift).astype(np.float32)
+    if not np.isfinite(column).all() or not np.isfinite(numbers).all():
         return
-    tail.column = (tail.column * factor).astype(np.float32)
-    numbers = ((bias - mean) * factor + shift).astype(np.float32)
+    tail.column = column
     tail.bias = context.shared(SharedInitializers).of(numbers, edit.node, edit)
     tail.take(step)

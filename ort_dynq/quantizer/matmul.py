@@ -50,15 +50,16 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
     if bias is not None and gemm.beta != 1 and vector is None:
         raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
+    scale = _times(grid.scale, gemm.alpha, "the weights times the attribute alpha")
+    vector = None if vector is None else _times(vector, gemm.beta, "the bias times the attribute beta")
     edit = context.edit("QuantizedMatMul", node)
     edit.note = note
     if vector is not None:
-        bias = context.shared(SharedInitializers).of(vector * np.float32(gemm.beta), node, edit)
+        bias = context.shared(SharedInitializers).of(vector, node, edit)
     if gemm.has_transposed_activation:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=node)
     activation = context.shared(FloatActivations).of_rows(a, edit, options)
     # The column scales come first: the product of two scales may be too small for float32.
-    scale = grid.scale * np.float32(gemm.alpha)
     tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
     if bias is None:
         tail.take_bias(channels, facts)
@@ -91,6 +92,19 @@ def _attributes_of(node: ir.Node) -> _Attributes:
         return _Attributes()
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     return _Attributes(alpha, beta, *(node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")))
+
+
+def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.NDArray[np.float32]:
+    """Returns numbers times a factor.
+
+    Raises:
+        Left: One of the products is not finite in float32.
+    """
+    with np.errstate(all="ignore"):
+        products = numbers * np.float32(factor)
+    if not np.isfinite(products).all():
+        raise Left(f"{name} of the Gemm exceed float32")
+    return np.asarray(products)
 
 
 class _Grids:

@@ -172,6 +172,12 @@ LEFT = {
     "the bias is not one number for each output channel": _left(
         helper.make_node("Gemm", ["x", "b", "c"], ["y"]), b=W, c=floats(9, 1)
     ),
+    "the weights times the attribute alpha of the Gemm exceed float32": _left(
+        helper.make_node("Gemm", ["x", "b"], ["y"], alpha=3e38), b=W * F(1e4)
+    ),
+    "the bias times the attribute beta of the Gemm exceed float32": _left(
+        helper.make_node("Gemm", ["x", "b", "c"], ["y"], beta=3e38), b=W, c=BIAS * F(10)
+    ),
     "sums of 70000 products may overflow int32": product(np.ones((70000, 32), F) + floats(1, 32), shape=("M", 70000)),
 }
 
@@ -188,6 +194,7 @@ LEFT["the weights are an input of the model as well, which may override them; re
 
 
 @pytest.mark.parametrize("reason", LEFT)
+@pytest.mark.filterwarnings("error")
 def test_left(reason: str) -> None:
     """Beside a layer that is quantized."""
     model = LEFT[reason]
