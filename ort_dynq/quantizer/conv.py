@@ -8,11 +8,19 @@ ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
-from ..rewriter.builders.convolution import Weights, check_rank, geometry_of, replace_convolution
+from ..rewriter.builders.convolution import (
+    Weights,
+    check_rank,
+    geometry_of,
+    grid_of_channels,
+    replace_convolution,
+    weights_of,
+)
 from ..rewriter.builders.product_tail import Channels, Tail
 from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
@@ -23,7 +31,7 @@ from ..rewriter.report import Left
 from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns
+from .weights import check_constant, floats_of, grid_of_columns, release
 
 
 def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
@@ -37,14 +45,9 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     facts = context.facts
     check_constant(w, facts)
     check_activation(a)
-    elements = floats_of(w, facts)
-    check_rank(elements.ndim)
-    if elements.shape[1] == 1:
-        raise Left("a convolution of single channels: one of floats is faster")
-    grid = grid_of_columns(elements.reshape(len(elements), -1).T)
-    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(elements.shape), grid.zero_point)
-    weights.check()
-    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([len(elements)])):
+    weights, scale = _weights(floats_of(w, facts))
+    release(w)
+    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
         raise Left("the bias is not known to have one float32 number for each output channel")
     geometry = geometry_of(node, weights)
     if is_tiny_convolution(node, weights.codes):
@@ -52,7 +55,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(FloatActivations).of_tensor(a, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
+    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
     if bias is None:
         tail.take_bias(weights.channels, facts)
     _take_normalization(tail, weights.channels, context, edit)
@@ -60,6 +63,19 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit
+
+
+def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
+    """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
+
+    Raises:
+        Left: They cannot become codes, or it does not pay.
+    """
+    check_rank(elements.ndim)
+    if elements.shape[1] == 1:
+        raise Left("a convolution of single channels: one of floats is faster")
+    grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
+    return weights_of(grid, elements.shape), grid.scale
 
 
 def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: Edit) -> None:

@@ -57,6 +57,25 @@ def test_forms(form: str, biased: bool) -> None:
     assert squared_error(actual, run_float(model, X)) < 1e-4
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_codes_of_dequantized_weights_stay(weights: str) -> None:
+    """No code is 127, as the largest one of each channel would be otherwise."""
+    shape = (24, 8, 3, 3)
+    codes = np.random.default_rng(5).integers(-100, 101, shape).astype(np.int8)
+    scales = np.abs(floats(24, seed=6))
+    nodes = [
+        helper.make_node("DequantizeLinear", ["codes", "s"], ["w"], axis=0),
+        helper.make_node("Conv", ["x", "w"], ["y"]),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, {"codes": codes, "s": scales}, shape=X.shape), weights=weights)
+    (conv,) = (node for node in result.to_proto().graph.node if node.op_type == "QuantizedConv")
+    constants = {each.name: onnx.numpy_helper.to_array(each) for each in result.to_proto().graph.initializer}
+    assert constants[conv.input[5]].tobytes() == scales.tobytes()
+    expected = codes.reshape(24, -1).sum(1)
+    assert np.array_equal(constants[conv.input[6]], expected)
+    run(result, X)
+
+
 def test_a_bias_after_it_is_folded_and_activations_are_shared() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["p"]),

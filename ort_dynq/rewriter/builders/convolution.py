@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...operators.encodings import AutoPad
 from ...operators.packing import pack_conv
 from ..edit import Edit, call
+from ..facts.grid import Grid, grid_of
 from ..report import Left
 from ..rule import Context
 from .product_tail import Channels, Tail, check_sums
@@ -67,6 +68,28 @@ class Weights:
         if self.zero_point.shape not in ((1,), (len(self.codes),)):
             raise Left("the zero points of the weights are not one number for each output channel")
         check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
+
+
+def grid_of_channels(elements: npt.NDArray[Any]) -> Grid | None:
+    """Returns float32 weights, [M, C / group, k1, ..., kr], as a grid of M columns; None if they are not one.
+
+    Raises:
+        Left: QuantizedConv does not take weights of this rank.
+    """
+    check_rank(elements.ndim)
+    grid = grid_of(elements.reshape(len(elements), -1).T) if elements.size else None
+    return None if grid is None or grid.group_size else grid
+
+
+def weights_of(grid: Grid, shape: tuple[int, ...]) -> Weights:
+    """Returns the codes of a grid of M columns as weights of a shape, [M, C / group, k1, ..., kr].
+
+    Raises:
+        Left: QuantizedConv has no form for them.
+    """
+    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(shape), grid.zero_point.reshape(-1))
+    weights.check()
+    return weights
 
 
 @dataclass(frozen=True)

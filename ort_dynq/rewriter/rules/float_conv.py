@@ -17,12 +17,11 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, has_one_scale
-from ..builders.convolution import Weights, check_rank, geometry_of, replace_convolution
+from ..builders.convolution import Weights, geometry_of, grid_of_channels, replace_convolution, weights_of
 from ..builders.product_tail import Tail
 from ..edit import Edit
 from ..facts.cost import is_tiny_convolution
 from ..facts.folding import evaluate
-from ..facts.grid import grid_of
 from ..facts.values import has_one_element
 from ..metadata import ACTIVATION
 from ..report import Left
@@ -85,10 +84,7 @@ def _weights(w: ir.Value, context: Context) -> tuple[Weights, npt.NDArray[np.flo
     elements = evaluate(w, context.facts)
     if elements is None:
         raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
-    check_rank(elements.ndim)
-    grid = grid_of(elements.reshape(len(elements), -1).T) if elements.size else None
-    if grid is None or grid.group_size:
+    grid = grid_of_channels(elements)
+    if grid is None:
         raise Left("the weights are not an 8-bit grid in each output channel")
-    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(elements.shape), grid.zero_point.reshape(-1))
-    weights.check()
-    return weights, grid.scale
+    return weights_of(grid, elements.shape), grid.scale
