@@ -16,7 +16,7 @@ from ..operators.encodings import ScaleOrder
 from ..rewriter.builders.convolution import (
     Weights,
     check_rank,
-    geometry_of,
+    geometry_of_floats,
     grid_of_channels,
     replace_convolution,
     weights_of,
@@ -24,7 +24,6 @@ from ..rewriter.builders.convolution import (
 from ..rewriter.builders.product_tail import Channels, Tail
 from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
-from ..rewriter.facts.cost import is_tiny_convolution
 from ..rewriter.facts.values import integer
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
@@ -47,11 +46,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     check_activation(a)
     weights, scale = _weights(floats_of(w, facts))
     release(w)
-    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
-        raise Left("the bias is not known to have one float32 number for each output channel")
-    geometry = geometry_of(node, weights)
-    if is_tiny_convolution(node, weights.codes):
-        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    geometry = geometry_of_floats(node, bias, weights)
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(FloatActivations).of_tensor(a, edit)
     # The channel scales come first: the product of two scales may be too small for float32.

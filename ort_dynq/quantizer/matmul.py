@@ -5,6 +5,7 @@ activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..rewriter.builders.product_tail import Channels, Tail, check_length, check_sums
+from ..rewriter.builders.shared_grids import SharedGrids
 from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
 from ..rewriter.facts.cost import is_tiny_matrix
@@ -41,7 +43,8 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         raise Left("the weights are the left factor")
     check_constant(b, facts)
     check_activation(a)
-    grid, note = context.shared(_Grids).of(b, gemm.is_transposed, options)
+    make = functools.partial(_grid_of, b, gemm.is_transposed, options, facts)
+    grid, note = context.shared(SharedGrids).of(b, gemm.is_transposed, make)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
     bias = bias if gemm.beta else None
@@ -107,26 +110,15 @@ def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.ND
     return np.asarray(products)
 
 
-class _Grids:
-    """The grids of the weights that several products of one model multiply: the search takes time."""
+def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[Grid, str]:
+    """Returns constant weights, or their transpose, as codes, and what differs from the options.
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._grids: dict[tuple[ir.Value, bool], tuple[Grid, str]] = {}
-
-    def of(self, b: ir.Value, is_transposed: bool, options: Options) -> tuple[Grid, str]:
-        """Returns constant weights, or their transpose, as codes, and what differs from the options.
-
-        Raises:
-            Left: They cannot become codes, or it does not pay.
-        """
-        if (b, is_transposed) in self._grids:
-            return self._grids[b, is_transposed]
-        found = _grid(floats_of(b, self._facts), is_transposed, options)
-        release(b)
-        if len(b.uses()) > 1:
-            self._grids[b, is_transposed] = found
-        return found
+    Raises:
+        Left: They cannot become codes, or it does not pay.
+    """
+    found = _grid(floats_of(b, facts), is_transposed, options)
+    release(b)
+    return found
 
 
 def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Options) -> tuple[Grid, str]:

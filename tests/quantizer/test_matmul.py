@@ -24,6 +24,8 @@ from quantizing import (
 )
 
 import ort_dynq
+from ort_dynq.quantizer import matmul
+from ort_dynq.rewriter.facts.grid import Grid
 
 W, BIAS = floats(K, N, seed=3), floats(N, seed=4)
 X = activations(9, K)
@@ -138,6 +140,27 @@ def test_equal_weights_are_stored_once() -> None:
     assert operators(result)["QuantizedMatMul"] == 2
     packed = [tensor for tensor in result.to_proto().graph.initializer if list(tensor.dims[2:]) == [16, 4]]
     assert len(packed) == 1
+
+
+def test_weights_of_several_products_are_quantized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more where they are transposed."""
+    shapes: list[tuple[int, ...]] = []
+    quantize = matmul.grid_of_columns
+
+    def counted(weights: np.ndarray) -> Grid:
+        shapes.append(weights.shape)
+        return quantize(weights)
+
+    monkeypatch.setattr(matmul, "grid_of_columns", counted)
+    nodes = [
+        helper.make_node("MatMul", ["x", "b"], ["p"]),
+        helper.make_node("Gemm", ["p", "b"], ["q"], transB=1),
+        helper.make_node("Gemm", ["q", "b"], ["r"]),
+        helper.make_node("Gemm", ["r", "b"], ["y"], transB=1),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, {"b": W}))
+    assert operators(result)["QuantizedMatMul"] == 4
+    assert shapes == [(K, N), (N, K)]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...operators.encodings import AutoPad
 from ...operators.packing import pack_conv
 from ..edit import Edit, call
+from ..facts.cost import is_tiny_convolution
 from ..facts.grid import Grid, grid_of
 from ..report import Left
 from ..rule import Context
@@ -148,6 +149,20 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     if table.max() >= 2**31:
         raise Left("an attribute exceeds int32")
     return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
+
+
+def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -> Geometry:
+    """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it, and it pays.
+
+    Raises:
+        Left: It cannot, or does not.
+    """
+    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
+        raise Left("the bias is not known to have one float32 number for each output channel")
+    geometry = geometry_of(node, weights)
+    if is_tiny_convolution(node, weights.codes):
+        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    return geometry
 
 
 def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:

@@ -17,10 +17,9 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, has_one_scale
-from ..builders.convolution import Weights, geometry_of, grid_of_channels, replace_convolution, weights_of
+from ..builders.convolution import Weights, geometry_of_floats, grid_of_channels, replace_convolution, weights_of
 from ..builders.product_tail import Tail
 from ..edit import Edit
-from ..facts.cost import is_tiny_convolution
 from ..facts.folding import evaluate
 from ..facts.values import has_one_element
 from ..metadata import ACTIVATION
@@ -45,11 +44,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         raise Left(_NO_SCALE)
     weights, scale = _weights(w, context)
     facts, channels = context.facts, weights.channels
-    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([channels.size])):
-        raise Left("the bias is not known to have one float32 number for each output channel")
-    geometry = geometry_of(node, weights)
-    if is_tiny_convolution(node, weights.codes):
-        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    geometry = geometry_of_floats(node, bias, weights)
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(Activations).of(a, source, 1, context, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
