@@ -55,8 +55,19 @@ def label(node: ir.Node) -> str:
 
 
 def named(model: ir.Model) -> ir.Model:
-    """Gives every node without a name its :func:`label`: tools such as ONNX Runtime's profiler know nodes by name."""
+    """Gives every node without a name its :func:`label`: tools such as ONNX Runtime's profiler know nodes by name.
+
+    If another node of the graph has this name, a number follows: ONNX Runtime rejects a graph with one name twice.
+    """
     for _, graph in graphs(model):
+        names = {node.name for node in graph}
         for node in graph:
-            node.name = label(node)
+            if node.name:
+                continue
+            name, number = label(node), 0
+            while name in names:
+                number += 1
+                name = f"{label(node)}_{number}"
+            node.name = name
+            names.add(name)
     return model

@@ -8,22 +8,29 @@ ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
-from ..rewriter.builders.convolution import Weights, check_rank, geometry_of, replace_convolution
+from ..rewriter.builders.convolution import (
+    Weights,
+    check_rank,
+    geometry_of_floats,
+    grid_of_channels,
+    replace_convolution,
+    weights_of,
+)
 from ..rewriter.builders.product_tail import Channels, Tail
 from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
-from ..rewriter.facts.cost import is_tiny_convolution
 from ..rewriter.facts.values import integer
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns
+from .weights import check_constant, floats_of, grid_of_columns, release
 
 
 def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
@@ -37,22 +44,13 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     facts = context.facts
     check_constant(w, facts)
     check_activation(a)
-    elements = floats_of(w, facts)
-    check_rank(elements.ndim)
-    if elements.shape[1] == 1:
-        raise Left("a convolution of single channels: one of floats is faster")
-    grid = grid_of_columns(elements.reshape(len(elements), -1).T)
-    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(elements.shape), grid.zero_point)
-    weights.check()
-    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([len(elements)])):
-        raise Left("the bias is not known to have one float32 number for each output channel")
-    geometry = geometry_of(node, weights)
-    if is_tiny_convolution(node, weights.codes):
-        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    weights, scale = _weights(floats_of(w, facts))
+    release(w)
+    geometry = geometry_of_floats(node, bias, weights)
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(FloatActivations).of_tensor(a, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
+    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
     if bias is None:
         tail.take_bias(weights.channels, facts)
     _take_normalization(tail, weights.channels, context, edit)
@@ -60,6 +58,19 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
     return edit
+
+
+def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
+    """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
+
+    Raises:
+        Left: They cannot become codes, or it does not pay.
+    """
+    check_rank(elements.ndim)
+    if elements.shape[1] == 1:
+        raise Left("a convolution of single channels: one of floats is faster")
+    grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
+    return weights_of(grid, elements.shape), grid.scale
 
 
 def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: Edit) -> None:
@@ -76,13 +87,22 @@ def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: 
     if tail.bias is not None and bias is None:
         bias = vector(tail.bias, np.float32, facts)
     is_inference = integer(step.node, "training_mode", 0) == 0 and len(step.node.outputs) == 1
-    if not is_inference or bias is None or len(parameters) != 4 or any(each is None for each in parameters):
+    is_given_by_caller = any(attribute.is_ref() for attribute in step.node.attributes.values())
+    if (
+        not is_inference
+        or is_given_by_caller
+        or bias is None
+        or len(parameters) != 4
+        or any(each is None for each in parameters)
+    ):
         return
     gain, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
-    factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
-    if not np.isfinite(factor).all():
+    with np.errstate(all="ignore"):
+        factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
+        column = (tail.column * factor).astype(np.float32)
+        numbers = ((bias - mean) * factor + shift).astype(np.float32)
+    if not np.isfinite(column).all() or not np.isfinite(numbers).all():
         return
-    tail.column = (tail.column * factor).astype(np.float32)
-    numbers = ((bias - mean) * factor + shift).astype(np.float32)
+    tail.column = column
     tail.bias = context.shared(SharedInitializers).of(numbers, edit.node, edit)
     tail.take(step)

@@ -5,6 +5,7 @@ activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..rewriter.builders.product_tail import Channels, Tail, check_length, check_sums
+from ..rewriter.builders.shared_grids import SharedGrids
 from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
 from ..rewriter.facts.cost import is_tiny_matrix
@@ -41,7 +43,8 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         raise Left("the weights are the left factor")
     check_constant(b, facts)
     check_activation(a)
-    grid, note = context.shared(_Grids).of(b, gemm.is_transposed, options)
+    make = functools.partial(_grid_of, b, gemm.is_transposed, options, facts)
+    grid, note = context.shared(SharedGrids).of(b, gemm.is_transposed, make)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
     bias = bias if gemm.beta else None
@@ -50,15 +53,16 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
     if bias is not None and gemm.beta != 1 and vector is None:
         raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
+    scale = _times(grid.scale, gemm.alpha, "the weights times the attribute alpha")
+    vector = None if vector is None else _times(vector, gemm.beta, "the bias times the attribute beta")
     edit = context.edit("QuantizedMatMul", node)
     edit.note = note
     if vector is not None:
-        bias = context.shared(SharedInitializers).of(vector * np.float32(gemm.beta), node, edit)
+        bias = context.shared(SharedInitializers).of(vector, node, edit)
     if gemm.has_transposed_activation:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=node)
     activation = context.shared(FloatActivations).of_rows(a, edit, options)
     # The column scales come first: the product of two scales may be too small for float32.
-    scale = grid.scale * np.float32(gemm.alpha)
     tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
     if bias is None:
         tail.take_bias(channels, facts)
@@ -93,26 +97,28 @@ def _attributes_of(node: ir.Node) -> _Attributes:
     return _Attributes(alpha, beta, *(node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")))
 
 
-class _Grids:
-    """The grids of the weights that several products of one model multiply: the search takes time."""
+def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.NDArray[np.float32]:
+    """Returns numbers times a factor.
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._grids: dict[tuple[ir.Value, bool], tuple[Grid, str]] = {}
+    Raises:
+        Left: One of the products is not finite in float32.
+    """
+    with np.errstate(all="ignore"):
+        products = numbers * np.float32(factor)
+    if not np.isfinite(products).all():
+        raise Left(f"{name} of the Gemm exceed float32")
+    return np.asarray(products)
 
-    def of(self, b: ir.Value, is_transposed: bool, options: Options) -> tuple[Grid, str]:
-        """Returns constant weights, or their transpose, as codes, and what differs from the options.
 
-        Raises:
-            Left: They cannot become codes, or it does not pay.
-        """
-        if (b, is_transposed) in self._grids:
-            return self._grids[b, is_transposed]
-        found = _grid(floats_of(b, self._facts), is_transposed, options)
-        release(b)
-        if len(b.uses()) > 1:
-            self._grids[b, is_transposed] = found
-        return found
+def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[Grid, str]:
+    """Returns constant weights, or their transpose, as codes, and what differs from the options.
+
+    Raises:
+        Left: They cannot become codes, or it does not pay.
+    """
+    found = _grid(floats_of(b, facts), is_transposed, options)
+    release(b)
+    return found
 
 
 def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Options) -> tuple[Grid, str]:

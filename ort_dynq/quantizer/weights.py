@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,12 +56,18 @@ def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
 
 def release(weights: ir.Value) -> None:
     """Unmaps the files of external data that weights are computed from; they would take memory once for all layers."""
-    node, tensor = weights.producer(), weights.const_value
-    for value in () if node is None else node.inputs:
-        if value is not None:
-            release(value)
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()
+    todo: list[ir.Value | None] = [weights]
+    visited: set[ir.Value] = set()
+    while todo:
+        value = todo.pop()
+        if value is None or value in visited:
+            continue
+        visited.add(value)
+        if isinstance(value.const_value, ir.ExternalTensor):
+            with contextlib.suppress(BufferError):  # the caller of quantize has a view of them
+                value.const_value.release()
+        if (node := value.producer()) is not None:
+            todo += node.inputs
 
 
 def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from quantizing import (
@@ -56,6 +57,25 @@ def test_forms(form: str, biased: bool) -> None:
     assert squared_error(actual, run_float(model, X)) < 1e-4
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_codes_of_dequantized_weights_stay(weights: str) -> None:
+    """No code is 127, as the largest one of each channel would be otherwise."""
+    shape = (24, 8, 3, 3)
+    codes = np.random.default_rng(5).integers(-100, 101, shape).astype(np.int8)
+    scales = np.abs(floats(24, seed=6))
+    nodes = [
+        helper.make_node("DequantizeLinear", ["codes", "s"], ["w"], axis=0),
+        helper.make_node("Conv", ["x", "w"], ["y"]),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, {"codes": codes, "s": scales}, shape=X.shape), weights=weights)
+    (conv,) = (node for node in result.to_proto().graph.node if node.op_type == "QuantizedConv")
+    constants = {each.name: onnx.numpy_helper.to_array(each) for each in result.to_proto().graph.initializer}
+    assert constants[conv.input[5]].tobytes() == scales.tobytes()
+    expected = codes.reshape(24, -1).sum(1)
+    assert np.array_equal(constants[conv.input[6]], expected)
+    run(result, X)
+
+
 def test_a_bias_after_it_is_folded_and_activations_are_shared() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["p"]),
@@ -85,6 +105,43 @@ def test_batch_normalization_is_folded(bias: str | None) -> None:
     result = ort_dynq.quantize(model)
     assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
     assert "BatchNormalization" not in result.report.after
+    assert squared_error(run(result, X), run_float(model, X)) < 1e-4
+
+
+def _normalized(**changes: float | np.ndarray) -> onnx.ModelProto:
+    """A Conv and a BatchNormalization."""
+    parameters = {name: np.ones(24, F) for name in ("gain", "shift", "mean", "variance")}
+    parameters |= {name: np.full(24, number, F) for name, number in changes.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["p"]),
+        helper.make_node("BatchNormalization", ["p", *parameters], ["y"]),
+    ]
+    return model_of(nodes, {"w": floats(24, 8, 3, 3), **parameters}, shape=X.shape)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"variance": -1.0}, {"gain": 3e38, "variance": 1e-20}, {"shift": np.inf}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("error")
+def test_a_normalization_without_finite_factors_stays(changes: dict[str, float]) -> None:
+    result = ort_dynq.quantize(_normalized(**changes))
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert result.report.after["BatchNormalization"] == 1
+
+
+def test_a_normalization_whose_epsilon_the_caller_gives_stays() -> None:
+    model = _normalized()
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    nodes[1].attribute.add(name="epsilon", ref_attr_name="epsilon", type=onnx.AttributeProto.FLOAT)
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    opset = [helper.make_opsetid("", 20)]
+    function = helper.make_function("local", "Block", ["x", *constants], ["y"], nodes, opset, ["epsilon"])
+    call = helper.make_node("Block", ["x", *constants], ["y"], domain="local", epsilon=0.5)
+    model = model_of([call], constants, shape=X.shape, functions=[function])
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
 
 

@@ -24,6 +24,8 @@ from quantizing import (
 )
 
 import ort_dynq
+from ort_dynq.quantizer import matmul
+from ort_dynq.rewriter.facts.grid import Grid
 
 W, BIAS = floats(K, N, seed=3), floats(N, seed=4)
 X = activations(9, K)
@@ -140,6 +142,27 @@ def test_equal_weights_are_stored_once() -> None:
     assert len(packed) == 1
 
 
+def test_weights_of_several_products_are_quantized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more where they are transposed."""
+    shapes: list[tuple[int, ...]] = []
+    quantize = matmul.grid_of_columns
+
+    def counted(weights: np.ndarray) -> Grid:
+        shapes.append(weights.shape)
+        return quantize(weights)
+
+    monkeypatch.setattr(matmul, "grid_of_columns", counted)
+    nodes = [
+        helper.make_node("MatMul", ["x", "b"], ["p"]),
+        helper.make_node("Gemm", ["p", "b"], ["q"], transB=1),
+        helper.make_node("Gemm", ["q", "b"], ["r"]),
+        helper.make_node("Gemm", ["r", "b"], ["y"], transB=1),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, {"b": W}))
+    assert operators(result)["QuantizedMatMul"] == 4
+    assert shapes == [(K, N), (N, K)]
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
@@ -172,6 +195,12 @@ LEFT = {
     "the bias is not one number for each output channel": _left(
         helper.make_node("Gemm", ["x", "b", "c"], ["y"]), b=W, c=floats(9, 1)
     ),
+    "the weights times the attribute alpha of the Gemm exceed float32": _left(
+        helper.make_node("Gemm", ["x", "b"], ["y"], alpha=3e38), b=W * F(1e4)
+    ),
+    "the bias times the attribute beta of the Gemm exceed float32": _left(
+        helper.make_node("Gemm", ["x", "b", "c"], ["y"], beta=3e38), b=W, c=BIAS * F(10)
+    ),
     "sums of 70000 products may overflow int32": product(np.ones((70000, 32), F) + floats(1, 32), shape=("M", 70000)),
 }
 
@@ -188,6 +217,7 @@ LEFT["the weights are an input of the model as well, which may override them; re
 
 
 @pytest.mark.parametrize("reason", LEFT)
+@pytest.mark.filterwarnings("error")
 def test_left(reason: str) -> None:
     """Beside a layer that is quantized."""
     model = LEFT[reason]

@@ -69,6 +69,17 @@ def test_metadata() -> None:
     assert {tensor.name for tensor in model.graph.initializer}.isdisjoint({"w", "v"})
 
 
+def test_a_node_without_a_name_does_not_get_a_name_twice() -> None:
+    """ONNX Runtime loads no graph with two nodes of one name; here, a node has the name of another one's output."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "v"], ["y"], name="hidden"),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, {"w": W, "v": floats(N, N)}))
+    run(result, X)
+    assert [finding.node for finding in result.report.rewritten] == ["hidden_1", "hidden"]
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_the_same_bytes_in_every_run(weights: str) -> None:
     first, second = (ort_dynq.quantize(two_layers(), weights=weights).to_proto() for _ in range(2))

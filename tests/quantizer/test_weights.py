@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from quantizing import F, floats, squared_error
+from pathlib import Path
 
-from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from quantizing import F, floats, model_of, operators, squared_error
+
+import ort_dynq
+from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups, release
 from ort_dynq.rewriter.facts.grid import Grid
 from ort_dynq.rewriter.report import Left
 
@@ -86,3 +92,50 @@ def test_numbers_without_codes(quantize, number: float) -> None:  # type: ignore
     weights[3, 7] = number
     with pytest.raises(Left, match="the weights have NaN or an infinity"):
         quantize(weights)
+
+
+def test_weights_at_the_end_of_a_long_chain_are_released() -> None:
+    """Each node uses the one before twice: there are 2 ** 1500 paths."""
+    value = first = ir.Value(name="w")
+    for _ in range(1500):
+        value = ir.node("Add", [value, value]).outputs[0]
+    released: list[str] = []
+
+    class External(ir.ExternalTensor):
+        def release(self) -> None:
+            released.append(self.name)
+
+    first.const_value = External("w", 0, 4, ir.DataType.FLOAT, shape=ir.Shape([1]), name="w")
+    release(value)
+    assert released == ["w"]
+
+
+def test_external_weights_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a Conv and of a MatMul; a view that the caller has of the latter stays valid."""
+    weights = {"conv": floats(24, 8, 3, 3), "w": floats(64, 256)}
+    nodes = [
+        helper.make_node("Conv", ["x", "conv"], ["p"], pads=[1, 1, 1, 1]),
+        helper.make_node("MatMul", ["p", "w"], ["y"]),
+    ]
+    onnx.save(
+        model_of(nodes, weights, shape=(2, 8, 16, 64)),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="weights",
+    )
+    released: list[str] = []
+    release_one = ir.ExternalTensor.release
+
+    def recorded(tensor: ir.ExternalTensor) -> None:
+        released.append(tensor.name)
+        release_one(tensor)
+
+    monkeypatch.setattr(ir.ExternalTensor, "release", recorded)
+    model = ir.load(tmp_path / "m.onnx")
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    view = tensor.numpy()
+    result = ort_dynq.quantize(model)
+    assert operators(result)["QuantizedConv"] == operators(result)["QuantizedMatMul"] == 1
+    assert set(released) >= set(weights)
+    assert np.array_equal(view, weights["w"])

@@ -13,6 +13,8 @@ import onnx_ir as ir
 from ...operators.encodings import AutoPad
 from ...operators.packing import pack_conv
 from ..edit import Edit, call
+from ..facts.cost import is_tiny_convolution
+from ..facts.grid import Grid, grid_of
 from ..report import Left
 from ..rule import Context
 from .product_tail import Channels, Tail, check_sums
@@ -67,6 +69,28 @@ class Weights:
         if self.zero_point.shape not in ((1,), (len(self.codes),)):
             raise Left("the zero points of the weights are not one number for each output channel")
         check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
+
+
+def grid_of_channels(elements: npt.NDArray[Any]) -> Grid | None:
+    """Returns float32 weights, [M, C / group, k1, ..., kr], as a grid of M columns; None if they are not one.
+
+    Raises:
+        Left: QuantizedConv does not take weights of this rank.
+    """
+    check_rank(elements.ndim)
+    grid = grid_of(elements.reshape(len(elements), -1).T) if elements.size else None
+    return None if grid is None or grid.group_size else grid
+
+
+def weights_of(grid: Grid, shape: tuple[int, ...]) -> Weights:
+    """Returns the codes of a grid of M columns as weights of a shape, [M, C / group, k1, ..., kr].
+
+    Raises:
+        Left: QuantizedConv has no form for them.
+    """
+    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(shape), grid.zero_point.reshape(-1))
+    weights.check()
+    return weights
 
 
 @dataclass(frozen=True)
@@ -125,6 +149,20 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     if table.max() >= 2**31:
         raise Left("an attribute exceeds int32")
     return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
+
+
+def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -> Geometry:
+    """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it, and it pays.
+
+    Raises:
+        Left: It cannot, or does not.
+    """
+    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
+        raise Left("the bias is not known to have one float32 number for each output channel")
+    geometry = geometry_of(node, weights)
+    if is_tiny_convolution(node, weights.codes):
+        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    return geometry
 
 
 def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:

@@ -17,12 +17,10 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, has_one_scale
-from ..builders.convolution import Weights, check_rank, geometry_of, replace_convolution
+from ..builders.convolution import Weights, geometry_of_floats, grid_of_channels, replace_convolution, weights_of
 from ..builders.product_tail import Tail
 from ..edit import Edit
-from ..facts.cost import is_tiny_convolution
 from ..facts.folding import evaluate
-from ..facts.grid import grid_of
 from ..facts.values import has_one_element
 from ..metadata import ACTIVATION
 from ..report import Left
@@ -46,11 +44,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         raise Left(_NO_SCALE)
     weights, scale = _weights(w, context)
     facts, channels = context.facts, weights.channels
-    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([channels.size])):
-        raise Left("the bias is not known to have one float32 number for each output channel")
-    geometry = geometry_of(node, weights)
-    if is_tiny_convolution(node, weights.codes):
-        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    geometry = geometry_of_floats(node, bias, weights)
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(Activations).of(a, source, 1, context, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
@@ -85,10 +79,7 @@ def _weights(w: ir.Value, context: Context) -> tuple[Weights, npt.NDArray[np.flo
     elements = evaluate(w, context.facts)
     if elements is None:
         raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
-    check_rank(elements.ndim)
-    grid = grid_of(elements.reshape(len(elements), -1).T) if elements.size else None
-    if grid is None or grid.group_size:
+    grid = grid_of_channels(elements)
+    if grid is None:
         raise Left("the weights are not an 8-bit grid in each output channel")
-    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(elements.shape), grid.zero_point.reshape(-1))
-    weights.check()
-    return weights, grid.scale
+    return weights_of(grid, elements.shape), grid.scale

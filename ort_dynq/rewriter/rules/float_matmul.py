@@ -10,6 +10,7 @@ rule does not apply if results must be exact.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, group_size_of
 from ..builders.product_tail import Channels, Tail, check_length
+from ..builders.shared_grids import SharedGrids
 from ..edit import Edit
 from ..facts.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..facts.folding import evaluate
@@ -76,32 +78,6 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
 RULE = Rule("float matrix product", 13, _apply)
 
 
-class _Grids:
-    """The grids of the weights that several products of one model multiply: the search takes time."""
-
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._grids: dict[tuple[ir.Value, bool], Grid | None] = {}
-
-    def of(self, b: ir.Value, is_transposed: bool) -> Grid | None:
-        """Returns the grid of constant weights, or of their transpose; None if they are not a grid.
-
-        Raises:
-            Left: They are not known.
-        """
-        if (b, is_transposed) in self._grids:
-            return self._grids[b, is_transposed]
-        weights = evaluate(b, self._facts)
-        if weights is None:
-            raise Left(
-                "the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them"
-            )
-        grid = grid_of(weights.T if is_transposed else weights)
-        if len(b.uses()) > 1:
-            self._grids[b, is_transposed] = grid
-        return grid
-
-
 def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """Returns the grid of the weights, [K, N].
 
@@ -114,7 +90,21 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
         alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
         if integer(node, "transA", 0) != 0 or alpha != 1 or beta != 1:
             raise Left("the attribute transA, alpha or beta of the Gemm is not the default")
-    grid = context.shared(_Grids).of(b, node.op_type == "Gemm" and integer(node, "transB", 0) != 0)
+    is_transposed = node.op_type == "Gemm" and integer(node, "transB", 0) != 0
+    make = functools.partial(_grid_of, b, is_transposed, context.facts)
+    grid = context.shared(SharedGrids).of(b, is_transposed, make)
     if grid is None:
         raise Left("the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K")
     return grid
+
+
+def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:
+    """Returns the grid of constant weights, or of their transpose; None if they are not a grid.
+
+    Raises:
+        Left: They are not known.
+    """
+    weights = evaluate(b, facts)
+    if weights is None:
+        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
+    return grid_of(weights.T if is_transposed else weights)
