@@ -52,7 +52,7 @@ def test_files(wheel: Path) -> None:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
     assert library.startswith(b"\x7fELF")
-    kinds = (".py", ".typed", ".html", ".md", ".cc", ".pbtxt")
+    kinds = (".py", ".typed", ".html", ".css", ".md", ".cc", ".pbtxt")
     sources = [path for path in ROOT.glob("ort_dynq/**/*") if f".{path.name.rpartition('.')[2]}" in kinds]
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
 
@@ -72,7 +72,7 @@ def test_version(wheel: Path, tmp_path: Path) -> None:
 def test_name_and_size(wheel: Path) -> None:
     """One wheel serves every version of Python."""
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
-    assert wheel.stat().st_size < 750_000  # half of it is the library: kernels for six instruction sets
+    assert wheel.stat().st_size < 850_000  # half of it is the library: kernels for six instruction sets
 
 
 def test_auditwheel_accepts_it(wheel: Path) -> None:
