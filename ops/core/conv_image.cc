@@ -167,8 +167,8 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
     }
 }
 
-// The rows from `first` to `last` of a plane that starts at row `begin` of an axis, every `stride` of which it has, are
-// within the axis.
+// A plane has rows of an axis that are `stride` apart, from row `begin` on. Its rows from `first` to `last` lie within
+// the axis.
 ConvImage::Span ConvImage::span_of(int64_t begin, int64_t stride, int64_t in, int64_t length) {
   const int64_t first = std::min(length, begin >= 0 ? 0 : divide_up(-begin, stride));
   return {first, std::clamp(in > begin ? divide_up(in - begin, stride) : int64_t{0}, first, length)};

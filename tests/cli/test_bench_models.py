@@ -43,17 +43,17 @@ def test_bench_model_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_opening(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the session is open, the process has the weights of 4 MB, some of them in memory that it had freed."""
+    """Once the session is open, the process has the weights of 16 MB, some of them in memory that it had freed."""
     monkeypatch.setattr(opening, "_ROUNDS", 2)
-    model = helpers.parse("float[n, 1024] x", "float[n, 1024] y", "y = Add(x, weights)")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1024, 1024), np.float32), "weights"))
+    model = helpers.parse("float[n, 2048] x", "float[n, 2048] y", "y = Add(x, weights)")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2048, 2048), np.float32), "weights"))
     onnx.save(model, tmp_path / "a.onnx")
-    arguments = (str(tmp_path / "a.onnx"), "--opening", "--shape", "x=1024x1024")
+    arguments = (str(tmp_path / "a.onnx"), "--opening", "--shape", "x=2048x2048")
     openings = run_bench_json(capsys, *arguments)["openings"]
     assert openings.keys() == {"a", "b"}
     for each in openings.values():
         assert each["ms"] > 0
-        assert 3 < each["mb"] < 100
+        assert 14 < each["mb"] < 100
     lines = run_bench(capsys, *arguments).splitlines()
     assert re.split(r" {2,}", lines[-3].strip()) == ["session", "opening ms", "private memory MB"]
     assert [line.split()[0] for line in lines[-2:]] == ["A", "B"]
