@@ -1,6 +1,6 @@
 """Runs a model over a dataset with Ray Data, on one machine or a cluster: ``python ray_data.py model.onnx``.
 
-Needs ``pip install "ray[data]"``. Rewrite the model first: `ort-dynq rewrite`. Every machine reads the file by its path.
+Needs ``pip install "ray[data]"``. Rewrite the model first: `ort-dynq rewrite`. Every machine must have the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a model over a column with Spark, on one machine or a cluster: ``python spark_udf.py model.onnx``.
 
-Needs ``pip install pyspark pandas pyarrow`` and Java. Rewrite the model first: `ort-dynq rewrite`. Every machine reads the
-file by its path. The model of this example has one input and one output, both float32.
+Needs ``pip install pyspark pandas pyarrow`` and Java. Rewrite the model first: `ort-dynq rewrite`. Every machine must
+have the file. The model of this example has one input and one output, both float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def udf(path: str, shape: list[int], *, batch: int = 64) -> Any:
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
 
-    def open_model() -> Callable[[Array], Array]:  # each worker calls it once: a session cannot be sent to one
+    # Each worker calls it once: a session cannot be sent to another process.
+    def open_model() -> Callable[[Array], Array]:
         import onnxruntime
 
         import ort_dynq
