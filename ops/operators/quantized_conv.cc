@@ -24,8 +24,7 @@ constexpr int64_t kRowPositions = 512;      // of the last axis
 constexpr int64_t kRowBytes = 1 << 20;      // of the image of one row, unless it has kFewestRowPositions or fewer
 constexpr int64_t kFewestRowPositions = 16;
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
-constexpr int64_t kOutput =
-    256;  // an output takes as long as these products: that of a depthwise kernel is little more
+constexpr int64_t kOutput = 256;  // an output takes as long as these products, that of a depthwise kernel little more
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
 constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write the same image
