@@ -194,8 +194,10 @@ class QuantizedConv : public Node {
       std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
       const int64_t positions = form.positions();
       const auto [n0, n1, n2] = tile.count;
-      // If the output has all positions, kernels write to it, and row by row, if that takes fewer vectors.
-      const bool is_whole = n0 * n1 * n2 == positions && n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out);
+      // If positions are adjacent in the output, kernels write to it, and row by row, if that takes fewer vectors.
+      const bool is_row = n0 * n1 == 1;
+      const bool is_whole =
+          n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out)));
       const bool by_rows = !is_whole && n0 == 1 && writes_rows(form, n1, n2);
       const ProductKernels& products = *active_isa().products;
       const bool in_tiles = products.conv_tiles != nullptr && fits_tiles(form);
