@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 
 #include "core/attributes.h"
@@ -350,10 +351,9 @@ class QuantizedConv : public Node {
 
   // Pads may ask for any length, and elements() does not detect an overflow.
   static void check_size(const Shape& shape) {
-    int64_t bytes = sizeof(float);
-    bool fits = true;
-    for (size_t i = 0; i < shape.rank; ++i) fits = !__builtin_mul_overflow(bytes, shape.dims[i], &bytes) && fits;
-    if (!fits) fail("dst would have shape " + shape.text() + ", expected fewer than 2^63 bytes");
+    int64_t most = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(float));
+    for (size_t i = 0; i < shape.rank; ++i) most /= std::max<int64_t>(shape.dims[i], 1);
+    if (most == 0) fail("dst would have shape " + shape.text() + ", expected fewer than 2^63 bytes");
   }
 
   int64_t quads_of(const Conv& conv) const {
