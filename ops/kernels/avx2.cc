@@ -129,6 +129,8 @@ struct P : Product256 {
   }
 };
 
+using C = P;
+
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace

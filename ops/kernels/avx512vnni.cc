@@ -5,9 +5,12 @@
 namespace dynq {
 namespace {
 
-struct P : Vector512 {
+#include "kernels/simd/interleave128-inl.h"
+
+struct P : Vector512, Interleave {
   static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
   static constexpr int kConvRows = 8, kConvSums = 24;
+  static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
@@ -22,7 +25,16 @@ struct P : Vector512 {
     ORT_DYNQ_ACCUMULATE("vpdpbusd", "v", _mm512_dpbusd_epi32, sums, codes, weights);
     return sums;
   }
-  static I quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  using Quad = I;
+  static Quad quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  template <int>
+  static I codes_of(I quads) {
+    return quads;
+  }
+  template <int>
+  static I weights_of(I quads) {
+    return quads;
+  }
 
   // The quads at p, p + kBytes, p + 2 * kBytes and so on. A shuffle stays within 16 bytes, so that quads whose codes
   // are beyond the first 16 need further loads.
@@ -52,6 +64,8 @@ struct P : Vector512 {
   }
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };
+
+using C = P;
 
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 

@@ -23,6 +23,8 @@ struct P : Product256 {
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };
 
+using C = P;
+
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace

@@ -6,6 +6,10 @@
 #elif defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
+#elif defined(ORT_DYNQ_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(ORT_DYNQ_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <atomic>
@@ -22,6 +26,9 @@ namespace dynq {
 #ifdef ORT_DYNQ_X86
 extern const KernelTable kAvx2Kernels, kAvx512Kernels;
 extern const ProductKernels kAvx2Products, kAvxVnniProducts, kAvx512VnniProducts, kAmxProducts;
+#elif defined(ORT_DYNQ_ARM)
+extern const KernelTable kNeonKernels;
+extern const ProductKernels kNeonProducts, kNeonDotProducts, kNeonI8mmProducts;
 #endif
 
 namespace {
@@ -95,6 +102,41 @@ bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx
   return result;
 #endif
 }
+#elif defined(ORT_DYNQ_ARM)
+// Of 64-bit ARM CPUs all have NEON, not all dot products (ARMv8.2) and their mixed form (I8MM, ARMv8.6).
+#if defined(__APPLE__)
+bool has(const char* feature) noexcept {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+#endif
+
+[[maybe_unused]] bool has_dot() noexcept {
+#if defined(__linux__)
+  constexpr unsigned long kDotBit = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotBit) != 0;
+#elif defined(__APPLE__)
+  return has("hw.optional.arm.FEAT_DotProd");
+#elif defined(_WIN32) && defined(PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE)
+  return IsProcessorFeaturePresent(PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE) != 0;
+#else
+  return false;
+#endif
+}
+
+[[maybe_unused]] bool has_i8mm() noexcept {
+#if defined(__linux__)
+  constexpr unsigned long kI8mmBit = 1ul << 13;  // HWCAP2_I8MM
+  return has_dot() && (getauxval(AT_HWCAP2) & kI8mmBit) != 0;
+#elif defined(__APPLE__)
+  return has_dot() && has("hw.optional.arm.FEAT_I8MM");
+#elif defined(_WIN32) && defined(PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE)
+  return has_dot() && IsProcessorFeaturePresent(PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE) != 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 // Best first. To add an instruction set, write a file whose second line gives its compiler options (as avx2.cc; the
@@ -111,6 +153,14 @@ const InstructionSet kInstructionSets[] = {
     {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni},
 #endif
     {"avx2", &kAvx2Kernels, &kAvx2Products, has_avx2},
+#elif defined(ORT_DYNQ_ARM)
+#ifndef ORT_DYNQ_WITHOUT_NEONI8MM
+    {"neoni8mm", &kNeonKernels, &kNeonI8mmProducts, has_i8mm},
+#endif
+#ifndef ORT_DYNQ_WITHOUT_NEONDOT
+    {"neondot", &kNeonKernels, &kNeonDotProducts, has_dot},
+#endif
+    {"neon", &kNeonKernels, &kNeonProducts, [] { return true; }},
 #endif
     {"portable", &portable_kernels(), &kPortableProducts, [] { return true; }},
 };

@@ -1,7 +1,7 @@
-// Runs every portable kernel on fixed data and prints a hash of what each one wrote.
-// tests/packaging/test_portability.py compares the hashes of two architectures. The data are mostly ties of rounding,
-// their neighbors and extreme values of float32. Blocks have odd tails and gaps between rows; the hash includes the
-// gaps.
+// Runs every kernel of each instruction set on fixed data and prints the instruction set, the kernel and a hash of what
+// it wrote. tests/packaging/test_portability.py compares the hashes, also those of two architectures. The data are
+// mostly ties of rounding, their neighbors and extreme values of float32. Blocks have odd tails and gaps between rows;
+// the hash includes the gaps.
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -35,10 +35,10 @@ class Hash {
 };
 
 constexpr float kInfinity = INFINITY;
-constexpr float kSpecials[] = {NAN,        kInfinity,  -kInfinity,    0.0f,           -0.0f,          1e-45f,
-                               -1e-45f,    1e-40f,     -1e-40f,       3e38f,          1.1754944e-38f, -3.4028235e38f,
-                               1e30f,      -1e30f,     2147483648.0f, -2147483904.0f, 8388608.0f,     -8388609.0f,
-                               4194304.0f, -4194304.5f};
+constexpr float kSpecials[] = {
+    NAN,           kInfinity,      -kInfinity, 0.0f,           -0.0f,          1e-45f,      -1e-45f,
+    1e-40f,        -1e-40f,        3e38f,      1.1754944e-38f, -3.4028235e38f, 1e30f,       -1e30f,
+    2147483648.0f, -2147483904.0f, 8388608.0f, -8388609.0f,    4194304.0f,     -4194304.5f, __builtin_nansf("")};
 constexpr float kSpecialScales[] = {1e-40f, 1e-45f, 3e38f, 0.0f, -0.0f, kInfinity, -kInfinity, NAN, -0.1f};
 constexpr float kScales[] = {1.0f,           0.1f,          0.0078125f, 0.0037f,   1.9999999f,
                              8.6736174e-19f, 1.1529215e18f, 4.0f,       1.7777778f};
@@ -47,20 +47,24 @@ constexpr int32_t kWideZeroPoints[] = {INT32_MIN, INT32_MIN + 1, INT32_MAX, INT3
 constexpr float kFloatZeroPoints[] = {0.5f, -0.0f, NAN, kInfinity, 1e-40f, 8388609.0f, -70000.0f};
 constexpr int64_t kColumns[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 129, 1025};
 
-// The extent and the parameters of a block. `special`: the parameters may be any values.
+// kSpecial: scales and float zero points may be any values. kWide: zero points that only the portable kernels take.
+enum Kind { kOrdinary, kSpecial, kWide };
+
+// The extent and the parameters of a block.
 struct Problem {
   dynq::Extent extent;
+  Kind kind;
   std::vector<float> scales, float_zps;
   std::vector<int32_t> zps;
 
-  Problem(Random& random, dynq::Parameters parameters, int64_t rows, int64_t cols, bool special)
-      : extent{rows, cols, cols + random.integer(0, 3)} {
+  Problem(Random& random, dynq::Parameters parameters, int64_t rows, int64_t cols, Kind kind_)
+      : extent{rows, cols, cols + random.integer(0, 3)}, kind(kind_) {
     const int64_t count = parameters == dynq::kPerRow ? rows : cols;
     for (int64_t i = 0; i < count; ++i) {
-      const bool is_special = special && random.integer(0, 3) == 0;
-      scales.push_back(is_special ? random.of(kSpecialScales) : random.of(kScales));
-      zps.push_back(special && random.integer(0, 3) == 0 ? random.of(kWideZeroPoints)
-                                                         : static_cast<int32_t>(random.integer(-300, 300)));
+      const bool special = kind != kOrdinary, wide = kind == kWide;
+      scales.push_back(special && random.integer(0, 3) == 0 ? random.of(kSpecialScales) : random.of(kScales));
+      zps.push_back(wide && (i == 0 || random.integer(0, 3) == 0) ? random.of(kWideZeroPoints)
+                                                                  : static_cast<int32_t>(random.integer(-300, 300)));
       float_zps.push_back(special && random.integer(0, 3) == 0 ? random.of(kFloatZeroPoints)
                                                                : static_cast<float>(random.integer(-130, 260)));
     }
@@ -82,35 +86,37 @@ struct Problem {
   }
 };
 
-// Calls `run` for blocks of many extents, with ordinary and with special parameters.
+// Calls `run` for blocks of many extents and kinds.
 template <class Run>
 uint64_t hash_blocks(dynq::Parameters parameters, Run run) {
   Random random{1};
   Hash hash;
   for (const int64_t cols : kColumns)
     for (const int64_t rows : {1, 3})
-      for (const bool special : {false, true, true}) {
-        Problem problem(random, parameters, rows, cols, special);
+      for (const Kind kind : {kOrdinary, kSpecial, kSpecial, kWide}) {
+        Problem problem(random, parameters, rows, cols, kind);
         run(random, problem, hash);
       }
   return hash.value();
 }
 
-uint64_t hash_quantize(dynq::QuantizeKernel kernel, dynq::Parameters parameters) {
+uint64_t hash_quantize(dynq::QuantizeKernel kernel, dynq::QuantizeKernel of_wide, dynq::Parameters parameters) {
   return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
     const std::vector<float> src = problem.ties(random);
     std::vector<uint8_t> dst(problem.elements(), 0xa5);
-    kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
+    (problem.kind == kWide ? of_wide : kernel)(
+        {problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
     hash.add(dst.data(), dst.size());
   });
 }
 
-uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::Parameters parameters) {
+uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::DequantizeKernel of_wide, dynq::Parameters parameters) {
   return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
     std::vector<uint8_t> src(problem.elements());
     for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
     std::vector<float> dst(problem.elements(), 12345.0f);
-    kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
+    (problem.kind == kWide ? of_wide : kernel)(
+        {problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
     hash.add_floats(dst.data(), dst.size());
   });
 }
@@ -143,12 +149,36 @@ uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq:
 
 uint64_t hash_bounded(dynq::BoundedKernel kernel) {
   return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
-    const std::vector<float> src = problem.ties(random);
+    if (problem.kind != kOrdinary) return;
+    std::vector<float> src = problem.ties(random);
+    for (size_t i = 0; i < src.size(); ++i) {
+      const float scale = problem.scales[i / static_cast<size_t>(problem.extent.stride)];
+      if (!(std::fabs(src[i]) <= 1000 * scale)) src[i] = std::copysign(0.5f * scale, src[i]);
+    }
     for (const bool keeps_negative_zero : {false, true}) {
       std::vector<float> dst(problem.elements(), 12345.0f);
       kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.float_zps.data(),
               keeps_negative_zero});
       hash.add_floats(dst.data(), dst.size());
+    }
+  });
+}
+
+// A row's extreme may be a zero of either sign.
+uint64_t hash_ranges(dynq::RangesKernel kernel, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
+    const std::vector<float> src = problem.ties(random);
+    std::vector<float> low, high;
+    for (size_t i = 0; i < problem.scales.size(); ++i) {
+      low.push_back(random.of({kInfinity, 1.0f}));
+      high.push_back(random.of({-kInfinity, 1.0f}));
+    }
+    const auto& [rows, cols, stride] = problem.extent;
+    kernel(src.data(), rows, cols, stride, low.data(), high.data());
+    for (std::vector<float>* values : {&low, &high}) {
+      for (float& value : *values)
+        if (parameters == dynq::kPerRow && value == 0) value = 0;
+      hash.add_floats(values->data(), values->size());
     }
   });
 }
@@ -214,22 +244,26 @@ uint64_t hash_products(dynq::ProductKernel kernel, int bits, int64_t groups) {
   });
 }
 
-void print(const std::string& name, uint64_t hash) { std::printf("%s %016" PRIx64 "\n", name.c_str(), hash); }
+void print(const std::string& name, uint64_t hash) {
+  std::printf("%s %s %016" PRIx64 "\n", dynq::active_isa().name, name.c_str(), hash);
+}
 
-}  // namespace
-
-int main() {
+void run_kernels() {
   using namespace dynq;
-  const KernelTable& table = portable_kernels();
+  const KernelTable &table = active_kernels(), &portable = portable_kernels();
+  const ProductKernels& products = *active_isa().products;
   const char* const codes[] = {"u8", "s8"};
   const char* const kinds[] = {"row", "column"};
   for (int p = 0; p < kParameterKinds; ++p) {
     const Parameters parameters = static_cast<Parameters>(p);
     const auto tail = [&](const char* name) { return std::string("/") + name + "/" + kinds[p]; };
     for (int kind = 0; kind < kCodeKinds; ++kind) {
-      print("quantize/onnx" + tail(codes[kind]), hash_quantize(table.quantize[kOnnx][kind][p], parameters));
-      print("quantize/onednn" + tail(codes[kind]), hash_quantize(table.quantize[kOneDnn][kind][p], parameters));
-      print("dequantize" + tail(codes[kind]), hash_dequantize(table.dequantize[kind][p], parameters));
+      print("quantize/onnx" + tail(codes[kind]),
+            hash_quantize(table.quantize[kOnnx][kind][p], portable.quantize[kOnnx][kind][p], parameters));
+      print("quantize/onednn" + tail(codes[kind]),
+            hash_quantize(table.quantize[kOneDnn][kind][p], portable.quantize[kOneDnn][kind][p], parameters));
+      print("dequantize" + tail(codes[kind]),
+            hash_dequantize(table.dequantize[kind][p], portable.dequantize[kind][p], parameters));
     }
     for (int scaling = 0; scaling < kScalings; ++scaling)
       for (int order = 0; order < kRoundingOrders; ++order)
@@ -243,9 +277,22 @@ int main() {
     for (int order = 0; order < 2; ++order)
       print("bounded/" + std::to_string(scaling) + "/" + std::to_string(order),
             hash_bounded(table.bounded[scaling][order]));
-  print("products/one_group", hash_products(kPortableProducts.one_group, 8, 1));
-  print("products/groups8", hash_products(kPortableProducts.groups8, 8, 3));
-  print("products/groups4", hash_products(kPortableProducts.groups4, 4, 3));
+  print("products/one_group", hash_products(products.one_group, 8, 1));
+  print("products/groups8", hash_products(products.groups8, 8, 3));
+  print("products/groups4", hash_products(products.groups4, 4, 3));
   print("min_max", hash_range(table.min_max));
   print("abs_max", hash_range(table.abs_max));
+  for (const Parameters p : {kPerRow, kPerColumn}) {
+    print(std::string("min_max_of/") + kinds[p], hash_ranges(table.min_max_of[p], p));
+    print(std::string("abs_max_of/") + kinds[p], hash_ranges(table.abs_max_of[p], p));
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (size_t i = 0; const char* name = dynq::supported_isa(i); ++i) {
+    dynq::select_isa(name);
+    run_kernels();
+  }
 }

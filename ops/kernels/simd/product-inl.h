@@ -2,30 +2,16 @@
 // instruction set defines P and includes this file in its anonymous namespace.
 //
 // A P::I has P::kLanes int32, one for each of as many adjacent columns; a P::F as many floats. P::dot adds the products
-// of a quad, which is 4 adjacent k, from P::quad(codes) and weights. If P::kSteps is 2, it takes two steps, for which
-// P::codes_of<> and P::weights_of<> make two quads of one, and P::widen those of many codes. P::dot4 takes two quads.
+// of a quad, which is 4 adjacent k, from P::quad(codes) and P::weights_of<0>(weights). If P::kSteps is 2, it takes two
+// steps, for which P::weights_of<> makes two quads of one, and P::widen those of many codes. P::dot4 takes two quads.
+// If P::kUnsignedWeights, P::dot takes weights + 128 and P::dot4 4-bit weights with their zero points: the sums are too
+// large by the sum of the codes times 128 or the zero point.
 // P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums
 // fit the registers. kFewRows rows or fewer take two.
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
 constexpr int64_t kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
-
-// Quads as P::dot() takes them in each step. `Type` is P; only a template may name functions that P does not have.
-template <int kStep, class Type = P>
-inline P::I codes_of(typename Type::I quads) {
-  if constexpr (Type::kSteps == 1)
-    return quads;
-  else
-    return Type::template codes_of<kStep>(quads);
-}
-template <int kStep, class Type = P>
-inline P::I weights_of(typename Type::I quads) {
-  if constexpr (Type::kSteps == 1)
-    return quads;
-  else
-    return Type::template weights_of<kStep>(quads);
-}
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -62,7 +48,7 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
   typename P::I w[kBlocks * kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v)
-    w[v] = weights_of<kStep>(
+    w[v] = P::weights_of<kStep>(
         P::load(static_cast<const void*>(weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad)));
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -78,7 +64,7 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
                          int64_t to, Sums& sums) {
   if constexpr (P::kSteps == 1) {
     int64_t quad = from;
-    if constexpr (kRows <= kFewRows) {
+    if constexpr (kRows <= kFewRows && P::kSplit > 1) {
       Sums split[P::kSplit] = {};
       for (; quad + P::kSplit <= to; quad += P::kSplit)
 #pragma GCC unroll 8
@@ -129,7 +115,7 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                           int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   int64_t quad = from;
-  if constexpr (kRows <= kFewRows) {
+  if constexpr (kRows <= kFewRows && P::kSplit > 1) {
     Sums others = {};
     for (; quad + 4 <= to; quad += 4) {
       dot_step4<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
@@ -138,6 +124,20 @@ inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kB
     add(sums, others);
   }
   for (; quad < to; quad += 2) dot_step4<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
+}
+
+// If P::kUnsignedWeights: what makes sums too large. `Type` is P; only a template may name a function that P lacks.
+template <int kBits, int kRows, int kSums, class Type = P>
+inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t quads, const P::I (&zps)[kSums],
+                               P::I (&sums)[kRows][kSums]) {
+  if constexpr (Type::kUnsignedWeights)
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const int32_t code_sum = Type::sum_codes(codes + r * stride, quads * kQuad);
+#pragma GCC unroll 8
+      for (int v = 0; v < kSums; ++v)
+        sums[r][v] = P::sub(sums[r][v], P::mul(P::set1(code_sum), kBits == 4 ? zps[v] : P::set1(128)));
+    }
 }
 
 // dst of `rows` rows of one block, from float(exact) of one group or from the sum of several. A scale that varies has
@@ -220,6 +220,7 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
         if (kBits == 4) zps[v] = P::zps4(zps[v]);
       }
     }
+    subtract_code_sums<kBits>(codes + group * quads * kQuad, block.codes_stride, quads, zps, sums);
     if constexpr (kBits == 4) {
       dot_products4<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, zps, sums);
     } else {

@@ -1,8 +1,11 @@
 // What types of products with eight columns in a vector share. Needs AVX2.
 
-struct Product256 : Vector256 {
+#include "kernels/simd/interleave128-inl.h"
+
+struct Product256 : Vector256, Interleave {
   static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
   static constexpr int kConvRows = 4, kConvSums = 8;
+  static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
   static void store(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
@@ -23,7 +26,16 @@ struct Product256 : Vector256 {
     return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(zps)));
   }
 
-  static I quad(const uint8_t* p) { return _mm256_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  using Quad = I;
+  static Quad quad(const uint8_t* p) { return _mm256_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
+  template <int>
+  static I codes_of(I quads) {
+    return quads;
+  }
+  template <int>
+  static I weights_of(I quads) {
+    return quads;
+  }
   // The quads at p, p + kBytes, p + 2 * kBytes and so on.
   template <int kBytes>
   static I overlapping_quads(const uint8_t* p) {

@@ -1,0 +1,132 @@
+// The vector type V of NEON: four lanes; products without instructions for dot products. simd/ has the kernels.
+// Compiler options for aarch64: -march=armv8-a
+#include "kernels/simd/vectorneon.h"
+
+namespace dynq {
+namespace {
+
+struct V : VectorNeon {
+  static constexpr int kRows = 4;  // the rows that kernels of columns process at once
+
+  static F div(F a, F b) { return vdivq_f32(a, b); }
+  static F fmadd(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F fnmadd(F a, F b, F c) { return vfmsq_f32(c, a, b); }
+  static float lowest(F a) { return vminvq_f32(a); }
+  static float highest(F a) { return vmaxvq_f32(a); }
+  static F negate(F a) { return vnegq_f32(a); }
+  static F abs(F a) { return vabsq_f32(a); }
+  static F with_sign_of(F a, F b) { return vbslq_f32(vdupq_n_u32(0x80000000), b, a); }
+  static F round_float(F a) { return vrndnq_f32(a); }
+  static F replace_nan(F a, F b) { return vbslq_f32(vceqq_f32(a, a), a, b); }
+  // The conversion makes 0 of NaN.
+  static I round(F a) { return vcvtnq_s32_f32(vmaxnmq_f32(a, set1(-2147483648.0f))); }
+
+  // There are no streaming stores.
+  template <bool>
+  static void store(float* p, F a) {
+    VectorNeon::store(p, a);
+  }
+  static void fence() {}
+
+  // Saturates two vectors of int32 to one of int16.
+  static I pack16(I a, I b) { return vreinterpretq_s32_s16(vqmovn_high_s32(vqmovn_s32(a), b)); }
+  // Adds int16 with saturation.
+  static I add16(I a, I b) {
+    return vreinterpretq_s32_s16(vqaddq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+  }
+  // Saturates 8 int16 to codes.
+  template <CodeKind kKind>
+  static uint8x8_t codes(int16x8_t a) {
+    return kKind == kU8 ? vqmovun_s16(a) : vreinterpret_u8_s8(vqmovn_s16(a));
+  }
+  template <CodeKind kKind, bool>
+  static void store4(uint8_t* p, I ab, I cd) {
+    vst1q_u8(p, vcombine_u8(codes<kKind>(vreinterpretq_s16_s32(ab)), codes<kKind>(vreinterpretq_s16_s32(cd))));
+  }
+  // Adds zero points in saturating int16 and saturates to codes.
+  template <CodeKind kKind>
+  static uint32_t narrow(I a, I zp) {
+    const int16x4_t words = vqadd_s16(vqmovn_s32(a), vqmovn_s32(zp));
+    return vget_lane_u32(vreinterpret_u32_u8(codes<kKind>(vcombine_s16(words, words))), 0);
+  }
+  template <CodeKind kKind>
+  static void store1(uint8_t* p, I a, I zp) {
+    dynq::store(reinterpret_cast<uint32_t*>(p), narrow<kKind>(a, zp));
+  }
+  template <CodeKind kKind>
+  static void store_part(uint8_t* p, I a, I zp, int64_t n) {
+    uint32_t codes = narrow<kKind>(a, zp);
+    for (int64_t i = 0; i < n; ++i, codes >>= 8) p[i] = static_cast<uint8_t>(codes);
+  }
+  template <CodeKind kKind>
+  static I load_codes(const uint8_t* p) {
+    return widen<kKind>(load4(p));
+  }
+  template <CodeKind kKind>
+  static I load_codes_part(const uint8_t* p, int64_t n) {
+    return widen<kKind>(load4_part(p, n));
+  }
+  using VectorNeon::store_part;
+};
+
+#include "kernels/simd/productneon-inl.h"
+#include "kernels/simd/table-inl.h"
+
+// For products of unsigned or signed bytes: eight products of int16 from a half of a vector, whose pairs add up to
+// int32. The bytes of a vector are ordered so that both halves have a pair of each quad.
+inline ProductNeon::I pairs(ProductNeon::I quads) {
+  constexpr uint8_t kOrder[] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+  return ProductNeon::ints(vqtbl1q_u8(ProductNeon::bytes(quads), vld1q_u8(kOrder)));
+}
+inline ProductNeon::I pairs_of_quad(const uint8_t* p) {
+  return pairs(vdupq_n_s32(load(reinterpret_cast<const int32_t*>(p))));
+}
+
+struct P : UnsignedProductNeon {
+  using Quad = I;
+  static Quad quad(const uint8_t* p) { return pairs_of_quad(p); }
+  template <int>
+  static I weights_of(I weights) {
+    return flipped(pairs(weights));
+  }
+  static I add_pairs(I sums, uint16x8_t products) { return vreinterpretq_s32_u32(vpadalq_u16(u32(sums), products)); }
+  static uint16x8_t low_products(I a, I b) { return vmull_u8(vget_low_u8(bytes(a)), vget_low_u8(bytes(b))); }
+  static I dot(I sums, Quad codes, I weights) {
+    sums = add_pairs(sums, low_products(codes, weights));
+    return add_pairs(sums, vmull_high_u8(bytes(codes), bytes(weights)));
+  }
+  static void halves(const int8_t* p, I, I& low, I& high) {
+    split(pairs(load(static_cast<const void*>(p))), low, high);
+  }
+  // The sum of two products with 4-bit weights fits int16.
+  static I dot4(I sums, Quad codes0, Quad codes1, I low, I high) {
+    const uint16x8_t first = low_products(codes0, low), second = vmull_high_u8(bytes(codes0), bytes(low));
+    sums = add_pairs(sums, vmlal_u8(first, vget_low_u8(bytes(codes1)), vget_low_u8(bytes(high))));
+    return add_pairs(sums, vmlal_high_u8(second, bytes(codes1), bytes(high)));
+  }
+};
+
+struct C : SignedConvNeon {
+  using Quad = I;
+  static Quad quad(const uint8_t* p) { return pairs_of_quad(p); }
+  template <int>
+  static I codes_of(I codes) {
+    return flipped(pairs(codes));
+  }
+  static I dot(I sums, I codes, Quad weights) {
+    const int8x16_t a = signed_bytes(codes), b = signed_bytes(weights);
+    sums = vpadalq_s16(sums, vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    return vpadalq_s16(sums, vmull_high_s8(a, b));
+  }
+};
+
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
+
+}  // namespace
+
+extern const KernelTable kNeonKernels;
+constexpr KernelTable kNeonKernels = make_table();
+extern const ProductKernels kNeonProducts;
+constexpr ProductKernels kNeonProducts = kProducts;
+
+}  // namespace dynq
