@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/compiler.h"
 #include "core/operator.h"
 #include "kernels/kernels.h"
 
@@ -121,8 +122,6 @@ std::vector<Type> output_types(const Operator& op, const Attributes& attributes,
 
 }  // namespace
 }  // namespace dynq
-
-#define ORT_DYNQ_EXPORT extern "C" __attribute__((visibility("default")))
 
 ORT_DYNQ_EXPORT int ort_dynq_run(const char* name, const ort_dynq_attribute* attributes, int32_t attribute_count,
                                  const ort_dynq_tensor* inputs, int32_t input_count, ort_dynq_allocate allocate,

@@ -9,6 +9,7 @@
 #include <deque>
 #include <mutex>
 
+#include "core/compiler.h"
 #include "core/operator.h"
 #include "kernels/kernels.h"
 
@@ -322,8 +323,7 @@ OrtCustomOpDomain* domain(const OrtApi* api, bool has_shape_reference) {
 }  // namespace
 }  // namespace dynq
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                               const OrtApiBase* base) {
+ORT_DYNQ_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const char* runtime = base->GetVersionString();
   const char* dot = std::strchr(runtime, '.');
   const int64_t version = dot == nullptr ? 0 : std::strtol(dot + 1, nullptr, 10);

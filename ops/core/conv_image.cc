@@ -17,20 +17,16 @@ void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, u
   for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
 }
 
-using Codes8 = uint8_t __attribute__((vector_size(8)));
-using Codes16 = uint8_t __attribute__((vector_size(16)));
-
 // Copies `rows` rows of `count` codes, of which the last ones may be copied twice. Rows are short: a call of memcpy for
 // each takes longer.
-template <class Some>
+template <int64_t kSome>
 void copy_rows(const uint8_t* from, int64_t from_step, int64_t rows, int64_t count, uint8_t flip, uint8_t* to,
                int64_t to_step) {
-  constexpr int64_t kSome = sizeof(Some);
   const auto copy = [&](int64_t at, int64_t to_at) {
-    Some codes;
-    std::memcpy(&codes, from + at, sizeof codes);
-    codes ^= flip;
-    std::memcpy(to + to_at, &codes, sizeof codes);
+    uint8_t codes[kSome];  // compilers make it a vector
+    std::memcpy(codes, from + at, sizeof codes);
+    for (uint8_t& code : codes) code ^= flip;
+    std::memcpy(to + to_at, codes, sizeof codes);
   };
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t at = 0; at < count - kSome; at += kSome) copy(row * from_step + at, row * to_step + at);
@@ -199,7 +195,7 @@ void ConvImage::prepare() {
 
 void ConvImage::write_rows(const ConvSource& source, bool is_first, uint8_t* image) const {
   if (is_first) std::memset(image, source.zp, static_cast<size_t>(bytes()));
-  const auto copy = row_codes_ >= 16 ? copy_rows<Codes16> : row_codes_ >= 8 ? copy_rows<Codes8> : copy_rows<uint8_t>;
+  const auto copy = row_codes_ >= 16 ? copy_rows<16> : row_codes_ >= 8 ? copy_rows<8> : copy_rows<1>;
   const int64_t channel = axes_[0].in * axes_[1].in * axes_[2].in;
   for (int64_t unit = 0; unit < units_; ++unit)
     for (const Rows& rows : rows_)

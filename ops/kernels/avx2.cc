@@ -70,7 +70,7 @@ struct V : Vector256 {
   template <CodeKind kKind>
   static void store1(uint8_t* p, I a, I zp) {
     const int64_t codes = narrow<kKind>(a, zp);
-    __builtin_memcpy(p, &codes, 8);
+    memcpy(p, &codes, 8);
   }
   template <CodeKind kKind>
   static void store_part(uint8_t* p, I a, I zp, int64_t n) {
@@ -101,9 +101,10 @@ struct V : Vector256 {
 struct P : Product256 {
   static constexpr int kSteps = 2;
 
-  // Assembly keeps GCC 12 from adding products to each other first, which needs more registers than there are.
+  // GCC 12 would add products to each other first, which needs more registers than there are.
   static I dot(I sums, I codes, I weights) {
-    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(codes, weights)));
+    sums = add(sums, _mm256_madd_epi16(codes, weights));
+    ORT_DYNQ_OPAQUE(sums);
     return sums;
   }
   static void widen(const uint8_t* codes, int64_t quads, uint8_t* even, uint8_t* odd) {

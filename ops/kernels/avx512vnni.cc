@@ -21,9 +21,8 @@ struct P : Vector512, Interleave {
   static void store_part(float* p, F a, Mask mask) { _mm512_mask_storeu_ps(p, mask, a); }
   static I load_zps(const int8_t* p, int64_t n) { return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first(n), p)); }
 
-  // GCC 12 moves the sums of the intrinsic from register to register and to the stack, which takes half of the time.
   static I dot(I sums, I codes, I weights) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes), "v"(weights));
+    ORT_DYNQ_ACCUMULATE("vpdpbusd", "v", _mm512_dpbusd_epi32, sums, codes, weights);
     return sums;
   }
   using Quad = I;

@@ -11,12 +11,12 @@ struct P : Product256 {
   static constexpr int kSteps = 1;
 
   // Built for AVX-512 VNNI instead, the file has the same instruction in its other encoding; the tests do that on CPUs
-  // without this one. Assembly for the same reason as in avx512vnni.cc.
+  // without this one.
   static I dot(I sums, I codes, I weights) {
-#ifdef __AVXVNNI__
-    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(codes), "x"(weights));
+#if defined(__AVXVNNI__) || defined(_MSC_VER)
+    ORT_DYNQ_ACCUMULATE("%{vex%} vpdpbusd", "x", _mm256_dpbusd_avx_epi32, sums, codes, weights);
 #else
-    asm("vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(codes), "x"(weights));
+    ORT_DYNQ_ACCUMULATE("vpdpbusd", "x", _mm256_dpbusd_epi32, sums, codes, weights);
 #endif
     return sums;
   }

@@ -1,19 +1,15 @@
 // Chooses the kernels: those that ORT_DYNQ_ISA or select_isa() names, otherwise the first of the list that this CPU
 // supports.
-#ifdef ORT_DYNQ_X86
-#include <cpuid.h>
-#ifdef __linux__
+#if defined(ORT_DYNQ_X86) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
-#elif defined(ORT_DYNQ_ARM)
-#if defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
 #elif defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
-#endif
+#elif defined(ORT_DYNQ_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(ORT_DYNQ_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <atomic>
@@ -22,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/compiler.h"
 #include "kernels/kernels.h"
 
 namespace dynq {
@@ -37,40 +34,72 @@ extern const ProductKernels kNeonProducts, kNeonDotProducts, kNeonI8mmProducts;
 namespace {
 
 #ifdef ORT_DYNQ_X86
-bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+enum Register { kEax, kEbx, kEcx, kEdx };
+
+// One register of what CPUID returns; 0 if the CPU does not have the leaf.
+uint32_t cpuid(uint32_t leaf, uint32_t subleaf, Register which) noexcept {
+  uint32_t registers[4];
+  ORT_DYNQ_CPUID(0u, 0u, registers);
+  if (registers[kEax] < leaf) return 0;
+  ORT_DYNQ_CPUID(leaf, subleaf, registers);
+  return registers[which];
+}
+
+constexpr bool has_all(uint32_t value, uint32_t bits) { return (value & bits) == bits; }
+
+// Whether the operating system saves these registers, which are bits of XCR0.
+constexpr uint32_t kYmm = 0x6, kZmm = 0xe6, kTiles = 3u << 17;
+bool saves(uint32_t registers) noexcept {
+  constexpr uint32_t kHasXgetbv = 1u << 27;
+  if (!has_all(cpuid(1, 0, kEcx), kHasXgetbv)) return false;
+  uint32_t saved = 0;
+  ORT_DYNQ_XGETBV(saved);
+#ifdef __APPLE__
+  if (has_all(saved, kYmm)) saved |= kZmm;  // macOS enables these when a thread first uses them
+#endif
+  return has_all(saved, registers);
+}
+
+bool has_avx2() noexcept {
+  constexpr uint32_t kFma = 1u << 12, kAvx2 = 1u << 5;
+  return has_all(cpuid(1, 0, kEcx), kFma) && has_all(cpuid(7, 0, kEbx), kAvx2) && saves(kYmm);
+}
 
 bool has_avx512() noexcept {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  constexpr uint32_t kFoundation = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
+  return has_avx2() && has_all(cpuid(7, 0, kEbx), kFoundation | kDq | kBw | kVl) && saves(kZmm);
 }
 
-bool has_avx512vnni() noexcept { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx), 1u << 11); }
 
-// Clang 14 does not know this name for __builtin_cpu_supports.
-[[maybe_unused]] bool has_avxvnni() noexcept {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
-}
+[[maybe_unused]] bool has_avxvnni() noexcept { return has_avx2() && has_all(cpuid(7, 1, kEax), 1u << 4); }
 
-// Whether the CPU has AMX-int8 and the operating system lets this process use it. Linux wants to be asked, once for all
-// threads; it refuses if an alternative signal stack is too small for the tiles.
-[[maybe_unused]] bool has_amx() noexcept {
-#if defined(ORT_DYNQ_TILE_STAND_IN)  // tests: functions in place of the instructions
-  return has_avx512vnni();
-#elif defined(__linux__)
-  static const bool result = [] {
-    constexpr unsigned kXgetbvBit = 1u << 27, kTileBits = 3u << 24, kStateBits = 3u << 17;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    if (!has_avx512vnni()) return false;
-    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kXgetbvBit) == 0) return false;
-    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTileBits) != kTileBits) return false;
-    asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
-    return (eax & kStateBits) == kStateBits && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return result;
+// Asks the operating system to let all threads of this process use the tiles. Linux refuses if an alternative signal
+// stack is too small for them.
+[[maybe_unused]] bool may_use_tiles() noexcept {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#elif defined(_WIN32)
+  // Windows has the function since Windows 11 and Server 2022.
+  using Enable = BOOL(WINAPI*)(DWORD64);
+  const HMODULE kernel = GetModuleHandleA("kernel32.dll");
+  const auto enable = kernel == nullptr ? nullptr : GetProcAddress(kernel, "EnableProcessOptionalXStateFeatures");
+  constexpr DWORD64 kTileData = 1u << 18;
+  return enable != nullptr && reinterpret_cast<Enable>(reinterpret_cast<void*>(enable))(kTileData) != FALSE;
 #else
   return false;
+#endif
+}
+
+// Whether the CPU has AMX-int8 and the operating system lets this process use it.
+[[maybe_unused]] bool has_amx() noexcept {
+#ifdef ORT_DYNQ_TILE_STAND_IN  // tests: functions in place of the instructions
+  return has_avx512vnni();
+#else
+  static const bool result =
+      has_avx512vnni() && has_all(cpuid(7, 0, kEdx), 3u << 24) && saves(kTiles) && may_use_tiles();
+  return result;
 #endif
 }
 #elif defined(ORT_DYNQ_ARM)

@@ -32,9 +32,13 @@
 // No product and sum are contracted into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
 
+#include <string.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
+#include "core/compiler.h"
 #include "core/encodings.h"
 
 namespace dynq {
@@ -59,6 +63,8 @@ constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 // unclamped one is.
 constexpr float kLargestSafeClip = 65536.0f;
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
 // The most scales in one block. Kernels keep values that they derive from them on the stack.
 constexpr int64_t kMaxParameters = 4096;
 
@@ -66,12 +72,12 @@ constexpr int64_t kMaxParameters = 4096;
 template <class T>
 static inline T load(const T* from) {
   T value;
-  __builtin_memcpy(&value, from, sizeof value);
+  memcpy(&value, from, sizeof value);
   return value;
 }
 template <class T>
 static inline void store(T* to, T value) {
-  __builtin_memcpy(to, &value, sizeof value);
+  memcpy(to, &value, sizeof value);
 }
 
 // The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for

@@ -1,5 +1,7 @@
 // The elementwise reference kernels in plain C++, which define the correct results. Compilers vectorize the loops for
 // the baseline of any CPU (these are the kernels on ARM): no calls, no branches on data, conversions by arithmetic.
+#include <math.h>
+
 #include "kernels/kernels.h"
 
 namespace dynq {
@@ -32,7 +34,7 @@ int32_t round_half_even(float value) {
   constexpr int32_t kBitsOfRoundingBias = 0x4B400000;
   const float shifted = value + kRoundingBias;
   int32_t bits;
-  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  memcpy(&bits, &shifted, sizeof bits);
   return bits - kBitsOfRoundingBias;
 }
 
@@ -158,10 +160,10 @@ void dequantize_columns(const DequantizeBlock& block) {
 // Round does. (rintf is a call on a baseline without SSE4.1.)
 float round_any(float value) {
   constexpr float kEveryFloatIsWhole = 8388608.0f;
-  const float magnitude = __builtin_fabsf(value);
+  const float magnitude = fabsf(value);
   const float rounded =
       magnitude < kEveryFloatIsWhole ? (magnitude + kEveryFloatIsWhole) - kEveryFloatIsWhole : magnitude;
-  return __builtin_copysignf(rounded, value);
+  return copysignf(rounded, value);
 }
 
 // ONNX's Clip: NaN stays NaN.
@@ -180,12 +182,12 @@ float wrap(float value, float low) {
 template <Scaling kScaling, RoundingOrder kOrder>
 float affine_code(const AffineBlock& block, float x, float scale, float zp) {
   const float t = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
-  const float low = block.wraps ? -__builtin_inff() : block.low, high = block.wraps ? __builtin_inff() : block.high;
+  const float low = block.wraps ? -kInfinity : block.low, high = block.wraps ? kInfinity : block.high;
   const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, low, high)
                      : kOrder == kAddThenRound ? round_any(clip(t + zp, low, high))
                                                : clip(round_any(t), low, high);
   const float given = code != code ? block.nan_code : code, number = block.wraps ? wrap(given, block.low) : given;
-  return block.integer_codes ? __builtin_truncf(number) + block.code_offset : number;
+  return block.integer_codes ? truncf(number) + block.code_offset : number;
 }
 
 template <AffineTarget kTarget>
@@ -232,7 +234,7 @@ void bounded(const BoundedBlock& block) {
 
 template <bool kAbsMax>
 Range range(const float* x, int64_t count) {
-  float low = __builtin_inff(), high = kAbsMax ? 0.0f : -__builtin_inff(), not_finite = 0.0f;
+  float low = kInfinity, high = kAbsMax ? 0.0f : -kInfinity, not_finite = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const float element = load(x + i), v = kAbsMax && element < 0 ? -element : element;
     low = v < low ? v : low;
@@ -256,7 +258,7 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
       h[k] = high[row];
     }
     const auto take = [&](int64_t k, float v) {
-      if (kAbsMax) v = __builtin_fabsf(v);
+      if (kAbsMax) v = fabsf(v);
       l[k] = v < l[k] ? v : l[k];
       h[k] = v > h[k] ? v : h[k];
     };
@@ -277,7 +279,7 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   for (int64_t row = 0; row < rows; ++row) {
     const float* __restrict from = x + row * stride;
     for (int64_t i = 0; i < cols; ++i) {
-      const float v = kAbsMax ? __builtin_fabsf(load(from + i)) : load(from + i);
+      const float v = kAbsMax ? fabsf(load(from + i)) : load(from + i);
       if (!kAbsMax) low[i] = v < low[i] ? v : low[i];
       high[i] = v > high[i] ? v : high[i];
     }

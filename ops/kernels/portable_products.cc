@@ -35,7 +35,7 @@ void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int3
     for (int64_t i = 0; i < kBytes; ++i)
       wide[i] = static_cast<int16_t>(kBits == 8 ? from[i] : (from[i] >> shift & 15) - subtracted[i]);
     for (int64_t column = 0; column < kBlockColumns; ++column)
-      __builtin_memcpy(to[column] + (quad - first) * kQuad, wide + column * kQuad, kQuad * sizeof(int16_t));
+      memcpy(to[column] + (quad - first) * kQuad, wide + column * kQuad, kQuad * sizeof(int16_t));
   }
 }
 

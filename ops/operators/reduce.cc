@@ -22,7 +22,6 @@ constexpr int64_t kShortRow = 32;        // rows with fewer elements are read as
 constexpr int64_t kNarrowColumns = 64;   // rows with fewer columns are joined
 constexpr int64_t kJoinedColumns = 256;  // to at most this many columns
 constexpr int64_t kColumnTile = 1024;    // columns whose results stay in the first-level cache
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <bool kAbsMax>
 class Reduce : public Node {

@@ -140,12 +140,6 @@ inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t qua
     }
 }
 
-#ifdef __clang__
-#define ORT_DYNQ_ONE_COPY __attribute__((noinline))
-#else
-#define ORT_DYNQ_ONE_COPY __attribute__((noinline, noclone))  // GCC would make a copy for each number of rows
-#endif
-
 // dst of `rows` rows of one block, from float(exact) of one group or from the sum of several. A scale that varies has
 // multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
 ORT_DYNQ_ONE_COPY inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,

@@ -22,7 +22,7 @@ struct Product256 : Vector256, Interleave {
     if (n >= kLanes)
       zps = dynq::load(reinterpret_cast<const uint64_t*>(p));
     else if (n > 0)
-      __builtin_memcpy(&zps, p, static_cast<size_t>(n));
+      memcpy(&zps, p, static_cast<size_t>(n));
     return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(zps)));
   }
 

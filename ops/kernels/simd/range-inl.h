@@ -4,7 +4,6 @@
 template <bool kAbsMax>
 Range range(const float* x, int64_t count) {
   constexpr int64_t L = V::kLanes;
-  constexpr float kInfinity = __builtin_inff();
   V::F low[4], high[4];
   for (int k = 0; k < 4; ++k) {
     low[k] = V::set1(kInfinity);

@@ -1,0 +1,40 @@
+// What GCC and Clang write in another way than MSVC. No other file uses an extension of one of them, except for files
+// of instruction sets that the build leaves out with MSVC. `__restrict` is the same for all three, and `#pragma GCC
+// unroll` is ignored by MSVC.
+#pragma once
+
+#if defined(_WIN32)
+#define ORT_DYNQ_EXPORT extern "C" __declspec(dllexport)
+#else
+#define ORT_DYNQ_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+#if defined(__clang__)
+#define ORT_DYNQ_ONE_COPY __attribute__((noinline))
+#elif defined(__GNUC__)
+#define ORT_DYNQ_ONE_COPY __attribute__((noinline, noclone))  // GCC would make a copy for each number of rows
+#else
+#define ORT_DYNQ_ONE_COPY __declspec(noinline)
+#endif
+
+// ORT_DYNQ_OPAQUE keeps the compiler from combining the operations that made a vector register's value with later ones.
+//
+// ORT_DYNQ_ACCUMULATE is one instruction, which adds a product of `a` and `b` to `sums`: GCC 12 moves the sums of the
+// intrinsic from register to register and to the stack, which takes half of the time.
+//
+// ORT_DYNQ_CPUID stores eax, ebx, ecx and edx to four numbers of 32 bits, ORT_DYNQ_XGETBV the low half of XCR0.
+#if defined(__GNUC__) || defined(__clang__)
+#define ORT_DYNQ_OPAQUE(value) asm("" : "+x"(value))
+#define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) \
+  asm(instruction " %2, %1, %0" : "+" registers(sums) : registers(a), registers(b))
+#define ORT_DYNQ_CPUID(leaf, subleaf, to) \
+  asm volatile("cpuid" : "=a"((to)[0]), "=b"((to)[1]), "=c"((to)[2]), "=d"((to)[3]) : "a"(leaf), "c"(subleaf))
+#define ORT_DYNQ_XGETBV(low) asm volatile("xgetbv" : "=a"(low) : "c"(0) : "edx")
+#else
+#include <intrin.h>
+#pragma fp_contract(off)  // as -ffp-contract=off; before Visual Studio 2022, /fp:precise contracts
+#define ORT_DYNQ_OPAQUE(value) static_cast<void>(value)
+#define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) sums = intrinsic(sums, a, b)
+#define ORT_DYNQ_CPUID(leaf, subleaf, to) __cpuidex(reinterpret_cast<int*>(to), leaf, subleaf)
+#define ORT_DYNQ_XGETBV(low) low = static_cast<unsigned>(_xgetbv(0))
+#endif
