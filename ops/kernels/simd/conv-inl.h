@@ -2,9 +2,9 @@
 // convolutions. A vector has the sums of C::kLanes adjacent positions and one channel, so that a channel of the output
 // is written in order. C::dot adds the products of quads of positions and the quad of a channel, which C::codes_of<>
 // and C::weights_of<> prepare for each step (C::kSteps, as in product-inl.h). C::overlapping_quads<>() are those of
-// positions that are 1 or 2 codes apart. C::kConvSums sums, of C::kConvChannels channels or fewer
-// and C::kConvRows vectors or fewer, fit the registers. If
-// C::kSignedCodes, C::dot takes codes - 128: the sums lack 128 times the sum of the weights.
+// positions that are 1 or 2 codes apart. C::kConvSums sums, of C::kConvChannels channels and C::kConvRows vectors or
+// fewer, fit the registers. If C::kSignedCodes, C::dot takes codes - 128: the sums lack 128 times the sum of the
+// weights.
 
 #include "kernels/simd/product-inl.h"
 
