@@ -32,7 +32,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 # They differ in their products only, from the next instruction set in the list.
-_ONLY_PRODUCTS = ("amx", "avx512vnni", "avxvnni")
+_ONLY_PRODUCTS = ("amx", "avx512vnni", "avxvnni", "neoni8mm", "neondot")
 
 
 @pytest.fixture(params=[name for name in kernels.supported_isas() if name not in _ONLY_PRODUCTS])

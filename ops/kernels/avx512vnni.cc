@@ -9,7 +9,7 @@ namespace {
 
 struct P : Vector512, Interleave {
   static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
-  static constexpr int kConvRows = 8, kConvSums = 24;
+  static constexpr int kConvRows = 8, kConvChannels = 8, kConvSums = 24;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }

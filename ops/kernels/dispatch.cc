@@ -153,7 +153,7 @@ const InstructionSet kInstructionSets[] = {
     {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni},
 #endif
     {"avx2", &kAvx2Kernels, &kAvx2Products, has_avx2},
-#elif defined(ORT_DYNQ_ARM)
+#elif defined(ORT_DYNQ_ARM) && !defined(ORT_DYNQ_WITHOUT_NEON)
 #ifndef ORT_DYNQ_WITHOUT_NEONI8MM
     {"neoni8mm", &kNeonKernels, &kNeonI8mmProducts, has_i8mm},
 #endif

@@ -1,4 +1,6 @@
-"""Every product kernel returns the bits of loops over its definition: tests/native/products_check.cc.
+"""Kernels in C++ alone. Every product kernel returns the bits of loops over its definition
+(tests/native/products_check.cc), and every elementwise kernel for ARM those of the portable kernels on this machine
+(tests/native/kernels_check.cc).
 
 Kernels that the CPU lacks run with a stand-in: AMX with functions in place of the tile instructions, AVX-VNNI with the
 same instruction in the encoding of AVX-512. CPUs with AVX-512 VNNI also run the machine code of the AMX kernels, with
@@ -55,23 +57,29 @@ def kernel_files(processor: str) -> list[Part]:
     return parts
 
 
-def build(folder: Path, compiler: str, parts: list[Part], *flags: str) -> Path:
-    """Compiles products_check with the kernels of `parts` and returns the program."""
-    reference = [KERNELS / "portable.cc", KERNELS / "portable_products.cc"]
-    common = [ROOT / "tests" / "native" / "products_check.cc", *reference, KERNELS / "dispatch.cc"]
+def build(folder: Path, compiler: str, parts: list[Part], *flags: str, check: str = "products_check") -> Path:
+    """Compiles a check of tests/native/ with the kernels of `parts` and returns the program."""
+    return build_all(folder, compiler, parts, *flags, checks=(check,))[0]
+
+
+def build_all(folder: Path, compiler: str, parts: list[Part], *flags: str, checks: tuple[str, ...]) -> list[Path]:
+    """As build(), for several checks with the same kernels."""
+    reference = [KERNELS / "portable.cc", KERNELS / "portable_products.cc", KERNELS / "dispatch.cc"]
     # The tests of the library run the portable kernels as they are released.
-    parts = [*((path, ("-O1",)) for path in common), *parts]
-    objects = [str(folder / f"{index}.o") for index in range(len(parts))]
+    parts = [*((path, ("-O1",)) for path in reference), *parts]
+    mains = [(ROOT / "tests" / "native" / f"{check}.cc", ("-O1",)) for check in checks]
+    objects = [str(folder / f"{index}.o") for index in range(len(mains + parts))]
 
     def compile_one(part: Part, output: str) -> None:
         path, options = part
         subprocess.run([compiler, *FLAGS, *flags, *options, "-c", str(path), "-o", output], check=True)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(compile_one, parts, objects))
-    program = folder / "products_check"
-    subprocess.run([compiler, *flags, *objects, "-o", str(program)], check=True)
-    return program
+        list(pool.map(compile_one, [*mains, *parts], objects))
+    programs = [folder / check for check in checks]
+    for program, main in zip(programs, objects, strict=False):
+        subprocess.run([compiler, *flags, main, *objects[len(mains) :], "-o", str(program)], check=True)
+    return programs
 
 
 def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
@@ -122,16 +130,38 @@ def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     assert all_kinds(*expected) <= names
 
 
+# Emulated CPUs with and without the instructions of ARMv8.2 and later, and the instruction sets that they have.
+ARM_CPUS = {"max": ("neoni8mm", "neondot", "neon", "portable"), "cortex-a72": ("neon", "portable")}
+
+
+def hashes(program: Path, *emulator: str) -> dict[str, dict[str, str]]:
+    """What kernels_check prints: for each instruction set, a hash of each kernel's results by its name."""
+    printed = subprocess.run([*emulator, program], check=True, capture_output=True, text=True).stdout
+    found: dict[str, dict[str, str]] = {}
+    for isa, name, value in map(str.split, printed.splitlines()):
+        found.setdefault(isa, {})[name] = value
+    return found
+
+
 def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
+    require("g++", "g++")
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     require("qemu-aarch64", "qemu-user")
     if platform.machine() == "aarch64":
-        pytest.skip("this machine is aarch64: the first test covers it")
+        pytest.skip("this machine is aarch64: the other tests cover it")
+    (tmp_path / "here").mkdir()
+    here = hashes(build(tmp_path / "here", "g++", [], check="kernels_check"))["portable"]
+    assert len(here) == len(set(here.values())) > 75  # every kernel is there, and no two are the same
     parts = [*kernel_files("aarch64"), (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)]
-    program = build(tmp_path, "aarch64-linux-gnu-g++", parts, "-static")
-    names = ran(program, 500, "qemu-aarch64")
-    record.extend(("products", f"{name} (aarch64)") for name in {name.split()[0] for name in names})
-    assert all_kinds("portable", "amx-stand-in") <= names
+    flags, checks = ("-static", "-DORT_DYNQ_ARM"), ("products_check", "kernels_check")
+    products, elementwise = build_all(tmp_path, "aarch64-linux-gnu-g++", parts, *flags, checks=checks)
+    for cpu, isas in ARM_CPUS.items():
+        there = hashes(elementwise, "qemu-aarch64", "-cpu", cpu)
+        assert tuple(there) == isas
+        assert [(isa, name) for isa in isas for name in here if here[name] != there[isa].get(name)] == []
+        names = ran(products, 100, "qemu-aarch64", "-cpu", cpu)
+        assert all_kinds(*isas, "amx-stand-in") <= names
+        record.extend(("products", f"{name} (aarch64)") for name in {name.split()[0] for name in names})
 
 
 @pytest.mark.skipif("fma" not in (cpu_flags() if os.path.exists("/proc/cpuinfo") else ()), reason="needs FMA")

@@ -2,8 +2,9 @@
 // convolutions. A vector has the sums of C::kLanes adjacent positions and one channel, so that a channel of the output
 // is written in order. C::dot adds the products of quads of positions and the quad of a channel, which C::codes_of<>
 // and C::weights_of<> prepare for each step (C::kSteps, as in product-inl.h). C::overlapping_quads<>() are those of
-// positions that are 1 or 2 codes apart. C::kConvSums sums, of C::kConvRows channels or fewer, fit the registers. If
-// C::kSignedCodes, C::dot takes codes - 128: the sums lack 128 times the sum of the weights.
+// positions that are 1 or 2 codes apart. C::kConvSums sums, of C::kConvChannels channels and C::kConvRows vectors or
+// fewer, fit the registers. If C::kSignedCodes, C::dot takes codes - 128: the sums lack 128 times the sum of the
+// weights.
 
 #include "kernels/simd/product-inl.h"
 
@@ -203,13 +204,13 @@ inline void conv(const ConvBlock& given) {
   ConvTask block = {given, {}};
   sum_weights(given, given.weights, kBlockBytes, given.channels, block.weight_sums);
   if (block.position_bytes == kQuad)
-    conv_from<ConvForm<kQuad, false>, C::kConvRows>(block, 0);
+    conv_from<ConvForm<kQuad, false>, C::kConvChannels>(block, 0);
   else if (block.position_bytes == 2)
     conv_from<ConvForm<2, true>, 1>(block, 0);
   else if (block.rows > 1)
     conv_from<ConvForm<1, true>, 1>(block, 0);
   else
-    conv_from<ConvForm<1, false>, C::kConvRows>(block, 0);
+    conv_from<ConvForm<1, false>, C::kConvChannels>(block, 0);
 }
 
 template <int kBytes>

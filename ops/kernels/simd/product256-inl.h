@@ -4,7 +4,7 @@
 
 struct Product256 : Vector256, Interleave {
   static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
-  static constexpr int kConvRows = 4, kConvSums = 8;
+  static constexpr int kConvRows = 4, kConvChannels = 4, kConvSums = 8;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 
   static void store(float* p, F a) { _mm256_storeu_ps(p, a); }

@@ -1,8 +1,12 @@
 // What types of products and convolutions with NEON share: four columns or positions in a vector.
 
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 would load too early, and keep some of the sums on the stack
+#pragma GCC optimize("no-schedule-insns")
+#endif
+
 struct ProductNeon : VectorNeon {
   static constexpr int kSteps = 1, kBlocks = 1, kGroupBlocks = 1, kSplit = 1;
-  static constexpr int kConvRows = 8, kConvSums = 24;
+  static constexpr int kConvRows = 8, kConvChannels = 4, kConvSums = 24;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
   using Bytes = uint8x16_t;
 

@@ -1,9 +1,10 @@
-// All vector kernels. Each family is one file, written once for any vector type `V`. avx2.cc and avx512.cc define V and
-// include this file inside their anonymous namespace: no symbol compiled for one instruction set is visible elsewhere.
+// All vector kernels. Each family is one file, written once for any vector type `V`. avx2.cc, avx512.cc and neon.cc
+// define V and include this file inside their anonymous namespace: no symbol compiled for one instruction set is
+// visible elsewhere.
 //
 // A V::F has V::kLanes floats, a V::I as many int32. load_part and store_part access only the first n < kLanes
 // elements. As the x86 instructions do, V::min(a, b) returns b if either is NaN, and V::round returns the lowest int32
-// if its argument is NaN or beyond int32.
+// if its argument is NaN or below int32; it is never above.
 // clang-format off: the order of the files matters
 #include "kernels/simd/quotient-inl.h"
 #include "kernels/simd/stores-inl.h"
