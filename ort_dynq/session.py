@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import onnxruntime as ort
 
 from .backends.options import Backend
 from .backends.register import register
+from .errors import DynqError
 from .runtime import openable
 
 if TYPE_CHECKING:
@@ -50,3 +51,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             rewritten = ready_for_extensions(rewritten).model
         with openable(rewritten, options, shared=sess_options is not None) as source:
             super().__init__(source, options, *args, **kwargs)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be pickled or copied: a session has memory and threads of its process."""
+        raise DynqError(
+            "a session cannot be pickled or copied: open it in each process, "
+            "ort_dynq.InferenceSession(path) or onnxruntime.InferenceSession(path, ort_dynq.register(options))"
+        )

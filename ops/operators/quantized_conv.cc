@@ -25,8 +25,7 @@ constexpr int64_t kRowPositions = 512;      // of the last axis
 constexpr int64_t kRowBytes = 1 << 20;      // of the image of one row, unless it has kFewestRowPositions or fewer
 constexpr int64_t kFewestRowPositions = 16;
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
-constexpr int64_t kOutput =
-    256;  // an output takes as long as these products: that of a depthwise kernel is little more
+constexpr int64_t kOutput = 256;  // an output takes as long as these products, that of a depthwise kernel little more
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
 constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write the same image
@@ -196,8 +195,10 @@ class QuantizedConv : public Node {
       std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
       const int64_t positions = form.positions();
       const auto [n0, n1, n2] = tile.count;
-      // If the output has all positions, kernels write to it, and row by row, if that takes fewer vectors.
-      const bool is_whole = n0 * n1 * n2 == positions && n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out);
+      // If positions are adjacent in the output, kernels write to it, and row by row, if that takes fewer vectors.
+      const bool is_row = n0 * n1 == 1;
+      const bool is_whole =
+          n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out)));
       const bool by_rows = !is_whole && n0 == 1 && writes_rows(form, n1, n2);
       const ProductKernels& products = *active_isa().products;
       const bool in_tiles = products.conv_tiles != nullptr && fits_tiles(form);

@@ -442,15 +442,12 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
             axes = sorted({axis for _, axis in RANGES})
             for axis in {axes[i % len(axes)], -1}:
                 for shape in (shape for shape, its_axis in RANGES if its_axis == axis):
-                    for _ in range(3):
-                        constants = range_constants(
-                            rng, int(attributes["range_kind"]), attributes["inverse_scale"] != 0
-                        )
-                        first = axis % max(1, len(shape))
-                        rows, cols = math.prod(shape[:first]), math.prod(shape[first:])
-                        src = range_rows(rng, max(rows, 1), cols, constants, one_zero)[:rows].reshape(shape)
-                        like = [np.zeros((), dst_of(attributes)[0])] if to_codes else []
-                        yield Case(attributes | {"axis": axis}, [src, constants, *like])
+                    constants = range_constants(rng, int(attributes["range_kind"]), attributes["inverse_scale"] != 0)
+                    first = axis % max(1, len(shape))
+                    rows, cols = math.prod(shape[:first]), math.prod(shape[first:])
+                    src = range_rows(rng, max(rows, 1), cols, constants, one_zero)[:rows].reshape(shape)
+                    like = [np.zeros((), dst_of(attributes)[0])] if to_codes else []
+                    yield Case(attributes | {"axis": axis}, [src, constants, *like])
         yield from far_cases(rng, to_codes)
         yield from long_cases(rng, to_codes)
 

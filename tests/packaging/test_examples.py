@@ -14,6 +14,7 @@ from typing import Any
 
 import helpers
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
@@ -69,6 +70,58 @@ def test_serving_threads() -> None:
     session = serving.open_session(str(MODEL))
     for feeds, answer in zip(requests, serving.serve(str(MODEL), requests), strict=True):
         assert answer[0].tobytes() == session.run(None, feeds)[0].tobytes()
+
+
+def batch_rows() -> npt.NDArray[np.float32]:
+    """Inputs for a model of torchao: enough for several batches in each worker."""
+    (given,) = helpers.stock_session(onnx.load(MODEL)).get_inputs()
+    shape = [size if isinstance(size, int) else 3 for size in given.shape[1:]]
+    return np.random.default_rng(2).standard_normal((20, *shape), np.float32)
+
+
+@pytest.fixture
+def fast_model(tmp_path: Path) -> Path:
+    ort_dynq.rewrite(MODEL).save(tmp_path / "fast.onnx")
+    return tmp_path / "fast.onnx"
+
+
+def one_session(path: Path, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    session = ort.InferenceSession(path, ort_dynq.register(ort.SessionOptions()))
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: rows})[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray_data(fast_model: Path) -> None:
+    ray = pytest.importorskip("ray", reason='`pip install "ray[data]"`')
+    rows = batch_rows()
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
+    try:
+        (output,) = module("ray_data").infer(str(fast_model), rows, batch=4).values()
+    finally:
+        ray.shutdown()
+    assert output.tobytes() == one_session(fast_model, rows).tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_spark_udf(fast_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark", reason="`pip install pyspark pandas pyarrow`")
+    if shutil.which("java") is None:
+        pytest.skip("Java is not installed")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    rows = batch_rows()
+    try:
+        output = module("spark_udf").infer(str(fast_model), rows)
+    finally:
+        pyspark.sql.SparkSession.builder.getOrCreate().stop()
+    assert output.tobytes() == one_session(fast_model, rows).tobytes()
+
+
+@pytest.mark.parametrize(("example", "package"), [("ray_data", "ray"), ("spark_udf", "pyspark")])
+def test_batches_without_their_packages(example: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=rf"^{package} is missing: run `pip install .*`$"):
+        module(example).main(str(MODEL))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="links an ELF library")

@@ -24,16 +24,18 @@ def run(*command: str | Path) -> str:
 
 @pytest.fixture(scope="module", params=["g++", "clang++"])
 def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build directory of one compiler, with warnings as errors."""
+    """The build directory of one compiler, without warnings."""
     for tool in (request.param, "cmake", "nm"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     directory = tmp_path_factory.mktemp("build")
-    options = ("-DORT_DYNQ_WERROR=ON", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
-    run("cmake", "-S", OPS, "-B", directory, f"-DCMAKE_CXX_COMPILER={request.param}", *options)
-    run("cmake", "--build", directory, "--parallel", "2")
+    options = (f"-DCMAKE_CXX_COMPILER={request.param}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    run("cmake", "-S", OPS, "-B", directory, *options)
+    # Without -Werror, which is no option of the package: so a cache of the compiler has these objects.
+    done = subprocess.run(["cmake", "--build", directory, "--parallel", "2"], capture_output=True, text=True)
+    assert (done.returncode, "warning:" in done.stderr + done.stdout) == (0, False), done.stdout + done.stderr
     commands = (directory / "compile_commands.json").read_text()
-    assert commands.count("-Wall -Wextra") == commands.count("-Werror") == len(list(OPS.rglob("*.cc")))
+    assert commands.count("-Wall -Wextra") == len(list(OPS.rglob("*.cc")))
     return directory
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import pickle
 import re
 import subprocess
 import sys
@@ -111,6 +113,12 @@ def test_external_data_in_the_current_folder(as_proto: bool, tmp_path: Path, mon
     monkeypatch.chdir(path.parent)
     model = onnx.load(path.name, load_external_data=False) if as_proto else path.name
     assert run(ort_dynq.InferenceSession(model)) == expected()
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_session_cannot_be_pickled(duplicate: Callable[[object], object]) -> None:
+    with pytest.raises(ort_dynq.DynqError, match=r"^a session cannot be pickled or copied: open it in .+$"):
+        duplicate(ort_dynq.InferenceSession(make_model()))
 
 
 def test_sessions_share_options(tmp_path: Path) -> None:
