@@ -2,9 +2,9 @@
 
     python tests/native/windows.py WHEEL
 
-Every model of models/ runs as it is, rewritten with `exact`, and rewritten, without optimizations. All outputs must have
-the bits of this machine, and an exact rewrite those of its original. There is no Python for Wine here, so run_models.cc
-opens the models through ONNX Runtime's C interface.
+Every model of models/ runs as it is, rewritten with `exact`, and rewritten, without optimizations. All outputs must
+have the bits of this machine, and an exact rewrite those of its original. There is no Python for Wine here, so
+run_models.cc opens the models through ONNX Runtime's C interface.
 
 Needs Debian's packages g++-mingw-w64-x86-64-posix and wine64, and the installed package.
 """
@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime as ort
 from onnx import helper
 
@@ -34,8 +33,8 @@ from rewriting import FOLDERS, data_sets, load, rewritten  # noqa: E402
 
 Tensors = dict[str, npt.NDArray[np.generic]]
 WINE = "/usr/lib/wine/wine64"
-# ONNX Runtime uses the tiles of AMX without asking, as Windows allows. Linux wants every process to ask: without it, the
-# first product of integers ends the process. Permissions do not survive exec, so Wine loads this.
+# ONNX Runtime uses the tiles of AMX without asking, as Windows allows. Linux wants every process to ask: without it,
+# the first product of integers ends the process. Permissions do not survive exec, so Wine loads this.
 ASK_FOR_TILES = """#include <sys/syscall.h>
 #include <unistd.h>
 __attribute__((constructor)) static void ask(void) { syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18); }
