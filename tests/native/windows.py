@@ -123,6 +123,12 @@ def check_library(library: Path) -> None:
         sys.exit(f"the library needs {sorted(needed)}")
     if exported != {"RegisterCustomOps", *declared}:
         sys.exit(f"the library exports {sorted(exported)}")
+    # ops/CMakeLists.txt has the option that makes them unaligned; Debian's compiler does so itself.
+    code = run("x86_64-w64-mingw32-objdump", "-d", "--no-show-raw-insn", library)
+    if aligned := re.findall(
+        r"vmov(?:ap[sd]|dqa\w*) .*\(%r[sb]p.*%[yz]mm.*|vmov(?:ap[sd]|dqa\w*) .*%[yz]mm.*\(%r[sb]p.*", code
+    ):
+        sys.exit(f"{len(aligned)} instructions want an aligned stack, which GCC does not align: {aligned[0]}")
 
 
 def compile_for_wine(folder: Path) -> tuple[Path, Path]:
