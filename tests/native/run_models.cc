@@ -1,11 +1,11 @@
-// Runs models with ONNX Runtime for Windows, through its C interface. tests/packaging/windows.py compares the results with
-// those of other systems.
+// Runs models with ONNX Runtime for Windows, through its C interface. tests/native/windows.py compares the results with
+// those of Linux.
 //
 //   run_models.exe RUNTIME.dll PLUGIN.dll FILE ...
 //
-// For each FILE.onnx it reads FILE.inputs and writes FILE.outputs. Both have one tensor after the other: a line with the
-// name, the number of its ONNX type, the rank and the dimensions; then its bytes. The plugin is registered for all of
-// them. Optimizations are off.
+// For each FILE.onnx it reads FILE.inputs and writes FILE.outputs. Both have one tensor after the other: a line with
+// the name, the number of its ONNX type, the rank and the dimensions; then its bytes. The plugin is registered for all
+// of them. Optimizations are off.
 #include <windows.h>
 
 #include <cstdio>
@@ -24,23 +24,23 @@ struct OrtAllocator;
 struct OrtRunOptions;
 
 // The functions of OrtApi that open and run a session, beside those of ort_abi.h.
-#define SESSION_FUNCTIONS(X)                                                                                     \
-  X(CreateEnv, 3, OrtStatus*, (int level, const char* name, OrtEnv**))                                           \
-  X(CreateSession, 7, OrtStatus*, (OrtEnv*, const wchar_t* path, const OrtSessionOptions*, OrtSession**))        \
-  X(Run, 9, OrtStatus*,                                                                                          \
-    (OrtSession*, const OrtRunOptions*, const char* const* names, const OrtValue* const* inputs, size_t,         \
-     const char* const* output_names, size_t, OrtValue** outputs))                                               \
-  X(CreateSessionOptions, 10, OrtStatus*, (OrtSessionOptions**))                                                 \
-  X(SetSessionGraphOptimizationLevel, 23, OrtStatus*, (OrtSessionOptions*, int level))                           \
-  X(RegisterCustomOpsLibrary, 29, OrtStatus*, (OrtSessionOptions*, const char* path, void** handle))             \
-  X(SessionGetOutputCount, 31, OrtStatus*, (const OrtSession*, size_t*))                                         \
-  X(SessionGetOutputName, 37, OrtStatus*, (const OrtSession*, size_t, OrtAllocator*, char**))                    \
-  X(CreateTensorWithDataAsOrtValue, 49, OrtStatus*,                                                              \
+#define SESSION_FUNCTIONS(X)                                                                                         \
+  X(CreateEnv, 3, OrtStatus*, (int level, const char* name, OrtEnv**))                                               \
+  X(CreateSession, 7, OrtStatus*, (OrtEnv*, const wchar_t* path, const OrtSessionOptions*, OrtSession**))            \
+  X(Run, 9, OrtStatus*,                                                                                              \
+    (OrtSession*, const OrtRunOptions*, const char* const* names, const OrtValue* const* inputs, size_t,             \
+     const char* const* output_names, size_t, OrtValue** outputs))                                                   \
+  X(CreateSessionOptions, 10, OrtStatus*, (OrtSessionOptions**))                                                     \
+  X(SetSessionGraphOptimizationLevel, 23, OrtStatus*, (OrtSessionOptions*, int level))                               \
+  X(RegisterCustomOpsLibrary, 29, OrtStatus*, (OrtSessionOptions*, const char* path, void** handle))                 \
+  X(SessionGetOutputCount, 31, OrtStatus*, (const OrtSession*, size_t*))                                             \
+  X(SessionGetOutputName, 37, OrtStatus*, (const OrtSession*, size_t, OrtAllocator*, char**))                        \
+  X(CreateTensorWithDataAsOrtValue, 49, OrtStatus*,                                                                  \
     (const OrtMemoryInfo*, void*, size_t bytes, const int64_t*, size_t rank, ONNXTensorElementDataType, OrtValue**)) \
-  X(GetTensorShapeElementCount, 64, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                     \
-  X(CreateCpuMemoryInfo, 69, OrtStatus*, (int allocator, int memory, OrtMemoryInfo**))                           \
-  X(GetAllocatorWithDefaultOptions, 78, OrtStatus*, (OrtAllocator**))                                            \
-  X(ReleaseSession, 95, void, (OrtSession*))                                                                     \
+  X(GetTensorShapeElementCount, 64, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                         \
+  X(CreateCpuMemoryInfo, 69, OrtStatus*, (int allocator, int memory, OrtMemoryInfo**))                               \
+  X(GetAllocatorWithDefaultOptions, 78, OrtStatus*, (OrtAllocator**))                                                \
+  X(ReleaseSession, 95, void, (OrtSession*))                                                                         \
   X(ReleaseValue, 96, void, (OrtValue*))
 
 namespace {
@@ -53,8 +53,10 @@ const OrtApi* api;
 }
 
 // Calls `name` of OrtApi, whose parameters convert the arguments.
-#define DEFINE_CALL(name, slot, result, parameters) \
-  const auto name = [](auto... arguments) { return reinterpret_cast<result(*) parameters>(api->slots[slot])(arguments...); };
+#define DEFINE_CALL(name, slot, result, parameters)                                \
+  const auto name = [](auto... arguments) {                                        \
+    return reinterpret_cast<result(*) parameters>(api->slots[slot])(arguments...); \
+  };
 ORT_DYNQ_API_FUNCTIONS(DEFINE_CALL)
 SESSION_FUNCTIONS(DEFINE_CALL)
 
@@ -71,10 +73,18 @@ struct Tensor {
 
 size_t size_of(int type) {
   switch (type) {
-    case 2: case 3: case 9: return 1;
-    case 10: return 2;
-    case 1: case 6: return 4;
-    case 7: case 11: return 8;
+    case 2:
+    case 3:
+    case 9:
+      return 1;
+    case 10:
+      return 2;
+    case 1:
+    case 6:
+      return 4;
+    case 7:
+    case 11:
+      return 8;
   }
   fail("unknown type " + std::to_string(type));
 }
@@ -162,8 +172,8 @@ int main(int argc, char** argv) {
   if (argc < 4) fail("expected RUNTIME.dll PLUGIN.dll FILE ...");
   const HMODULE runtime = LoadLibraryA(argv[1]);
   if (runtime == nullptr) fail(std::string(argv[1]) + " cannot be loaded: error " + std::to_string(GetLastError()));
-  const auto base = reinterpret_cast<const OrtApiBase* (*)()>(
-      reinterpret_cast<void*>(GetProcAddress(runtime, "OrtGetApiBase")))();
+  const auto base =
+      reinterpret_cast<const OrtApiBase* (*)()>(reinterpret_cast<void*>(GetProcAddress(runtime, "OrtGetApiBase")))();
   std::printf("ONNX Runtime %s\n", base->GetVersionString());
   api = base->GetApi(kOrtApiVersion);
   OrtEnv* env = nullptr;
@@ -178,6 +188,5 @@ int main(int argc, char** argv) {
       reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(plugin), "ort_dynq_isa")));
   std::printf("instruction set %s\n", isa(nullptr, 0));
   for (int i = 3; i < argc; ++i) run_model(env, options, argv[i]);
-  std::printf("ran %d models\n", argc - 3);
   return 0;
 }

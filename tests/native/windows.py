@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -112,6 +113,24 @@ def download(folder: Path) -> Path:
     return folder / "onnxruntime.dll"
 
 
+def check_library(library: Path) -> None:
+    """The library needs no others than those of Windows, and exports what ops/c_api.h and ONNX Runtime name."""
+    text = run("x86_64-w64-mingw32-objdump", "-p", library)
+    needed = set(re.findall(r"DLL Name: (\S+)", text))
+    exported = set(re.findall(r"^\s*\[ *\d+\] (?:\+base\[ *\d+\] +\w+ +)?([A-Za-z]\w+)$", text, re.M))
+    declared = set(re.findall(r"\bort_dynq_\w+(?=\()", (ROOT / "ops" / "c_api.h").read_text(encoding="utf-8")))
+    if needed != {"KERNEL32.dll", "msvcrt.dll"}:
+        sys.exit(f"the library needs {sorted(needed)}")
+    if exported != {"RegisterCustomOps", *declared}:
+        sys.exit(f"the library exports {sorted(exported)}")
+    # ops/CMakeLists.txt has the option that makes them unaligned; Debian's compiler does so itself.
+    code = run("x86_64-w64-mingw32-objdump", "-d", "--no-show-raw-insn", library)
+    if aligned := re.findall(
+        r"vmov(?:ap[sd]|dqa\w*) .*\(%r[sb]p.*%[yz]mm.*|vmov(?:ap[sd]|dqa\w*) .*%[yz]mm.*\(%r[sb]p.*", code
+    ):
+        sys.exit(f"{len(aligned)} instructions want an aligned stack, which GCC does not align: {aligned[0]}")
+
+
 def compile_for_wine(folder: Path) -> tuple[Path, Path]:
     """Returns run_models.exe and the library that Wine loads."""
     program, tiles = folder / "run_models.exe", folder / "tiles.so"
@@ -133,6 +152,7 @@ def main() -> None:
         folder = Path(name)
         with zipfile.ZipFile(wheel) as archive:
             (folder / "ort_dynq.dll").write_bytes(archive.read("ort_dynq/ort_dynq.dll"))
+        check_library(folder / "ort_dynq.dll")
         program, tiles = compile_for_wine(folder)
         runtime = download(folder)
         expected = prepare(folder, FOLDERS[:: given.every])

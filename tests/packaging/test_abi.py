@@ -13,6 +13,7 @@ import pytest
 HEADER = Path(__file__).parents[2] / "ops" / "ort_abi.h"
 TEXT = re.sub(r"\\\n", " ", HEADER.read_text())
 SLOTS = re.findall(r"\bX\((\w+),\s*(\d+),", TEXT)
+OF_TESTS = re.findall(r"\bX\((\w+),\s*(\d+),", (HEADER.parents[1] / "tests/native/run_models.cc").read_text())
 ENUMERATORS = [
     pair
     for body in re.findall(r"^enum \w+(?: : int)? \{(.*?)\}", TEXT, re.MULTILINE | re.DOTALL)
@@ -28,6 +29,7 @@ def test_header_is_read() -> None:
     """The expressions above find every number."""
     assert len(SLOTS) == len(re.findall(r"^ORT_DYNQ_API|  X\(", TEXT, re.MULTILINE)) - 1 >= 24
     assert ("KernelContext_ParallelFor", "274") in SLOTS
+    assert ("CreateEnv", "3") in OF_TESTS
     assert len(MEMBERS) == 26
     assert len(MEMBERS) == CUSTOM_OP.count(";")
     assert CUSTOM_OP.strip().startswith("uint32_t version;")
@@ -64,7 +66,7 @@ def test_real_header(include: str, tmp_path: Path) -> None:
             f"static_assert(offsetof(OrtApi, {name}) == {slot} * sizeof(void*));"
             if name in names
             else f"static_assert(sizeof(OrtApi) <= {slot} * sizeof(void*));"  # newer than this header
-            for name, slot in SLOTS
+            for name, slot in (*SLOTS, *OF_TESTS)
         ),
         *(f"static_assert(offsetof(OrtCustomOp, {name}) == {i} * sizeof(void*));" for i, name in enumerate(MEMBERS)),
         *(f"static_assert(static_cast<int>({name}) == {value});" for name, value in ENUMERATORS),

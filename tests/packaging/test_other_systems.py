@@ -44,14 +44,6 @@ def test_only_one_header_has_extensions_of_compilers() -> None:
     assert found == {}
 
 
-def test_long_has_32_bits_on_windows() -> None:
-    """So no type and no constant is one, except for the numbers of a system call of Linux."""
-    for path in [*(ROOT / "ops").rglob("*.cc"), *(ROOT / "ops").rglob("*.h")]:
-        for line in path.read_text().splitlines():
-            code = line.partition("//")[0]
-            assert not re.search(r"\blong (?!kRequestPermission)|\d[uU]?[lL]\b", code.replace("long long", "")), line
-
-
 # Python
 
 
