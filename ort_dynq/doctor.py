@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import __version__
-from .system import cpu_features, cpu_name, package_version
+from .system import cpu_features, cpu_name, package_version, platform_name, wheel_test
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +48,8 @@ class Examination:
 
     Attributes:
         versions: See :func:`versions`.
+        platform: See :func:`ort_dynq.system.platform_name`.
+        wheel_test: See :func:`ort_dynq.system.wheel_test`.
         cpu: See :func:`ort_dynq.system.cpu_name`.
         features: See :func:`ort_dynq.system.cpu_features`.
         isa: The instruction set in use; empty if it cannot be determined, in which case a check failed.
@@ -56,6 +58,8 @@ class Examination:
     """
 
     versions: dict[str, str]
+    platform: str
+    wheel_test: str
     cpu: str
     features: tuple[str, ...]
     isa: str
@@ -92,7 +96,9 @@ def examine(*, track: Track = iter) -> Examination:
         advice = f"set ORT_DYNQ_ISA={isas[-1]} to avoid it, and report it"
         tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice))
     checks = tuple(test.run() for test in track(tests))
-    return Examination(versions(), cpu_name(), cpu_features(), _or_else("", _isa), isas, checks)
+    return Examination(
+        versions(), platform_name(), wheel_test(), cpu_name(), cpu_features(), _or_else("", _isa), isas, checks
+    )
 
 
 @dataclass(frozen=True)

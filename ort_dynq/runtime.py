@@ -64,6 +64,11 @@ def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSess
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is deleted after the block, except for files that a session still maps on Windows."""
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+
 @contextlib.contextmanager
 def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False) -> Iterator[str | bytes]:
     """Gives what ``onnxruntime.InferenceSession`` opens for `model`: a path or bytes, valid within the block.
@@ -94,7 +99,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
     from .storage import is_large, save, to_proto
 
     if is_large(model):
-        with tempfile.TemporaryDirectory() as temporary:
+        with temporary_folder() as temporary:
             save(model, Path(temporary) / "model.onnx")
             yield os.path.join(temporary, "model.onnx")
         return
@@ -157,7 +162,7 @@ def _file_of_absolute_paths(model: ir.Model) -> Iterator[str]:
 
     from .storage import explained
 
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         file = os.path.join(folder, "model.onnx")
         with explained(model):
             model = model.clone()

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,30 @@ _FEATURES = (
     *("sse4_1", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve"),
     *("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"),
 )
+
+# How the wheel for each platform was tested, by sys.platform and platform.machine(). docs/deployment.md says more.
+_WHEELS = {
+    ("linux", "x86_64"): ("Linux x86-64", "tested on this platform"),
+    ("linux", "aarch64"): ("Linux aarch64", "tested in the emulator qemu-aarch64"),
+    ("win32", "amd64"): ("Windows x86-64", "the library was tested under Wine, the Python code on Linux only"),
+    ("darwin", "arm64"): ("macOS arm64", "compiled, never run"),
+    ("darwin", "x86_64"): ("macOS x86-64", "compiled, never run"),
+}
+
+
+def platform_name() -> str:
+    """The operating system and the processor."""
+    return _wheel()[0]
+
+
+def wheel_test() -> str:
+    """How the wheel for this platform was tested."""
+    return _wheel()[1]
+
+
+def _wheel() -> tuple[str, str]:
+    machine = platform.machine().lower()
+    return _WHEELS.get((sys.platform, machine), (f"{platform.system()} {machine}", "there is none, built from source"))
 
 
 def cpu_name() -> str:

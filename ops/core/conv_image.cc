@@ -195,7 +195,10 @@ void ConvImage::prepare() {
 
 void ConvImage::write_rows(const ConvSource& source, bool is_first, uint8_t* image) const {
   if (is_first) std::memset(image, source.zp, static_cast<size_t>(bytes()));
-  const auto copy = row_codes_ >= 16 ? copy_rows<16> : row_codes_ >= 8 ? copy_rows<8> : copy_rows<1>;
+  const auto copy = row_codes_ >= 16  ? copy_rows<16>
+                    : row_codes_ >= 8 ? copy_rows<8>
+                    : row_codes_ >= 4 ? copy_rows<4>
+                                      : copy_rows<1>;
   const int64_t channel = axes_[0].in * axes_[1].in * axes_[2].in;
   for (int64_t unit = 0; unit < units_; ++unit)
     for (const Rows& rows : rows_)

@@ -3,7 +3,7 @@
 // (Compilers for manylinux link a copy of it, too.)
 #include <new>
 
-#ifdef __GLIBCXX__
+#if defined(__GLIBCXX__) && !defined(_WIN32)  // for Windows, libstdc++ is linked statically
 // NOLINTBEGIN(bugprone-reserved-identifier,bugprone-std-namespace-modification)
 namespace std {
 [[noreturn]] void __throw_bad_array_new_length();

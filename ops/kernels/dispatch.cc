@@ -114,7 +114,7 @@ bool has(const char* feature) noexcept {
 
 [[maybe_unused]] bool has_dot() noexcept {
 #if defined(__linux__)
-  constexpr unsigned long kDotBit = 1ul << 20;  // HWCAP_ASIMDDP
+  constexpr uint64_t kDotBit = 1u << 20;  // HWCAP_ASIMDDP
   return (getauxval(AT_HWCAP) & kDotBit) != 0;
 #elif defined(__APPLE__)
   return has("hw.optional.arm.FEAT_DotProd");
@@ -127,7 +127,7 @@ bool has(const char* feature) noexcept {
 
 [[maybe_unused]] bool has_i8mm() noexcept {
 #if defined(__linux__)
-  constexpr unsigned long kI8mmBit = 1ul << 13;  // HWCAP2_I8MM
+  constexpr uint64_t kI8mmBit = 1u << 13;  // HWCAP2_I8MM
   return has_dot() && (getauxval(AT_HWCAP2) & kI8mmBit) != 0;
 #elif defined(__APPLE__)
   return has_dot() && has("hw.optional.arm.FEAT_I8MM");

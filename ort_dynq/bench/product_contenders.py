@@ -166,7 +166,7 @@ def _copies(rows: int, size: int) -> int:
 def _last_cache() -> int:
     """The bytes of the largest cache of the first core; 0 if the system does not tell."""
     files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    return max((int(file.read_text().strip().removesuffix("K")) * 1024 for file in files), default=0)
+    return max((int(file.read_text(encoding="ascii").strip().removesuffix("K")) * 1024 for file in files), default=0)
 
 
 def _make_data(case: Case, group_size: int) -> _Data:
@@ -333,7 +333,7 @@ def read_contender(size: int, count: int, threads: int) -> Contender:
     pages = mmap.mmap(-1, size * count)
     data = np.frombuffer(pages, np.uint8)
     data[:] = 1
-    compare = ctypes.CDLL(None).memcmp
+    compare = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
     compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     part = data.nbytes // threads
     half = part // 2

@@ -7,6 +7,7 @@ Exit status: 0 success, 1 a verification or check failed, 2 wrong usage or input
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -70,6 +71,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     warnings.simplefilter("ignore")
     if sys.stdout is None:  # the process was started without one
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the code page of a Windows console lacks most characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         arguments = parser.parse_args(argv)
         if not hasattr(arguments, "run"):

@@ -102,7 +102,7 @@ def profile(
             raise
         except Exception as error:
             raise SessionError(message(error)) from error
-        events = json.loads(Path(session.end_profiling()).read_text(errors="replace"))
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace"))
     return _summarize(events, runs)
 
 
