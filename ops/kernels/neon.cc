@@ -69,8 +69,10 @@ struct V : VectorNeon {
   using VectorNeon::store_part;
 };
 
-#include "kernels/simd/productneon-inl.h"
 #include "kernels/simd/table-inl.h"
+// clang-format off: it has a pragma for what follows
+#include "kernels/simd/productneon-inl.h"
+// clang-format on
 
 // For products of unsigned or signed bytes: eight products of int16 from a half of a vector, whose pairs add up to
 // int32. The bytes of a vector are ordered so that both halves have a pair of each quad.
