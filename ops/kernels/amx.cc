@@ -1,5 +1,5 @@
-// Products on the tiles of AMX-int8: 8-bit weights in one group, 16 rows or more; convolutions of several channels in
-// each group. Other products are avx512vnni's.
+// Products on the tiles of AMX-int8: of 16 rows or more, except for long groups; convolutions of several channels in
+// each group. Other products are avx512vnni's. simd/tile-groups-inl.h has weights in groups.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mamx-tile -mamx-int8
 //
 // A tile is a register of 16 rows of 64 bytes. A tile of codes has 16 rows of 64 adjacent k; a tile of weights has 16
@@ -54,12 +54,13 @@ constexpr TileConfiguration kConfiguration = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
 // Functions and no destructor, which would need the runtime of exceptions.
-TileConfiguration configure_tiles() {
+TileConfiguration configure_tiles(TileConfiguration configuration = kConfiguration) {
   TileConfiguration before = {};
   use_memory(&before);
   _tile_storeconfig(&before);
   use_memory(&before);
-  _tile_loadconfig(&kConfiguration);
+  use_memory(&configuration);
+  _tile_loadconfig(&configuration);
   return before;
 }
 
@@ -211,6 +212,8 @@ void tiles(const ProductBlock& block) {
 #endif
 }
 
+#include "kernels/simd/tile-groups-inl.h"
+
 // to[i][j] = from[j][i] for 16 x 16 values of 4 bytes, of which the rows from `rows` on are 0. Rows of `from` are
 // `stride` bytes apart.
 void transpose(const void* from, int64_t stride, int64_t rows, void* to) {
@@ -360,7 +363,8 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
 
 // Functions and not the pointers of kAvx512VnniProducts: those would be copied when the library is loaded, by code that
 // is compiled for AVX-512.
-extern const ProductKernels kAmxProducts = {one_group,  groups8,     groups4,   tiles,     conv,
-                                            conv_tiles, image_tiles, sum_codes, interleave};
+extern const ProductKernels kAmxProducts = {one_group,      groups8,        groups4,   tiles,
+                                            tile_groups<8>, tile_groups<4>, conv,      conv_tiles,
+                                            image_tiles,    sum_codes,      interleave};
 
 }  // namespace dynq

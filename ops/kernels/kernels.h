@@ -135,6 +135,7 @@ constexpr int64_t kQuad = 4;
 // Rows and bytes of a row that the codes for ProductKernels::tiles keep together: [rows / 16][depth / 64][16][64].
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 64;
+constexpr int64_t kLongestTileGroup = 512;
 
 // rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
 // the first column; those with groups have the columns of the next group `columns` elements later. Weights and arrays
@@ -239,7 +240,9 @@ struct ProductKernels {
   ProductKernel one_group;  // 8-bit weights, one group
   ProductKernel groups8;    // 8-bit weights
   ProductKernel groups4;    // 4-bit weights, one group or more
-  ProductKernel tiles;      // as one_group, for 16 rows or more, from codes in tiles; null: one_group serves any number
+  // As one_group, groups8 and groups4, for 16 rows or more and several groups up to kLongestTileGroup, from codes in
+  // tiles; null: those serve any number.
+  ProductKernel tiles, tile_groups8, tile_groups4;
   ConvKernel conv;
   ConvKernel conv_tiles;   // as conv, for quads 4 bytes apart, from ConvBlock::tiles; null: conv serves all
   ConvKernel image_tiles;  // writes ConvBlock::tiles

@@ -232,7 +232,7 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
 
 }  // namespace
 
-const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr,   conv,
-                                          nullptr,    nullptr,    sum_codes,  interleave};
+const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr,   nullptr,   nullptr,
+                                          conv,       nullptr,    nullptr,    sum_codes, interleave};
 
 }  // namespace dynq

@@ -89,15 +89,15 @@ class QuantizedMatMul : public Node {
     all.order = order_;
     all.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
     const ProductKernels& kernels = *active_isa().products;
-    product.in_tiles = kernels.tiles != nullptr && bits_ == 8 && all.groups == 1 && all.rows >= kTileRows;
+    const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
+    product.in_tiles = kernels.tiles != nullptr && tiles_fit && all.rows >= kTileRows;
     product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
     product.prepare_rows(src, scale, zero_point, rows);
-    product.run(context,
-                product.in_tiles ? kernels.tiles
-                : bits_ == 4     ? kernels.groups4
-                : all.groups > 1 ? kernels.groups8
-                                 : kernels.one_group,
-                bits_);
+    const ProductKernel in_rows = bits_ == 4 ? kernels.groups4 : all.groups > 1 ? kernels.groups8 : kernels.one_group;
+    const ProductKernel in_tiles = all.groups == 1 ? kernels.tiles
+                                   : bits_ == 4    ? kernels.tile_groups4
+                                                   : kernels.tile_groups8;
+    product.run(context, product.in_tiles ? in_tiles : in_rows, bits_);
   }
 
  private:

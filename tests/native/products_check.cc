@@ -281,8 +281,11 @@ struct Counter {
     if (problem.bits == 4) run("groups4", kernels.groups4, false);
     if (problem.bits == 8 && problem.groups > 1) run("groups8", kernels.groups8, false);
     if (problem.bits == 8 && problem.groups == 1) run("one_group", kernels.one_group, false);
-    if (problem.bits == 8 && problem.groups == 1 && problem.rows >= kTileRows && kernels.tiles != nullptr)
-      run("tiles", kernels.tiles, true);
+    if (problem.rows < kTileRows || kernels.tiles == nullptr) return;
+    if (problem.bits == 8 && problem.groups == 1) run("tiles", kernels.tiles, true);
+    if (problem.groups == 1 || problem.size() > dynq::kLongestTileGroup) return;
+    if (problem.bits == 8) run("tile_groups8", kernels.tile_groups8, true);
+    if (problem.bits == 4) run("tile_groups4", kernels.tile_groups4, true);
   }
 
   void check_conv(const std::string& name, const dynq::ProductKernels& kernels, const conv_check::Problem& problem,

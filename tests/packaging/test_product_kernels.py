@@ -92,7 +92,8 @@ def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
 
 def all_kinds(*names: str) -> set[str]:
     kinds = ("one_group", "groups8", "groups4", "conv", "interleave")
-    in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in ("tiles", "conv_tiles")}
+    tile_kinds = ("tiles", "tile_groups8", "tile_groups4", "conv_tiles")
+    in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in tile_kinds}
     return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles
 
 

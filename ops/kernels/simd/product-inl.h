@@ -204,7 +204,16 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
+  // CPUs do not foresee the next group's part of an array of columns. Few rows wait for memory, which gives adjacent
+  // parts at once faster: every fourth block names those of the four blocks after the next three.
+  const bool is_fourth = !kOneGroup && kRows <= kFewRows && col / kBlockColumns % 4 == 0;
+  const int64_t first_ahead = (col == 0 ? 1 : 4) * kBlockColumns, end_ahead = is_fourth ? 8 * kBlockColumns : 0;
   for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t ahead = first_ahead; ahead < end_ahead && col + ahead < gap; ahead += kBlockColumns)
+      for (int64_t b = 0; b < kBlocks; ++b) {
+        __builtin_prefetch(column_sums + b * gap + ahead);
+        if (column_varies) __builtin_prefetch(column_scales + b * gap + ahead);
+      }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.zps + row * block.row_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8

@@ -1,0 +1,249 @@
+// Products of weights in groups on tiles: a part of amx.cc, which includes this file.
+//
+// A tile of sums has 16 rows, 16 columns and one group. It is stored, and made floats from there. The floats of 16 rows
+// stay in registers for the groups of a panel, and in dst from panel to panel. Loads from a tile that was just stored
+// wait until all earlier instructions are done; so two more tiles are stored before the floats of a tile are made.
+
+constexpr int64_t kPanel = kLongestTileGroup * kBlockColumns;  // bytes of the weights of a panel, 8 bits each
+constexpr int64_t kMostGroups = kLongestTileGroup / 16;        // of a panel
+constexpr int64_t kStored = 4;                                 // tiles of sums in memory
+constexpr Floats kOnes = Floats{} + 1.0f;
+
+// Within this bound, sums minus zero points times the sums of columns are exact before they are rounded to floats, and
+// fit int32.
+constexpr uint32_t kColumnSumBound = 1 << 22;
+
+// The weights of 16 columns and of adjacent groups.
+struct Panel {
+  const int8_t* weights;  // 8 bits, without zero points if they had 4 bits
+  int64_t first, groups;
+  int64_t group_size;
+  int64_t tile_bytes;  // of a row of a tile of codes
+  int64_t column;      // the first one
+};
+
+// Multiplies the codes of 16 rows from k `begin` to `end` to tile 0 or 1; 4 and 5 are codes, 6 and 7 weights. The
+// instructions take no variables as tiles.
+inline void multiply_group(const uint8_t* codes, int64_t begin, int64_t end, const int8_t* weights, int64_t tile_bytes,
+                           bool is_odd) {
+  if (is_odd)
+    _tile_zero(1);
+  else
+    _tile_zero(0);
+  for (int64_t k = begin; k < end; k += tile_bytes, weights += tile_bytes * kBlockColumns) {
+    const uint8_t* from = codes + k / kTileBytes * kTile + k % kTileBytes;
+    if (is_odd) {
+      _tile_loadd(5, from, kTileBytes);
+      _tile_loadd(7, weights, kTileBytes);
+      _tile_dpbusd(1, 5, 7);
+    } else {
+      _tile_loadd(4, from, kTileBytes);
+      _tile_loadd(6, weights, kTileBytes);
+      _tile_dpbusd(0, 4, 6);
+    }
+  }
+}
+
+inline void store_group(uint32_t* sums, bool is_odd) {
+  if (is_odd)
+    _tile_stored(1, sums, kTileBytes);
+  else
+    _tile_stored(0, sums, kTileBytes);
+}
+
+// The floats of 16 rows before the panel.
+template <Store kStore>
+inline void load_reals(const ProductBlock& block, const Panel& panel, int64_t row, Floats (&reals)[kTileRows]) {
+  const float* dst = block.dst + row * block.dst_stride + panel.column;
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < kTileRows; ++r)
+    reals[r] = panel.first > 0 && r < block.rows - row
+                   ? load_columns<Floats, kStore>(dst + r * block.dst_stride, block.cols - panel.column)
+                   : -Floats{};
+}
+
+// Stores the floats of 16 rows, after the last panel with all scales and the bias.
+template <Store kStore>
+inline void store_reals(const ProductBlock& block, const Panel& panel, int64_t row, Floats (&reals)[kTileRows]) {
+  const int64_t count = block.cols - panel.column;
+  const bool is_last = panel.first + panel.groups == block.groups;
+  const Floats column_scale =
+      block.column_groups > 1 ? kOnes : load_columns<Floats, kStore>(block.column_scales + panel.column, count);
+  const Floats bias = load_columns<Floats, kStore>(block.bias + panel.column, count);
+  float* dst = block.dst + row * block.dst_stride + panel.column;
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    if (r >= block.rows - row) continue;
+    if (is_last) reals[r] = reals[r] * column_scale * (block.row_groups > 1 ? 1.0f : block.scales[row + r]) + bias;
+    store_columns<kStore>(dst + r * block.dst_stride, reals[r], count);
+  }
+}
+
+// All rows of any panel.
+template <Store kStore>
+void add_panel(const ProductBlock& block, const Panel& panel) {
+  alignas(64) uint32_t sums[kTileRows * kBlockColumns];
+  const int64_t count = block.cols - panel.column;
+  const bool row_varies = block.row_groups > 1;
+  for (int64_t first = 0; first < block.rows; first += kTileRows) {
+    const uint8_t* codes = block.codes + first / kTileRows * block.codes_stride;
+    Floats reals[kTileRows];
+    load_reals<kStore>(block, panel, first, reals);
+    for (int64_t group = panel.first; group < panel.first + panel.groups; ++group) {
+      const int64_t begin = group * panel.group_size, column = group * block.columns + panel.column;
+      multiply_group(codes, begin, begin + panel.group_size,
+                     panel.weights + (group - panel.first) * panel.group_size * kBlockColumns, panel.tile_bytes, false);
+      store_group(sums, false);
+      use_memory(sums);
+      const Floats column_scale =
+          block.column_groups > 1 ? load_columns<Floats, kStore>(block.column_scales + column, count) : kOnes;
+      const Sums column_sum = load_columns<Sums, kStore>(block.column_sums + column, count);
+      Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weight_zp);
+      if (block.weight_zps != nullptr)
+        weight_zp = __builtin_convertvector(load_columns<Bytes, kStore>(block.weight_zps + column, count), Sums);
+      for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
+        const int64_t row = first + r, parameter = row * block.row_groups + (row_varies ? group : 0);
+        Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
+                     static_cast<uint32_t>(block.zps[parameter]) * column_sum;
+        if (block.row_sums != nullptr)
+          exact -= static_cast<uint32_t>(block.row_sums[row * block.groups + group]) * weight_zp;
+        const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats);
+        reals[r] += real * column_scale * (row_varies ? block.scales[parameter] : 1.0f);
+      }
+    }
+    store_reals<kStore>(block, panel, first, reals);
+  }
+}
+
+#ifdef __AVX512F__
+
+// As add_panel(), if is_bounded().
+template <Store kStore>
+void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
+  alignas(64) uint32_t sums[kStored][kTileRows * kBlockColumns];
+  alignas(64) float zps[kTileRows];
+  const int64_t count = block.cols - panel.column, row_tiles = (block.rows + kTileRows - 1) / kTileRows;
+  const int64_t groups = panel.groups, group_size = panel.group_size, tile_bytes = panel.tile_bytes;
+  const int64_t first_k = panel.first * group_size, end_k = first_k + groups * group_size;
+  const int64_t positions = row_tiles * groups;
+  Floats column_scales[kMostGroups], column_sums[kMostGroups];  // adjacent: in block they may evict each other
+  for (int64_t i = 0; i < groups; ++i) {
+    const int64_t column = (panel.first + i) * block.columns + panel.column;
+    column_scales[i] =
+        block.column_groups > 1 ? load_columns<Floats, kStore>(block.column_scales + column, count) : kOnes;
+    column_sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(block.column_sums + column, count), Floats);
+  }
+  const int8_t* const weights = panel.weights;
+  int64_t next = 0, next_k = first_k;
+  const uint8_t* next_codes = block.codes;
+  const auto multiply_next = [&] {  // and store what was multiplied before
+    const bool is_odd = next % 2 != 0;
+    if (next < positions)
+      multiply_group(next_codes, next_k, next_k + group_size, weights + (next_k - first_k) * kBlockColumns, tile_bytes,
+                     is_odd);
+    if (next > 0 && next <= positions) store_group(sums[(next - 1) % kStored], !is_odd);
+    ++next;
+    next_k += group_size;
+    if (next_k == end_k) {
+      next_k = first_k;
+      next_codes += block.codes_stride;
+    }
+  };
+  for (int64_t i = 0; i < kStored - 1; ++i) multiply_next();
+  for (int64_t row = 0; row < block.rows; row += kTileRows) {
+    const int64_t rows = block.rows - row;
+    const Floats row_zps = __builtin_convertvector(rows < kTileRows ? load_columns<Ints, kPart>(block.zps + row, rows)
+                                                                    : load_columns<Ints, kWhole>(block.zps + row, rows),
+                                                   Floats);
+    __builtin_memcpy(zps, &row_zps, sizeof zps);
+    Floats reals[kTileRows];
+    load_reals<kStore>(block, panel, row, reals);
+    for (int64_t i = 0; i < groups; ++i) {
+      multiply_next();
+      use_memory(sums);
+      const uint32_t* ready = sums[next % kStored];
+      const Floats column_scale = column_scales[i], column_sum = column_sums[i];
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kTileRows; ++r) {
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(ready + r * kBlockColumns));
+        const __m512 exact = _mm512_fnmadd_ps(_mm512_set1_ps(zps[r]), reinterpret_cast<__m512>(column_sum), sum);
+        reals[r] += reinterpret_cast<Floats>(exact) * column_scale;
+      }
+    }
+    store_reals<kStore>(block, panel, row, reals);
+  }
+}
+
+// Whether sums of columns are within kColumnSumBound, weights have no zero points, and rows have one scale each.
+template <Store kStore>
+bool is_bounded(const ProductBlock& block, const Panel& panel) {
+  if (block.row_sums != nullptr || block.row_groups > 1) return false;
+  Sums beyond = {};
+  for (int64_t group = panel.first; group < panel.first + panel.groups; ++group)
+    beyond |= kColumnSumBound + load_columns<Sums, kStore>(block.column_sums + group * block.columns + panel.column,
+                                                           block.cols - panel.column);
+  return _mm512_cmpge_epu32_mask(reinterpret_cast<__m512i>(beyond), _mm512_set1_epi32(2 * kColumnSumBound)) == 0;
+}
+
+#endif
+
+// 4-bit weights of 16 columns and one group, minus their zero points.
+template <Store kStore>
+void unpack_group(const ProductBlock& block, const int8_t* from, int64_t group, int64_t column, int8_t* to) {
+  using Codes = uint8_t __attribute__((vector_size(64)));
+  Sums zps = Sums{} + static_cast<uint32_t>(block.weight_zp);
+  if (block.weight_zps != nullptr)
+    zps = __builtin_convertvector(
+        load_columns<Bytes, kStore>(block.weight_zps + group * block.columns + column, block.cols - column), Sums);
+  const Codes subtracted = reinterpret_cast<Codes>((zps & 15) * 0x01010101);
+  for (int64_t k = 0; k < block.depth / block.groups; k += 2 * kQuad, from += kTileBytes, to += 2 * kTileBytes) {
+    const Sums both = load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(from), kBlockColumns);
+    const Codes low = reinterpret_cast<Codes>(both & 0x0f0f0f0f) - subtracted;
+    const Codes high = reinterpret_cast<Codes>(both >> 4 & 0x0f0f0f0f) - subtracted;
+    __builtin_memcpy(to, &low, sizeof low);
+    __builtin_memcpy(to + kTileBytes, &high, sizeof high);
+  }
+}
+
+template <int kBits, Store kStore>
+void column_groups(const ProductBlock& block, int64_t column, int64_t tile_bytes) {
+  alignas(64) int8_t unpacked[kBits == 4 ? kPanel : 1];
+  const int64_t size = block.depth / block.groups, most = kLongestTileGroup / size;
+  const int8_t* weights = block.weights + column / kBlockColumns * block.weights_stride;
+  for (int64_t first = 0; first < block.groups; first += most) {
+    const int64_t groups = block.groups - first < most ? block.groups - first : most;
+    const int8_t* from = weights + first * size * kBlockColumns * kBits / 8;
+    if (kBits == 4) {
+      for (int64_t i = 0; i < groups; ++i)
+        unpack_group<kStore>(block, from + i * size * kBlockColumns / 2, first + i, column,
+                             unpacked + i * size * kBlockColumns);
+      use_memory(unpacked);
+      from = unpacked;
+    }
+    const Panel panel = {from, first, groups, size, tile_bytes, column};
+#ifdef __AVX512F__
+    if (is_bounded<kStore>(block, panel)) {
+      add_bounded_panel<kStore>(block, panel);
+      continue;
+    }
+#endif
+    add_panel<kStore>(block, panel);
+  }
+}
+
+template <int kBits>
+void tile_groups(const ProductBlock& block) {
+  if (block.rows == 0) return;
+  const int64_t size = block.depth / block.groups;
+  const int64_t tile_bytes = size % kTileBytes == 0 ? kTileBytes : size % 32 == 0 ? 32 : 16;
+  TileConfiguration configuration = kConfiguration;
+  configuration.row_bytes[4] = configuration.row_bytes[5] = static_cast<uint16_t>(tile_bytes);
+  configuration.rows[6] = configuration.rows[7] = static_cast<uint8_t>(tile_bytes / kQuad);
+  const TileConfiguration before = configure_tiles(configuration);
+  for (int64_t column = 0; column < block.cols; column += kBlockColumns)
+    if (block.cols - column < kBlockColumns)
+      column_groups<kBits, kPart>(block, column, tile_bytes);
+    else
+      column_groups<kBits, kWhole>(block, column, tile_bytes);
+  restore_tiles(before);
+}
