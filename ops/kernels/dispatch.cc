@@ -26,7 +26,13 @@ extern const ProductKernels kAvx2Products, kAvxVnniProducts, kAvx512VnniProducts
 namespace {
 
 #ifdef ORT_DYNQ_X86
-bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// GCC 10 and Clang 14 do not know this name for __builtin_cpu_supports.
+bool has_f16c() noexcept {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & 1u << 29) != 0;
+}
+
+bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 bool has_avx512() noexcept {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
