@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 typedef struct {
-  int32_t type; /* by ONNX's numbers: 1 float32, 2 uint8, 3 int8, 6 int32; 0 for an absent optional input */
+  int32_t type; /* by ONNX's numbers (TensorProto.DataType); 0 for an absent optional input */
   int32_t rank;
   const int64_t* dims;
   const void* data;

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +23,13 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     2: np.dtype(np.uint8),
     3: np.dtype(np.int8),
     6: np.dtype(np.int32),
+    10: np.dtype(np.float16),
+    16: np.dtype(ml_dtypes.bfloat16),
+    21: np.dtype(ml_dtypes.uint4),
+    22: np.dtype(ml_dtypes.int4),
 }
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_FOUR_BITS = (21, 22)
 _MESSAGE_SIZE = 1024
 
 
@@ -43,16 +49,18 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) 
     """
     native = library.load()
     arrays = [array if array is None else np.asarray(array, order="C") for array in inputs]
-    tensors = (library.Tensor * len(arrays))(*map(_tensor, arrays))
+    stored = [array if array is None else _stored(array) for array in arrays]
+    tensors = (library.Tensor * len(arrays))(*map(_tensor, arrays, stored))
     given = _attributes(tuple(attributes.items()))
-    outputs: list[Array] = []
+    outputs: list[tuple[Array, Array]] = []
 
     def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
         try:
-            outputs.append(np.empty(dims[:rank], _DTYPES[number]))
+            output = np.empty(dims[:rank], _DTYPES[number])
+            outputs.append((output, _stored(output)))
         except (MemoryError, ValueError):  # the library reports null; an exception would return an undefined address
             return 0
-        return _address(outputs[-1])
+        return _address(outputs[-1][1])
 
     message = ctypes.create_string_buffer(_MESSAGE_SIZE)
     failed = native.ort_dynq_run(
@@ -68,7 +76,11 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) 
     )
     if failed:
         raise DynqError(message.value.decode())
-    return outputs
+    for output, bytes_ in outputs:
+        if _is_packed(output):
+            codes = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(-1)[: output.size]
+            output[...] = codes.astype(output.dtype).reshape(output.shape)
+    return [output for output, _ in outputs]
 
 
 def dynamic_quantize(
@@ -85,18 +97,19 @@ def dynamic_quantize(
     """``saturate(round(src / scales + zps))``: the operator DynamicQuantize, see :mod:`ort_dynq.operators`.
 
     Args:
-        src: float32, any shape.
-        scales: float32. ``per_tensor``: one element. ``per_channel``: ``src.shape[axis]`` elements. ``per_group``: the
-            rank of src.
-        zps: uint8, int8 or int32, the shape of scales or one element; None means zero.
+        src: float32, float16 or ml_dtypes.bfloat16, any shape.
+        scales: The type of src. ``per_tensor``: one element. ``per_channel``: ``src.shape[axis]`` elements.
+            ``per_group``: the rank of src.
+        zps: uint8, int8, int32, ml_dtypes.uint4 or int4, the shape of scales or one element; None means zero.
         qtype: ``per_tensor``, ``per_channel``, ``per_group`` or ``auto``.
         axis: The dimension for ``per_channel`` and `block_size`.
         block_size: The number of elements along `axis` that share a scale; 0: the shapes of src and scales give it.
-        output_dtype: 2 for uint8, 3 for int8; 0: the type of zps if that is uint8 or int8, otherwise uint8.
-        arithmetic: ``onnx`` or ``onednn``.
+        output_dtype: 2 for uint8, 3 for int8, 21 for uint4, 22 for int4; 0: the type of zps unless that is int32,
+            otherwise uint8.
+        arithmetic: ``onnx``, ``onednn`` or ``wrapping``.
 
     Returns:
-        uint8 or int8 codes, the shape of src.
+        Codes, the shape of src.
 
     Raises:
         DynqError: A type, shape or attribute is not valid.
@@ -124,11 +137,12 @@ def dynamic_dequantize(
     """``(src - zps) * scales``: the operator DynamicDequantize, see :mod:`ort_dynq.operators`.
 
     Args:
-        src: uint8 or int8, any shape.
-        scales, zps, qtype, axis, block_size: As for :func:`dynamic_quantize`.
+        src: uint8, int8, ml_dtypes.uint4 or int4, any shape.
+        scales: float32, float16 or ml_dtypes.bfloat16. See :func:`dynamic_quantize` for the shape.
+        zps, qtype, axis, block_size: As for :func:`dynamic_quantize`.
 
     Returns:
-        float32, the shape of src.
+        The type of scales, the shape of src.
 
     Raises:
         DynqError: A type, shape or attribute is not valid.
@@ -179,13 +193,28 @@ def _select_isa(name: str) -> None:
         raise DynqError(message.value.decode())
 
 
-def _tensor(array: Array | None) -> library.Tensor:
-    if array is None:
+def _tensor(array: Array | None, stored: Array | None) -> library.Tensor:
+    if array is None or stored is None:
         return library.Tensor()
+    dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+    return library.Tensor(_NUMBERS[array.dtype], array.ndim, dims, _address(stored))
+
+
+def _stored(array: Array) -> Array:
+    """The array as tensors are stored: two codes of 4 bits in a byte, the first in the low half.
+
+    Of a type that NumPy itself has not, integers of the same bits: ctypes takes no other.
+    """
     if array.dtype not in _NUMBERS:
         raise DynqError(f"an input is {array.dtype}, expected one of {', '.join(map(str, _NUMBERS))}")
-    dims = (ctypes.c_int64 * array.ndim)(*array.shape)
-    return library.Tensor(_NUMBERS[array.dtype], array.ndim, dims, _address(array))
+    if _is_packed(array):
+        codes = array.reshape(-1).view(np.uint8) & 15
+        return codes[::2] | np.append(codes[1::2], np.zeros(codes.size % 2, np.uint8)) << 4
+    return array if array.dtype.isbuiltin == 1 else array.view(np.uint16)
+
+
+def _is_packed(array: Array) -> bool:
+    return _NUMBERS[array.dtype] in _FOUR_BITS
 
 
 def _address(array: Array) -> int:

@@ -14,6 +14,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
+from ort_dynq.operators import OPERATORS
 from ort_dynq.operators.packing import pack
 
 Array = npt.NDArray[Any]
@@ -24,6 +25,13 @@ LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 1
 INNER = (1, 2, 3, 5, 31, 32, 33)
 
 _TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+# Of the types of most operators. Those of 16-bit floats and 4-bit codes: operators/test_formats.py.
+SIGNATURES = [
+    (operator, signature)
+    for operator in OPERATORS.values()
+    for signature in operator.signatures
+    if _TYPES.keys() >= {*signature.inputs, *signature.outputs}
+]
 
 
 # Replaces the fixture `backend` in tests of many shapes and values: both backends call the same kernels, so one run is

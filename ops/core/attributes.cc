@@ -109,6 +109,11 @@ Type read_code_type(const char* op, const Attributes& attributes, const char* na
   return static_cast<Type>(read_one_of(op, attributes, name, absent, values));
 }
 
+Type read_any_code_type(const char* op, const Attributes& attributes, const char* name, Type absent) {
+  static const NamedValues values = {named(kUint8), named(kInt8), named(kUint4), named(kInt4)};
+  return static_cast<Type>(read_one_of(op, attributes, name, absent, values));
+}
+
 Type read_code_or_float_type(const char* op, const Attributes& attributes, const char* name, Type absent) {
   static const NamedValues values = {named(kFloat), named(kUint8), named(kInt8)};
   return static_cast<Type>(read_one_of(op, attributes, name, absent, values));

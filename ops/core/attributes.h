@@ -50,6 +50,9 @@ bool read_flag(const char* op, const Attributes& attributes, const char* name, b
 // uint8 or int8.
 Type read_code_type(const char* op, const Attributes& attributes, const char* name, Type absent);
 
+// uint8, int8, uint4 or int4.
+Type read_any_code_type(const char* op, const Attributes& attributes, const char* name, Type absent);
+
 // float32, uint8 or int8.
 Type read_code_or_float_type(const char* op, const Attributes& attributes, const char* name, Type absent);
 

@@ -24,6 +24,7 @@
 //
 // ORT_DYNQ_CPUID stores eax, ebx, ecx and edx to four numbers of 32 bits, ORT_DYNQ_XGETBV the low half of XCR0.
 #if defined(__GNUC__) || defined(__clang__)
+#define ORT_DYNQ_PREFETCH(address) __builtin_prefetch(address)
 #define ORT_DYNQ_OPAQUE(value) asm("" : "+x"(value))
 #define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) \
   asm(instruction " %2, %1, %0" : "+" registers(sums) : registers(a), registers(b))
@@ -33,6 +34,7 @@
 #else
 #include <intrin.h>
 #pragma fp_contract(off)  // as -ffp-contract=off; before Visual Studio 2022, /fp:precise contracts
+#define ORT_DYNQ_PREFETCH(address) static_cast<void>(address)
 #define ORT_DYNQ_OPAQUE(value) static_cast<void>(value)
 #define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) sums = intrinsic(sums, a, b)
 #define ORT_DYNQ_CPUID(leaf, subleaf, to) __cpuidex(reinterpret_cast<int*>(to), leaf, subleaf)

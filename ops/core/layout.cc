@@ -10,10 +10,11 @@
 #include "core/layout.h"
 
 #include <algorithm>
-#include <cstring>
-#include <type_traits>
+#include <memory>
 
+#include "core/blocks.h"
 #include "core/parallel.h"
+#include "core/rounding.h"
 
 namespace dynq {
 namespace {
@@ -41,6 +42,9 @@ struct Layout {
   int64_t tail = 0;    // per_column: elements of one more, shorter row
   size_t loops = 0;
   Loop loop[2 * kMaxRank];
+
+  // Whether every block begins at an even element, and has an even number of them unless it is the last one.
+  bool is_even() const { return (cols % 2 == 0 && tail % 2 == 0) || (rows == 1 && loops == 0 && tail == 0); }
 };
 
 Layout make_layout(const Shape& src, const Shape& counts) {
@@ -90,146 +94,12 @@ Layout make_layout(const Shape& src, const Shape& counts) {
   return layout;
 }
 
-int64_t dst_size_of(const QuantizeWork&) { return 1; }
-int64_t dst_size_of(const DequantizeWork&) { return sizeof(float); }
-int64_t dst_size_of(const AffineWork& work) { return static_cast<int64_t>(work.dst_size); }
-
-// The affine kernels take float zero points, the others int32.
-template <class Work>
-using ZeroPointOf = std::conditional_t<std::is_same_v<Work, AffineWork>, float, int32_t>;
-
-// A zero point of type T as the kernels of this work take it.
-template <class T>
-int32_t convert(const QuantizeWork&, T zp) {
-  return zp;
-}
-template <class T>
-int32_t convert(const DequantizeWork&, T zp) {
-  return zp;
-}
-template <class T>
-float convert(const AffineWork& work, T zp) {
-  return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
-}
-
-// The scales and zero points of some rows or columns as kernels take them: adjacent, aligned, converted.
-template <class Work>
-class ParameterTile {
- public:
-  using ZeroPoint = ZeroPointOf<Work>;
-
-  explicit ParameterTile(const Work& work) : work_(work) {
-    varying_zps_ = work.zps && work.zps.shape.elements() != 1;
-    if (work.zps && !varying_zps_) read_zps(0, 1, &shared_zp_);
-  }
-
-  // Reads `count` parameters from number `first` on. They recur after `period` columns, each is repeated `repeat`
-  // times, and the scales of a period begin at number `base`.
-  void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
-    if (repeat == 1 && first + count <= period) {
-      std::memcpy(scales_, work_.scales + base + first, static_cast<size_t>(count) * sizeof(float));
-      if (!varying_zps_)
-        std::fill_n(zps_, count, shared_zp_);
-      else
-        read_zps(base + first, count, zps_);
-    } else if (first == 0) {
-      // Reads each one once, repeats each one, beginning with the last, which overwrites none that is still needed, and
-      // then copies the period.
-      const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
-      std::copy_n(work_.scales + base, own, scales_);
-      if (varying_zps_)
-        read_zps(base, own, zps_);
-      else
-        std::fill_n(zps_, count, shared_zp_);
-      for (int64_t i = own; repeat > 1 && i-- > 0;) {
-        const int64_t times = std::min(repeat, once - i * repeat);
-        std::fill_n(scales_ + i * repeat, times, scales_[i]);
-        if (varying_zps_) std::fill_n(zps_ + i * repeat, times, zps_[i]);
-      }
-      for (int64_t at = once; at < count; at *= 2) {
-        std::copy_n(scales_, std::min(at, count - at), scales_ + at);
-        if (varying_zps_) std::copy_n(zps_, std::min(at, count - at), zps_ + at);
-      }
-    } else {
-      int64_t index = base + first % period / repeat, phase = first % repeat;
-      const int64_t end = base + period / repeat;
-      for (int64_t i = 0; i < count; ++i) {
-        scales_[i] = load(work_.scales + index);
-        zps_[i] = shared_zp_;
-        if (varying_zps_) read_zps(index, 1, &zps_[i]);
-        if (++phase == repeat) {
-          phase = 0;
-          if (++index == end) index = base;
-        }
-      }
-    }
-    if constexpr (std::is_same_v<ZeroPoint, int32_t>) {
-      narrow_ = true;
-      if (work_.zps.type == kInt32)
-        for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
-    }
-  }
-
-  const float* scales() const { return scales_; }
-  const ZeroPoint* zps() const { return zps_; }
-  bool narrow() const { return narrow_; }  // all zero points of type int32 are narrow
-
- private:
-  // Reads `count` zero points from number `index` on.
-  void read_zps(int64_t index, int64_t count, ZeroPoint* zps) const {
-    switch (work_.zps.type) {
-      case kUint8:
-        return read<uint8_t>(index, count, zps);
-      case kInt8:
-        return read<int8_t>(index, count, zps);
-      case kInt32:
-        return read<int32_t>(index, count, zps);
-      default:  // float32, only for the affine kernels
-        std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
-    }
-  }
-
-  template <class T>
-  void read(int64_t index, int64_t count, ZeroPoint* zps) const {
-    const T* from = static_cast<const T*>(work_.zps.data) + index;
-    for (int64_t i = 0; i < count; ++i) zps[i] = convert(work_, load(from + i));
-  }
-
-  const Work& work_;
-  bool varying_zps_;
-  bool narrow_ = true;
-  ZeroPoint shared_zp_{};
-  alignas(64) float scales_[kMaxParameters];
-  alignas(64) ZeroPoint zps_[kMaxParameters];
-};
-
-// Runs a kernel on the block that begins at element `first` of the tensor.
-void run_block(const QuantizeWork& work, const ParameterTile<QuantizeWork>& tile, Parameters parameters, int64_t first,
-               const Extent& extent, bool stream) {
-  (tile.narrow() ? work.kernels : work.portable)[parameters](
-      {extent, work.src + first, static_cast<uint8_t*>(work.dst) + first, tile.scales(), tile.zps(), stream});
-}
-
-void run_block(const DequantizeWork& work, const ParameterTile<DequantizeWork>& tile, Parameters parameters,
-               int64_t first, const Extent& extent, bool stream) {
-  (tile.narrow() ? work.kernels : work.portable)[parameters](
-      {extent, static_cast<const uint8_t*>(work.src) + first, work.dst + first, tile.scales(), tile.zps(), stream});
-}
-
-void run_block(const AffineWork& work, const ParameterTile<AffineWork>& tile, Parameters parameters, int64_t first,
-               const Extent& extent, bool) {
-  const AffineConstants& constants = work.constants;
-  work.kernels[parameters]({extent, work.src + first, static_cast<char*>(work.dst) + first * dst_size_of(work),
-                            tile.scales(), tile.zps(), constants.low, constants.high, constants.nan_code,
-                            constants.integer_codes, constants.code_offset, constants.wraps});
-}
-
 // One layout over one stretch of memory, cut into tasks.
 template <class Work>
 class Tasks {
  public:
-  Tasks(const Layout& layout, const Work& work, int64_t src_offset, int64_t scale_offset, bool stream)
-      : layout_(layout), work_(work), src_offset_(src_offset), scale_offset_(scale_offset), stream_(stream) {
+  Tasks(const Layout& layout, const Blocks<Work>& blocks, int64_t src_offset, int64_t scale_offset, bool stream)
+      : layout_(layout), blocks_(blocks), src_offset_(src_offset), scale_offset_(scale_offset), stream_(stream) {
     cols_ = std::min(layout.cols, layout.per_column ? kMaxParameters : kTaskElements);
     rows_ = std::min(layout.rows, std::max(kTaskElements / cols_, layout.per_column ? kTaskRows : 1));
     col_tasks_ = (layout.cols + cols_ - 1) / cols_;
@@ -244,7 +114,7 @@ class Tasks {
     const int64_t leaf_elements = (layout_.rows * layout_.cols + layout_.tail) / leaf_tasks_;
     const int64_t batch = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, leaf_elements));
     run_tasks(context, (count_ + batch - 1) / batch, [&](int64_t task) {
-      ParameterTile<Work> tile(work_);
+      ParameterTile<Work> tile(blocks_.work());
       const int64_t last = std::min(count_, (task + 1) * batch);
       for (int64_t index = task * batch; index < last; ++index) run_leaf(tile, index);
     });
@@ -278,7 +148,7 @@ class Tasks {
     for (int64_t done = 0; done < rows; done += kMaxParameters) {
       const int64_t some = std::min(rows - done, kMaxParameters);
       tile.fill(scale + done, 0, some, some, 1);
-      run_block(work_, tile, kPerRow, src + done * layout_.cols, {some, cols, layout_.cols}, stream_);
+      blocks_.run(tile, kPerRow, src + done * layout_.cols, {some, cols, layout_.cols}, stream_);
     }
   }
 
@@ -287,31 +157,50 @@ class Tasks {
     for (int64_t done = 0; done < cols; done += kMaxParameters) {
       const int64_t some = std::min(cols - done, kMaxParameters);
       tile.fill(scale, col + done, some, layout_.period, layout_.repeat);
-      run_block(work_, tile, kPerColumn, src + col + done, {rows, some, layout_.cols}, stream_);
+      blocks_.run(tile, kPerColumn, src + col + done, {rows, some, layout_.cols}, stream_);
     }
   }
 
   const Layout& layout_;
-  const Work& work_;
+  const Blocks<Work>& blocks_;
   int64_t src_offset_, scale_offset_;
   bool stream_;
   int64_t cols_, rows_, col_tasks_, row_tasks_, leaf_tasks_, count_;
 };
 
+// Runs the work on codes of 8 bits, and then stores them in 4 bits: blocks of an odd number of elements share bytes,
+// and threads must not.
+template <class Work>
+void run_wide(const Shape& shape, const Groups& groups, Work work, Context& context) {
+  const Storage storage = storage_of(work.dst_type);
+  const int64_t elements = shape.elements();
+  const std::unique_ptr<uint8_t[]> codes(new uint8_t[static_cast<size_t>(elements)]);
+  void* const dst = work.dst;
+  work.dst = codes.get();
+  work.dst_type = work.dst_type == kInt4 ? kInt8 : kUint8;
+  run_grouped(shape, groups, work, context);
+  run_tasks(context, divide_up(elements, kTaskElements), [&](int64_t task) {
+    const int64_t first = task * kTaskElements;
+    storage.narrow(codes.get() + first, element(dst, storage, first), std::min(kTaskElements, elements - first));
+  });
+}
+
 template <class Work>
 void run(const Shape& src, const Groups& groups, const Work& work, Context& context) {
   const int64_t elements = src.elements();
   if (elements == 0) return;
+  const Blocks<Work> blocks(work);
   if (elements <= kTaskElements && groups.counts.elements() == 1) {  // making a layout would take as long as the work
     ParameterTile<Work> tile(work);
     tile.fill(0, 0, 1, 1, 1);
-    run_block(work, tile, kPerRow, 0, {1, elements, elements}, false);
+    blocks.run(tile, kPerRow, 0, {1, elements, elements}, false);
     return;
   }
-  const bool stream = elements * dst_size_of(work) > kStreamBytes;
+  const bool stream = elements * blocks.dst_bits() / 8 > kStreamBytes, needs_even = blocks.dst_bits() < 8;
   if (groups.size == 0) {
     const Layout layout = make_layout(src, groups.counts);
-    Tasks<Work>(layout, work, 0, 0, stream).run(context);
+    if (needs_even && !layout.is_even()) return run_wide(src, groups, work, context);
+    Tasks<Work>(layout, blocks, 0, 0, stream).run(context);
     return;
   }
 
@@ -332,10 +221,12 @@ void run(const Shape& src, const Groups& groups, const Work& work, Context& cont
   };
   const Layout last = layout_of(length - whole, 1);
   const Layout others = scales > 1 ? layout_of(whole, scales - 1) : last;
+  const bool begins_even = whole * inner % 2 == 0 && (outer == 1 || length * inner % 2 == 0);
+  if (needs_even && !(begins_even && last.is_even() && others.is_even())) return run_wide(src, groups, work, context);
   for (int64_t i = 0; i < outer; ++i) {
     const int64_t start = i * length * inner, scale = i * scales * inner;
-    if (scales > 1) Tasks<Work>(others, work, start, scale, stream).run(context);
-    Tasks<Work>(last, work, start + whole * inner, scale + (scales - 1) * inner, stream).run(context);
+    if (scales > 1) Tasks<Work>(others, blocks, start, scale, stream).run(context);
+    Tasks<Work>(last, blocks, start + whole * inner, scale + (scales - 1) * inner, stream).run(context);
   }
 }
 

@@ -1,7 +1,7 @@
 // Elementwise operations whose scales and zero points are shared by groups: cuts tensors into blocks for the kernels.
 //
-// Each struct of work below names the tensors and the kernels of one family. `zps` is absent, has one element or has as
-// many elements as `scales`. `kernels` and `portable` are rows of a table: one kernel for each of Parameters.
+// Each struct of work below names the tensors and the kernels of one family. `kernels` and `portable` are rows of a
+// table: one kernel for each of Parameters.
 #pragma once
 
 #include "core/granularity.h"
@@ -9,20 +9,21 @@
 
 namespace dynq {
 
-struct QuantizeWork {
-  const float* src;
+// The tensors of a work. Elements of 16-bit floats and 4-bit codes are converted block by block.
+struct Elementwise {
+  Tensor src;
   void* dst;
-  const float* scales;
-  Tensor zps;
+  Type dst_type;
+  Tensor scales;  // float32, or a 16-bit float
+  Tensor zps;     // absent, one element, or as many as scales
+};
+
+struct QuantizeWork : Elementwise {
   const QuantizeKernel* kernels;   // for narrow zero points (kernels.h)
   const QuantizeKernel* portable;  // for all others
 };
 
-struct DequantizeWork {
-  const void* src;
-  float* dst;
-  const float* scales;
-  Tensor zps;
+struct DequantizeWork : Elementwise {
   const DequantizeKernel* kernels;
   const DequantizeKernel* portable;
 };
@@ -36,12 +37,8 @@ struct AffineConstants {
   bool wraps;
 };
 
-struct AffineWork {
-  const float* src;
-  void* dst;
-  size_t dst_size;  // bytes of an element
-  const float* scales;
-  Tensor zps;  // integer zero points are given as codes are stored: with code_offset added
+// Integer zero points are given as codes are stored: with code_offset added.
+struct AffineWork : Elementwise {
   const AffineKernel* kernels;
   AffineConstants constants;
 };

@@ -12,12 +12,34 @@ const char* name_of(Type type) {
       return "int8";
     case kInt32:
       return "int32";
+    case kFloat16:
+      return "float16";
+    case kBfloat16:
+      return "bfloat16";
+    case kUint4:
+      return "uint4";
+    case kInt4:
+      return "int4";
     default:
       return "an unsupported type";
   }
 }
 
-size_t size_of(Type type) { return type == kUint8 || type == kInt8 ? 1 : 4; }
+int64_t bits_of(Type type) {
+  switch (type) {
+    case kUint4:
+    case kInt4:
+      return 4;
+    case kUint8:
+    case kInt8:
+      return 8;
+    case kFloat16:
+    case kBfloat16:
+      return 16;
+    default:
+      return 32;
+  }
+}
 
 int64_t Shape::elements() const {
   int64_t count = 1;

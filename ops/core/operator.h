@@ -19,9 +19,13 @@ constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 constexpr Type kUint8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
 constexpr Type kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
 constexpr Type kInt32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+constexpr Type kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+constexpr Type kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+constexpr Type kUint4 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
+constexpr Type kInt4 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4;
 
 const char* name_of(Type type);
-size_t size_of(Type type);  // bytes of an element
+int64_t bits_of(Type type);  // of an element
 
 // An invalid attribute or input. The message names the operator, what it got and what it expected.
 struct Error : std::runtime_error {

@@ -1,5 +1,5 @@
-// The vector types of AVX2 and FMA: eight lanes. simd/ has the kernels, which are written for any of them.
-// Compiler options for x86_64: -mavx2 -mfma
+// The vector types of AVX2, FMA and F16C: eight lanes. simd/ has the kernels, which are written for any of them.
+// Compiler options for x86_64: -mavx2 -mfma -mf16c
 #include "kernels/simd/vector256.h"
 
 namespace dynq {
@@ -30,6 +30,7 @@ struct V : Vector256 {
   static F round_float(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm256_blendv_ps(a, b, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
   static I round(F a) { return _mm256_cvtps_epi32(a); }
+  static I round_wrapping(F a) { return round(a); }
 
   template <bool kStream>
   static void store(float* p, F a) {
@@ -90,6 +91,38 @@ struct V : Vector256 {
     uint64_t codes = 0;
     for (int64_t i = n; i-- > 0;) codes = codes << 8 | p[i];
     return widen<kKind>(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
+  }
+
+  static F load_bits(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+  static void store_bits(uint8_t* p, F a) { _mm256_storeu_ps(reinterpret_cast<float*>(p), a); }
+  static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+  static void store16(uint8_t* p, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a); }
+  static F load_f16(const uint8_t* p) { return _mm256_cvtph_ps(load16(p)); }
+  static void store_f16(uint8_t* p, F a) { store16(p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+  static F load_bf16(const uint8_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16));
+  }
+  static void store_bf16(uint8_t* p, F a) {
+    const I bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), set1(1));
+    const I words = _mm256_srli_epi32(add(add(bits, set1(0x7fff)), odd), 16);
+    store16(p, _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
+  // Between 16 bytes of 4-bit codes and 32 bytes of codes.
+  template <CodeKind kKind>
+  static void widen_codes(const uint8_t* from, uint8_t* to) {
+    const I words = _mm256_cvtepu8_epi16(load16(from)), sign = _mm256_set1_epi8(8);
+    const I codes = _mm256_and_si256(_mm256_or_si256(words, _mm256_slli_epi16(words, 4)), _mm256_set1_epi8(15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        kKind == kU8 ? codes : _mm256_sub_epi8(_mm256_xor_si256(codes, sign), sign));
+  }
+  template <CodeKind kKind>
+  static void narrow_codes(const uint8_t* from, uint8_t* to) {
+    const I codes = load(static_cast<const void*>(from)), highest = _mm256_set1_epi8(kKind == kU8 ? 15 : 7);
+    const I clipped = kKind == kU8 ? _mm256_min_epu8(codes, highest)
+                                   : _mm256_max_epi8(_mm256_min_epi8(codes, highest), _mm256_set1_epi8(-8));
+    const I halves = kKind == kU8 ? clipped : _mm256_and_si256(clipped, _mm256_set1_epi8(15));
+    const I words = _mm256_maddubs_epi16(halves, _mm256_set1_epi16(0x1001));  // the first + 16 * the second
+    store16(to, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
 };
 

@@ -24,6 +24,7 @@ struct V : Vector512 {
   static F round_float(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b); }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
+  static I round_wrapping(F a) { return round(a); }
 
   template <bool kStream>
   static void store(float* p, F a) {
@@ -76,6 +77,36 @@ struct V : Vector512 {
   template <CodeKind kKind>
   static I load_codes_part(const uint8_t* p, int64_t n) {
     return widen<kKind>(_mm_maskz_loadu_epi8(first(n), p));
+  }
+
+  static F load_bits(const uint8_t* p) { return _mm512_loadu_ps(p); }
+  static void store_bits(uint8_t* p, F a) { _mm512_storeu_ps(p, a); }
+  static __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store32(uint8_t* p, __m256i a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+  static F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(load32(p)); }
+  static void store_f16(uint8_t* p, F a) { store32(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+  static F load_bf16(const uint8_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(p)), 16));
+  }
+  static void store_bf16(uint8_t* p, F a) {
+    const I bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set1(1));
+    store32(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(add(add(bits, set1(0x7fff)), odd), 16)));
+  }
+  // Between 32 bytes of 4-bit codes and 64 bytes of codes.
+  template <CodeKind kKind>
+  static void widen_codes(const uint8_t* from, uint8_t* to) {
+    const I words = _mm512_cvtepu8_epi16(load32(from)), sign = _mm512_set1_epi8(8);
+    const I codes = _mm512_and_si512(_mm512_or_si512(words, _mm512_slli_epi16(words, 4)), _mm512_set1_epi8(15));
+    _mm512_storeu_si512(to, kKind == kU8 ? codes : _mm512_sub_epi8(_mm512_xor_si512(codes, sign), sign));
+  }
+  template <CodeKind kKind>
+  static void narrow_codes(const uint8_t* from, uint8_t* to) {
+    const I codes = _mm512_loadu_si512(from), highest = _mm512_set1_epi8(kKind == kU8 ? 15 : 7);
+    const I clipped = kKind == kU8 ? _mm512_min_epu8(codes, highest)
+                                   : _mm512_max_epi8(_mm512_min_epi8(codes, highest), _mm512_set1_epi8(-8));
+    const I halves = kKind == kU8 ? clipped : _mm512_and_si512(clipped, _mm512_set1_epi8(15));
+    const I words = _mm512_maddubs_epi16(halves, _mm512_set1_epi16(0x1001));  // the first + 16 * the second
+    store32(to, _mm512_cvtepi16_epi8(words));
   }
 };
 

@@ -61,8 +61,8 @@ bool saves(uint32_t registers) noexcept {
 }
 
 bool has_avx2() noexcept {
-  constexpr uint32_t kFma = 1u << 12, kAvx2 = 1u << 5;
-  return has_all(cpuid(1, 0, kEcx), kFma) && has_all(cpuid(7, 0, kEbx), kAvx2) && saves(kYmm);
+  constexpr uint32_t kFma = 1u << 12, kF16c = 1u << 29, kAvx2 = 1u << 5;
+  return has_all(cpuid(1, 0, kEcx), kFma | kF16c) && has_all(cpuid(7, 0, kEbx), kAvx2) && saves(kYmm);
 }
 
 bool has_avx512() noexcept {

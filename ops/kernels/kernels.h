@@ -9,9 +9,15 @@
 //
 //   quantize, kOnnx     saturate(round(x / scale) + zp)        divides, rounds half to even, adds integers
 //   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
+//   quantize, kWrapping as kOnnx, but the sum is one of int32, which wraps around, and the quotient is the lowest int32
+//                       if it is NaN or beyond int32
 //   dequantize          float(code - zp) * scale               the difference is exact
 //
-// quantize: a quotient that is NaN gives the lowest code.
+// quantize: a quotient that is NaN gives the lowest code, unless the sum wraps around.
+//
+// widen, narrow: tensors of other formats (Format) are converted to and from what the other kernels take. A float is
+// rounded to the nearest value of 16 bits, half to even; NaN keeps its sign and no other bits. 8-bit codes saturate to
+// 4 bits. Two codes of 4 bits share a byte, the first in the low half; the last half byte of an odd number is 0.
 //
 // affine: the chains that exporters write with Div, Round, Add and Clip. Every step is rounded to float32. `t` is
 // x / scale, x * (1 / scale) or x * scale (Scaling).
@@ -43,8 +49,9 @@
 
 namespace dynq {
 
-enum Arithmetic { kOnnx, kOneDnn, kArithmetics };
+enum Arithmetic { kOnnx, kOneDnn, kWrapping, kArithmetics };
 enum CodeKind { kU8, kS8, kCodeKinds };
+enum Format { kF16, kBf16, kU4, kS4, kFormats };
 enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 
@@ -64,6 +71,7 @@ constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 constexpr float kLargestSafeClip = 65536.0f;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // The most scales in one block. Kernels keep values that they derive from them on the stack.
 constexpr int64_t kMaxParameters = 4096;
@@ -229,6 +237,9 @@ using RangeKernel = Range (*)(const float* x, int64_t count);
 // zero; for a row it may be that of any zero.
 using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
 
+// Converts `count` elements. src and dst may be unaligned and do not overlap.
+using ConvertKernel = void (*)(const void* src, void* dst, int64_t count);
+
 using ProductKernel = void (*)(const ProductBlock&);
 using ConvKernel = void (*)(const ConvBlock&);
 
@@ -258,6 +269,8 @@ struct KernelTable {
   BoundedKernel bounded[kScalings][2];  // [1]: kAddThenRound; [0]: the zero point has no effect
   RangeKernel min_max, abs_max;
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
+  ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
+  ConvertKernel narrow[kFormats];  // from them
 };
 
 const KernelTable& portable_kernels() noexcept;

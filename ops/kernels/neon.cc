@@ -67,6 +67,39 @@ struct V : VectorNeon {
     return widen<kKind>(load4_part(p, n));
   }
   using VectorNeon::store_part;
+
+  // A quotient that is NaN or beyond int32 becomes the lowest int32.
+  static I round_wrapping(F a) {
+    return vbslq_s32(vcltq_f32(a, set1(2147483648.0f)), vcvtnq_s32_f32(a), set1(INT32_MIN));
+  }
+
+  static F load_bits(const uint8_t* p) { return VectorNeon::load(reinterpret_cast<const float*>(p)); }
+  static void store_bits(uint8_t* p, F a) { VectorNeon::store(reinterpret_cast<float*>(p), a); }
+  static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+  static void store_f16(uint8_t* p, F a) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(a))); }
+  static F load_bf16(const uint8_t* p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+  }
+  static void store_bf16(uint8_t* p, F a) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(a), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    vst1_u8(p, vreinterpret_u8_u16(vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), 16)));
+  }
+  // Between 8 bytes of 4-bit codes and 16 bytes of codes.
+  template <CodeKind kKind>
+  static void widen_codes(const uint8_t* from, uint8_t* to) {
+    const uint8x8_t both = vld1_u8(from), low = vand_u8(both, vdup_n_u8(15)), high = vshr_n_u8(both, 4);
+    const uint8x16_t codes = vcombine_u8(vzip1_u8(low, high), vzip2_u8(low, high)), sign = vdupq_n_u8(8);
+    vst1q_u8(to, kKind == kU8 ? codes : vsubq_u8(veorq_u8(codes, sign), sign));
+  }
+  template <CodeKind kKind>
+  static void narrow_codes(const uint8_t* from, uint8_t* to) {
+    const uint8x16_t codes = vld1q_u8(from);
+    const int8x16_t clipped = vmaxq_s8(vminq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(7)), vdupq_n_s8(-8));
+    const uint8x16_t halves =
+        kKind == kU8 ? vminq_u8(codes, vdupq_n_u8(15)) : vandq_u8(vreinterpretq_u8_s8(clipped), vdupq_n_u8(15));
+    const uint8x16_t first = vuzp1q_u8(halves, halves), second = vuzp2q_u8(halves, halves);
+    vst1_u8(to, vget_low_u8(vorrq_u8(first, vshlq_n_u8(second, 4))));
+  }
 };
 
 #include "kernels/simd/table-inl.h"

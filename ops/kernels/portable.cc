@@ -38,6 +38,16 @@ int32_t round_half_even(float value) {
   return bits - kBitsOfRoundingBias;
 }
 
+// Rounds half to even for any magnitude: from 2^23 on every float is an integer. Keeps the sign of zero, as ONNX's
+// Round does. (rintf is a call on a baseline without SSE4.1.)
+float round_any(float value) {
+  constexpr float kEveryFloatIsWhole = 8388608.0f;
+  const float magnitude = fabsf(value);
+  const float rounded =
+      magnitude < kEveryFloatIsWhole ? (magnitude + kEveryFloatIsWhole) - kEveryFloatIsWhole : magnitude;
+  return copysignf(rounded, value);
+}
+
 bool is_narrow(int32_t zp) { return zp >= -kNarrowZeroPoint && zp <= kNarrowZeroPoint; }
 
 // For any zero point. In double every float quotient, every int32 and the comparison of their sum with the bounds are
@@ -64,6 +74,15 @@ int32_t quantize_onednn(float x, float reciprocal, float zp) {
   return round_half_even(clamp(x * reciprocal + zp, low, high));
 }
 
+template <CodeKind kKind>
+int32_t quantize_wrapping(float x, float scale, int32_t zp) {
+  constexpr float kAboveInt32 = 2147483648.0f, kHighestInt32 = 2147483520.0f;  // as floats
+  const float quotient = x / scale;
+  const int32_t rounded = static_cast<int32_t>(round_any(clamp(quotient, -kAboveInt32, kHighestInt32)));
+  const uint32_t sum = static_cast<uint32_t>(quotient < kAboveInt32 ? rounded : INT32_MIN) + static_cast<uint32_t>(zp);
+  return clamp(static_cast<int32_t>(sum), Code<kKind>::kMin, Code<kKind>::kMax);
+}
+
 // dst[i] = function(src[i], i). The vectorizer needs restricted pointers and a local count: codes are characters, which
 // may alias anything.
 template <class In, class Out, class Function>
@@ -88,6 +107,8 @@ void quantize_rows(const QuantizeBlock& block) {
     if (kArithmetic == kOneDnn) {
       const float reciprocal = 1.0f / scale, zp_f32 = static_cast<float>(zp);
       map(src, dst, block.cols, [=](float x, int64_t) { return quantize_onednn<kKind>(x, reciprocal, zp_f32); });
+    } else if (kArithmetic == kWrapping) {
+      map(src, dst, block.cols, [=](float x, int64_t) { return quantize_wrapping<kKind>(x, scale, zp); });
     } else if (is_narrow(zp)) {
       map(src, dst, block.cols, [=](float x, int64_t) { return quantize_onnx<kKind>(x, scale, zp); });
     } else {
@@ -116,6 +137,8 @@ void quantize_columns(const QuantizeBlock& block) {
     if (kArithmetic == kOneDnn)
       map(src, dst, block.cols,
           [=](float x, int64_t i) { return quantize_onednn<kKind>(x, inverse[i], static_cast<float>(zps[i])); });
+    else if (kArithmetic == kWrapping)
+      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_wrapping<kKind>(x, scales[i], zps[i]); });
     else if (narrow)
       map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_onnx<kKind>(x, scales[i], zps[i]); });
     else
@@ -154,16 +177,6 @@ void dequantize_columns(const DequantizeBlock& block) {
     else
       map(src, dst, block.cols, [=](int32_t code, int64_t i) { return dequantize_wide(code, scales[i], zps[i]); });
   });
-}
-
-// Rounds half to even for any magnitude: from 2^23 on every float is an integer. Keeps the sign of zero, as ONNX's
-// Round does. (rintf is a call on a baseline without SSE4.1.)
-float round_any(float value) {
-  constexpr float kEveryFloatIsWhole = 8388608.0f;
-  const float magnitude = fabsf(value);
-  const float rounded =
-      magnitude < kEveryFloatIsWhole ? (magnitude + kEveryFloatIsWhole) - kEveryFloatIsWhole : magnitude;
-  return copysignf(rounded, value);
 }
 
 // ONNX's Clip: NaN stays NaN.
@@ -286,11 +299,88 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   }
 }
 
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+constexpr uint32_t kMagnitudeBits = 0x7fffffff, kInfiniteBits = 0x7f800000;
+
+// Subnormal numbers are converted by arithmetic on normal ones: floats that are denormal may be treated as 0.
+float widen_f16(uint16_t half) {
+  const uint32_t magnitude = half & 0x7fffu;
+  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604645e-8f;  // 2^-24
+  const uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
+  const uint32_t special = (magnitude << 13) | kInfiniteBits | (magnitude > 0x7c00 ? 0x400000u : 0);
+  const uint32_t bits = magnitude < 0x400 ? bits_of(subnormal) : magnitude < 0x7c00 ? normal : special;
+  return float_of(bits | ((half & 0x8000u) << 16));
+}
+
+uint16_t narrow_f16(float value) {
+  constexpr uint32_t kSmallestNormal = 0x38800000, kTooLarge = 0x47800000;  // 2^-14, 2^16
+  const uint32_t bits = bits_of(value), magnitude = bits & kMagnitudeBits;
+  // In 0.5 to 1, floats are 2^-24 apart, as subnormal numbers of float16 are.
+  const uint32_t subnormal = bits_of(float_of(magnitude < kSmallestNormal ? magnitude : 0) + 0.5f) - bits_of(0.5f);
+  const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13;
+  const uint32_t special = magnitude > kInfiniteBits ? 0x7e00 : 0x7c00;
+  const uint32_t half = magnitude < kSmallestNormal ? subnormal : magnitude < kTooLarge ? normal : special;
+  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
+}
+
+float widen_bf16(uint16_t half) { return float_of(static_cast<uint32_t>(half) << 16); }
+
+uint16_t narrow_bf16(float value) {
+  const uint32_t bits = bits_of(value);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = (bits >> 16 & 0x8000) | 0x7fc0;
+  return static_cast<uint16_t>((bits & kMagnitudeBits) > kInfiniteBits ? nan : rounded);
+}
+
+template <float (*kConvert)(uint16_t)>
+void widen_half(const void* src, void* dst, int64_t count) {
+  map(static_cast<const uint16_t*>(src), static_cast<float*>(dst), count,
+      [](uint16_t value, int64_t) { return kConvert(value); });
+}
+
+template <uint16_t (*kConvert)(float)>
+void narrow_half(const void* src, void* dst, int64_t count) {
+  map(static_cast<const float*>(src), static_cast<uint16_t*>(dst), count,
+      [](float value, int64_t) { return kConvert(value); });
+}
+
+template <CodeKind kKind>
+void widen_codes(const void* src, void* dst, int64_t count) {
+  constexpr int kSign = kKind == kS8 ? 8 : 0;  // the bit of weight -8
+  const auto* from = static_cast<const uint8_t*>(src);
+  auto* to = static_cast<uint8_t*>(dst);
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(((from[i / 2] >> (i % 2 * 4) & 15) ^ kSign) - kSign);
+}
+
+template <CodeKind kKind>
+void narrow_codes(const void* src, void* dst, int64_t count) {
+  using T = typename Code<kKind>::Type;
+  const auto* from = static_cast<const T*>(src);
+  auto* to = static_cast<uint8_t*>(dst);
+  const auto code = [=](int64_t i) {
+    return clamp<int32_t>(from[i], Code<kKind>::kMin / 16, Code<kKind>::kMax / 16) & 15;
+  };
+  for (int64_t i = 0; i < count / 2; ++i) to[i] = static_cast<uint8_t>(code(2 * i) | code(2 * i + 1) << 4);
+  if (count % 2 != 0) to[count / 2] = static_cast<uint8_t>(code(count - 1));
+}
+
 constexpr KernelTable kPortable = {
     {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
       {quantize_rows<kOnnx, kS8>, quantize_columns<kOnnx, kS8>}},
      {{quantize_rows<kOneDnn, kU8>, quantize_columns<kOneDnn, kU8>},
-      {quantize_rows<kOneDnn, kS8>, quantize_columns<kOneDnn, kS8>}}},
+      {quantize_rows<kOneDnn, kS8>, quantize_columns<kOneDnn, kS8>}},
+     {{quantize_rows<kWrapping, kU8>, quantize_columns<kWrapping, kU8>},
+      {quantize_rows<kWrapping, kS8>, quantize_columns<kWrapping, kS8>}}},
     {{dequantize_rows<kU8>, dequantize_columns<kU8>}, {dequantize_rows<kS8>, dequantize_columns<kS8>}},
     ORT_DYNQ_AFFINE_TABLE,
     {{bounded<kDivide, false>, bounded<kDivide, true>},
@@ -300,6 +390,8 @@ constexpr KernelTable kPortable = {
     range<true>,
     {row_range<false>, column_range<false>},
     {row_range<true>, column_range<true>},
+    {widen_half<widen_f16>, widen_half<widen_bf16>, widen_codes<kU8>, widen_codes<kS8>},
+    {narrow_half<narrow_f16>, narrow_half<narrow_bf16>, narrow_codes<kU8>, narrow_codes<kS8>},
 };
 
 }  // namespace

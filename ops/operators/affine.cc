@@ -35,13 +35,10 @@ class AffineQuantize : public Node {
     if (kToCodes && zero_point.type != arithmetic_.output_dtype())
       throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected output_dtype, " +
                   name_of(arithmetic_.output_dtype()));
-    const AffineWork work = {static_cast<const float*>(src.data),
-                             context.output(0, src.shape),
-                             kToCodes ? 1 : sizeof(float),
-                             static_cast<const float*>(scale.data),
-                             zero_point,
-                             arithmetic_.kernels(active_kernels()),
-                             arithmetic_.constants()};
+    const AffineWork work = {
+        {src, context.output(0, src.shape), kToCodes ? zero_point.type : kFloat, scale, zero_point},
+        arithmetic_.kernels(active_kernels()),
+        arithmetic_.constants()};
     run_grouped(src.shape, groups, work, context);
   }
 
@@ -58,10 +55,7 @@ class AffineDequantize : public Node {
     const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2);
     const Groups groups = broadcast_groups(kName, src.shape, scale.shape, zero_point);
     const CodeKind kind = src.type == kInt8 ? kS8 : kU8;
-    const DequantizeWork work = {src.data,
-                                 static_cast<float*>(context.output(0, src.shape)),
-                                 static_cast<const float*>(scale.data),
-                                 zero_point,
+    const DequantizeWork work = {{src, context.output(0, src.shape), kFloat, scale, zero_point},
                                  active_kernels().dequantize[kind],
                                  portable_kernels().dequantize[kind]};
     run_grouped(src.shape, groups, work, context);

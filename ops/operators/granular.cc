@@ -6,6 +6,13 @@
 namespace dynq {
 namespace {
 
+constexpr Type kFloats[] = {kFloat, kFloat16, kBfloat16};
+constexpr Type kCodes[] = {kUint8, kInt8, kUint4, kInt4};
+constexpr Type kZeroPoints[] = {kUint8, kInt8, kInt32, kUint4, kInt4};
+
+// The codes that kernels compute: those of 4 bits are narrowed from 8.
+CodeKind kind_of(Type codes) { return codes == kInt8 || codes == kInt4 ? kS8 : kU8; }
+
 // dst = saturate(round(src / scales + zps))
 class DynamicQuantize : public Node {
  public:
@@ -14,31 +21,31 @@ class DynamicQuantize : public Node {
   explicit DynamicQuantize(const Attributes& attributes)
       : granularity_(kName, attributes), output_dtype_(given_output_dtype(attributes)) {
     const std::string arithmetic = attributes.text("arithmetic", "onnx");
-    if (arithmetic != "onnx" && arithmetic != "onednn")
-      throw Error(std::string(kName) + ": arithmetic is '" + arithmetic + "', expected onnx or onednn");
-    arithmetic_ = arithmetic == "onnx" ? kOnnx : kOneDnn;
+    if (arithmetic != "onnx" && arithmetic != "onednn" && arithmetic != "wrapping")
+      throw Error(std::string(kName) + ": arithmetic is '" + arithmetic + "', expected onnx, onednn or wrapping");
+    arithmetic_ = arithmetic == "onnx" ? kOnnx : arithmetic == "onednn" ? kOneDnn : kWrapping;
   }
 
   // The attribute output_dtype, or kNone if it is absent or 0.
   static Type given_output_dtype(const Attributes& attributes) {
     if (attributes.integer("output_dtype", kNone) == kNone) return kNone;
-    return read_code_type(kName, attributes, "output_dtype", kNone);
+    return read_any_code_type(kName, attributes, "output_dtype", kNone);
   }
 
-  // output_dtype, by default the type of zps if it is int8, otherwise uint8.
+  // output_dtype, by default the type of zps unless it is int32, otherwise uint8.
   static Type output_type(Type output_dtype, Type zps) {
     if (output_dtype != kNone) return output_dtype;
-    return zps == kInt8 ? kInt8 : kUint8;
+    return zps == kNone || zps == kInt32 ? kUint8 : zps;
   }
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), scales = context.input(1), zps = context.input(2);
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
-    const CodeKind kind = output_type(output_dtype_, zps.type) == kInt8 ? kS8 : kU8;
-    const QuantizeWork work = {
-        static_cast<const float*>(src.data),          context.output(0, src.shape),
-        static_cast<const float*>(scales.data),       zps,
-        active_kernels().quantize[arithmetic_][kind], portable_kernels().quantize[arithmetic_][kind]};
+    const Type type = output_type(output_dtype_, zps.type);
+    const CodeKind kind = kind_of(type);
+    const QuantizeWork work = {{src, context.output(0, src.shape), type, scales, zps},
+                               active_kernels().quantize[arithmetic_][kind],
+                               portable_kernels().quantize[arithmetic_][kind]};
     run_grouped(src.shape, groups, work, context);
   }
 
@@ -58,11 +65,8 @@ class DynamicDequantize : public Node {
   void compute(Context& context) const override {
     const Tensor src = context.input(0), scales = context.input(1), zps = context.input(2);
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
-    const CodeKind kind = src.type == kInt8 ? kS8 : kU8;
-    const DequantizeWork work = {src.data,
-                                 static_cast<float*>(context.output(0, src.shape)),
-                                 static_cast<const float*>(scales.data),
-                                 zps,
+    const CodeKind kind = kind_of(src.type);
+    const DequantizeWork work = {{src, context.output(0, src.shape), scales.type, scales, zps},
                                  active_kernels().dequantize[kind],
                                  portable_kernels().dequantize[kind]};
     run_grouped(src.shape, groups, work, context);
@@ -88,11 +92,7 @@ class DynamicFakeQuantize : public Node {
     constants.high = low + 255.0f;
     constants.nan_code = low;  // as QuantizeLinear
     constants.integer_codes = true;
-    const AffineWork work = {static_cast<const float*>(src.data),
-                             context.output(0, src.shape),
-                             sizeof(float),
-                             static_cast<const float*>(scales.data),
-                             zps,
+    const AffineWork work = {{src, context.output(0, src.shape), kFloat, scales, zps},
                              active_kernels().affine[kDivide][kRoundThenAdd][kToFloat],
                              constants};
     run_grouped(src.shape, groups, work, context);
@@ -105,17 +105,16 @@ class DynamicFakeQuantize : public Node {
 }  // namespace
 
 Operator dynamic_quantize() {
-  return {DynamicQuantize::kName,
-          2,
-          {
-              {{kFloat, kFloat, kUint8}, {kUint8}},
-              {{kFloat, kFloat, kInt8}, {kInt8}},
-              {{kFloat, kFloat, kInt32}, {kUint8}},
-              {{kFloat, kFloat, kInt32}, {kInt8}},
-              {{kFloat, kFloat, kUint8}, {kInt8}},
-              {{kFloat, kFloat, kInt8}, {kUint8}},
-          },
-          make_node<DynamicQuantize>,
+  // The output of the first signature of some input types is the one without output_dtype.
+  std::vector<Signature> signatures;
+  for (const Type src : kFloats)
+    for (const Type zps : kZeroPoints) {
+      const Type first = DynamicQuantize::output_type(kNone, zps);
+      signatures.push_back({{src, src, zps}, {first}});
+      for (const Type dst : kCodes)
+        if (dst != first) signatures.push_back({{src, src, zps}, {dst}});
+    }
+  return {DynamicQuantize::kName, 2, signatures, make_node<DynamicQuantize>,
           [](const Attributes& attributes, const std::vector<Type>& inputs) {
             return DynamicQuantize::output_type(DynamicQuantize::given_output_dtype(attributes),
                                                 inputs.size() > 2 ? inputs[2] : kNone);
@@ -123,18 +122,12 @@ Operator dynamic_quantize() {
 }
 
 Operator dynamic_dequantize() {
-  return {DynamicDequantize::kName,
-          2,
-          {
-              {{kUint8, kFloat, kUint8}, {kFloat}},
-              {{kInt8, kFloat, kInt8}, {kFloat}},
-              {{kUint8, kFloat, kInt32}, {kFloat}},
-              {{kInt8, kFloat, kInt32}, {kFloat}},
-              {{kUint8, kFloat, kInt8}, {kFloat}},
-              {{kInt8, kFloat, kUint8}, {kFloat}},
-          },
-          make_node<DynamicDequantize>,
-          always_float};
+  std::vector<Signature> signatures;
+  for (const Type scales : kFloats)
+    for (const Type src : kCodes)
+      for (const Type zps : kZeroPoints) signatures.push_back({{src, scales, zps}, {scales}});
+  return {DynamicDequantize::kName, 2, signatures, make_node<DynamicDequantize>,
+          [](const Attributes&, const std::vector<Type>& inputs) { return inputs[1]; }};
 }
 
 Operator dynamic_fake_quantize() {

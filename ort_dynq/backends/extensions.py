@@ -8,6 +8,7 @@ Limitations of ``@onnx_op`` (onnxruntime-extensions 0.15), and how this module h
   of the session returns.
 - Every input and attribute is required, and the output type follows from the input types alone. The rewriter writes
   such models; :func:`ort_dynq.ready_for_extensions` prepares others.
+- It carries no float16, bfloat16, int4 and uint4: operators are defined for the other types (:data:`_CARRIED`).
 - A definition lasts as long as the process: after :func:`define`, every session that registers the library of
   onnxruntime-extensions has the domain ``ort_dynq``.
 """
@@ -30,6 +31,7 @@ from ..operators import DOMAIN, OPERATORS, Operator, Signature, reference
 from .options import registered
 
 _defining = threading.Lock()
+_CARRIED = frozenset(("float32", "uint8", "int8", "int32"))
 
 
 def define() -> str:
@@ -80,17 +82,16 @@ def variant_name(operator: str, output_type: str) -> str:
 
 
 def _variants(operator: Operator) -> list[tuple[str, Signature]]:
-    """The names and signatures to define.
+    """The names and signatures to define, of types that ``@onnx_op`` carries.
 
     Each combination of input types is defined once under the operator's name. If an attribute chooses the output type,
     every signature is also defined under :func:`variant_name`.
     """
-    by_inputs = {signature.inputs: signature for signature in reversed(operator.signatures)}
+    signatures = [each for each in operator.signatures if _CARRIED.issuperset((*each.inputs, *each.outputs))]
+    by_inputs = {signature.inputs: signature for signature in reversed(signatures)}
     variants = [(operator.name, signature) for signature in by_inputs.values()]
-    if len(by_inputs) < len(operator.signatures):
-        variants += [
-            (variant_name(operator.name, signature.outputs[0]), signature) for signature in operator.signatures
-        ]
+    if len(by_inputs) < len(signatures):
+        variants += [(variant_name(operator.name, signature.outputs[0]), signature) for signature in signatures]
     return variants
 
 
@@ -244,6 +245,12 @@ _runs = _Runs()
 
 # A pattern of onnxruntime's message, the backends for which the advice holds, and the advice.
 _ADVICE = (
+    (
+        r"Type 'tensor\((float16|bfloat16|u?int4)\)' of input parameter .* of operator \(Dynamic(Deq|Q)uantize\b|"
+        r"Type \(tensor\(u?int4\)\) of output arg",
+        ("extensions",),
+        "onnxruntime-extensions carries no float16, bfloat16, int4 and uint4; register the backend 'native'",
+    ),
     (
         r"has input size \d+ not in range|Unable to find attribute .*No attribute with name|"
         r"Type Error: Type .* of output arg",

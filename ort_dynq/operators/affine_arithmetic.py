@@ -46,7 +46,7 @@ TO_CODES = (
         CODES,
     ),
 )
-TO_FLOATS = _attributes(CodeType.FLOAT32, tuple(CodeType), NanCode.NAN)
+TO_FLOATS = _attributes(CodeType.FLOAT32, (CodeType.FLOAT32, *CODES), NanCode.NAN)
 
 
 # Text of function bodies. It uses the integers 0 to 2 of function_text.integers.

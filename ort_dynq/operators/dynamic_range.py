@@ -15,6 +15,7 @@ from .affine_arithmetic import (
     CHOICES,
     CODE_DTYPES,
     CODE_OFFSET,
+    CODES,
     TO_CODES,
     TO_FLOATS,
     AffineArithmetic,
@@ -51,7 +52,13 @@ _RANGE = (
         "1: the zero point is computed from the scale before `lowest_scale`, `highest_scale` and `scale_of_zero` are "
         "applied to it.",
     ),
-    Attribute("zero_point_type", CodeType.FLOAT32, "The type that the zero point is cast to.", CodeType),
+    Attribute(
+        "zero_point_type",
+        CodeType.FLOAT32,
+        "The type that the zero point is cast to.",
+        CodeType,
+        (CodeType.FLOAT32, *CODES),
+    ),
 )
 _SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
 _SRC = Input("src", ("float32",), "Any shape.")

@@ -148,6 +148,8 @@ class CodeType(Encoding):
     FLOAT32 = 1, "The value stays float32: there is no Cast"
     UINT8 = 2, "uint8"
     INT8 = 3, "int8"
+    UINT4 = 21, "uint4"
+    INT4 = 22, "int4"
 
 
 class RangeConstants(NamedTuple):

@@ -1,17 +1,20 @@
 """DynamicQuantize, DynamicDequantize and DynamicFakeQuantize: scales per tensor, per channel or per group.
 
-The first two are oneDNN Graph's DynamicQuantize-1 and DynamicDequantize-1.
+The first two are oneDNN Graph's DynamicQuantize-1 and DynamicDequantize-1, for floats of 32 and 16 bits and codes of 8
+and 4 bits. The types of the latter are those of ml_dtypes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import DynqError
 from .encodings import CodeType
-from .reference_ops import ONE, Array, Attributes, CodeDtype, check_zero_point, shape_text
+from .reference_ops import ONE, Array, Attributes, check_zero_point, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _GRANULARITY = (
@@ -32,16 +35,24 @@ _GRANULARITY = (
         "0: the shapes of `src` and `scales` give the size of the groups.",
     ),
 )
-_SRC = Input("src", ("float32",), "Any shape, rank 0 and empty tensors included.")
-_CODES = Input("src", ("uint8", "int8"), "Any shape, rank 0 and empty tensors included.")
-_SCALES = Input(
-    "scales",
-    ("float32",),
-    "per_tensor: one element, rank 0 or 1. per_channel: rank 1, src.shape[axis] elements. per_group: rank of `src`.",
+_FLOAT_TYPES = ("float32", "float16", "bfloat16")
+_CODE_TYPES = ("uint8", "int8", "uint4", "int4")
+_ZERO_POINT_TYPES = ("uint8", "int8", "int32", "uint4", "int4")
+_ANY_SHAPE = "Any shape, rank 0 and empty tensors included."
+_SCALES_SHAPE = (
+    "per_tensor: one element, rank 0 or 1. per_channel: rank 1, src.shape[axis] elements. per_group: rank of `src`."
 )
-_ZPS = Input(
-    "zps", ("uint8", "int8", "int32"), "Zero points: the shape of `scales`, or one element for all scales.", "zero"
-)
+_SRC = Input("src", _FLOAT_TYPES, _ANY_SHAPE)
+_CODES = Input("src", _CODE_TYPES, _ANY_SHAPE)
+_SCALES = Input("scales", _FLOAT_TYPES, _SCALES_SHAPE)
+_ZPS = Input("zps", _ZERO_POINT_TYPES, "Zero points: the shape of `scales`, or one element for all scales.", "zero")
+
+
+def _code_type(output_dtype: int, zps: str | None) -> str:
+    """The type of DynamicQuantize's output, from the attribute and the type of the zero points."""
+    if output_dtype:
+        return CodeType(output_dtype).meaning
+    return "uint8" if zps is None or zps == "int32" else zps
 
 
 # Function bodies
@@ -52,7 +63,7 @@ def _standard(op_type: str, further_attributes: str = "") -> Callable[[int], str
 
     def body(opset: int) -> str:
         return f"""{{
-            {_EXPANDED_ZPS}
+            {_expanded_zps(opset)}
             dst = {op_type}{_axis(opset, further_attributes)}(src, scales, expanded)
         }}"""
 
@@ -61,17 +72,24 @@ def _standard(op_type: str, further_attributes: str = "") -> Callable[[int], str
 
 def _fake_quantize_body(opset: int) -> str:
     return f"""{{
-        {_EXPANDED_ZPS}
+        {_expanded_zps(opset)}
         codes = QuantizeLinear{_axis(opset)}(src, scales, expanded)
         dst = DequantizeLinear{_axis(opset)}(codes, scales, expanded)
     }}"""
 
 
-# The standard operators require zero points in the shape of the scales.
-_EXPANDED_ZPS = """
-    shape = Shape(scales)
-    expanded = Expand(zps, shape)
-"""
+def _expanded_zps(opset: int) -> str:
+    """Sets ``expanded``: the standard operators require zero points in the shape of the scales.
+
+    Opset 21 has codes of 4 bits. Expand does not take them, Cast does.
+    """
+    if opset < 21:
+        return """shape = Shape(scales)
+            expanded = Expand(zps, shape)"""
+    return """shape = Shape(scales)
+            wide_zps = Cast<to = 6>(zps)
+            wide_expanded = Expand(wide_zps, shape)
+            expanded = CastLike(wide_expanded, zps)"""
 
 
 def _axis(opset: int, further_attributes: str = "") -> str:
@@ -85,26 +103,31 @@ def _axis(opset: int, further_attributes: str = "") -> str:
 
 
 def _quantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
-    by_default = CodeType.INT8 if zps is not None and zps.dtype == np.int8 else CodeType.UINT8
-    dtype: CodeDtype = np.int8 if (given["output_dtype"] or by_default) == CodeType.INT8 else np.uint8
+    dtype = np.dtype(_code_type(given["output_dtype"], None if zps is None else zps.dtype.name))
     scale, zp = _per_element(given, src, scales, zps)
-    if given["arithmetic"] == "onnx":
-        return [_codes(src, scale, zp, dtype).astype(dtype)]
-    return [_saturate(np.rint(src * (ONE / scale) + zp.astype(np.float32)), dtype).astype(dtype)]
+    src = src.astype(np.float32)
+    if given["arithmetic"] == "onednn":
+        return [_saturate(np.rint(src * (ONE / scale) + zp.astype(np.float32)), dtype).astype(dtype)]
+    if given["arithmetic"] == "wrapping":
+        rounded = np.rint(src / scale)
+        is_int32 = (rounded >= -(2.0**31)) & (rounded < 2.0**31)
+        sums = np.where(is_int32, rounded, -(2.0**31)).astype(np.int64) + zp
+        return [_saturate((sums + 2**31) % 2**32 - 2**31, dtype).astype(dtype)]
+    return [_codes(src, scale, zp, dtype).astype(dtype)]
 
 
 def _dequantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
     scale, zp = _per_element(given, src, scales, zps)
-    return [np.asarray((src.astype(np.int64) - zp).astype(np.float32) * scale)]
+    return [_narrow((src.astype(np.int64) - zp).astype(np.float32) * scale, scales.dtype)]
 
 
 def _fake_quantize(given: Attributes, src: Array, scales: Array, zps: Array) -> list[Array]:
     scale, zp = _per_element(given, src, scales, zps)
-    codes = _codes(src, scale, zp, np.int8 if zps.dtype == np.int8 else np.uint8)
+    codes = _codes(src, scale, zp, zps.dtype)
     return [((codes - zp).astype(np.float32) * scale).astype(np.float32)]
 
 
-def _codes(src: Array, scale: Array, zp: Array, dtype: CodeDtype) -> Array:
+def _codes(src: Array, scale: Array, zp: Array, dtype: np.dtype[Any]) -> Array:
     """The codes of QuantizeLinear, as floats.
 
     The sum is in float64, where it is exact unless the code saturates anyway.
@@ -112,10 +135,19 @@ def _codes(src: Array, scale: Array, zp: Array, dtype: CodeDtype) -> Array:
     return _saturate(np.rint(src / scale).astype(np.float64) + zp, dtype)
 
 
-def _saturate(codes: Array, dtype: CodeDtype) -> Array:
+def _saturate(codes: Array, dtype: np.dtype[Any]) -> Array:
     """The codes within the type's limits, still as floats; a NaN becomes the lowest code."""
-    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    limits: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    low, high = int(limits.min), int(limits.max)
     return np.where(np.isnan(codes), low, np.clip(codes, low, high))
+
+
+def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:
+    """The values in the type of the result, rounded half to even. NaN of 16 bits keeps its sign only."""
+    if dtype == np.float32:
+        return np.asarray(values)
+    values = np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
+    return np.asarray(values).astype(dtype)
 
 
 def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None) -> tuple[Array, Array]:
@@ -161,7 +193,7 @@ def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None
             parameters = np.repeat(parameters, min(size, length), axis=i)
         return parameters[tuple(slice(length) for length in src.shape)]
 
-    return spread(scales), spread(zero_points)
+    return spread(scales.astype(np.float32)), spread(zero_points)
 
 
 def _checked_axis(axis: int, src: Array) -> int:
@@ -194,64 +226,59 @@ def _check_groups(scales: Array, src: Array) -> None:
 FAMILY = Family(
     "Scales per tensor, channel or group",
     "`scales` and `zps` are inputs. `DynamicQuantize` and `DynamicDequantize` are the operators of the same names in "
-    "oneDNN Graph's specification. Extensions to the specification: `per_group`, `auto`, `block_size`, `output_dtype`, "
-    "`arithmetic`, and one zero point for all scales.",
+    "oneDNN Graph's specification. Extensions to the specification: `per_group` of DynamicQuantize, `auto`, "
+    "`block_size`, `output_dtype`, `arithmetic`, and one zero point for all scales.\n\n"
+    "Tensors of float16 and bfloat16 are converted to float32, exactly; all steps are float32. A result of 16 bits is "
+    "then rounded once, half to even; a NaN keeps its sign only. Codes of 4 bits are stored two in a byte, as in ONNX.",
     (
         Operator(
             "DynamicQuantize",
-            "Quantizes float32 to 8-bit codes: oneDNN Graph's DynamicQuantize-1. A NaN becomes the lowest code.",
+            "Quantizes floats to 8-bit or 4-bit codes: oneDNN Graph's DynamicQuantize-1. NaN becomes the lowest code.",
             "dst = saturate(round(src / scales) + zps)          arithmetic = onnx\n"
-            "dst = saturate(round(src * (1 / scales) + zps))    arithmetic = onednn",
+            "dst = saturate(round(src * (1 / scales) + zps))    arithmetic = onednn\n"
+            "dst = saturate(int32(round(src / scales)) + zps)   arithmetic = wrapping",
             (_SRC, _SCALES, _ZPS),
-            (Input("dst", ("uint8", "int8"), "The shape of `src`."),),
+            (Input("dst", _CODE_TYPES, "The shape of `src`."),),
             (
                 *_GRANULARITY,
                 Attribute(
                     "output_dtype",
                     0,
-                    "The type of `dst`. 0: the type of `zps` if that is uint8 or int8, otherwise uint8.",
+                    "The type of `dst`. 0: the type of `zps` unless that is int32, otherwise uint8.",
                     CodeType,
-                    (CodeType.UINT8, CodeType.INT8),
+                    (CodeType.UINT8, CodeType.INT8, CodeType.UINT4, CodeType.INT4),
                 ),
                 Attribute(
                     "arithmetic",
                     "onnx",
                     "onnx: as ONNX's QuantizeLinear; the zero point is added in integers. onednn: as oneDNN 3.12; "
-                    "every step is float32.",
-                    choices=("onnx", "onednn"),
+                    "every step is float32. wrapping: as ONNX Runtime's QuantizeLinear of float16: a quotient that is "
+                    "NaN or beyond int32 becomes the lowest int32, and a sum beyond int32 wraps around.",
+                    choices=("onnx", "onednn", "wrapping"),
                 ),
             ),
             tuple(
-                Signature(("float32", "float32", zps), (dst,))
-                for zps, dst in (
-                    ("uint8", "uint8"),
-                    ("int8", "int8"),
-                    ("int32", "uint8"),
-                    ("int32", "int8"),
-                    ("uint8", "int8"),
-                    ("int8", "uint8"),
-                )
+                Signature((src, src, zps), (dst,))
+                for src in _FLOAT_TYPES
+                for zps in _ZERO_POINT_TYPES
+                for dst in sorted(_CODE_TYPES, key=lambda dst: dst != _code_type(0, zps))
             ),
             _standard("QuantizeLinear", ", output_dtype: int = @output_dtype"),
             _quantize,
         ),
         Operator(
             "DynamicDequantize",
-            "Dequantizes 8-bit codes to float32: oneDNN Graph's DynamicDequantize-1. The difference is exact.",
+            "Dequantizes 8-bit or 4-bit codes to floats: oneDNN Graph's DynamicDequantize-1. The difference is exact; "
+            "`dst` has the type of `scales`.",
             "dst = (src - zps) * scales",
             (_CODES, _SCALES, _ZPS),
-            (Input("dst", ("float32",), "The shape of `src`."),),
+            (Input("dst", _FLOAT_TYPES, "The shape of `src`."),),
             _GRANULARITY,
             tuple(
-                Signature((src, "float32", zps), ("float32",))
-                for src, zps in (
-                    ("uint8", "uint8"),
-                    ("int8", "int8"),
-                    ("uint8", "int32"),
-                    ("int8", "int32"),
-                    ("uint8", "int8"),
-                    ("int8", "uint8"),
-                )
+                Signature((src, scales, zps), (scales,))
+                for scales in _FLOAT_TYPES
+                for src in _CODE_TYPES
+                for zps in _ZERO_POINT_TYPES
             ),
             _standard("DequantizeLinear"),
             _dequantize,
@@ -261,8 +288,8 @@ FAMILY = Family(
             "DynamicQuantize, then DynamicDequantize, in one pass. The codes are not stored.",
             "code = saturate(round(src / scales) + zps)\ndst = (code - zps) * scales",
             (
-                _SRC,
-                _SCALES,
+                Input("src", ("float32",), _ANY_SHAPE),
+                Input("scales", ("float32",), _SCALES_SHAPE),
                 Input(
                     "zps",
                     ("uint8", "int8"),

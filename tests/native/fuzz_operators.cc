@@ -418,7 +418,7 @@ struct Given {
   std::vector<uint8_t> exact;  // without spare capacity
 
   void make_room(uint8_t value) {
-    exact.assign(offset + static_cast<size_t>(shape.elements()) * dynq::size_of(type), value);
+    exact.assign(offset + static_cast<size_t>(shape.elements() * dynq::bits_of(type) + 7) / 8, value);
   }
   uint8_t* data() { return exact.data() + offset; }
   const uint8_t* data() const { return exact.data() + offset; }
@@ -503,8 +503,8 @@ Problem make_problem(Bytes& bytes) {
   std::vector<Type> types = signature.inputs;
   if (types.size() > problem.op->required_inputs && bytes.one_in(4)) types.pop_back();
   if (wrong_types) {
-    constexpr Type kTypes[] = {dynq::kNone, dynq::kFloat, dynq::kUint8,
-                               dynq::kInt8, dynq::kInt32, static_cast<Type>(100)};
+    constexpr Type kTypes[] = {dynq::kNone,  dynq::kFloat,   dynq::kUint8, dynq::kInt8,
+                               dynq::kInt32, dynq::kFloat16, dynq::kInt4,  static_cast<Type>(100)};
     if (bytes.one_in(4)) types.resize(bytes.below(6), dynq::kFloat);
     if (!types.empty()) types[bytes.below(types.size())] = bytes.of(kTypes);
   }
@@ -611,7 +611,8 @@ std::string describe(const Problem& problem) {
     const auto &e = expected.outputs[i].exact, &a = actual.outputs[i].exact;
     for (size_t k = 0; k < std::min(e.size(), a.size()); ++k)
       if (e[k] != a[k]) {
-        const size_t size = dynq::size_of(expected.outputs[i].type), at = (k - expected.outputs[i].offset) / size;
+        const auto size = static_cast<size_t>((dynq::bits_of(expected.outputs[i].type) + 7) / 8);
+        const size_t at = (k - expected.outputs[i].offset) / size;
         text += ", output " + std::to_string(i) + ", element " + std::to_string(at);
         for (const uint8_t* from : {a.data(), e.data()}) {
           text += from == a.data() ? ": " : ", expected ";

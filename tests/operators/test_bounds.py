@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, Shape, assert_same, handwritten, make_session, parse
+from helpers import SIGNATURES, Array, Shape, assert_same, handwritten, make_session, parse
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
 from ort_dynq.operators.packing import packed_conv_shape, packed_shape
 
-SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES, ids=IDS)

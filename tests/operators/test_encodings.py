@@ -121,7 +121,7 @@ def test_texts_of_values() -> None:
     assert encodings.Scaling.describe() == "0 (divide), 1 (multiply by the reciprocal) or 2 (multiply)"
     assert encodings.NanCode.describe([encodings.NanCode.NAN]) == "2 (nan)"
     assert all(member.meaning for encoding in ENCODINGS for member in encoding)
-    assert [*encodings.CodeType] == [1, 2, 3]
+    assert [*encodings.CodeType] == [1, 2, 3, 21, 22]
 
 
 def test_constants_have_the_fields_of_the_native_struct() -> None:

@@ -182,7 +182,7 @@ def test_every_instruction_set_of_this_cpu_is_run() -> None:
     names = kernels.supported_isas()
     assert names[-1] == "portable"
     assert len(set(names)) == len(names)
-    assert ("avx2" in names) == ({"avx2", "fma"} <= cpu_flags())
+    assert ("avx2" in names) == ({"avx2", "fma", "f16c"} <= cpu_flags())
     assert ("avx512" in names) == ({"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= cpu_flags())
     assert ("neon" in names) == (platform.machine() in ("aarch64", "arm64"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -98,7 +99,10 @@ def test_operators_page_is_complete() -> None:
         for each in (*operator.inputs, *operator.outputs, *operator.attributes):
             assert f"| `{each.name}` |" in section
         assert operator.formula in section
-        assert section.count("\n| ") - section.count("\n| input |") > len(operator.signatures)
+        table = section.split("\n| types |")[1].splitlines()[2:]
+        rows = [[cell.strip().split(", ") for cell in row.strip("|").split("|")[1:]] for row in table]
+        listed = sorted(types for row in rows for types in itertools.product(*row))
+        assert listed == sorted((*each.inputs, *each.outputs) for each in operator.signatures)
 
 
 RULES = re.findall(r"^\| `ort-dynq inspect (\S+)` \| (\w+) \|$", (DOCS / "rules.md").read_text(), re.MULTILINE)

@@ -110,8 +110,8 @@ def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
         program = build(tmp_path, "g++", [*parts, (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)])
     else:
         flags, expected = cpu_flags(), {"portable", "amx-stand-in"}
-        expected |= {"avx2"} if {"avx2", "fma"} <= flags else set()
-        expected |= {"avxvnni"} if {"avx2", "fma", "avx_vnni"} <= flags else set()
+        expected |= {"avx2"} if {"avx2", "fma", "f16c"} <= flags else set()
+        expected |= {"avxvnni"} if {"avx2", "fma", "f16c", "avx_vnni"} <= flags else set()
         parts, defines = kernel_files("x86_64"), ["-DORT_DYNQ_X86"]
         stand_in = AMX_STAND_IN
         if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:

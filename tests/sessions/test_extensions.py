@@ -23,7 +23,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from convolutions import conv_inputs
-from helpers import Array, assert_same, handwritten, make_session, parse
+from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
 
 import ort_dynq
 from ort_dynq import DynqError, kernels, library
@@ -35,7 +35,6 @@ from ort_dynq.operators import OPERATORS, Operator, Signature
 from ort_dynq.session import InferenceSession
 
 TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
-SIGNATURES = [(operator, signature) for operator in OPERATORS.values() for signature in operator.signatures]
 
 SRC = np.float32([[-3, 0.5, 1.5], [2.5, 90, 300]])
 FEEDS = {"src": SRC, "scale": np.array(1, np.float32), "zp": np.array(1, np.uint8)}

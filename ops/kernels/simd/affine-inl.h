@@ -24,7 +24,7 @@ struct AffineDivision {
 // Markstein clamped to both sides, which NaN passes, with the sign of x: the correction turns -0 into +0. For clips
 // well within kQuotientBound.
 struct AffineMarkstein {
-  Markstein quotient;
+  Markstein<> quotient;
   AffineMarkstein(V::F scale, V::F reciprocal) : quotient(scale, reciprocal) {}
   V::F operator()(V::F x) const { return V::with_sign_of(quotient(V::max(V::negate(quotient.bound), x)), x); }
 };

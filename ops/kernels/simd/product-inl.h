@@ -211,8 +211,8 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int64_t group = 0; group < groups; ++group) {
     for (int64_t ahead = first_ahead; ahead < end_ahead && col + ahead < gap; ahead += kBlockColumns)
       for (int64_t b = 0; b < kBlocks; ++b) {
-        __builtin_prefetch(column_sums + b * gap + ahead);
-        if (column_varies) __builtin_prefetch(column_scales + b * gap + ahead);
+        ORT_DYNQ_PREFETCH(column_sums + b * gap + ahead);
+        if (column_varies) ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
       }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.zps + row * block.row_groups + (row_varies ? group : 0);

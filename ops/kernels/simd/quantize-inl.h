@@ -1,7 +1,7 @@
 // quantize: float to 8-bit codes with int32 zero points.
 //
 // There is no lower clamp: NaN, -inf and everything far below the lowest code round to the lowest int32 (V::round),
-// which saturates to the lowest code. NaN passes the upper clamp.
+// which saturates to the lowest code. NaN passes the upper clamp. kWrapping has no clamp at all.
 
 // float to int32, without the zero point, which the caller adds.
 template <class Quotient>
@@ -11,6 +11,17 @@ struct OnnxQuantizer {
   V::I zp;
   OnnxQuantizer(V::F scale, V::F reciprocal, V::I zp_) : quotient(scale, reciprocal), zp(zp_) {}
   V::I operator()(V::F x) const { return V::round(quotient(x)); }
+};
+
+template <class Quotient>
+struct WrappingQuantizer {
+  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
+  Quotient quotient;
+  V::I zp_int32;
+  V::I zp;  // 0: operator() adds the zero point
+  WrappingQuantizer(V::F scale, V::F reciprocal, V::I zp_)
+      : quotient(scale, reciprocal), zp_int32(zp_), zp(V::set1(int32_t{0})) {}
+  V::I operator()(V::F x) const { return V::add(V::round_wrapping(quotient(x)), zp_int32); }
 };
 
 struct OneDnnQuantizer {
@@ -120,6 +131,17 @@ void quantize_with(const QuantizeBlock& block) {
     quantize_columns_with<Quantizer, kKind, kStream>(block);
 }
 
+template <Arithmetic kArithmetic, template <bool> class Quotient>
+struct QuantizerWith {
+  using Type = OnnxQuantizer<Quotient<true>>;
+};
+template <template <bool> class Quotient>
+struct QuantizerWith<kWrapping, Quotient> {
+  using Type = WrappingQuantizer<Quotient<false>>;
+};
+template <Arithmetic kArithmetic, template <bool> class Quotient>
+using QuantizerOf = typename QuantizerWith<kArithmetic, Quotient>::Type;
+
 template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
 void quantize(const QuantizeBlock& block) {
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
@@ -127,11 +149,11 @@ void quantize(const QuantizeBlock& block) {
     quantize_with<OneDnnQuantizer, kKind, kParameters, false>(block);
   } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
     // For one row, dividing is faster than computing reciprocals.
-    quantize_with<OnnxQuantizer<Division>, kKind, kParameters, false>(block);
-  } else if (can_stream(block, 1)) {
-    quantize_with<OnnxQuantizer<Markstein>, kKind, kParameters, true>(block);
+    quantize_with<QuantizerOf<kArithmetic, Division>, kKind, kParameters, false>(block);
+  } else if (kArithmetic == kOnnx && can_stream(block, 1)) {
+    quantize_with<QuantizerOf<kOnnx, Markstein>, kKind, kParameters, true>(block);
     V::fence();
   } else {
-    quantize_with<OnnxQuantizer<Markstein>, kKind, kParameters, false>(block);
+    quantize_with<QuantizerOf<kArithmetic, Markstein>, kKind, kParameters, false>(block);
   }
 }

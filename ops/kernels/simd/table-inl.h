@@ -4,7 +4,7 @@
 //
 // A V::F has V::kLanes floats, a V::I as many int32. load_part and store_part access only the first n < kLanes
 // elements. As the x86 instructions do, V::min(a, b) returns b if either is NaN, and V::round returns the lowest int32
-// if its argument is NaN or below int32; it is never above.
+// if its argument is NaN or below int32; it is never above. V::round_wrapping returns the lowest int32 above it, too.
 // clang-format off: the order of the files matters
 #include "kernels/simd/quotient-inl.h"
 #include "kernels/simd/stores-inl.h"
@@ -13,6 +13,7 @@
 #include "kernels/simd/affine-inl.h"
 #include "kernels/simd/bounded-inl.h"
 #include "kernels/simd/range-inl.h"
+#include "kernels/simd/formats-inl.h"
 // clang-format on
 
 // The table of all kernels. Constant: no code compiled for an instruction set may run before dispatch.cc has checked
@@ -22,7 +23,9 @@ constexpr KernelTable make_table() {
       {{{quantize<kOnnx, kU8, kPerRow>, quantize<kOnnx, kU8, kPerColumn>},
         {quantize<kOnnx, kS8, kPerRow>, quantize<kOnnx, kS8, kPerColumn>}},
        {{quantize<kOneDnn, kU8, kPerRow>, quantize<kOneDnn, kU8, kPerColumn>},
-        {quantize<kOneDnn, kS8, kPerRow>, quantize<kOneDnn, kS8, kPerColumn>}}},
+        {quantize<kOneDnn, kS8, kPerRow>, quantize<kOneDnn, kS8, kPerColumn>}},
+       {{quantize<kWrapping, kU8, kPerRow>, quantize<kWrapping, kU8, kPerColumn>},
+        {quantize<kWrapping, kS8, kPerRow>, quantize<kWrapping, kS8, kPerColumn>}}},
       {{dequantize<kU8, kPerRow>, dequantize<kU8, kPerColumn>},
        {dequantize<kS8, kPerRow>, dequantize<kS8, kPerColumn>}},
       ORT_DYNQ_AFFINE_TABLE,
@@ -33,5 +36,7 @@ constexpr KernelTable make_table() {
       range<true>,
       {row_range<false>, column_range<false>},
       {row_range<true>, column_range<true>},
+      {convert<WidenF16>, convert<WidenBf16>, convert<WidenCodes<kU8>>, convert<WidenCodes<kS8>>},
+      {convert<NarrowF16>, convert<NarrowBf16>, convert<NarrowCodes<kU8>>, convert<NarrowCodes<kS8>>},
   };
 }

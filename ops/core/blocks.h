@@ -1,0 +1,226 @@
+// Blocks of elementwise operations: reads their parameters, converts what kernels do not take as it is stored, and runs
+// the kernels. For layout.cc.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "core/formats.h"
+#include "core/layout.h"
+
+namespace dynq {
+
+constexpr int64_t kStaged = 8192;         // elements that are converted at once; even, for 4-bit codes
+constexpr int64_t kStagedColumns = 1024;  // columns of them: with more rows, parameters are prepared less often
+
+// The affine kernels take float zero points, the others int32.
+template <class Work>
+using ZeroPointOf = std::conditional_t<std::is_same_v<Work, AffineWork>, float, int32_t>;
+
+// A zero point of type T as the kernels of this work take it.
+template <class T>
+int32_t convert(const QuantizeWork&, T zp) {
+  return zp;
+}
+template <class T>
+int32_t convert(const DequantizeWork&, T zp) {
+  return zp;
+}
+template <class T>
+float convert(const AffineWork& work, T zp) {
+  return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
+}
+
+// The scales and zero points of some rows or columns as kernels take them: adjacent, aligned, converted.
+template <class Work>
+class ParameterTile {
+ public:
+  using ZeroPoint = ZeroPointOf<Work>;
+
+  explicit ParameterTile(const Work& work) : work_(work), storage_(storage_of(work.scales.type)) {
+    varying_zps_ = work.zps && work.zps.shape.elements() != 1;
+    if (work.zps && !varying_zps_) read_zps(0, 1, &shared_zp_);
+  }
+
+  // Reads `count` parameters from number `first` on. They recur after `period` columns, each is repeated `repeat`
+  // times, and the scales of a period begin at number `base`.
+  void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
+    if (repeat == 1 && first + count <= period) {
+      read_scales(base + first, count);
+      if (!varying_zps_)
+        std::fill_n(zps_, count, shared_zp_);
+      else
+        read_zps(base + first, count, zps_);
+    } else if (first == 0) {
+      // Reads each one once, repeats each one, beginning with the last, which overwrites none that is still needed, and
+      // then copies the period.
+      const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
+      read_scales(base, own);
+      if (varying_zps_)
+        read_zps(base, own, zps_);
+      else
+        std::fill_n(zps_, count, shared_zp_);
+      for (int64_t i = own; repeat > 1 && i-- > 0;) {
+        const int64_t times = std::min(repeat, once - i * repeat);
+        std::fill_n(scales_ + i * repeat, times, scales_[i]);
+        if (varying_zps_) std::fill_n(zps_ + i * repeat, times, zps_[i]);
+      }
+      for (int64_t at = once; at < count; at *= 2) {
+        std::copy_n(scales_, std::min(at, count - at), scales_ + at);
+        if (varying_zps_) std::copy_n(zps_, std::min(at, count - at), zps_ + at);
+      }
+    } else {
+      int64_t index = base + first % period / repeat, phase = first % repeat;
+      const int64_t end = base + period / repeat;
+      for (int64_t i = 0; i < count; ++i) {
+        read_scales(index, 1, &scales_[i]);
+        zps_[i] = shared_zp_;
+        if (varying_zps_) read_zps(index, 1, &zps_[i]);
+        if (++phase == repeat) {
+          phase = 0;
+          if (++index == end) index = base;
+        }
+      }
+    }
+    if constexpr (std::is_same_v<ZeroPoint, int32_t>) {
+      narrow_ = true;
+      if (work_.zps.type == kInt32)
+        for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
+    }
+  }
+
+  const float* scales() const { return scales_; }
+  const ZeroPoint* zps() const { return zps_; }
+  bool narrow() const { return narrow_; }  // all zero points of type int32 are narrow
+
+ private:
+  // Reads `count` scales from number `index` on.
+  void read_scales(int64_t index, int64_t count) { read_scales(index, count, scales_); }
+  void read_scales(int64_t index, int64_t count, float* scales) const {
+    const void* from = element(work_.scales.data, storage_, index);
+    if (storage_.widen != nullptr)
+      storage_.widen(from, scales, count);
+    else
+      std::memcpy(scales, from, static_cast<size_t>(count) * sizeof(float));
+  }
+
+  // Reads `count` zero points from number `index` on.
+  void read_zps(int64_t index, int64_t count, ZeroPoint* zps) const {
+    switch (work_.zps.type) {
+      case kUint8:
+        return read<uint8_t>(index, count, zps);
+      case kInt8:
+        return read<int8_t>(index, count, zps);
+      case kInt32:
+        return read<int32_t>(index, count, zps);
+      case kUint4:
+      case kInt4:
+        for (int64_t i = 0; i < count; ++i) zps[i] = convert(work_, code_of_4_bits(work_.zps, index + i));
+        return;
+      default:  // float32, only for the affine kernels
+        std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
+    }
+  }
+
+  template <class T>
+  void read(int64_t index, int64_t count, ZeroPoint* zps) const {
+    const T* from = static_cast<const T*>(work_.zps.data) + index;
+    for (int64_t i = 0; i < count; ++i) zps[i] = convert(work_, load(from + i));
+  }
+
+  const Work& work_;
+  const Storage storage_;  // of scales
+  bool varying_zps_;
+  bool narrow_ = true;
+  ZeroPoint shared_zp_{};
+  alignas(64) float scales_[kMaxParameters];
+  alignas(64) ZeroPoint zps_[kMaxParameters];
+};
+
+// Runs a kernel on a block whose parameters are those of the tile from number `first` on.
+inline void run_kernel(const QuantizeWork& work, const ParameterTile<QuantizeWork>& tile, int64_t first,
+                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream) {
+  (tile.narrow() ? work.kernels : work.portable)[parameters](
+      {extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first, stream});
+}
+
+inline void run_kernel(const DequantizeWork& work, const ParameterTile<DequantizeWork>& tile, int64_t first,
+                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream) {
+  (tile.narrow() ? work.kernels : work.portable)[parameters](
+      {extent, src, static_cast<float*>(dst), tile.scales() + first, tile.zps() + first, stream});
+}
+
+inline void run_kernel(const AffineWork& work, const ParameterTile<AffineWork>& tile, int64_t first,
+                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool) {
+  const AffineConstants& constants = work.constants;
+  work.kernels[parameters]({extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first,
+                            constants.low, constants.high, constants.nan_code, constants.integer_codes,
+                            constants.code_offset, constants.wraps});
+}
+
+// The blocks of a work. If kernels do not take the elements of src or dst as they are stored, a block is cut into
+// pieces, which are converted on the stack.
+template <class Work>
+class Blocks {
+ public:
+  explicit Blocks(const Work& work) : work_(work), src_(storage_of(work.src.type)), dst_(storage_of(work.dst_type)) {}
+
+  // Runs the kernel on the block that begins at element `first` of the tensor.
+  void run(const ParameterTile<Work>& tile, Parameters parameters, int64_t first, const Extent& extent,
+           bool stream) const {
+    if (src_.widen == nullptr && dst_.narrow == nullptr)
+      return run_kernel(work_, tile, 0, parameters, extent, element(work_.src.data, src_, first),
+                        element(work_.dst, dst_, first), stream);
+    const int64_t cols = std::min(extent.cols, parameters == kPerColumn ? kStagedColumns : kStaged);
+    const int64_t rows = std::min(extent.rows, kStaged / cols);
+    for (int64_t row = 0; row < extent.rows; row += rows)
+      for (int64_t col = 0; col < extent.cols; col += cols) {
+        const int64_t some_cols = std::min(cols, extent.cols - col);
+        run_piece(tile, parameters == kPerRow ? row : col, parameters, first + row * extent.stride + col,
+                  {std::min(rows, extent.rows - row), some_cols, some_cols}, extent.stride, stream);
+      }
+  }
+
+  const Work& work() const { return work_; }
+  int64_t dst_bits() const { return dst_.bits; }
+
+ private:
+  // The rows of the piece are `stride` elements apart in the tensors.
+  void run_piece(const ParameterTile<Work>& tile, int64_t parameter, Parameters parameters, int64_t first,
+                 const Extent& piece, int64_t stride, bool stream) const {
+    alignas(64) char src_buffer[64 + kStaged * sizeof(float)], dst_buffer[kStaged * sizeof(float)];
+    const bool adjacent = piece.rows == 1 || piece.cols == stride;
+    const int64_t runs = adjacent ? 1 : piece.rows, run = adjacent ? piece.rows * piece.cols : piece.cols;
+    const void* src = element(work_.src.data, src_, first);
+    if (src_.widen != nullptr || !adjacent) {
+      char* const wide = src_buffer + 64;
+      src = wide;
+      // A run that begins in the second half of a byte is converted with the element before it. The last run is the
+      // first, so that this element is overwritten.
+      for (int64_t i = runs; i-- > 0;) {
+        const int64_t from = first + i * stride, before = from * src_.bits % 8 != 0;
+        convert(src_.widen, element(work_.src.data, src_, from), wide + (i * run - before) * src_.wide_bytes,
+                run + before, src_);
+      }
+    }
+    const bool is_staged = dst_.narrow != nullptr || !adjacent;
+    run_kernel(work_, tile, parameter, parameters, piece, src, is_staged ? dst_buffer : element(work_.dst, dst_, first),
+               stream && !is_staged);
+    for (int64_t i = 0; is_staged && i < runs; ++i)
+      convert(dst_.narrow, dst_buffer + i * run * dst_.wide_bytes, element(work_.dst, dst_, first + i * stride), run,
+              dst_);
+  }
+
+  static void convert(ConvertKernel kernel, const void* src, void* dst, int64_t count, const Storage& storage) {
+    if (kernel != nullptr)
+      kernel(src, dst, count);
+    else
+      std::memcpy(dst, src, static_cast<size_t>(count * storage.wide_bytes));
+  }
+
+  const Work& work_;
+  const Storage src_, dst_;
+};
+
+}  // namespace dynq

@@ -1,0 +1,225 @@
+"""DynamicQuantize and DynamicDequantize of float16, bfloat16 and codes of 4 bits.
+
+float16 and 4 bits are compared with ONNX Runtime, bfloat16 with NumPy and ml_dtypes. All 2^16 values are tried.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from helpers import Array, Shape, assert_same, make_session, parse, spread, stock_session, tie_dense
+
+from ort_dynq import DynqError, kernels
+from ort_dynq.operators import OPERATORS
+from ort_dynq.rewriter.functions import make_function
+
+VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
+rounds = pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+casts = pytest.mark.skipif(VERSION < (1, 23), reason="ONNX Runtime before 1.23 has no Cast of 4 bits")
+
+HALVES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+CODES: dict[str, Any] = {"uint8": np.uint8, "int8": np.int8, "uint4": ml_dtypes.uint4, "int4": ml_dtypes.int4}
+NUMBERS = {"uint8": 2, "int8": 3, "uint4": 21, "int4": 22, "float16": 10, "bfloat16": 16, "int32": 6, "float32": 1}
+LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "uint4": (0, 15), "int4": (-8, 7)}
+SCALES = (1.0, 0.1, 2.0**-7, 1.7, -0.3, 6e-8, 6e4, 0.0, np.inf, np.nan)
+
+
+def all_values(dtype: Any) -> Array:
+    return np.arange(1 << 16, dtype=np.uint16).view(dtype)
+
+
+def with_one_nan(values: Array) -> Array:
+    """NaN keeps its sign and no other bits."""
+    nan = np.copysign(np.float32(np.nan), values.astype(np.float32)).astype(values.dtype)
+    return np.where(np.isnan(values.astype(np.float32)), nan, values)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_every_value_is_read_and_written(isa: str, half: str) -> None:
+    """One code of 1, with every value as its scale."""
+    scales = all_values(HALVES[half])
+    ones = np.ones(scales.size, np.uint8)
+    actual = kernels.dynamic_dequantize(ones, scales, qtype="per_channel", axis=0)
+    assert_same(actual.view(np.uint16), with_one_nan(scales).view(np.uint16))
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("codes", CODES)
+def test_dequantizing_rounds_once(isa: str, half: str, codes: str) -> None:
+    """Every scale by codes whose products have ties, overflow, and are subnormal."""
+    low, high = LIMITS[codes]
+    scales = all_values(HALVES[half])
+    some = np.array([low, 0, 3, 5, high - 2, high, 7], np.int32)
+    src = np.tile(some, (scales.size, 1)).astype(CODES[codes])
+    zp = np.array(1, CODES[codes])
+    with np.errstate(all="ignore"):
+        product = (some - 1).astype(np.float32) * scales.astype(np.float32)[:, None]
+        expected = with_one_nan(product.astype(HALVES[half]))
+    actual = kernels.dynamic_dequantize(src, scales, zp, qtype="per_channel", axis=0)
+    assert_same(actual.view(np.uint16), expected.view(np.uint16))
+    if half == "float16":
+        model = parse("float16[N] s", "float16[N, 7] y", "y = DequantizeLinear<axis = 0>(x, s, z)")
+        add_constants(model, x=src, z=np.full(scales.size, 1, CODES[codes]))
+        stock = stock_session(model).run(None, {"s": scales})[0]
+        assert_same(actual.view(np.uint16), stock.view(np.uint16))
+
+
+def add_constants(model: onnx.ModelProto, **arrays: Array) -> None:
+    for name, array in arrays.items():
+        kind = NUMBERS[array.dtype.name]
+        values = array.astype(np.int32).reshape(-1).tolist()
+        model.graph.initializer.append(onnx.helper.make_tensor(name, kind, array.shape, values))
+
+
+@rounds
+@pytest.mark.parametrize("codes", CODES)
+def test_quantizing_every_float16(codes: str) -> None:
+    """The arithmetic wrapping is ONNX Runtime's, with infinities and NaN, for ordinary and for extreme scales."""
+    src = all_values(np.float16)
+    for scale in np.float16(SCALES):
+        for zp in (LIMITS[codes][0], 0, 3, LIMITS[codes][1]):
+            zero = np.array(zp, CODES[codes])
+            model = parse(
+                "float16[N] x, float16 s",
+                "float[N] y",
+                "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, one, zero)",
+            )
+            add_constants(model, z=zero, zero=np.array(0, CODES[codes]))
+            model.graph.initializer.append(onnx.helper.make_tensor("one", 1, (), [1.0]))
+            expected = stock_session(model).run(None, {"x": src, "s": np.array(scale)})[0]
+            for isa in kernels.supported_isas():
+                with kernels.use_isa(isa):
+                    actual = kernels.dynamic_quantize(src, np.array(scale), zero, arithmetic="wrapping")
+                assert_same(actual.astype(np.float32), expected)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_quantizing_every_value_as_onnx_defines_it(isa: str, half: str) -> None:
+    src = all_values(HALVES[half])
+    for codes, (low, high) in LIMITS.items():
+        for scale in np.array(SCALES, HALVES[half]):
+            with np.errstate(all="ignore"):
+                rounded = np.rint(src.astype(np.float32) / np.float32(scale)).astype(np.float64) + 3
+            expected = np.where(np.isnan(rounded), low, np.clip(rounded, low, high)).astype(CODES[codes])
+            actual = kernels.dynamic_quantize(src, np.array(scale), np.array(3, CODES[codes]))
+            assert_same(actual.view(np.uint8), expected.view(np.uint8))
+
+
+GRANULARITIES: list[tuple[Shape, Shape, dict[str, Any], int]] = [
+    ((129,), (), {}, 0),
+    ((7, 33), (7,), {"qtype": "per_channel", "axis": 0}, 0),
+    ((40, 33), (33,), {"qtype": "per_channel", "axis": 1}, 1),
+    ((300, 3), (3,), {"qtype": "per_channel", "axis": 1}, 1),
+    ((5, 67), (5, 5), {"qtype": "per_group", "axis": 1, "block_size": 16}, 1),
+    ((3, 9000), (), {}, 0),
+]
+
+
+@pytest.mark.parametrize("codes", ["uint4", "int4"])
+@pytest.mark.parametrize(("shape", "scales_shape", "given", "axis"), GRANULARITIES)
+def test_codes_of_4_bits(
+    isa: str, codes: str, shape: Shape, scales_shape: Shape, given: dict[str, Any], axis: int
+) -> None:
+    """Rounding ties of every row; of an odd number of elements in a row, rows share bytes."""
+    rng = np.random.default_rng(len(shape) + axis)
+    low, high = LIMITS[codes]
+    scales = np.asarray(2.0 ** rng.integers(-5, 3, scales_shape) * rng.choice([1, 1.1], scales_shape), np.float32)
+    zps = np.asarray(rng.integers(low, high + 1, scales_shape)).astype(np.int32)
+    block = given.get("block_size", 0)
+    whole = spread(scales, shape, axis, block), spread(zps, shape, axis, block)
+    src = tie_dense(rng, *whole, np.int8)
+    with np.errstate(all="ignore"):
+        src = np.where(np.abs(src / whole[0]) < 2.0**30, src, np.float32(0))  # otherwise ONNX Runtime wraps
+    attributes = f"<axis = {axis}, block_size = {block}>" if scales_shape else ""
+    model = parse(
+        "float x, float s".replace(" x", f"[{', '.join('abc'[: len(shape)])}] x").replace(
+            " s", f"[{', '.join('def'[: len(scales_shape)])}] s" if scales_shape else " s"
+        ),
+        "float[] y, float[] d",
+        f"""q = QuantizeLinear{attributes}(x, s, z)
+            y = DequantizeLinear(q, one, zero)
+            d = DequantizeLinear{attributes}(q, s, z)""",
+    )
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    add_constants(model, z=zps.astype(CODES[codes]), zero=np.array(0, CODES[codes]))
+    model.graph.initializer.append(onnx.helper.make_tensor("one", 1, (), [1.0]))
+    expected, floats = stock_session(model).run(None, {"x": src, "s": scales})
+    actual = kernels.dynamic_quantize(src, scales, zps.astype(CODES[codes]), **given)
+    assert_same(actual.astype(np.float32), expected, src)
+    assert_same(kernels.dynamic_dequantize(actual, scales, zps.astype(CODES[codes]), **given), floats)
+
+
+@casts
+@pytest.mark.parametrize("name", ["DynamicQuantize", "DynamicDequantize"])
+def test_every_signature_loads_and_runs(name: str) -> None:
+    """All signatures in one model; Casts make the inputs of types that NumPy has not."""
+    operator = OPERATORS[name]
+    rng = np.random.default_rng(0)
+    src, zp = np.round(rng.normal(4, 2, (7, 33)), 1).astype(np.float32), np.array(3, np.int32)
+    feeds = {"x": src, "s": np.float32([0.5]), "z": zp}
+    lines, outputs, expected = [], [], []
+    for i, signature in enumerate(operator.signatures):
+        types = (*signature.inputs, *signature.outputs)
+        given = f"<output_dtype = {NUMBERS[types[3]]}>" if name == "DynamicQuantize" else ""
+        for value, type_ in zip("xsz", types, strict=False):
+            lines.append(f"{value}{i} = Cast<to = {NUMBERS[type_]}>({value})")
+        lines += [f"d{i} = ort_dynq.{name}{given}(x{i}, s{i}, z{i})", f"y{i} = Cast<to = 1>(d{i})"]
+        outputs.append(f"float[a, b] y{i}")
+        arrays = [
+            np.asarray(array).astype(CODES.get(type_, HALVES.get(type_, type_)))
+            for array, type_ in zip((src, feeds["s"], zp), types, strict=False)
+        ]
+        if types[0] in CODES:
+            arrays[0] = np.trunc(src).astype(np.int32).astype(CODES[types[0]])
+        attributes = {"output_dtype": NUMBERS[types[3]]} if name == "DynamicQuantize" else {}
+        result = kernels.run(name, arrays, **attributes)[0]
+        assert result.dtype.name == types[3]
+        expected.append(result.astype(np.float32))
+    if name == "DynamicDequantize":
+        feeds["x"] = np.clip(np.trunc(src), 0, 7).astype(np.float32)
+        expected = []
+        for signature in operator.signatures:
+            arrays = [feeds["x"].astype(CODES[signature.inputs[0]]), np.float32([0.5]), zp]
+            expected.append((arrays[0].astype(np.float32) - 3) * np.float32(0.5))
+    model = parse("float[a, b] x, float[1] s, int32 z", ", ".join(outputs), "\n".join(lines))
+    for result, right in zip(make_session(model, "native").run(None, feeds), expected, strict=True):
+        assert_same(result, right)
+
+
+@rounds
+@pytest.mark.parametrize("codes", CODES)
+def test_function_bodies(codes: str) -> None:
+    """What the rewriter writes for float16, run by stock ONNX Runtime."""
+    rng = np.random.default_rng(0)
+    for scales_shape, given in (((), ""), ((33,), 'qtype = "per_channel", axis = 1, ')):
+        src = rng.normal(0, 3, (7, 33)).astype(np.float16)
+        scales = np.asarray(rng.uniform(0.1, 0.5, scales_shape)).astype(np.float16)
+        dims = "[c]" if scales_shape else ""
+        attributes = given + ("" if given else 'qtype = "per_tensor", axis = 1, ') + "block_size = 0"
+        model = parse(
+            f"float16[a, b] x, float16{dims} s",
+            "float16[a, b] y",
+            f"""q = ort_dynq.DynamicQuantize<{attributes}, output_dtype = 0, arithmetic = "wrapping">(x, s, z)
+                y = ort_dynq.DynamicDequantize<{attributes}>(q, s, z)""",
+        )
+        add_constants(model, z=np.array(LIMITS[codes][1] - 3, CODES[codes]))
+        for name in ("DynamicQuantize", "DynamicDequantize"):
+            model.functions.append(ir.to_proto(make_function(name, 21)))
+        feeds = {"x": src, "s": scales}
+        expected = stock_session(model).run(None, feeds)[0]
+        assert_same(make_session(model, "native").run(None, feeds)[0], expected)
+
+
+@pytest.mark.parametrize("type_", ["float16", "int4"])
+def test_extensions_carries_none_of_them(type_: str) -> None:
+    inputs = "float16[N] x, float16 s, int8 z" if type_ == "float16" else "float[N] x, float s, int4 z"
+    model = parse(inputs, f"{'int8' if type_ == 'float16' else 'int4'}[N] y", "y = ort_dynq.DynamicQuantize(x, s, z)")
+    with pytest.raises(DynqError, match="carries no float16, bfloat16, int4 and uint4; register the backend 'native'"):
+        make_session(model, "extensions")
