@@ -202,7 +202,7 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
         results[-1][...] = 77
         return int(results[-1].ctypes.data)
 
-    tensors = (library.Tensor * len(arrays))(*map(kernels._tensor, arrays))
+    tensors = (library.Tensor * len(arrays))(*map(kernels._tensor, arrays, arrays))
     attributes = kernels._attributes(tuple(given.items()))
     message = ctypes.create_string_buffer(1024)
     failed = library.load().ort_dynq_run(

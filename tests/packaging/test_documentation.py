@@ -99,8 +99,8 @@ def test_operators_page_is_complete() -> None:
         for each in (*operator.inputs, *operator.outputs, *operator.attributes):
             assert f"| `{each.name}` |" in section
         assert operator.formula in section
-        table = section.split("\n| types |")[1].splitlines()[2:]
-        rows = [[cell.strip().split(", ") for cell in row.strip("|").split("|")[1:]] for row in table]
+        table = section.split("\n| types of ")[1].splitlines()[2:]
+        rows = [[cell.strip().split(", ") for cell in row.strip("|").split("|")] for row in table]
         listed = sorted(types for row in rows for types in itertools.product(*row))
         assert listed == sorted((*each.inputs, *each.outputs) for each in operator.signatures)
 
