@@ -144,6 +144,15 @@ def hashes(program: Path, *emulator: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def run_nm(path: Path) -> dict[str, set[str]]:
+    """The symbols of an object for ARM by their kind."""
+    found: dict[str, set[str]] = {"D": set()}
+    printed = subprocess.run(["aarch64-linux-gnu-nm", path], check=True, capture_output=True, text=True).stdout
+    for kind, name in re.findall(r" (\w) (\S+)$", printed, re.M):
+        found.setdefault(kind, set()).add(name)
+    return found
+
+
 def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     require("g++", "g++")
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
@@ -156,6 +165,11 @@ def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     parts = [*kernel_files("aarch64"), (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)]
     flags, checks = ("-static", "-DORT_DYNQ_ARM"), ("products_check", "kernels_check")
     products, elementwise = build_all(tmp_path, "aarch64-linux-gnu-g++", parts, *flags, checks=checks)
+    # As test_library.py for x86: files of instruction sets share no inline functions.
+    symbols = {path: run_nm(path) for path in tmp_path.glob("*.o")}
+    of_isas = [found for found in symbols.values() if any("kNeon" in name for name in found["D"])]
+    assert len(of_isas) == 3
+    assert all(set(found) <= {"D", "U", "t", "r", "d", "b"} for found in of_isas)
     for cpu, isas in ARM_CPUS.items():
         there = hashes(elementwise, "qemu-aarch64", "-cpu", cpu)
         assert tuple(there) == isas
