@@ -47,6 +47,8 @@ constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48,
 constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
 constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
+constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
+constexpr int64_t kFloatBound = 1 << 22;  // column sums around it: kernels may compute with floats below
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 128);  // quantized_matmul.cc
 
 // A product. Arrays have the layouts of kernels.h, except for codes and weights, which are matrices.
@@ -76,6 +78,7 @@ struct Problem {
 
   void fill(Random& random) {
     const bool extreme = random.one_in(3);  // sums of pairs beyond 16 bits
+    const bool large_sums = random.one_in(8);
     const int8_t low = bits == 8 ? -128 : 0, high = bits == 8 ? 127 : 15;
     const auto weight = [&] { return static_cast<int8_t>(random.integer(low, high)); };
     const auto scale = [&] { return special && random.one_in(4) ? random.of(kSpecials) : random.of(kScales); };
@@ -95,6 +98,7 @@ struct Problem {
         int64_t sum = 0;
         for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
           sum += weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column);
+        if (large_sums) sum = random.integer(-kFloatBound, kFloatBound - 1 + (random.one_in(99) ? 1 : 0));
         column_sums.push_back(
             static_cast<int32_t>(special && random.one_in(4) ? random.next() : static_cast<uint64_t>(sum)));
       }
@@ -147,7 +151,8 @@ Problem make_problem(Random& random) {
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   if (random.one_in(2)) {
     problem.groups = random.integer(2, 4);
-    problem.depth = problem.groups * random.of(kGroupSizes);
+    const bool is_long = random.one_in(30);  // kernels that take a part of the groups at once take several parts
+    problem.depth = problem.groups * (is_long ? random.of(kLongGroupSizes) : random.of(kGroupSizes));
     problem.row_groups = random.one_in(2) ? problem.groups : 1;
     problem.column_groups = random.one_in(3) ? 1 : problem.groups;
     problem.order = dynq::kColumnFirst;
