@@ -192,7 +192,7 @@ def test_the_reason_names_the_operator_that_hides_the_type() -> None:
     model = parse("h = com.microsoft.Inverse(x) s = ReduceMax(x) y = QuantizeLinear(h, s)", outputs="uint8[] y")
     model.opset_import.add(domain="com.microsoft", version=1)
     assert [left.reason for left in check(model).left] == [
-        "the type of x is not known after com.microsoft.Inverse, expected float32"
+        "the type of x is not known after com.microsoft.Inverse, expected float32, float16 or bfloat16"
     ]
 
 

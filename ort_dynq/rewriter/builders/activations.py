@@ -42,6 +42,7 @@ _FEWEST_INPUTS = {  # a model written by hand may omit optional ones; then its p
     "DynamicDequantize": 3,
     "DynamicQuantizeDequantizeLinear": 1,
 }
+_OTHER_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.UINT4, ir.DataType.INT4)
 _NO_SCALE_OF_ROWS = "the activation is not known to have one scale for each row"
 _OTHER_ZERO_POINT = "the zero point is of another type than the codes"
 
@@ -60,7 +61,8 @@ def dequantizer_of(value: ir.Value) -> ir.Node | None:
         return None
     if node.domain == DOMAIN:
         has_inputs = len(node.inputs) >= _FEWEST_INPUTS.get(node.op_type, 0) and None not in node.inputs
-        return node if has_inputs and node.op_type in _FEWEST_INPUTS else None
+        has_other_types = any(value is not None and value.dtype in _OTHER_TYPES for value in node.inputs)
+        return node if has_inputs and node.op_type in _FEWEST_INPUTS and not has_other_types else None
     if producer_of(value, "Cast") is None or cast_to(node) != ir.DataType.FLOAT:
         return None
     codes = node.inputs[0]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime import version
 from ..edit import Edit, call, constant
 from ..facts.microsoft import hiding_operator
 from ..facts.values import CODE_TYPES
 from ..report import Left
 from ..rule import Context
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_CASTS_4_BITS = (1, 23)
+_CODES = (*CODE_TYPES, ir.DataType.UINT4, ir.DataType.INT4)
 
 
 def replace_dequantize_linear(node: ir.Node, context: Context) -> Edit:
@@ -18,15 +23,15 @@ def replace_dequantize_linear(node: ir.Node, context: Context) -> Edit:
     Raises:
         Left: The types are not supported.
     """
-    if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
-        raise Left("output_dtype is not float32")
-    codes = inputs_of(node)[0].dtype
-    check_parameters(node, codes)
-    return replace_by_operator(node, context, "DynamicDequantize", codes, node.outputs[0])
+    codes, scale, _ = inputs_of(node)
+    if node.attributes.get_int("output_dtype", 0) not in (0, scale.dtype):
+        raise Left("output_dtype is not the type of the scale")
+    check_parameters(node, codes.dtype)
+    return replace_by_operator(node, context, "DynamicDequantize", codes.dtype, node.outputs[0])
 
 
 def replace_by_operator(
-    node: ir.Node, context: Context, operator: str, codes: ir.DataType | None, last: ir.Value
+    node: ir.Node, context: Context, operator: str, codes: ir.DataType | None, last: ir.Value, **attributes: str
 ) -> Edit:
     """Returns the edit that puts one operator in place of everything between the first input of a node and `last`.
 
@@ -36,6 +41,7 @@ def replace_by_operator(
         operator: The operator of ort_dynq.
         codes: The type of the codes.
         last: The result of the chain.
+        attributes: Further attributes of the operator.
     """
     assert codes is not None
     x, scale, zero_point = inputs_of(node)
@@ -48,6 +54,7 @@ def replace_by_operator(
         qtype=qtype_of(node, scale),
         axis=node.attributes.get_int("axis", 1),
         block_size=node.attributes.get_int("block_size", 0),
+        **attributes,
     )
     edit.replace(last, edit.insert_main(main, before=node))
     return edit
@@ -68,11 +75,15 @@ def check_parameters(node: ir.Node, codes: ir.DataType | None) -> None:
         Left: A type is not known or not supported.
     """
     x, scale, zero_point = inputs_of(node)
-    if codes not in CODE_TYPES:
+    if codes not in _CODES:
         typed = x if node.op_type == "DequantizeLinear" or zero_point is None else zero_point
-        raise unsupported("the codes", codes, "expected uint8 or int8", typed)
-    if scale.dtype != ir.DataType.FLOAT:
-        raise unsupported("the scale", scale.dtype, "expected float32", scale)
+        raise unsupported("the codes", codes, "expected uint8, int8, uint4 or int4", typed)
+    if codes not in CODE_TYPES and version() < _CASTS_4_BITS:
+        raise Left("the codes have 4 bits, and ONNX Runtime before 1.23 cannot run the operator's function")
+    if scale.dtype not in FLOATS:
+        raise unsupported("the scale", scale.dtype, "expected float32, float16 or bfloat16", scale)
+    if node.op_type == "QuantizeLinear" and scale.dtype != x.dtype:
+        raise Left("the scale is not of the type of x")
     if zero_point is not None and zero_point.dtype != codes:
         raise unsupported(
             "the zero point", zero_point.dtype, f"expected that of the codes, {codes.name.lower()}", zero_point

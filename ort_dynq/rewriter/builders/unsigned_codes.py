@@ -118,4 +118,8 @@ def _is_quantizer(node: ir.Node) -> bool:
     """Returns whether a node is an operator of ort_dynq whose output type follows from its input 2."""
     if node.domain != DOMAIN or node.op_type not in _QUANTIZERS:
         return False
-    return node.op_type != "DynamicQuantize" or (len(node.inputs) > 2 and node.inputs[2] is not None)
+    if node.op_type != "DynamicQuantize":
+        return True
+    # A sum that wraps around becomes another code if the zero point changes.
+    has_zero_points = len(node.inputs) > 2 and node.inputs[2] is not None
+    return has_zero_points and attributes_of(node)["arithmetic"] != "wrapping"

@@ -21,11 +21,11 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..builders.activations import dequantizer_of
-from ..builders.dynamic import replace_dequantize_linear
+from ..builders.dynamic import inputs_of, replace_dequantize_linear, unsupported
 from ..edit import Edit
 from ..facts.folding import evaluate
 from ..facts.inference import Facts
-from ..facts.values import Use, producer_of
+from ..facts.values import CODE_TYPES, Use, producer_of
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
 
@@ -49,6 +49,11 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         return None
     if not context.exact and (edit := _fold(node, products, context)) is not None:
         return edit
+    codes, scale, _ = inputs_of(node)
+    if codes.dtype not in CODE_TYPES:
+        raise unsupported("the codes", codes.dtype, "expected uint8 or int8", codes)
+    if scale.dtype != ir.DataType.FLOAT:
+        raise unsupported("the scale", scale.dtype, "expected float32", scale)
     return replace_dequantize_linear(node, context)
 
 

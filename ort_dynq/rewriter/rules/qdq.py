@@ -7,9 +7,9 @@ DynamicQuantizeLinear(x), DequantizeLinear                      -> DynamicQuanti
 range, scale, zero point, QuantizeLinear                        -> DynamicRangeQuantize
 range, scale, zero point, QuantizeLinear, DequantizeLinear      -> DynamicRangeFakeQuantize
 
-Opsets 10 to 25, per tensor, per axis and in blocks. A DequantizeLinear becomes part of the operator if it is the only
-use of the codes. The last two apply if the scale and the zero point are computed from the range of x, from opset 13 on
-(facts/range_chain.py).
+Opsets 10 to 25, per tensor, per axis and in blocks. The first two are also for float16, bfloat16, uint4 and int4. A
+DequantizeLinear becomes part of the operator if it is the only use of the codes. The last two apply if scale and zero
+point are computed from the range of x, from opset 13 on (facts/range_chain.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
+from ...runtime import version
 from ..builders.dynamic import (
+    FLOATS,
     check_parameters,
     inputs_of,
     qtype_of,
@@ -32,12 +34,13 @@ from ..facts.cost import too_small
 from ..facts.inference import Facts
 from ..facts.ort_fusions import fused_by_onnxruntime
 from ..facts.range_chain import Recipe, recipe_of
-from ..facts.values import constant_scalar, data_type, is_zero, producer_of
+from ..facts.values import CODE_TYPES, constant_scalar, data_type, is_zero, producer_of
 from ..metadata import DEQUANTIZES
 from ..report import Left
 from ..rule import Context, Rule
 
 _OLDEST_OPSET_OF_RANGES = 13
+_ROUNDS_FLOAT16 = (1, 30)
 _REFERENCES = "an attribute is given by the function's caller"
 
 
@@ -48,8 +51,8 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
     if _has_references(node):
         raise Left(_REFERENCES)
     x, _, zero_point = inputs_of(node)
-    if x.dtype != ir.DataType.FLOAT:
-        raise unsupported("x", x.dtype, "expected float32", x)
+    if x.dtype not in FLOATS:
+        raise unsupported("x", x.dtype, "expected float32, float16 or bfloat16", x)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
         raise Left("the attribute precision selects another type than float32 for the division")
     output_dtype = data_type(node, "output_dtype")
@@ -57,6 +60,8 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
     check_parameters(node, codes)
     if (reason := fused_by_onnxruntime(node, facts.is_constant)) is not None:
         raise Left(reason)
+    if x.dtype != ir.DataType.FLOAT or codes not in CODE_TYPES:
+        return _replace_without_dequantizer(node, context, codes)
     dq = _only_dequantizer(node, facts)
     edit = _replace_range_chain(node, context, codes, dq)
     if edit is None and dq is not None:
@@ -84,6 +89,17 @@ def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
         edit = replace_dequantize_linear(node, context)
     edit.metadata[DEQUANTIZES] = "1"
     return edit
+
+
+def _replace_without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType | None) -> Edit:
+    """Returns the edit of a QuantizeLinear of 16-bit floats or to 4-bit codes."""
+    is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
+    if is_float16 and version() < _ROUNDS_FLOAT16:
+        raise Left("x is float16, and ONNX Runtime before 1.30 truncates the quotient instead of rounding it")
+    if (reason := too_small(node)) is not None:
+        raise Left(reason)
+    arithmetic = "wrapping" if is_float16 else "onnx"
+    return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0], arithmetic=arithmetic)
 
 
 QUANTIZE = Rule("QuantizeLinear", 10, _apply_quantize, reports_opset=True)
