@@ -124,9 +124,10 @@ inline Problem make_problem(Random& random) {
     const int64_t row_quads = problem.quads / std::max(problem.kernel_rows, int64_t{1});
     const int64_t in_rows = quad / row_quads * problem.image_row * problem.position_bytes + quad % row_quads * kQuad;
     const int64_t at = problem.run > 0 ? quad % problem.run : 0;  // in its run
-    const int64_t in_run = at > 0 ? problem.offsets[static_cast<size_t>(quad - at)] + at * problem.run_bytes
-                                  : random.integer(0, problem.run_bytes / kQuad - problem.positions()) * kQuad;
-    problem.offsets.push_back(problem.kernel_rows > 0 ? in_rows : problem.run > 0 ? in_run : random.integer(0, 1000));
+    problem.offsets.push_back(problem.kernel_rows > 0 ? in_rows
+                              : problem.run == 0      ? random.integer(0, 1000)
+                              : at > 0 ? problem.offsets[static_cast<size_t>(quad - at)] + at * problem.run_bytes
+                                       : random.integer(0, problem.run_bytes / kQuad - problem.positions()) * kQuad);
     last = std::max(last, problem.offsets.back());
     const int64_t used = random.one_in(4) ? random.integer(1, kQuad) : kQuad;
     for (int64_t i = 0; i < kQuad; ++i) problem.ones.push_back(i < used ? 1 : 0);
