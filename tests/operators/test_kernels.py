@@ -128,7 +128,11 @@ def test_inputs_are_not_written(isa: str) -> None:
         ),
         ((np.float32([1, 2]), np.float32([1, 2])), {"qtype": "per_channel"}, "axis is 1, expected -1 to 0"),
         ((np.float32([1]), np.float32(1)), {"qtype": "rows"}, "qtype is 'rows', expected per_tensor"),
-        ((np.float32([1]), np.float32(1)), {"arithmetic": "mlas"}, "arithmetic is 'mlas', expected onnx, onednn or wrapping"),
+        (
+            (np.float32([1]), np.float32(1)),
+            {"arithmetic": "mlas"},
+            "arithmetic is 'mlas', expected onnx, onednn or wrapping",
+        ),
         ((np.float32([1]), np.float32(1)), {"output_dtype": 5}, "output_dtype is 5, expected 2"),
         ((np.float32([1]), np.float32(1)), {"block_size": -2}, "block_size is -2, expected 0 or more"),
         ((np.float32([1]), np.float32([1]), np.int8([1, 2])), {}, "zps has shape 2, expected that of scales, 1"),
