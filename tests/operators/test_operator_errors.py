@@ -35,7 +35,9 @@ AT_CREATION = (
     ),
     Wrong("qtype empty", "DynamicQuantize: qtype is '', expected", 'qtype = ""'),
     Wrong("block_size", "DynamicQuantize: block_size is -1, expected 0 or more", "block_size = -1"),
-    Wrong("arithmetic", "DynamicQuantize: arithmetic is 'ONNX', expected onnx or onednn", 'arithmetic = "ONNX"'),
+    Wrong(
+        "arithmetic", "DynamicQuantize: arithmetic is 'ONNX', expected onnx, onednn or wrapping", 'arithmetic = "ONNX"'
+    ),
     Wrong(
         "output_dtype", r"DynamicQuantize: output_dtype is 7, expected 2 \(uint8\) or 3 \(int8\)", "output_dtype = 7"
     ),
