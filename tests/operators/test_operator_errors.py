@@ -39,7 +39,9 @@ AT_CREATION = (
         "arithmetic", "DynamicQuantize: arithmetic is 'ONNX', expected onnx, onednn or wrapping", 'arithmetic = "ONNX"'
     ),
     Wrong(
-        "output_dtype", r"DynamicQuantize: output_dtype is 7, expected 2 \(uint8\) or 3 \(int8\)", "output_dtype = 7"
+        "output_dtype",
+        r"DynamicQuantize: output_dtype is 7, expected 2 \(uint8\), 3 \(int8\), 21 \(uint4\) or 22 \(int4\)",
+        "output_dtype = 7",
     ),
     Wrong("axis is text", "the attribute axis cannot be read", 'axis = "1"'),
     Wrong("axis is a float", "the attribute axis cannot be read", "axis = 1.0"),
