@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -32,6 +33,7 @@ every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES,
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
 TEXTS = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+LENGTHS = (*range(1, 68), 96, 97, *range(126, 131))
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 
 Attributes = dict[str, Any]
@@ -123,10 +125,10 @@ def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
     """The attributes, completed by those that depend on the types; the other attributes take every value in turn."""
     names = {attribute.name for attribute in operator.attributes}
-    code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
+    code = {"uint8": 2, "int8": 3, "uint4": 21, "int4": 22}.get(signature.outputs[0], 1)
     result = dict(given)
-    if "output_dtype" in names:
-        result |= {"output_dtype": code, "arithmetic": ("onnx", "onednn")[n % 2]}
+    if "arithmetic" in names:
+        result["arithmetic"] = ("onnx", "onednn", "wrapping")[n % 3]
     if "output_dtype" in names:
         result["output_dtype"] = code
     if "code_type" in names:
@@ -138,11 +140,13 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
 def values(rng: np.random.Generator, operator: Operator, index: int, type_: str, shape: Shape) -> Array:
     if "constants" in operator.inputs[index].name:
         return CONSTANTS
-    if type_ == "float32":
+    if "float" in type_:
         if index == 0:
-            return rng.normal(0, 60, shape).astype(np.float32)
-        return rng.choice(np.float32([0.1, 0.5, 1.7, 1e-40] if rng.random() < 0.2 else [0.1, 0.5, 1.7]), shape)
-    low, high = (-300, 20000) if type_ == "int32" else (np.iinfo(type_).min, np.iinfo(type_).max)
+            return np.asarray(rng.normal(0, 60, shape)).astype(type_)
+        scales = np.float32([0.1, 0.5, 1.7, 1e-40] if rng.random() < 0.2 else [0.1, 0.5, 1.7])
+        return np.asarray(rng.choice(scales, shape)).astype(type_)
+    limits: Any = ml_dtypes.iinfo(np.dtype(type_))
+    low, high = (-300, 20000) if type_ == "int32" else (int(limits.min), int(limits.max))
     return np.asarray(rng.integers(low, high, shape)).astype(type_)
 
 
@@ -192,17 +196,18 @@ def arenas() -> tuple[list[Arena], list[Arena]]:
 
 
 def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: tuple[str, ...], at_end: bool) -> Any:
-    """kernels.run with inputs and outputs in arenas."""
+    """kernels.run with inputs and outputs in arenas, as tensors are stored."""
     sources, targets = arenas()
-    arrays = [arena.copy(array, at_end) for arena, array in zip(sources[: len(inputs)], inputs, strict=True)]
+    stored = [arena.copy(kernels._stored(array), at_end) for arena, array in zip(sources, inputs, strict=False)]
     results: list[Array] = []
 
     def allocate(_user: int, index: int, _type: int, dims: Any, rank: int) -> int:
-        results.append(targets[index].empty(tuple(dims[:rank]), outputs[index], at_end))
+        form = kernels._stored(np.zeros(tuple(dims[:rank]), outputs[index]))
+        results.append(targets[index].empty(form.shape, form.dtype, at_end))
         results[-1][...] = 77
         return int(results[-1].ctypes.data)
 
-    tensors = (library.Tensor * len(arrays))(*map(kernels._tensor, arrays, arrays))
+    tensors = (library.Tensor * len(inputs))(*map(kernels._tensor, inputs, stored))
     attributes = kernels._attributes(tuple(given.items()))
     message = ctypes.create_string_buffer(1024)
     failed = library.load().ort_dynq_run(
@@ -220,9 +225,9 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
     return results
 
 
-def check_accesses(operator: Operator, signature: Signature) -> None:
+def check_accesses(operator: Operator, signature: Signature, lengths: Sequence[int] = LENGTHS) -> None:
     rng = np.random.default_rng(0)
-    for n in (*range(1, 68), 96, 97, *range(126, 131)):
+    for n in lengths:
         for shapes, given in fitting(operator, n):
             arrays = inputs_of(rng, operator, signature, shapes)
             attributes = with_types(operator, signature, given, n)
@@ -230,7 +235,7 @@ def check_accesses(operator: Operator, signature: Signature) -> None:
             for at_end in (True, False):
                 results = run_guarded(operator.name, arrays, attributes, signature.outputs, at_end)
                 for result, right in zip(results, expected, strict=True):
-                    assert result.tobytes() == right.tobytes(), (shapes, attributes)
+                    assert result.tobytes() == kernels._stored(right).tobytes(), (shapes, attributes)
 
 
 needs_mprotect = pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
@@ -242,6 +247,25 @@ needs_mprotect = pytest.mark.skipif(sys.platform == "win32", reason="there is no
 )
 def test_no_access_is_outside_a_tensor(isa: str, operator: Operator, signature: Signature) -> None:
     check_accesses(operator, signature)
+
+
+@needs_mprotect
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("DynamicQuantize", ("float16", "float16", "int32", "uint4")),
+        ("DynamicQuantize", ("bfloat16", "bfloat16", "int4", "int8")),
+        ("DynamicQuantize", ("float32", "float32", "uint8", "int4")),
+        ("DynamicDequantize", ("uint4", "float16", "uint4", "float16")),
+        ("DynamicDequantize", ("int4", "float32", "int8", "float32")),
+        ("DynamicDequantize", ("int8", "bfloat16", "int32", "bfloat16")),
+    ],
+    ids=str,
+)
+def test_no_access_of_small_types_is_outside_a_tensor(isa: str, name: str, types: tuple[str, ...]) -> None:
+    operator, signature = OPERATORS[name], Signature(types[:-1], types[-1:])
+    assert signature in operator.signatures
+    check_accesses(operator, signature, LENGTHS[::3])
 
 
 @needs_mprotect
