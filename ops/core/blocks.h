@@ -85,7 +85,7 @@ class ParameterTile {
     }
     if constexpr (std::is_same_v<ZeroPoint, int32_t>) {
       narrow_ = true;
-      if (work_.zps.type == kInt32)
+      if (work_.zps.type == kInt32)  // NOLINTNEXTLINE(clang-analyzer-core.*): all branches above write zps_
         for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
     }
   }
