@@ -8,7 +8,7 @@ Limitations of ``@onnx_op`` (onnxruntime-extensions 0.15), and how this module h
   of the session returns.
 - Every input and attribute is required, and the output type follows from the input types alone. The rewriter writes
   such models; :func:`ort_dynq.ready_for_extensions` prepares others.
-- It carries no float16, bfloat16, int4 and uint4: operators are defined for the other types (:data:`_CARRIED`).
+- It does not support float16, bfloat16, int4 and uint4: operators are defined for the other types (:data:`CARRIED`).
 - A definition lasts as long as the process: after :func:`define`, every session that registers the library of
   onnxruntime-extensions has the domain ``ort_dynq``.
 """
@@ -31,7 +31,8 @@ from ..operators import DOMAIN, OPERATORS, Operator, Signature, reference
 from .options import registered
 
 _defining = threading.Lock()
-_CARRIED = frozenset(("float32", "uint8", "int8", "int32"))
+CARRIED = frozenset(("float32", "uint8", "int8", "int32"))
+NOT_CARRIED = "onnxruntime-extensions does not support float16, bfloat16, int4 and uint4"
 
 
 def define() -> str:
@@ -87,7 +88,7 @@ def _variants(operator: Operator) -> list[tuple[str, Signature]]:
     Each combination of input types is defined once under the operator's name. If an attribute chooses the output type,
     every signature is also defined under :func:`variant_name`.
     """
-    signatures = [each for each in operator.signatures if _CARRIED.issuperset((*each.inputs, *each.outputs))]
+    signatures = [each for each in operator.signatures if CARRIED.issuperset((*each.inputs, *each.outputs))]
     by_inputs = {signature.inputs: signature for signature in reversed(signatures)}
     variants = [(operator.name, signature) for signature in by_inputs.values()]
     if len(by_inputs) < len(signatures):
@@ -249,7 +250,7 @@ _ADVICE = (
         r"Type 'tensor\((float16|bfloat16|u?int4)\)' of input parameter .* of operator \(Dynamic(Deq|Q)uantize\b|"
         r"Type \(tensor\(u?int4\)\) of output arg",
         ("extensions",),
-        "onnxruntime-extensions carries no float16, bfloat16, int4 and uint4; register the backend 'native'",
+        f"{NOT_CARRIED}; register the backend 'native', or prepare the model with ort_dynq.ready_for_extensions(model)",
     ),
     (
         r"has input size \d+ not in range|Unable to find attribute .*No attribute with name|"

@@ -8,15 +8,17 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..graphs import graphs
+from ..errors import DynqError
+from ..graphs import graphs, label
 from ..operators import DOMAIN, OPERATORS
 from ..operators.encodings import CodeType
 from ..rewriter import Report, Result
 from ..rewriter.facts.inference import Facts
 from ..storage import explained, load
-from .extensions import variant_name
+from .extensions import CARRIED, NOT_CARRIED, variant_name
 
-_CODE_NAMES: dict[object, str] = {code: code.name.lower() for code in (CodeType.UINT8, CodeType.INT8)}
+_CODES = (CodeType.UINT8, CodeType.INT8, CodeType.UINT4, CodeType.INT4)
+_CODE_NAMES: dict[object, str] = {code: code.name.lower() for code in _CODES}
 
 
 def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Result:
@@ -24,7 +26,8 @@ def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Mo
 
     An absent zero point becomes 0, and an absent attribute its default. An operator whose output type does not follow
     from its input types gets a name with the output type; such a model runs with the backend ``extensions`` only.
-    Models from :func:`ort_dynq.rewrite` do not need this.
+    Models from :func:`ort_dynq.rewrite` need this only if they have float16, bfloat16, int4 or uint4, which
+    onnxruntime-extensions does not support: their nodes then run as the functions that the model has.
 
     Args:
         model: A path, a ModelProto or an onnx_ir Model. It is not changed.
@@ -33,14 +36,17 @@ def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Mo
         The changed copy of the model, with an empty report.
 
     Raises:
-        DynqError: The model is missing or is not an ONNX model.
+        DynqError: The model is missing or is not an ONNX model, or it has no function for a node of these types.
     """
     ready = load(model)
     with explained(model), Facts(ready):
         for _, graph in graphs(ready):
             for node in list(graph):
                 if node.domain == DOMAIN and node.op_type in OPERATORS:
-                    _complete(node, graph)
+                    if CARRIED.issuperset(filter(None, (*_types(node), _output(node)))):
+                        _complete(node, graph)
+                    else:
+                        _call_function(node, ready)
     return Result(ready, Report())
 
 
@@ -49,20 +55,20 @@ def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     for attribute in operator.attributes:
         if attribute.name not in node.attributes:
             node.attributes.add(ir.convenience.convert_attribute(attribute.name, attribute.default))
-    output = None
-    if "output_dtype" in node.attributes:
-        output = _CODE_NAMES.get(node.attributes["output_dtype"].value)
+    output = _output(node)
     if len(node.inputs) < len(operator.inputs):
         node.resize_inputs(len(operator.inputs))
     for i, value in enumerate(node.inputs):
-        if value is None and operator.inputs[i].absent:  # zero, of the first type that goes with the other inputs
-            fitting = (
+        # Zero, of a type that goes with the other inputs; that of the codes, if it is among them.
+        if value is None and operator.inputs[i].absent:
+            fitting = [
                 signature.inputs[i]
                 for signature in operator.signatures
                 if output in (None, signature.outputs[0])
                 and all(known in (None, type_) for known, type_ in zip(_types(node), signature.inputs, strict=True))
-            )
-            dtype = np.dtype(next(fitting, operator.signatures[0].inputs[i]))
+            ]
+            codes = [type_ for type_ in fitting if type_ in (output, *_types(node))]
+            dtype = np.dtype(next(iter(codes + fitting), operator.signatures[0].inputs[i]))
             zero = ir.node("Constant", [], {"value": ir.tensor(np.zeros((), dtype))})
             zero.outputs[0].dtype = ir.DataType.from_numpy(dtype)
             graph.insert_before(node, [zero])
@@ -71,6 +77,27 @@ def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     inferred = next((signature.outputs[0] for signature in operator.signatures if signature.inputs == types), None)
     if output not in (None, inferred):
         node.op_type = variant_name(node.op_type, output)
+
+
+def _call_function(node: ir.Node, model: ir.Model) -> None:
+    """Makes a node call the function of its operator by another name, which no operator of the backend has."""
+    function = model.functions.get((DOMAIN, node.op_type, ""))
+    if function is None:
+        raise DynqError(
+            f"{label(node)}: {NOT_CARRIED}, and the model has no function {DOMAIN}.{node.op_type} to run instead"
+        )
+    node.op_type = variant_name(node.op_type, "function")
+    identifier = (DOMAIN, node.op_type, "")
+    if identifier not in model.functions:
+        proto = ir.to_proto(function)
+        proto.name = node.op_type
+        model.functions[identifier] = ir.serde.deserialize_function(proto)
+
+
+def _output(node: ir.Node) -> str | None:
+    """The type that the attribute output_dtype chooses; None if there is no choice."""
+    attribute = node.attributes.get("output_dtype")
+    return None if attribute is None else _CODE_NAMES.get(attribute.value)
 
 
 def _types(node: ir.Node) -> tuple[str | None, ...]:

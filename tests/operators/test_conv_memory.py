@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import resource
 import subprocess
 import sys
 
@@ -17,6 +16,8 @@ from helpers import parse
 
 import ort_dynq
 from ort_dynq import kernels
+
+resource = pytest.importorskip("resource", reason="Unix only")
 
 LIMIT = 3 << 20  # bytes besides the output, on one thread: the image of a row, sums and offsets
 

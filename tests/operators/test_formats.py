@@ -15,7 +15,9 @@ import onnxruntime as ort
 import pytest
 from helpers import Array, Shape, assert_same, make_session, parse, spread, stock_session, tie_dense
 
+import ort_dynq
 from ort_dynq import DynqError, kernels
+from ort_dynq.backends.options import BACKENDS
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter.functions import make_function
 
@@ -217,9 +219,32 @@ def test_function_bodies(codes: str) -> None:
         assert_same(make_session(model, "native").run(None, feeds)[0], expected)
 
 
-@pytest.mark.parametrize("type_", ["float16", "int4"])
-def test_extensions_carries_none_of_them(type_: str) -> None:
-    inputs = "float16[N] x, float16 s, int8 z" if type_ == "float16" else "float[N] x, float s, int4 z"
-    model = parse(inputs, f"{'int8' if type_ == 'float16' else 'int4'}[N] y", "y = ort_dynq.DynamicQuantize(x, s, z)")
-    with pytest.raises(DynqError, match="carries no float16, bfloat16, int4 and uint4; register the backend 'native'"):
+@pytest.mark.parametrize(
+    ("operator", "inputs", "output"),
+    [
+        ("DynamicQuantize", "float16[N] x, float16 s, int8 z", "int8"),
+        ("DynamicQuantize", "bfloat16[N] x, bfloat16 s, uint8 z", "uint8"),
+        ("DynamicQuantize", "float[N] x, float s, int4 z", "int4"),
+        ("DynamicDequantize", "uint4[N] x, float s, uint4 z", "float"),
+        ("DynamicDequantize", "int8[N] x, bfloat16 s, int8 z", "bfloat16"),
+    ],
+)
+def test_extensions_supports_none_of_them(operator: str, inputs: str, output: str) -> None:
+    model = parse(inputs, f"{output}[N] y", f"y = ort_dynq.{operator}(x, s, z)")
+    with pytest.raises(DynqError, match=r"^y: onnxruntime-extensions does not support .* has no function ort_dynq"):
+        ort_dynq.ready_for_extensions(model)
+    with pytest.raises(DynqError, match="does not support float16, bfloat16, int4 and uint4"):
         make_session(model, "extensions")
+
+
+@rounds
+def test_extensions_runs_functions_instead() -> None:
+    """A session of a model with float16 has the results of stock ONNX Runtime, with either backend."""
+    body = "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)"
+    model = parse("float16[a, 40] x, float16 s, int8 z", "float16[a, 40] y", body)
+    x = np.random.default_rng(0).normal(0, 3, (50, 40)).astype(np.float16)
+    feeds = {"x": x, "s": np.array(0.1, np.float16), "z": np.array(3, np.int8)}
+    (expected,) = stock_session(model).run(None, feeds)
+    for backend in BACKENDS:
+        session = ort_dynq.InferenceSession(model, backend=backend)
+        assert_same(session.run(None, feeds)[0], expected)

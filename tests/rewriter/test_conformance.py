@@ -143,7 +143,7 @@ def why_skipped(name: str) -> str:
     """Why stock ONNX Runtime does not compute what ONNX defines; empty if it does."""
     if OLDEST_RUNTIME.get(name, RUNTIME) > RUNTIME:
         return f"onnxruntime {ort.__version__} cannot run {name}"
-    if platform.machine() == "aarch64" and b"Reciprocal" in (MODELS / name / "model.onnx").read_bytes():
+    if platform.machine() in ("aarch64", "arm64") and b"Reciprocal" in (MODELS / name / "model.onnx").read_bytes():
         return "Reciprocal of onnxruntime is not correctly rounded on ARM"
     return ""
 

@@ -87,17 +87,19 @@ def test_dynamic_quantize_linear_that_is_fused() -> None:
 def test_half_precision_and_4_bits(half: bool, codes: str, granularity: str, scale: str, has_zero_point: bool) -> None:
     """float16 with infinities and NaN; 4 bits with both types of floats. The pair does not become one operator."""
     is_converted = (not half or version() >= (1, 30)) and (codes.endswith("8") or version() >= (1, 23))
-    if (not half and codes.endswith("8")) or (not has_zero_point and codes != "uint8"):
-        return
+    if not half and codes.endswith("8"):
+        pytest.skip("float32 and 8 bits: the tests above")
     kind = "float16" if half else "float"
     shape = {"": "", "[64]": "[64]", "[M, K]": "[48, 4]"}[scale]
+    number = {"uint8": 2, "int8": 3, "uint4": 21, "int4": 22}[codes]
     inputs = "x, s, z" if has_zero_point else "x, s"
-    body = f"q = QuantizeLinear{granularity}({inputs}) y = DequantizeLinear{granularity}(q{inputs[1:]})"
+    output_dtype = "" if has_zero_point else f"output_dtype = {number}"
+    quantize = f"<{', '.join(filter(None, (granularity.strip('<>'), output_dtype)))}>".replace("<>", "")
+    body = f"q = QuantizeLinear{quantize}({inputs}) y = DequantizeLinear{granularity}(q{inputs[1:]})"
     model = parse(body, opset=21, inputs=f"{kind}[48, 64] x, {kind}{shape} s", outputs=f"{kind}[48, 64] y")
     dims = [int(dim) for dim in shape.strip("[]").split(",") if dim]
     if has_zero_point:
         size = int(np.prod(dims, dtype=int))
-        number = {"uint8": 2, "int8": 3, "uint4": 21, "int4": 22}[codes]
         zeros = (np.arange(size) % 8 - (0 if codes[0] == "u" else 4)).tolist()
         model.graph.initializer.append(onnx.helper.make_tensor("z", number, dims, zeros))
     x = rows((48, 64)).astype(np.float16 if half else F)
@@ -107,5 +109,7 @@ def test_half_precision_and_4_bits(half: bool, codes: str, granularity: str, sca
         x[0, :5] = [np.inf, -np.inf, np.nan, 6e-8, 65504]
     s = np.full(dims, 0.25, x.dtype) if dims else np.array(0.25, x.dtype)
     report = check(model, {"x": x, "s": s}, {"x": np.round(x[::-1] * 4 if not half else x[::-1]) / 8, "s": s})
-    expected = ["DynamicQuantize", "DynamicDequantize"] if is_converted else None
-    assert expected is None or sorted(found(report)) == sorted(expected)
+    both = ["DynamicDequantize", "DynamicQuantize"]
+    only_dequantizes = half and codes.endswith("8")  # before 1.30, ONNX Runtime does not round float16
+    assert sorted(found(report)) == (both if is_converted else both[:1] if only_dequantizes else [])
+    assert len(report.left) == 2 - len(report.rewritten)

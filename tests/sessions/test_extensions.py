@@ -375,7 +375,7 @@ def test_an_interrupt_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> Non
     """Ctrl-C while an operator runs: an exception that leaves the operator would end the process."""
     session = make_session(model_of(), "extensions")
 
-    def interrupt(_: Any) -> Any:
+    def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
