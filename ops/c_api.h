@@ -9,8 +9,11 @@
 extern "C" {
 #endif
 
+/* A tensor. Its type is one of ONNX's numbers: 1 float32, 2 uint8, 3 int8, 6 int32, 10 float16, 16 bfloat16, 21 uint4,
+   22 int4; 0 for an absent optional input. Two codes of 4 bits share a byte, the first in the low half: n codes take
+   (n + 1) / 2 bytes. */
 typedef struct {
-  int32_t type; /* by ONNX's numbers (TensorProto.DataType); 0 for an absent optional input */
+  int32_t type;
   int32_t rank;
   const int64_t* dims;
   const void* data;

@@ -260,7 +260,7 @@ struct CustomOp : OrtCustomOp {
     const Operator& op = of(self).op;
     return guarded(api, [&] {
       const std::vector<OrtTensorTypeAndShapeInfo*> inputs = inputs_of(api, context);
-      if (inputs.size() <= op.columns_input) return;
+      if (inputs.size() < op.required_inputs || inputs.size() <= op.columns_input) return;
       std::vector<Type> types(inputs.size());
       for (size_t i = 0; i < inputs.size(); ++i)
         check(api, ort::GetTensorElementType(api, static_cast<const OrtTensorTypeAndShapeInfo*>(inputs[i]), &types[i]));

@@ -203,7 +203,7 @@ def _tensor(array: Array | None, stored: Array | None) -> library.Tensor:
 def _stored(array: Array) -> Array:
     """The array as tensors are stored: two codes of 4 bits in a byte, the first in the low half.
 
-    Of a type that NumPy itself has not, integers of the same bits: ctypes takes no other.
+    A type that NumPy does not have is viewed as integers of the same size, because ctypes accepts no other.
     """
     if array.dtype not in _NUMBERS:
         raise DynqError(f"an input is {array.dtype}, expected one of {', '.join(map(str, _NUMBERS))}")

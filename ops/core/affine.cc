@@ -35,7 +35,6 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
                   ", expected a range within " + std::to_string(low) + " to " + std::to_string(high) + " of " +
                   name_of(code_type_));
   }
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constants_.low = clip ? quant_min() : -kInfinity;
   constants_.high = clip ? quant_max() : kInfinity;
   constants_.nan_code = nan_code == NanCode::kZero       ? 0.0f

@@ -13,7 +13,7 @@ struct Storage {
   ConvertKernel narrow;
 };
 
-// Of a type of floats or codes. With the conversions of the instruction set in use.
+// How a type of floats or codes is stored, with the conversions of the instruction set in use.
 Storage storage_of(Type type);
 
 // The address of element `index`: the byte that it begins in.

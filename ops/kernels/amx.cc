@@ -1,6 +1,8 @@
-// Products on the tiles of AMX-int8: of 16 rows or more, except for long groups; convolutions of several channels in
-// each group. Other products are avx512vnni's. simd/tile-groups-inl.h has weights in groups.
+// Products on the tiles of AMX-int8. simd/tile-groups-inl.h has weights in groups. avx512vnni has the other products.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mamx-tile -mamx-int8
+//
+// Tiles serve products of 16 rows or more, except for long groups and one group of 4-bit weights, and convolutions of
+// several channels in each group.
 //
 // A tile is a register of 16 rows of 64 bytes. A tile of codes has 16 rows of 64 adjacent k; a tile of weights has 16
 // quads of k for 16 columns, as weights are packed; their product adds to 16 x 16 sums of int32. The kernel holds 2 x 2

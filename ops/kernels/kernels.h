@@ -2,8 +2,9 @@
 //
 // A kernel processes a block: `rows` rows of `cols` adjacent elements, `stride` elements apart, with one scale and one
 // zero point per row or per column. core/layout.h cuts tensors into such blocks; kernels do not know ONNX. Files of one
-// instruction set include this header, those of simd/ and <immintrin.h>, and nothing else: the linker could choose an
-// inline function of the standard library that was compiled for AVX-512 for the whole program.
+// instruction set include this header, those of simd/ and the header of the instructions, and nothing else: the linker
+// could choose an inline function of the standard library that was compiled for AVX-512 for the whole program. (What
+// this header includes has no functions but those of C, and constants.)
 //
 // portable.cc and portable_products.cc define the correct results; every other kernel returns the same bits.
 //
@@ -80,12 +81,12 @@ constexpr int64_t kMaxParameters = 4096;
 template <class T>
 static inline T load(const T* from) {
   T value;
-  memcpy(&value, from, sizeof value);
+  memcpy(&value, static_cast<const void*>(from), sizeof value);  // a T* would promise the alignment of a T
   return value;
 }
 template <class T>
 static inline void store(T* to, T value) {
-  memcpy(to, &value, sizeof value);
+  memcpy(static_cast<void*>(to), &value, sizeof value);
 }
 
 // The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for
@@ -143,7 +144,11 @@ constexpr int64_t kQuad = 4;
 // Rows and bytes of a row that the codes for ProductKernels::tiles keep together: [rows / 16][depth / 64][16][64].
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 64;
-constexpr int64_t kLongestTileGroup = 512;
+
+// Groups of weights have a multiple of this number of k. tile_groups takes groups up to the other one, whose sums are
+// exact as floats.
+constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512;
+static_assert(255 * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
 // rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
 // the first column; those with groups have the columns of the next group `columns` elements later. Weights and arrays
@@ -151,7 +156,7 @@ constexpr int64_t kLongestTileGroup = 512;
 struct ProductBlock {
   int64_t rows, cols;
   int64_t depth;  // bytes of a row of codes: a multiple of 4; of 8 for 4-bit weights. Padding of weights or codes is 0.
-  int64_t groups;  // of depth / groups, a multiple of 16 if there are several
+  int64_t groups;  // of depth / groups, a multiple of kGroupUnit if there are several
   const uint8_t* codes;
   int64_t codes_stride;  // from row to row; for tiles, from 16 rows to the next 16
   const int8_t* weights;
@@ -160,7 +165,7 @@ struct ProductBlock {
   int64_t dst_stride;
   bool stream;                 // as for blocks of elementwise kernels; kernels may ignore it
   const float* scales;         // per row: [rows][row_groups]
-  const int32_t* zps;          // per row: [rows][row_groups]
+  const int32_t* zps;          // per row: [rows][row_groups], 0 to 255
   int64_t row_groups;          // 1 or `groups`
   const int32_t* row_sums;     // of codes, [rows][groups]; null: 4-bit weights, or 8-bit weights without zero points
   const int8_t* weight_zps;    // [groups][columns]; null: all are `weight_zp`. Of 4-bit weights the low 4 bits count,

@@ -1,5 +1,5 @@
 // The elementwise reference kernels in plain C++, which define the correct results. Compilers vectorize the loops for
-// the baseline of any CPU (these are the kernels on ARM): no calls, no branches on data, conversions by arithmetic.
+// the baseline of any CPU: no calls, no branches on data, conversions by arithmetic.
 #include <math.h>
 
 #include "kernels/kernels.h"

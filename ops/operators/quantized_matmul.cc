@@ -16,7 +16,6 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kGroupUnit = 16;
 constexpr int64_t kStrip = 64;              // columns that kernels take at once, or a multiple of them
 constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds

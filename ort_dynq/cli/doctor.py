@@ -28,7 +28,7 @@ def _run(_: argparse.Namespace) -> Outcome:
             ("package", "version"), [(name, version or "not installed") for name, version in found.versions.items()]
         )
         yield ""
-        yield f"{found.platform}; its wheel: {found.wheel_test}"
+        yield f"{found.platform}; released wheel for it: {found.wheel_test}"
         yield one_line(f"{found.cpu}: {' '.join(found.features) or 'features unknown'}")
         yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}\n"
         rows = [(each.name, "ok" if each.passed else "FAILED", each.detail) for each in found.checks]

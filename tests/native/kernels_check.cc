@@ -1,7 +1,8 @@
-// Runs every kernel of each instruction set on fixed data and prints the instruction set, the kernel and a hash of what
-// it wrote. tests/packaging/test_portability.py compares the hashes, also those of two architectures. The data are
-// mostly ties of rounding, their neighbors and extreme values of float32. Blocks have odd tails and gaps between rows;
-// the hash includes the gaps.
+// Runs the kernels of each instruction set on fixed data, except for convolutions and tiles, and prints the instruction
+// set, the kernel and a hash of what it wrote. tests/packaging/test_portability.py compares the hashes, also those of
+// two architectures. The data are mostly ties of rounding, their neighbors and extreme values of float32. Blocks have
+// odd tails and gaps between rows; the hash includes the gaps.
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -197,6 +198,49 @@ uint64_t hash_range(dynq::RangeKernel kernel) {
   });
 }
 
+// All values of 16 bits, in parts of any length; all bytes as pairs of codes.
+uint64_t hash_widen(dynq::ConvertKernel kernel, bool is_float) {
+  Random random{1};
+  Hash hash;
+  const int64_t elements = is_float ? 1 << 16 : 512;
+  std::vector<uint16_t> src(1 << 16);
+  for (size_t i = 0; i < src.size(); ++i)
+    src[i] = static_cast<uint16_t>(is_float ? i : (2 * i & 255) | ((2 * i + 1) & 255) << 8);
+  for (int64_t first = 0, count = 0; first < elements; first += count + count % 2) {
+    count = std::min(random.integer(0, 70), elements - first);
+    const auto* from = reinterpret_cast<const uint8_t*>(src.data()) + (is_float ? first * 2 : first / 2);
+    std::vector<float> floats(static_cast<size_t>(count) + 1, 12345.0f);
+    std::vector<uint8_t> codes(static_cast<size_t>(count) + 1, 0xa5);
+    kernel(from, is_float ? static_cast<void*>(floats.data()) : codes.data(), count);
+    hash.add_floats(floats.data(), floats.size());
+    hash.add(codes.data(), codes.size());
+    if (count == 0) first += 2;
+  }
+  return hash.value();
+}
+
+// The middles between adjacent values of 16 bits and their neighbors, special values; all codes.
+uint64_t hash_narrow(dynq::ConvertKernel kernel, bool is_float) {
+  Random random{1};
+  Hash hash;
+  for (int64_t part = 0; part < 2000; ++part) {
+    const auto count = static_cast<size_t>(random.integer(0, 70));
+    std::vector<uint32_t> src(count + 1);
+    for (uint32_t& bits : src) {
+      bits = static_cast<uint32_t>(random.next());
+      if (random.one_in(2)) bits = (bits & ~0x1fffu) | 0x1000u;  // a tie of float16
+      if (random.one_in(4)) bits = (bits & ~0xffffu) | 0x8000u;  // and of bfloat16
+      if (random.one_in(2)) bits += static_cast<uint32_t>(random.integer(-1, 1));
+      const float special = random.of(kSpecials);
+      if (random.one_in(8)) std::memcpy(&bits, &special, sizeof bits);
+    }
+    std::vector<uint16_t> dst(count + 2, 0xa5a5);
+    kernel(src.data(), dst.data(), static_cast<int64_t>(is_float ? count : 3 * count + count % 2));
+    hash.add(dst.data(), 2 * dst.size());
+  }
+  return hash.value();
+}
+
 // One row has any scale, the others ordinary ones, so that few sums are NaN.
 uint64_t hash_products(dynq::ProductKernel kernel, int bits, int64_t groups) {
   return hash_blocks(dynq::kPerColumn, [=](Random& random, const Problem& problem, Hash& hash) {
@@ -258,10 +302,10 @@ void run_kernels() {
     const Parameters parameters = static_cast<Parameters>(p);
     const auto tail = [&](const char* name) { return std::string("/") + name + "/" + kinds[p]; };
     for (int kind = 0; kind < kCodeKinds; ++kind) {
-      print("quantize/onnx" + tail(codes[kind]),
-            hash_quantize(table.quantize[kOnnx][kind][p], portable.quantize[kOnnx][kind][p], parameters));
-      print("quantize/onednn" + tail(codes[kind]),
-            hash_quantize(table.quantize[kOneDnn][kind][p], portable.quantize[kOneDnn][kind][p], parameters));
+      const char* const arithmetics[] = {"onnx", "onednn", "wrapping"};
+      for (int arithmetic = 0; arithmetic < kArithmetics; ++arithmetic)
+        print(std::string("quantize/") + arithmetics[arithmetic] + tail(codes[kind]),
+              hash_quantize(table.quantize[arithmetic][kind][p], portable.quantize[arithmetic][kind][p], parameters));
       print("dequantize" + tail(codes[kind]),
             hash_dequantize(table.dequantize[kind][p], portable.dequantize[kind][p], parameters));
     }
@@ -277,6 +321,12 @@ void run_kernels() {
     for (int order = 0; order < 2; ++order)
       print("bounded/" + std::to_string(scaling) + "/" + std::to_string(order),
             hash_bounded(table.bounded[scaling][order]));
+  const char* const formats[] = {"f16", "bf16", "u4", "s4"};
+  for (int format = 0; format < kFormats; ++format) {
+    const bool is_float = format == kF16 || format == kBf16;
+    print(std::string("widen/") + formats[format], hash_widen(table.widen[format], is_float));
+    print(std::string("narrow/") + formats[format], hash_narrow(table.narrow[format], is_float));
+  }
   print("products/one_group", hash_products(products.one_group, 8, 1));
   print("products/groups8", hash_products(products.groups8, 8, 3));
   print("products/groups4", hash_products(products.groups4, 4, 3));

@@ -2,6 +2,8 @@
 
 Tensors end directly before a protected page, or begin directly after one. An access to that page ends the process. This
 also detects masked vector instructions, which AddressSanitizer does not see.
+
+More than 450 lines: valid and invalid inputs of each family of operators, and the tests that run all of them.
 """
 
 from __future__ import annotations

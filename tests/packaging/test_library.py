@@ -31,7 +31,7 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp("build")
     options = (f"-DCMAKE_CXX_COMPILER={request.param}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
     run("cmake", "-S", OPS, "-B", directory, *options)
-    # Without -Werror, which is no option of the package: so a cache of the compiler has these objects.
+    # The package is built without -Werror, so a cache of the compiler already has these objects.
     done = subprocess.run(["cmake", "--build", directory, "--parallel", "2"], capture_output=True, text=True)
     assert (done.returncode, "warning:" in done.stderr + done.stdout) == (0, False), done.stdout + done.stderr
     commands = (directory / "compile_commands.json").read_text()

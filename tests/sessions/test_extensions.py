@@ -529,6 +529,20 @@ def ready(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("inputs", "output", "body"),
     [
+        ("float[n] src, float scale", "int8", "dst = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale)"),
+        ("int8[n] src, float scale", "float", "dst = ort_dynq.DynamicDequantize(src, scale)"),
+    ],
+)
+def test_an_added_zero_point_has_the_type_of_the_codes(inputs: str, output: str, body: str) -> None:
+    """So the operator keeps its name, and the model runs with the other backend, too."""
+    zero, node = ready(parse(inputs, f"{output}[n] dst", body)).graph.node
+    assert zero.attribute[0].t.data_type == onnx.TensorProto.INT8
+    assert node.op_type in ("DynamicQuantize", "DynamicDequantize")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "body"),
+    [
         ("float[n] src, float scale", "uint8", "dst = ort_dynq.DynamicQuantize(src, scale)"),
         ("float[n] src, float scale", "int8", "dst = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale)"),
         (

@@ -4,7 +4,7 @@
 //
 // A V::F has V::kLanes floats, a V::I as many int32. load_part and store_part access only the first n < kLanes
 // elements. As the x86 instructions do, V::min(a, b) returns b if either is NaN, and V::round returns the lowest int32
-// if its argument is NaN or below int32; it is never above. V::round_wrapping returns the lowest int32 above it, too.
+// if its argument is NaN or below int32; callers pass nothing above. V::round_wrapping returns it there, too.
 // clang-format off: the order of the files matters
 #include "kernels/simd/quotient-inl.h"
 #include "kernels/simd/stores-inl.h"

@@ -4,14 +4,15 @@
 // stay in registers for the groups of a panel, and in dst from panel to panel. Loads from a tile that was just stored
 // wait until all earlier instructions are done; so two more tiles are stored before the floats of a tile are made.
 
-constexpr int64_t kPanel = kLongestTileGroup * kBlockColumns;  // bytes of the weights of a panel, 8 bits each
-constexpr int64_t kMostGroups = kLongestTileGroup / 16;        // of a panel
-constexpr int64_t kStored = 4;                                 // tiles of sums in memory
+constexpr int64_t kPanel = kLongestTileGroup * kBlockColumns;    // bytes of the weights of a panel, 8 bits each
+constexpr int64_t kMostGroups = kLongestTileGroup / kGroupUnit;  // of a panel
+constexpr int64_t kStored = 4;                                   // tiles of sums in memory
 constexpr Floats kOnes = Floats{} + 1.0f;
 
 // Within this bound, sums minus zero points times the sums of columns are exact before they are rounded to floats, and
 // fit int32.
 constexpr uint32_t kColumnSumBound = 1 << 22;
+static_assert(255 * int64_t{kColumnSumBound} + 255 * 128 * kLongestTileGroup <= INT32_MAX, "such sums fit int32");
 
 // The weights of 16 columns and of adjacent groups.
 struct Panel {

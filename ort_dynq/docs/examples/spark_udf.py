@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def main(path: str) -> None:
         raise SystemExit(f"pyspark is missing: run `{INSTALL}`")
     (given,) = onnxruntime.InferenceSession(path, ort_dynq.register(onnxruntime.SessionOptions())).get_inputs()
     shape = [size if isinstance(size, int) else 2 for size in given.shape[1:]]
-    output = infer(path, np.random.default_rng(0).standard_normal((256, *shape), np.float32))
+    output = infer(str(Path(path).resolve()), np.random.default_rng(0).standard_normal((256, *shape), np.float32))
     print(output.dtype, output.shape)
 
 

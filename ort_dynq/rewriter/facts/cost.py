@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from .ort_fusions import code_type, is_next_to_fused
 from .shapes import reshapes_of
-from .values import attributes_of
+from .values import CODE_TYPES, attributes_of
 
 FEWEST_ELEMENTS = 2048
 """A tensor with fewer elements gains nothing from a custom operator in place of one vectorized node: a call costs
@@ -48,7 +48,8 @@ def too_small(node: ir.Node) -> str | None:
         is_quick = (axis in (-1, rank - 1)) == quantizes
     else:
         is_quick = len(scale.shape) == 0 or tuple(scale.shape) == (1,) or (not quantizes and axis in (0, -rank))
-    if elements >= FEWEST_ELEMENTS or not is_quick or is_next_to_fused(node):
+    has_kernels = scale.dtype == ir.DataType.FLOAT and code_type(node) in CODE_TYPES  # which ONNX Runtime fuses
+    if elements >= FEWEST_ELEMENTS or (has_kernels and (not is_quick or is_next_to_fused(node))):
         return None
     is_multiplied = quantizes and any(use.node.op_type == "MatMulInteger" for use in node.outputs[0].uses())
     if is_multiplied and code_type(node) != ir.DataType.UINT8:
