@@ -252,8 +252,8 @@ FAMILY = Family(
                     "arithmetic",
                     "onnx",
                     "onnx: as ONNX's QuantizeLinear; the zero point is added in integers. onednn: as oneDNN 3.12; "
-                    "every step is float32. wrapping: as ONNX Runtime's QuantizeLinear of float16: a quotient that is "
-                    "NaN or beyond int32 becomes the lowest int32, and a sum beyond int32 wraps around.",
+                    "every step is float32. wrapping: as QuantizeLinear of float16 in ONNX Runtime 1.30 and 1.31: a "
+                    "quotient that is NaN or beyond int32 becomes the lowest int32, and a sum beyond int32 wraps around.",
                     choices=("onnx", "onednn", "wrapping"),
                 ),
             ),

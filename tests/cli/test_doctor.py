@@ -49,7 +49,7 @@ def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "PASSED"
-    assert f"{data['platform']}; its wheel: {data['wheel_test']}" in lines
+    assert f"{data['platform']}; released wheel for it: {data['wheel_test']}" in lines
     assert any(line.split()[:2] == ["onnxruntime", ort.__version__] for line in lines)
 
 

@@ -35,7 +35,7 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     done = subprocess.run(["cmake", "--build", directory, "--parallel", "2"], capture_output=True, text=True)
     assert (done.returncode, "warning:" in done.stderr + done.stdout) == (0, False), done.stdout + done.stderr
     commands = (directory / "compile_commands.json").read_text()
-    assert commands.count("-Wall -Wextra") == len(list(OPS.rglob("*.cc")))
+    assert commands.count("-Wall -Wextra") == commands.count('"file":') >= 20
     return directory
 
 

@@ -40,7 +40,7 @@ from ..report import Left
 from ..rule import Context, Rule
 
 _OLDEST_OPSET_OF_RANGES = 13
-_ROUNDS_FLOAT16 = (1, 30)
+_ROUNDS_FLOAT16, _SATURATES_FLOAT16 = (1, 30), (1, 32)
 _REFERENCES = "an attribute is given by the function's caller"
 
 
@@ -98,7 +98,7 @@ def _replace_without_dequantizer(node: ir.Node, context: Context, codes: ir.Data
         raise Left("x is float16, and ONNX Runtime before 1.30 truncates the quotient instead of rounding it")
     if (reason := too_small(node)) is not None:
         raise Left(reason)
-    arithmetic = "wrapping" if is_float16 else "onnx"
+    arithmetic = "wrapping" if is_float16 and version() < _SATURATES_FLOAT16 else "onnx"
     return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0], arithmetic=arithmetic)
 
 
