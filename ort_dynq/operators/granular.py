@@ -253,7 +253,7 @@ FAMILY = Family(
                     "onnx",
                     "onnx: as ONNX's QuantizeLinear; the zero point is added in integers. onednn: as oneDNN 3.12; "
                     "every step is float32. wrapping: as QuantizeLinear of float16 in ONNX Runtime 1.30 and 1.31: a "
-                    "quotient that is NaN or beyond int32 becomes the lowest int32, and a sum beyond int32 wraps around.",
+                    "quotient that is NaN or beyond int32 becomes the lowest int32, and sums beyond int32 wrap around.",
                     choices=("onnx", "onednn", "wrapping"),
                 ),
             ),
