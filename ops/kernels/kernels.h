@@ -148,7 +148,7 @@ constexpr int64_t kTileBytes = 64;
 // Groups of weights have a multiple of this number of k. tile_groups takes groups up to the other one, whose sums are
 // exact as floats.
 constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512;
-static_assert(255 * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
+static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
 // rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
 // the first column; those with groups have the columns of the next group `columns` elements later. Weights and arrays

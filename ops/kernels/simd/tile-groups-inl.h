@@ -12,7 +12,7 @@ constexpr Floats kOnes = Floats{} + 1.0f;
 // Within this bound, sums minus zero points times the sums of columns are exact before they are rounded to floats, and
 // fit int32.
 constexpr uint32_t kColumnSumBound = 1 << 22;
-static_assert(255 * int64_t{kColumnSumBound} + 255 * 128 * kLongestTileGroup <= INT32_MAX, "such sums fit int32");
+static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
 
 // The weights of 16 columns and of adjacent groups.
 struct Panel {
