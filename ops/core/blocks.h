@@ -18,17 +18,12 @@ constexpr int64_t kStagedColumns = 1024;  // columns of them: with more rows, pa
 template <class Work>
 using ZeroPointOf = std::conditional_t<std::is_same_v<Work, AffineWork>, float, int32_t>;
 
-// A zero point of type T as the kernels of this work take it.
-template <class T>
-int32_t convert(const QuantizeWork&, T zp) {
+// A zero point as the kernels of this work take it.
+template <class Work>
+int32_t kernel_zp(const Work&, int32_t zp) {
   return zp;
 }
-template <class T>
-int32_t convert(const DequantizeWork&, T zp) {
-  return zp;
-}
-template <class T>
-float convert(const AffineWork& work, T zp) {
+inline float kernel_zp(const AffineWork& work, int32_t zp) {
   return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
 }
 
@@ -116,7 +111,7 @@ class ParameterTile {
         return read<int32_t>(index, count, zps);
       case kUint4:
       case kInt4:
-        for (int64_t i = 0; i < count; ++i) zps[i] = convert(work_, code_of_4_bits(work_.zps, index + i));
+        for (int64_t i = 0; i < count; ++i) zps[i] = kernel_zp(work_, code_of_4_bits(work_.zps, index + i));
         return;
       default:  // float32, only for the affine kernels
         std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
@@ -126,7 +121,7 @@ class ParameterTile {
   template <class T>
   void read(int64_t index, int64_t count, ZeroPoint* zps) const {
     const T* from = static_cast<const T*>(work_.zps.data) + index;
-    for (int64_t i = 0; i < count; ++i) zps[i] = convert(work_, load(from + i));
+    for (int64_t i = 0; i < count; ++i) zps[i] = kernel_zp(work_, load(from + i));
   }
 
   const Work& work_;

@@ -102,10 +102,11 @@ struct V : Vector256 {
   static F load_bf16(const uint8_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16));
   }
-  static void store_bf16(uint8_t* p, F a) {
-    const I bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), set1(1));
-    const I words = _mm256_srli_epi32(add(add(bits, set1(0x7fff)), odd), 16);
-    store16(p, _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  static I bits(F a) { return _mm256_castps_si256(a); }
+  static I high_halves(I a) { return _mm256_srli_epi32(a, 16); }
+  static I lowest_bits(I a) { return _mm256_and_si256(a, set1(1)); }
+  static void store_low_halves(uint8_t* p, I a) {
+    store16(p, _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
   // Between 16 bytes of 4-bit codes and 32 bytes of codes.
   template <CodeKind kKind>

@@ -88,10 +88,10 @@ struct V : Vector512 {
   static F load_bf16(const uint8_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(p)), 16));
   }
-  static void store_bf16(uint8_t* p, F a) {
-    const I bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set1(1));
-    store32(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(add(add(bits, set1(0x7fff)), odd), 16)));
-  }
+  static I bits(F a) { return _mm512_castps_si512(a); }
+  static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
+  static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
+  static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
   // Between 32 bytes of 4-bit codes and 64 bytes of codes.
   template <CodeKind kKind>
   static void widen_codes(const uint8_t* from, uint8_t* to) {

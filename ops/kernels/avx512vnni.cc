@@ -5,9 +5,9 @@
 namespace dynq {
 namespace {
 
-#include "kernels/simd/interleave128-inl.h"
+#include "kernels/simd/productx86-inl.h"
 
-struct P : Vector512, Interleave {
+struct P : Vector512, ProductX86 {
   static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
   static constexpr int kConvRows = 8, kConvChannels = 8, kConvSums = 24;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
@@ -27,14 +27,6 @@ struct P : Vector512, Interleave {
   }
   using Quad = I;
   static Quad quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
-  template <int>
-  static I codes_of(I quads) {
-    return quads;
-  }
-  template <int>
-  static I weights_of(I quads) {
-    return quads;
-  }
 
   // The quads at p, p + kBytes, p + 2 * kBytes and so on. A shuffle stays within 16 bytes, so that quads whose codes
   // are beyond the first 16 need further loads.

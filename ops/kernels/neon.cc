@@ -80,10 +80,10 @@ struct V : VectorNeon {
   static F load_bf16(const uint8_t* p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
   }
-  static void store_bf16(uint8_t* p, F a) {
-    const uint32x4_t bits = vreinterpretq_u32_f32(a), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    vst1_u8(p, vreinterpret_u8_u16(vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), 16)));
-  }
+  static I bits(F a) { return vreinterpretq_s32_f32(a); }
+  static I high_halves(I a) { return vreinterpretq_s32_u32(vshrq_n_u32(u32(a), 16)); }
+  static I lowest_bits(I a) { return vandq_s32(a, set1(1)); }
+  static void store_low_halves(uint8_t* p, I a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(u32(a)))); }
   // Between 8 bytes of 4-bit codes and 16 bytes of codes.
   template <CodeKind kKind>
   static void widen_codes(const uint8_t* from, uint8_t* to) {

@@ -166,16 +166,22 @@ void run_model(OrtEnv* env, const OrtSessionOptions* options, const std::string&
   ReleaseSession(session);
 }
 
+void* symbol(HMODULE library, const char* name) {
+  const auto found = reinterpret_cast<void*>(GetProcAddress(library, name));
+  if (found == nullptr) fail(std::string("the library has no function ") + name);
+  return found;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 4) fail("expected RUNTIME.dll PLUGIN.dll FILE ...");
   const HMODULE runtime = LoadLibraryA(argv[1]);
   if (runtime == nullptr) fail(std::string(argv[1]) + " cannot be loaded: error " + std::to_string(GetLastError()));
-  const auto base =
-      reinterpret_cast<const OrtApiBase* (*)()>(reinterpret_cast<void*>(GetProcAddress(runtime, "OrtGetApiBase")))();
+  const auto base = reinterpret_cast<const OrtApiBase* (*)()>(symbol(runtime, "OrtGetApiBase"))();
   std::printf("ONNX Runtime %s\n", base->GetVersionString());
   api = base->GetApi(kOrtApiVersion);
+  if (api == nullptr) fail("this ONNX Runtime does not have version " + std::to_string(kOrtApiVersion) + " of its API");
   OrtEnv* env = nullptr;
   OrtSessionOptions* options = nullptr;
   void* plugin = nullptr;
@@ -184,8 +190,8 @@ int main(int argc, char** argv) {
   check(CreateSessionOptions(&options));
   check(SetSessionGraphOptimizationLevel(options, kNoOptimizations));
   check(RegisterCustomOpsLibrary(options, argv[2], &plugin));
-  const auto isa = reinterpret_cast<const char* (*)(char*, size_t)>(
-      reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(plugin), "ort_dynq_isa")));
+  const auto isa =
+      reinterpret_cast<const char* (*)(char*, size_t)>(symbol(static_cast<HMODULE>(plugin), "ort_dynq_isa"));
   std::printf("instruction set %s\n", isa(nullptr, 0));
   for (int i = 3; i < argc; ++i) run_model(env, options, argv[i]);
   return 0;

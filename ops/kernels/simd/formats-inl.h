@@ -22,7 +22,10 @@ struct NarrowF16 {
 
 struct NarrowBf16 {
   static constexpr int64_t kElements = V::kLanes, kFrom = 32, kTo = 16;
-  static void run(const uint8_t* from, uint8_t* to) { V::store_bf16(to, quiet(V::load_bits(from))); }
+  static void run(const uint8_t* from, uint8_t* to) {
+    const V::I bits = V::bits(quiet(V::load_bits(from))), odd = V::lowest_bits(V::high_halves(bits));
+    V::store_low_halves(to, V::high_halves(V::add(V::add(bits, V::set1(int32_t{0x7fff})), odd)));
+  }
 };
 
 template <CodeKind kKind>

@@ -1,8 +1,8 @@
 // What types of products with eight columns in a vector share. Needs AVX2.
 
-#include "kernels/simd/interleave128-inl.h"
+#include "kernels/simd/productx86-inl.h"
 
-struct Product256 : Vector256, Interleave {
+struct Product256 : Vector256, ProductX86 {
   static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
   static constexpr int kConvRows = 4, kConvChannels = 4, kConvSums = 8;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
@@ -28,14 +28,6 @@ struct Product256 : Vector256, Interleave {
 
   using Quad = I;
   static Quad quad(const uint8_t* p) { return _mm256_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
-  template <int>
-  static I codes_of(I quads) {
-    return quads;
-  }
-  template <int>
-  static I weights_of(I quads) {
-    return quads;
-  }
   // The quads at p, p + kBytes, p + 2 * kBytes and so on.
   template <int kBytes>
   static I overlapping_quads(const uint8_t* p) {

@@ -1,6 +1,16 @@
-// The quads of four rows of codes, for x86. Needs SSE2.
+// What types of products share on x86-64. Needs SSE2.
 
-struct Interleave {
+struct ProductX86 {
+  // One step multiplies whole quads.
+  template <int, class T>
+  static T codes_of(T quads) {
+    return quads;
+  }
+  template <int, class T>
+  static T weights_of(T quads) {
+    return quads;
+  }
+
   // Stores the quads of kCodes codes of each row, from code i on.
   template <int64_t kCodes>
   static void store_quads(const uint8_t* const (&rows)[kQuad], int64_t i, uint8_t flip, uint8_t* to) {
