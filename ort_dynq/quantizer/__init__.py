@@ -18,6 +18,7 @@ from ..graphs import STANDARD_DOMAINS, named
 from ..rewriter import Result
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
+from ..rewriter.report import too_old
 from ..rewriter.rule import Rule
 from ..rewriter.rules import conv_activation, dynamic_quantize_linear
 from ..storage import explained, load
@@ -124,7 +125,4 @@ def quantize_layers(
 def _check_opset(model: ir.Model) -> None:
     versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
     if versions and versions[0] < _OLDEST_OPSET:
-        raise DynqError(
-            f"the model is of opset {versions[0]}, expected {_OLDEST_OPSET} or newer; convert it by onnx's "
-            "version_converter"
-        )
+        raise DynqError(too_old(versions[0], _OLDEST_OPSET))

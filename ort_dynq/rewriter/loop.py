@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS, bodies, graphs, label, with_subgraphs
 from .facts.inference import Facts
 from .functions import add_functions
-from .report import Finding, Left, Report
+from .report import Finding, Left, Report, too_old
 from .rule import Context, Rule
 
 _FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
@@ -106,7 +106,7 @@ def _opset_problem(rule: Rule, context: Context) -> str:
     """Returns why a rule cannot convert nodes in this place, or an empty text."""
     opset = context.facts.opset
     if opset < rule.oldest_opset:
-        return f"the model is of opset {opset}, expected {rule.oldest_opset} or newer"
+        return too_old(opset, rule.oldest_opset)
     if context.opset != opset:  # one function for each operator serves the whole model
         return f"its function is of opset {context.opset}, the model of opset {opset}"
     return ""

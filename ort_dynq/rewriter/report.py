@@ -21,6 +21,11 @@ _QUANTIZED = ("MatMulNBits", "QLinearMatMul", "QLinearConv", "QGemm", "QAttentio
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
 
 
+def too_old(opset: int, oldest: int) -> str:
+    """Returns the reason why nodes of a model of this opset are left."""
+    return f"the model is of opset {opset}, expected {oldest} or newer; onnx.version_converter converts it"
+
+
 class Left(Exception):
     """Raised by a rule that concerns a node but leaves it unchanged; the text is the reason in the report."""
 

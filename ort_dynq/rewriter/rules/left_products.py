@@ -16,7 +16,7 @@ from ..edit import Edit
 from ..facts.shapes import broadcasts, same_shape
 from ..facts.values import CODE_TYPES, cast_to, only_use, producer_of, skip_identity, uncast
 from ..metadata import RULE as ADDED
-from ..report import FUSED, STATIC, Left
+from ..report import FUSED, STATIC, Left, too_old
 from ..rule import Context, Rule
 
 _DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
@@ -123,7 +123,7 @@ def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> s
     if node.domain not in STANDARD_DOMAINS:
         return f"ort_dynq has no integer product for {node.domain}.{node.op_type}"
     if context.opset < _OLDEST_OPSET:
-        return f"the model is of opset {context.opset}, expected {_OLDEST_OPSET} or newer"
+        return too_old(context.opset, _OLDEST_OPSET)
     return "its activation is quantized in a form that has no integer product"
 
 
