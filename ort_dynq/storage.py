@@ -117,6 +117,8 @@ def save(model: ir.Model, path: Path) -> None:
         if path.exists() and not path.is_file():
             raise DynqError(f"{path} is not a file; choose another name")
         sources = {os.path.realpath(tensor.path) for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)}
+        if os.path.realpath(path) in sources:
+            raise DynqError(f"{path} has weights of the model; choose another name")
         with replacing(path) as temporary:
             if is_large(model):
                 data = path.with_name(f"{path.name}.data")

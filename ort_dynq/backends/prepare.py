@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from ..errors import DynqError
@@ -17,11 +16,14 @@ from ..rewriter.facts.inference import Facts
 from ..storage import explained, load
 from .extensions import CARRIED, NOT_CARRIED, variant_name
 
+if TYPE_CHECKING:
+    from ..runtime import Model
+
 _CODES = (CodeType.UINT8, CodeType.INT8, CodeType.UINT4, CodeType.INT4)
 _CODE_NAMES: dict[object, str] = {code: code.name.lower() for code in _CODES}
 
 
-def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model) -> Result:
+def ready_for_extensions(model: Model) -> Result:
     """Adds the inputs and attributes that nodes of ort_dynq's operators leave out.
 
     An absent zero point becomes 0, and an absent attribute its default. An operator whose output type does not follow
@@ -30,7 +32,7 @@ def ready_for_extensions(model: str | os.PathLike[str] | onnx.ModelProto | ir.Mo
     onnxruntime-extensions does not support: their nodes then run as the functions that the model has.
 
     Args:
-        model: A path, a ModelProto or an onnx_ir Model. It is not changed.
+        model: A path, a serialized model, a ModelProto or an onnx_ir Model. It is not changed.
 
     Returns:
         The changed copy of the model, with an empty report.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import DynqError
+from ..runtime import temporary_folder
 from ..verification.inputs import Array
 
 FORMS = ("float", "conv_u8", "conv_s8")
@@ -76,7 +76,7 @@ def _quantize(model: onnx.ModelProto, form: str) -> onnx.ModelProto:
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it recommends to optimize the model first
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             path = Path(folder) / "quantized.onnx"
             quantization.quantize_dynamic(model, path, op_types_to_quantize=["Conv"], weight_type=dtype)
             return onnx.load(path)

@@ -169,7 +169,9 @@ def recorded_inputs(folder: Path) -> dict[str, Array]:
     Raises:
         DynqError: A file is not a tensor.
     """
-    names = [value.name for value in onnx.load(folder / "model.onnx", load_external_data=False).graph.input]
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}  # old models list them among their inputs
+    names = [value.name for value in graph.input if value.name not in constants]
     return read_tensors(folder / "test_data_set_0", names)
 
 

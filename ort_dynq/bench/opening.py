@@ -10,7 +10,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +53,7 @@ def measure_opening(a: str | Path, b: str | Path | ir.Model, backend: Backend) -
     Raises:
         DynqError: A session cannot be opened.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with runtime.temporary_folder() as folder:
         if not isinstance(b, str | Path):
             storage.save(b, Path(folder) / "model.onnx")
             b = Path(folder) / "model.onnx"

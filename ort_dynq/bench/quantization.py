@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +27,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..quantizer import quantize
+from ..runtime import temporary_folder
 from ..storage import load, tensors
 from ..verification.accuracy import Reference, measure_outputs, worst_snr
 from ..verification.data import Data
@@ -177,7 +177,7 @@ def bench_quantization(
     """
     check_backend(settings.backend)
     lengths = _lengths(reference, tokens)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         writers = _writers()
         written = [_write(name, writers[name], Path(model), Path(folder)) for name in track([*writers])]
         candidates = [_Candidate(FLOAT, Path(model)), *written]

@@ -24,7 +24,7 @@ from ..rewriter.builders.convolution import (
 from ..rewriter.builders.product_tail import Channels, Tail
 from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
-from ..rewriter.facts.values import integer
+from ..rewriter.facts.values import given_by_caller, integer
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
@@ -87,10 +87,9 @@ def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: 
     if tail.bias is not None and bias is None:
         bias = vector(tail.bias, np.float32, facts)
     is_inference = integer(step.node, "training_mode", 0) == 0 and len(step.node.outputs) == 1
-    is_given_by_caller = any(attribute.is_ref() for attribute in step.node.attributes.values())
     if (
         not is_inference
-        or is_given_by_caller
+        or given_by_caller(step.node)
         or bias is None
         or len(parameters) != 4
         or any(each is None for each in parameters)

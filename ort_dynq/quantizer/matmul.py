@@ -22,6 +22,7 @@ from ..rewriter.edit import Edit
 from ..rewriter.facts.cost import is_tiny_matrix
 from ..rewriter.facts.grid import Grid, grid_of
 from ..rewriter.facts.inference import Facts
+from ..rewriter.facts.values import given_by_caller
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
@@ -88,9 +89,8 @@ def _attributes_of(node: ir.Node) -> _Attributes:
     Raises:
         Left: The caller of a function gives one.
     """
-    for name, attribute in node.attributes.items():
-        if attribute.is_ref():
-            raise Left(f"the attribute {name} is given by the function's caller")
+    if reason := given_by_caller(node):
+        raise Left(reason)
     if node.op_type == "MatMul":
         return _Attributes()
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -89,7 +88,7 @@ def profile(
         SessionError: The model does not load or run.
         DynqError: The operators cannot be registered.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with runtime.temporary_folder() as folder:
         options = runtime.session_options(threads=threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")

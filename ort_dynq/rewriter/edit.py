@@ -174,6 +174,13 @@ class Edit:
             assert last is not None
             last = self._apply_extra_output(extra, last, rule)
 
+    def discard(self) -> None:
+        """Gives the edit up: its nodes no longer count as uses of their inputs."""
+        for insertion in self._insertions:
+            for node in insertion.nodes:
+                for index in range(len(node.inputs)):
+                    node.replace_input_with(index, None)
+
     def _apply_extra_output(self, extra: ExtraOutput, last: ir.Node, rule: str) -> ir.Node:
         """Inserts the nodes that an extra output needs after `last`; returns the last node inserted."""
         old, new = extra.old, extra.new

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import os
-
-    import onnx
-    import onnx_ir as ir
-
+    from ..runtime import Model
     from . import Finding, Report
 
 
-def inspect(model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *, exact: bool = False) -> Report:
+def inspect(model: Model, *, exact: bool = False) -> Report:
     """Rewrites a copy of a model and returns the report alone.
 
     Args:

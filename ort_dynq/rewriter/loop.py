@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, bodies, graphs, label, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, bodies, functions, graphs, label, with_subgraphs
 from .facts.inference import Facts
 from .functions import add_functions
 from .report import Finding, Left, Report, too_old
@@ -31,7 +31,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = 
     """
     fixed_inputs = _remove_fixed_inputs(model)
     report = Report(before=op_counts(model))
-    initializers = _used_initializers(model)
+    initializers, parameters = _used_initializers(model), _used_parameters(model)
     with Facts(model) as facts:
         context = Context(facts, exact)
         for phase in phases:
@@ -40,6 +40,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = 
                 for path_, graph in with_subgraphs(body, path):
                     context = replace(context, path=path_, function=function)
                     report.findings += _apply_rules(phase, graph, context)
+        _remove_arguments(model, parameters)
         _remove_initializers(model, initializers)
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
@@ -97,6 +98,7 @@ def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
     if edit is None:
         return None
     if problem:
+        edit.discard()
         return replace(found, reason=problem)
     edit.apply(rule.name)
     return replace(found, operator=edit.operator, reason=edit.note)
@@ -120,6 +122,22 @@ def _used_initializers(model: ir.Model) -> list[ir.Value]:
         for value in graph.initializers.values()
         if value.uses()
     ]
+
+
+def _used_parameters(model: ir.Model) -> set[ir.Value]:
+    return {parameter for function in functions(model) for parameter in function.inputs if parameter.uses()}
+
+
+def _remove_arguments(model: ir.Model, candidates: set[ir.Value]) -> None:
+    """Removes the arguments of those parameters that are no longer used. The parameters stay: all may be absent."""
+    calls = [node for _, graph in graphs(model) for node in graph if node.op_identifier() in model.functions]
+    unused: set[ir.Value] = set()
+    while found := {value for value in candidates - unused if not (value.uses() or value.is_graph_output())}:
+        unused |= found  # without their arguments, parameters of callers may be unused, too
+        for call in calls:
+            for index, parameter in enumerate(model.functions[call.op_identifier()].inputs[: len(call.inputs)]):
+                if parameter in found:
+                    call.replace_input_with(index, None)
 
 
 def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:

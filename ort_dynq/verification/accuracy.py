@@ -210,8 +210,8 @@ def is_classifier(output: ir.Value) -> bool:
     """Returns whether an output of a graph looks like a classifier's scores along its last axis.
 
     It does if it comes from a linear layer (MatMul or Gemm, with or without an Add of a bias, or Conv if the output has
-    two dimensions), or from Softmax, LogSoftmax or Sigmoid. Nodes after it must keep the order of the elements:
-    Identity, Cast, Reshape and the like, Relu, GlobalAveragePool.
+    two dimensions), or from Softmax, LogSoftmax, Sigmoid or Softplus. Nodes after it must keep the order of the
+    elements: Identity, Cast, Reshape and the like, Relu, GlobalAveragePool.
     """
     node = output.producer()
     has_two_dimensions = output.shape is not None and len(output.shape) == 2

@@ -156,10 +156,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
 def _split(arrays: Mapping[str, Array], declared: Sequence[Any]) -> list[Mapping[str, Array]]:
     """Returns the sets of arrays that all have one more dimension than their inputs, or else the arrays as one set."""
     ranks = {each.name: len(each.shape) for each in declared}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise DynqError(f"{name} is a {type(array).__name__}, expected a NumPy array")
-    if not arrays or any(array.ndim != ranks.get(name, -2) + 1 for name, array in arrays.items()):
+    if not arrays or any(np.ndim(array) != ranks.get(name, -2) + 1 for name, array in arrays.items()):
         return [arrays]
     counts = {len(array) for array in arrays.values()}
     if len(counts) > 1:

@@ -64,6 +64,9 @@ def resolve_inputs(
     for name in (*given, *shapes):
         if name not in types:
             raise DynqError(f"the model has no input {name}; it has {', '.join(types) or 'none'}")
+    for name, array in given.items():
+        if not isinstance(array, np.ndarray):
+            raise DynqError(f"the input {name} is a {type(array).__name__}, expected a NumPy array")
     known: dict[str, int] = {}
     for each in declared:
         if each.type not in DTYPES:
@@ -82,6 +85,8 @@ def _sizes_by_name(declared: Any, shape: Sequence[int]) -> dict[str, int]:
     Raises:
         DynqError: The shape contradicts the declared one.
     """
+    if not declared.shape:  # a scalar, or the model does not say: ONNX Runtime checks
+        return {}
     fixed = [size if isinstance(size, int) else None for size in declared.shape]
     if len(shape) != len(fixed) or any(size not in (None, got) for size, got in zip(fixed, shape, strict=True)):
         expected = ", ".join(str(size or "?") for size in declared.shape)

@@ -17,6 +17,8 @@ import onnx_ir as ir
 from .. import runtime
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs
+from ..rewriter.builders.unsigned_codes import nodes_of_unsigned
+from ..rewriter.edit import constant
 from ..rewriter.facts.inference import Facts
 from ..rewriter.metadata import RULE
 from ..storage import explained, load
@@ -92,18 +94,10 @@ def _use_unsigned(node: ir.Node, facts: Facts) -> None:
     operand = _SIGNED_INPUT[node.op_type]
     node.resize_inputs(max(len(node.inputs), _ZERO_POINTS + operand + 1))
     for position in (operand, _ZERO_POINTS + operand):
-        half = ir.node("Constant", [], {"value": ir.tensor(np.array(128, np.int32))})
-        nodes = [half]
-        shifted = half.outputs[0]
-        if (value := node.inputs[position]) is not None:
-            wide = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
-            add = ir.node("Add", [wide.outputs[0], shifted])
-            nodes += [wide, add]
-            shifted = add.outputs[0]
-        unsigned = ir.node("Cast", [shifted], {"to": int(ir.DataType.UINT8)})
-        nodes.append(unsigned)
+        value = node.inputs[position]
+        nodes = [constant(np.array(128, np.uint8))] if value is None else nodes_of_unsigned(value)
         for each in nodes:
             each.outputs[0].name = facts.new_name()
         assert node.graph is not None
         node.graph.insert_before(node, nodes)
-        node.replace_input_with(position, unsigned.outputs[0])
+        node.replace_input_with(position, nodes[-1].outputs[0])

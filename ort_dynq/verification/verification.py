@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..runtime import Model
 
+_NOTHING_COMPARED = (
+    "nothing was compared: every output comes from a subgraph or function with integer products; inline A's functions "
+    "with onnx.inliner.inline_local_functions, rewrite A, and verify again"
+)
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -34,7 +39,7 @@ class Verification:
         outputs: The comparison that decides the result: both models with optimizations off. If B has integer products,
             B runs on A's results of these products, and outputs that are such a result are left out.
         default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
-        failure: Why B does not load or run; empty if it does.
+        failure: Why B does not load or run, or why nothing is compared; else empty.
         products: The float products of A that are integer products in B. They also decide the result.
         unreachable: The number of integer products in subgraphs and functions. They are not compared, and neither are
             the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
@@ -60,7 +65,10 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether B loads and runs at both levels, its products are correct, and every other output equals A's."""
+        """Whether B loads and runs at both levels, its products are correct, and every other output equals A's.
+
+        At least one of them must have been compared.
+        """
         correct = all(output.equal for output in self.outputs) and not any(each.problem for each in self.products)
         return correct and not self.failure
 
@@ -157,6 +165,7 @@ def verify(
         outputs=tuple(map(compare, found.a, found.a.values(), found.b.values())),
         products=found.products,
         unreachable=found.unreachable,
+        failure="" if found.products or found.a else _NOTHING_COMPARED,
         end_to_end=result.outputs,
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
     )

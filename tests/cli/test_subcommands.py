@@ -35,6 +35,16 @@ def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]
     assert text.splitlines()[-1] == "again.onnx is written"
 
 
+def test_rewrite_keeps_the_weights_of_the_original(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(ENCODER)
+    onnx.save(model, "large.onnx", save_as_external_data=True, location="large.data", size_threshold=0)
+    before = (folder / "large.data").read_bytes()
+    for command in ("rewrite", "rewrite --exact --force"):
+        assert cli.main([*command.split(), "large.onnx", "-o", "large.data"]) == 2
+    assert "large.data has weights of the model; choose another name" in capsys.readouterr().err
+    assert (folder / "large.data").read_bytes() == before
+
+
 @pytest.mark.parametrize("option", ["--input=x=x.npy", "--shape=x=1x2"])
 def test_rewrite_with_data_and_without_verify(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["rewrite", str(folder / "model.onnx"), "-o", str(folder / "out.onnx"), option]) == 2

@@ -231,6 +231,14 @@ def test_dimensions_of_the_same_name_agree() -> None:
     assert [dict(each.assumed) for each in result.inputs] == [{}, {"n": 8}, {"n": 8}]
 
 
+def test_an_input_of_unknown_rank() -> None:
+    unknown = model("y = Neg(x)")
+    unknown.graph.input[0].type.tensor_type.ClearField("shape")
+    result = ort_dynq.verify(unknown, unknown, shapes={"x": (2, 3)})
+    assert [each.shape for each in (*result.inputs, *result.outputs)] == [(2, 3), (2, 3)]
+    assert ort_dynq.verify(unknown, unknown, inputs={"x": np.zeros((4, 5, 6), np.float32)}).passed
+
+
 def test_json_has_no_infinity() -> None:
     result = ort_dynq.verify(constant([np.inf, np.nan], np.float32), constant([1, 2], np.float32))
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
@@ -248,6 +256,7 @@ def test_json_has_no_infinity() -> None:
         (SCALED, {"inputs": {"z": np.zeros(1)}}, "has no input z; it has x"),
         (SCALED, {"shapes": {"z": (1,)}}, "has no input z; it has x"),
         (SCALED, {"inputs": {"x": np.zeros((2, 2))}}, "x is float64, expected float32"),
+        (SCALED, {"inputs": {"x": [[1.0]]}}, "the input x is a list, expected a NumPy array"),
         (SCALED, {"shapes": {"x": (1, 2, 3)}}, r"x has shape \[1, 2, 3\], expected \[batch, n\]"),
         (SCALED, {"shapes": {"x": (10**9, 10**9)}}, "x cannot be generated"),
         (model("y = Neg(z)", "float[batch, n] z"), {}, "only A has input x .* only B has input z"),

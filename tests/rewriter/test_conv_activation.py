@@ -20,6 +20,7 @@ ACTIVATIONS = {
     "y = Relu(a)": Activation.RELU,
     "y = Clip(a, zero, six)": Activation.RELU6,
     "r = Relu(a) y = Relu(r)": Activation.RELU,
+    "m = Neg(zero) y = Clip(a, m, six)": Activation.NONE,  # -0.0 stays
     "y = Clip(a, zero)": Activation.NONE,  # infinity becomes the largest finite number
     "y = Clip(a, zero, seven)": Activation.NONE,
     "y = Clip(a, one, six)": Activation.NONE,

@@ -92,7 +92,7 @@ def test_without_a_source_data_are_generated() -> None:
         ({**values(), "labels": np.zeros(2)}, "the data: the model has no input labels; it has x, ids, flag"),
         ({"x": values()["x"], "ids": np.arange(2)}, "no values for the input flag; there are x, ids"),
         ({}, "no values for the input x; there are none"),
-        ({**values(), "x": [1, 2]}, "the data: x is a list, expected a NumPy array"),
+        ({**values(), "x": [1, 2]}, "the data: the input x is a list, expected a NumPy array"),
         ({**stacked(values(2), values(2)), "ids": np.zeros((3, 2), np.int64)}, "different numbers of sets: x 2, ids 3"),
         ({name: array[None][:0] for name, array in values().items()}, "the data have no sets of inputs"),
         ([], "the data have no sets of inputs"),

@@ -21,7 +21,8 @@ def main(source: str, target: str, data: str | None = None) -> None:
 
     reference = Reference(source, data)  # the float model's outputs on the data
     for output in measure_outputs(reference, target):
-        print(f"{output.name}: signal to noise {output.snr_db:.1f} dB, worst cosine {output.cosine_worst:.5f}")
+        if output.snr_db is not None and output.cosine_worst is not None:  # an output of floats
+            print(f"{output.name}: signal to noise {output.snr_db:.1f} dB, worst cosine {output.cosine_worst:.5f}")
 
     session = onnxruntime.InferenceSession(target, ort_dynq.register(onnxruntime.SessionOptions()))
     for output, array in zip(session.get_outputs(), session.run(None, dict(reference.data.sets[0])), strict=True):

@@ -15,6 +15,7 @@ from ...operators.packing import pack_conv
 from ..edit import Edit, call
 from ..facts.cost import is_tiny_convolution
 from ..facts.grid import Grid, grid_of
+from ..facts.values import given_by_caller
 from ..report import Left
 from ..rule import Context
 from .product_tail import Channels, Tail, check_sums
@@ -124,9 +125,8 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     Raises:
         Left: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
     """
-    for name, attribute in node.attributes.items():
-        if attribute.is_ref():
-            raise Left(f"the attribute {name} is given by the function's caller")
+    if reason := given_by_caller(node):
+        raise Left(reason)
     axes, kernel = weights.axes, list(weights.codes.shape[2:])
     strides, dilations = (_integers(node, name, [1] * axes) for name in ("strides", "dilations"))
     pads = _integers(node, "pads", [0] * 2 * axes)

@@ -18,7 +18,7 @@ from ..facts.values import CODE_TYPES, WIDE_TYPES, cast_to, constant_scalar, has
 from ..report import Left
 from ..rule import Context
 from .shared_initializers import SharedInitializers
-from .unsigned_codes import MOVES, UnsignedCodes
+from .unsigned_codes import MOVES, UnsignedCodes, unsigned_array
 
 # On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which saturates with larger weights.
 _LARGEST_UNSATURATED_WEIGHT = 64
@@ -170,7 +170,7 @@ def _as_unsigned(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Con
         if elements is None:
             weights = unsigned.shifted(weights, edit)
         else:
-            weights = context.shared(SharedInitializers).of(elements.view(np.uint8) ^ np.uint8(0x80), node, edit)
+            weights = context.shared(SharedInitializers).of(unsigned_array(elements), node, edit)
     inputs = [unsigned.shifted(codes, edit), weights, shifted(zero_point), weights_zero_point]
     while inputs[-1] is None:
         inputs.pop()

@@ -5,7 +5,10 @@ ONNX Runtime multiplies uint8 by int8 codes 13 to 160 times faster than int8 by 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -66,8 +69,7 @@ class UnsignedCodes:
         node = value.producer()
         elements = constant_array(value)
         if elements is not None and node is not None:
-            unsigned = elements.view(np.uint8) ^ np.uint8(0x80)
-            self._unsigned[value] = edit.add_constant(unsigned, before=node, origin=node)
+            self._unsigned[value] = edit.add_constant(unsigned_array(elements), before=node, origin=node)
         elif node is not None and _is_quantizer(node):
             self._shift_quantizer(node, edit)
         elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in MOVES:
@@ -101,17 +103,26 @@ class UnsignedCodes:
 
     def _shift_by_nodes(self, value: ir.Value, edit: Edit) -> None:
         """Inserts primitive operators after the node that provides the codes, or at the start of the graph."""
-        half = constant(np.array(128, np.int32))
-        wide = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
-        shifted = ir.node("Add", [wide.outputs[0], half.outputs[0]])
-        unsigned = ir.node("Cast", [shifted.outputs[0]], {"to": int(ir.DataType.UINT8)})
-        nodes, producer, graph = (half, wide, shifted, unsigned), value.producer(), value.graph
+        nodes, producer, graph = nodes_of_unsigned(value), value.producer(), value.graph
         assert graph is not None
         if producer is not None:
             edit.insert_after(*nodes, after=producer)
         else:
             edit.insert(*nodes, before=graph[0], origin=graph[0])
-        self._unsigned[value] = unsigned.outputs[0]
+        self._unsigned[value] = nodes[-1].outputs[0]
+
+
+def unsigned_array(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Returns int8 codes as uint8 codes that are 128 larger."""
+    return codes.view(np.uint8) ^ np.uint8(0x80)
+
+
+def nodes_of_unsigned(codes: ir.Value) -> list[ir.Node]:
+    """Returns new nodes that compute the same; the output of the last one is the result."""
+    half = constant(np.array(128, np.int32))
+    wide = ir.node("Cast", [codes], {"to": int(ir.DataType.INT32)})
+    shifted = ir.node("Add", [wide.outputs[0], half.outputs[0]])
+    return [half, wide, shifted, ir.node("Cast", [shifted.outputs[0]], {"to": int(ir.DataType.UINT8)})]
 
 
 def _is_quantizer(node: ir.Node) -> bool:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...runtime import open_session, session_options
 from .inference import Facts
-from .values import constant_array
+from .values import constant_array, given_by_caller
 
 _MOST_ELEMENTS = 4096  # larger constants are inputs of the session, which does not copy them
 
@@ -25,8 +25,8 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
         facts: What is known of its model.
 
     Returns:
-        Its elements; None if ONNX Runtime cannot compute it, or if it depends on a parameter of a function that not
-        every call passes the same value for.
+        Its elements; None if ONNX Runtime cannot compute it, or if it depends on an attribute of a function, or on a
+        parameter that not every call passes the same value for.
     """
     if value is None:
         return None
@@ -47,6 +47,8 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
             if constant is None or at.name is None:
                 return None
             constants[at.name] = constant
+        elif given_by_caller(producer):
+            return None
         elif producer not in nodes:
             sources = [source for source in producer.inputs if source is not None]
             nodes[producer] = {node for source in sources if (node := source.producer()) is not None}

@@ -18,6 +18,7 @@ from .constants import Constants
 from .microsoft import stand_ins
 
 _LOGGER = "onnx_ir.passes.common.shape_inference"
+_UNKNOWN = "ort_dynq.unknown"  # a domain of operators that inference does not know
 
 
 class Facts:
@@ -321,12 +322,14 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir
     proto = ir.serde.serialize_function(function)
     body = onnx.GraphProto(name=function.name, node=proto.node)
     _clear_declared(body)
+    _hide_references(body)
     body.input.extend(ir.serde.serialize_value(value) for value in typed)
     model = onnx.ModelProto(ir_version=10, graph=body, opset_import=proto.opset_import)
+    model.opset_import.append(onnx.helper.make_opsetid(_UNKNOWN, 1))
     model.functions.extend(map(ir.serde.serialize_function, others))
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
-    except Exception:  # references to attributes and foreign operators can make inference fail: then nothing is known
+    except Exception:  # foreign operators can make inference fail: then nothing is known
         return
     found = ir.serde.deserialize_model(inferred).graph
     for (_, ours), (_, theirs) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
@@ -337,10 +340,24 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir
                 value.shape = value.shape if same.shape is None else same.shape
 
 
+def _hide_references(graph: onnx.GraphProto) -> None:
+    """Makes foreign operators of nodes that refer to attributes of the function, which inference takes for absent."""
+    for node in graph.node:
+        # The type of value_float does not depend on the number, and no shape does.
+        if any(each.ref_attr_name and each.name != "value_float" for each in node.attribute):
+            node.domain = _UNKNOWN
+        for subgraph in _subgraphs(node):
+            _hide_references(subgraph)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
 def _clear_declared(graph: onnx.GraphProto) -> None:
     """Removes the declared types and shapes of intermediate values, at any depth."""
     del graph.value_info[:]
     for node in graph.node:
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                _clear_declared(subgraph)
+        for subgraph in _subgraphs(node):
+            _clear_declared(subgraph)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .values import data_type
+from .values import data_type, given_by_caller
 
 _UINT8 = ir.DataType.UINT8
 _U8 = frozenset({_UINT8})
@@ -97,7 +97,7 @@ class _Matcher:
     def _group(self, op: ir.Node, member: ir.Node) -> str | None:
         """Returns the correct fusion of `op` and the nodes around it, if `member` is one of them, or None."""
         group = _GROUPS.get(op.op_type) if op.domain == "" else None
-        if group is None or len(op.outputs) != 1:
+        if group is None or len(op.outputs) != 1 or given_by_caller(op):
             return None
         inputs, output, transposed = [v for v in op.inputs if v is not None], op.outputs[0], False
         bias = _added_bias(op)
@@ -233,7 +233,7 @@ def _scale_is_right(node: ir.Node, axis: int | None, rank_0: bool) -> bool:
     if len(scale.shape) == 0 or tuple(scale.shape) == (1,):
         return not rank_0 or (len(scale.shape) == 0 and (zero_point is None or _rank(zero_point) in (None, 0)))
     rank = None if x is None else _rank(x)
-    if axis is None or rank is None or len(scale.shape) != 1 or (axis == 1 and rank != 2):
+    if axis is None or rank is None or len(scale.shape) != 1 or (axis == 1 and rank != 2) or given_by_caller(node):
         return False
     return node.attributes.get_int("axis", 1) % rank == axis
 

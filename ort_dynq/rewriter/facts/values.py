@@ -65,7 +65,13 @@ def is_given_by_caller(value: ir.Value | None) -> bool:
     if (node := producer_of(value, "Neg", "Cast", "Identity")) is not None:
         return is_given_by_caller(node.inputs[0])
     node = producer_of(value, "Constant")
-    return node is not None and any(attribute.is_ref() for attribute in node.attributes.values())
+    return node is not None and given_by_caller(node) is not None
+
+
+def given_by_caller(node: ir.Node) -> str | None:
+    """Returns the reason why a node is left if an attribute refers to one of the enclosing function; else None."""
+    name = next((name for name, attribute in node.attributes.items() if attribute.is_ref()), None)
+    return None if name is None else f"the attribute {name} is given by the function's caller"
 
 
 def data_type(node: ir.Node, name: str) -> ir.DataType:
@@ -144,9 +150,9 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
 def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
     """Returns the elements of a Constant; None for text, references to attributes, and large constants."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if given_by_caller(node):
+        return None
     for attribute in node.attributes.values():
-        if attribute.is_ref():
-            return None
         if attribute.name == "value":
             tensor = attribute.as_tensor()
             return None if tensor.size > _MOST_ELEMENTS else tensor.numpy()

@@ -14,7 +14,7 @@ from ...operators import DOMAIN
 from ...operators.encodings import Activation
 from ..edit import Edit, call
 from ..facts.bounds import bounds_of
-from ..facts.values import attributes_of, only_use, producer_of, skip_identity
+from ..facts.values import attributes_of, is_zero, only_use, producer_of, skip_identity
 from ..rule import Context, Rule
 
 _SIX = 6.0
@@ -43,5 +43,5 @@ def _activation_of(node: ir.Node) -> Activation | None:
     if producer_of(node.outputs[0], "Relu") is node:
         return Activation.RELU
     bounds = bounds_of(node.outputs[0]) if producer_of(node.outputs[0], "Clip") is node else None
-    is_relu6 = bounds is not None and (bounds.least, bounds.most) == (0, _SIX)
+    is_relu6 = bounds is not None and is_zero(bounds.least) and bounds.most == _SIX
     return Activation.RELU6 if is_relu6 else None

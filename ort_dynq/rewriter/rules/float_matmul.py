@@ -25,7 +25,7 @@ from ..facts.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..facts.folding import evaluate
 from ..facts.grid import Grid, grid_of
 from ..facts.inference import Facts
-from ..facts.values import integer
+from ..facts.values import given_by_caller
 from ..metadata import ACTIVATION
 from ..report import Left
 from ..rule import Context, Rule
@@ -86,11 +86,13 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """
     if not context.facts.is_constant(b):
         raise Left("the weights are computed at run time")
+    if reason := given_by_caller(node):
+        raise Left(reason)
     if node.op_type == "Gemm":
         alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
-        if integer(node, "transA", 0) != 0 or alpha != 1 or beta != 1:
+        if node.attributes.get_int("transA", 0) != 0 or alpha != 1 or beta != 1:
             raise Left("the attribute transA, alpha or beta of the Gemm is not the default")
-    is_transposed = node.op_type == "Gemm" and integer(node, "transB", 0) != 0
+    is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
     make = functools.partial(_grid_of, b, is_transposed, context.facts)
     grid = context.shared(SharedGrids).of(b, is_transposed, make)
     if grid is None:

@@ -25,8 +25,9 @@ from ..builders.dynamic import inputs_of, replace_dequantize_linear, unsupported
 from ..edit import Edit
 from ..facts.folding import evaluate
 from ..facts.inference import Facts
-from ..facts.values import CODE_TYPES, Use, producer_of
+from ..facts.values import CODE_TYPES, Use, given_by_caller, producer_of
 from ..metadata import DEQUANTIZES
+from ..report import Left
 from ..rule import Context, Rule
 
 _MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
@@ -47,6 +48,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     products = {value: uses for value in _forms(node) if (uses := _products(value))}
     if not products:
         return None
+    if reason := given_by_caller(node):
+        raise Left(reason)
     if not context.exact and (edit := _fold(node, products, context)) is not None:
         return edit
     codes, scale, _ = inputs_of(node)

@@ -8,9 +8,9 @@ MatMulInteger of int8 codes
     -> MatMulInteger of uint8 codes
 
 The first two need constant weights, and constant zero points of the weights. Reshapes that keep the rows may be between
-all of these nodes. The results are the same bit for bit: int32
-holds every sum. On x86 without VNNI, ONNX Runtime's sums of uint8 codes and int8 weights saturate, those of other types
-do not. So the second makes uint8 weights of int8 ones, too, unless they are known to be small.
+all of these nodes. The results are the same bit for bit: int32 holds every sum. On x86 without VNNI, ONNX Runtime's
+sums of uint8 codes and int8 weights saturate, those of other types do not. So the last one makes uint8 weights of int8
+ones, too, unless they are known to be small.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ DynamicQuantizeLinear(x), DequantizeLinear                      -> DynamicQuanti
 range, scale, zero point, QuantizeLinear                        -> DynamicRangeQuantize
 range, scale, zero point, QuantizeLinear, DequantizeLinear      -> DynamicRangeFakeQuantize
 
-Opsets 10 to 25, per tensor, per axis and in blocks. The first two are also for float16, bfloat16, uint4 and int4. A
+Opset 10 and newer, per tensor, per axis and in blocks. The first two are also for float16, bfloat16, uint4 and int4. A
 DequantizeLinear becomes part of the operator if it is the only use of the codes. The last two apply if scale and zero
 point are computed from the range of x, from opset 13 on (facts/range_chain.py).
 """
@@ -34,22 +34,21 @@ from ..facts.cost import too_small
 from ..facts.inference import Facts
 from ..facts.ort_fusions import fused_by_onnxruntime
 from ..facts.range_chain import Recipe, recipe_of
-from ..facts.values import CODE_TYPES, constant_scalar, data_type, is_zero, producer_of
+from ..facts.values import CODE_TYPES, constant_scalar, data_type, given_by_caller, is_zero, producer_of
 from ..metadata import DEQUANTIZES
 from ..report import Left
 from ..rule import Context, Rule
 
 _OLDEST_OPSET_OF_RANGES = 13
 _ROUNDS_FLOAT16, _SATURATES_FLOAT16 = (1, 30), (1, 32)
-_REFERENCES = "an attribute is given by the function's caller"
 
 
 def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
     facts = context.facts
     if not _is_dynamic(node, "QuantizeLinear", facts):
         return None
-    if _has_references(node):
-        raise Left(_REFERENCES)
+    if (reason := given_by_caller(node)) is not None:
+        raise Left(reason)
     x, _, zero_point = inputs_of(node)
     if x.dtype not in FLOATS:
         raise unsupported("x", x.dtype, "expected float32, float16 or bfloat16", x)
@@ -78,8 +77,8 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
 def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
     if not _is_dynamic(node, "DequantizeLinear", context.facts):
         return None
-    if _has_references(node):
-        raise Left(_REFERENCES)
+    if (reason := given_by_caller(node)) is not None:
+        raise Left(reason)
     if (reason := fused_by_onnxruntime(node, context.facts.is_constant)) is not None:
         raise Left(reason)
     edit = _replace_dynamic_quantize_linear(node, context)
@@ -132,10 +131,6 @@ def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
     ):
         return False
     return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
-
-
-def _has_references(node: ir.Node) -> bool:
-    return any(attribute.is_ref() for attribute in node.attributes.values())
 
 
 def _replace_range_chain(node: ir.Node, context: Context, codes: ir.DataType | None, dq: ir.Node | None) -> Edit | None:
@@ -198,7 +193,7 @@ def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
     is_inverse = (
         dq.domain in STANDARD_DOMAINS
         and dq.graph is node.graph
-        and not _has_references(dq)
+        and not given_by_caller(dq)
         and dq.op_type == "DequantizeLinear"
         and list(dq.inputs[1:]) == list(node.inputs[1:])
         and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))

@@ -1,0 +1,117 @@
+"""Model-local functions: attributes that the callers give, and arguments that a rewrite makes unnecessary."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.parser
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import helper, numpy_helper
+from rewriting import MODELS, data_sets
+
+import ort_dynq
+from ort_dynq.rewriter import rewrite
+
+RNG = np.random.default_rng(0)
+GRID = (RNG.integers(-127, 128, (64, 64)) * np.float32(0.01)).astype(np.float32)
+GRID[0], GRID[:, 0] = np.float32(1.27), np.float32(1.27)
+WEIGHTS: dict[str, Array] = {
+    "grid": GRID,
+    "codes": RNG.integers(-127, 128, (64, 64)).astype(np.int8),
+    "filter": RNG.integers(-127, 128, (64, 64, 3, 3)).astype(np.int8),
+    "scales": (RNG.random(64) * 0.01 + 0.001).astype(np.float32),
+}
+TOKEN = """a = Abs(x) k = Constant<value_ints = [-1]>() m = ReduceMax<keepdims = 0>(a, k)
+    c = Constant<value_float = 127.0>() s = Div(m, c)"""
+
+# The function's nodes, the value of its attribute t, and the operator that uses it.
+BODIES = {
+    "transB": ("q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = Gemm<transB: int = @t>(d, w)", 0),
+    "axis": (
+        """q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z)
+        f = DequantizeLinear<axis: int = @t>(w, v) y = MatMul(d, f)""",
+        0,
+    ),
+    "axis of a filter": (
+        """k = Constant<value_ints = [1, 64, 8, 8]>() i = Expand(x, k) q, s, z = DynamicQuantizeLinear(i)
+        d = DequantizeLinear(q, s, z) f = DequantizeLinear<axis: int = @t>(w, v) y = Conv(d, f)""",
+        0,
+    ),
+    "output_dtype": (
+        TOKEN + " q = QuantizeLinear<axis = 0, output_dtype: int = @t>(x, s) y = DequantizeLinear<axis = 0>(q, s)",
+        3,
+    ),
+    "axis of codes": (
+        TOKEN + " q = QuantizeLinear<axis: int = @t>(x, s) f = DequantizeLinear<axis: int = @t>(q, s) y = MatMul(f, w)",
+        0,
+    ),
+}
+ARGUMENTS = {"axis": ("codes", "scales"), "axis of a filter": ("filter", "scales")}
+
+
+def model_with(body: str, attribute: int, weights: tuple[str, ...]) -> onnx.ModelProto:
+    names = ["w", "v"][: len(weights)]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[N, M] x) => (float[] y)
+        {{ y = own.f<t = {attribute}>({", ".join(["x", *names])}) }}
+        <domain: "own", opset_import: ["": 21]> f <t> ({", ".join(["x", *names])}) => (y) {{ {body} }}"""
+    )
+    for name, key in zip(names, weights, strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(WEIGHTS[key], name))
+    return model
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", BODIES)
+def test_attributes_that_the_caller_gives(name: str, exact: bool) -> None:
+    """The nodes stay as they are: the default of the attribute is not its value."""
+    body, attribute = BODIES[name]
+    model = model_with(body, attribute, ARGUMENTS.get(name, ("grid",) if "w)" in body else ()))
+    feeds = {"x": RNG.standard_normal((8, 8) if "filter" in name else (64, 64)).astype(np.float32)}
+    result = rewrite(model, exact=exact)
+    reasons = [each.reason for each in result.report.left]
+    expected_reason = "exact:" if exact and name == "transB" else "given by the function's caller"
+    assert any(expected_reason in each for each in reasons)
+    (expected,) = stock_session(model).run(None, feeds)
+    (actual,) = make_session(result.to_proto(), "native").run(None, feeds)
+    assert_same(actual, expected)
+
+
+def test_arguments_that_are_no_longer_used() -> None:
+    """Otherwise the original weights stay in the file, and ONNX Runtime refuses 4-bit arguments of functions."""
+    name = "blocked_group_product"
+    inner = onnx.load(MODELS / name / "model.onnx")
+    weights = [tensor.name for tensor in inner.graph.initializer]
+    inputs, outputs = [each.name for each in inner.graph.input], [each.name for each in inner.graph.output]
+    model = onnx.ModelProto()
+    model.CopyFrom(inner)
+    del model.graph.node[:]
+    nested = helper.make_function("own", "inner", inputs + weights, outputs, inner.graph.node, inner.opset_import)
+    call = helper.make_node("inner", inputs + weights, outputs, domain="own")
+    own = helper.make_opsetid("own", 1)
+    outer = helper.make_function("own", "outer", inputs + weights, outputs, [call], [*inner.opset_import, own])
+    model.functions.extend([nested, outer])
+    model.opset_import.append(own)
+    model.graph.node.append(helper.make_node("outer", inputs + weights, outputs, domain="own"))
+    converted = rewrite(model).to_proto()
+    assert {"weights", "weight_scales"} <= set(weights) - {tensor.name for tensor in converted.graph.initializer}
+    for feeds, expected in data_sets(name):
+        plain = dict(zip(outputs, stock_session(converted).run(outputs, feeds), strict=True))
+        fast = dict(zip(outputs, make_session(converted, "native").run(outputs, feeds), strict=True))
+        for key in outputs:
+            assert_same(fast[key], plain[key])
+            np.testing.assert_allclose(fast[key], expected[key], rtol=1e-3, atol=1e-4)  # it is another sum
+
+
+def test_nothing_but_products_in_functions() -> None:
+    """Such products are not compared: a verification that has compared nothing does not pass."""
+    body = "q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = MatMul(d, w)"
+    model = model_with(body, 0, ("grid",))
+    found = ort_dynq.verify(model, rewrite(model).to_proto(), shapes={"x": (8, 64)})
+    assert (found.outputs, found.products, found.unreachable) == ((), (), 1)
+    assert not found.passed
+    assert "onnx.inliner.inline_local_functions" in found.failure
+    inlined = onnx.inliner.inline_local_functions(model)
+    assert ort_dynq.verify(inlined, rewrite(inlined).to_proto(), shapes={"x": (8, 64)}).passed
