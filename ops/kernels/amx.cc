@@ -134,6 +134,15 @@ inline Vector load_columns(const T* from, int64_t count) {
   return vector;
 }
 
+// GCC makes 16 scalars of this conversion.
+inline Sums widen(Bytes bytes) {
+#ifdef __AVX512F__
+  return reinterpret_cast<Sums>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes)));
+#else
+  return __builtin_convertvector(bytes, Sums);
+#endif
+}
+
 template <Store kStore>
 inline void store_columns(float* to, Floats vector, int64_t count) {
 #ifdef __AVX512F__
@@ -153,8 +162,7 @@ void to_floats(const ProductBlock& block, const uint32_t* sums, int64_t row, int
   const Floats bias = load_columns<Floats, kStore>(block.bias + column, count);
   const Sums column_sum = load_columns<Sums, kStore>(block.column_sums + column, count);
   Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weight_zp);
-  if (block.weight_zps != nullptr)
-    weight_zp = __builtin_convertvector(load_columns<Bytes, kStore>(block.weight_zps + column, count), Sums);
+  if (block.weight_zps != nullptr) weight_zp = widen(load_columns<Bytes, kStore>(block.weight_zps + column, count));
   const int64_t end = block.rows - row < kPair ? block.rows : row + kPair;
   const int32_t* row_sums = block.row_sums;
   float* dst = block.dst + row * block.dst_stride + column;

@@ -4,9 +4,11 @@
 // stay in registers for the groups of a panel, and in dst from panel to panel. Loads from a tile that was just stored
 // wait until all earlier instructions are done; so two more tiles are stored before the floats of a tile are made.
 
-constexpr int64_t kPanel = kLongestTileGroup * kBlockColumns;    // bytes of the weights of a panel, 8 bits each
-constexpr int64_t kMostGroups = kLongestTileGroup / kGroupUnit;  // of a panel
-constexpr int64_t kStored = 4;                                   // tiles of sums in memory
+constexpr int64_t kPanelDepth = 1024;  // k of a panel: few panels, whose weights fit the first-level cache
+static_assert(kPanelDepth >= kLongestTileGroup, "a panel has a group or more");
+constexpr int64_t kPanel = kPanelDepth * kBlockColumns;    // bytes of its weights, 8 bits each
+constexpr int64_t kMostGroups = kPanelDepth / kGroupUnit;  // of a panel
+constexpr int64_t kStored = 4;                             // tiles of sums in memory
 constexpr Floats kOnes = Floats{} + 1.0f;
 
 // Within this bound, sums minus zero points times the sums of columns are exact before they are rounded to floats, and
@@ -100,8 +102,7 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
           block.column_groups > 1 ? load_columns<Floats, kStore>(block.column_scales + column, count) : kOnes;
       const Sums column_sum = load_columns<Sums, kStore>(block.column_sums + column, count);
       Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weight_zp);
-      if (block.weight_zps != nullptr)
-        weight_zp = __builtin_convertvector(load_columns<Bytes, kStore>(block.weight_zps + column, count), Sums);
+      if (block.weight_zps != nullptr) weight_zp = widen(load_columns<Bytes, kStore>(block.weight_zps + column, count));
       for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
         const int64_t row = first + r, parameter = row * block.row_groups + (row_varies ? group : 0);
         Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
@@ -118,8 +119,25 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
 
 #ifdef __AVX512F__
 
+// CPUs do not foresee the rows of dst, and lines of the next block of columns that belong to one group.
+inline void prefetch_dst(const ProductBlock& block, const Panel& panel, int64_t row) {
+  for (int64_t r = row; r < row + kTileRows && r < block.rows; ++r)
+    __builtin_prefetch(block.dst + r * block.dst_stride + panel.column, 1);
+}
+
+template <int kBits>
+inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_t i) {
+  const int64_t next = panel.column + kBlockColumns, bytes = panel.group_size * kBlockColumns * kBits / 8;
+  if (next >= block.cols) return;  // they belong to another task
+  const int64_t group = panel.first + i, at = group * block.columns + next;
+  const int8_t* weights = block.weights + next / kBlockColumns * block.weights_stride + group * bytes;
+  for (int64_t line = 0; line < bytes; line += kTileBytes) __builtin_prefetch(weights + line);
+  __builtin_prefetch(block.column_sums + at);
+  if (block.column_groups > 1) __builtin_prefetch(block.column_scales + at);
+}
+
 // As add_panel(), if is_bounded().
-template <Store kStore>
+template <int kBits, Store kStore>
 void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   alignas(64) uint32_t sums[kStored][kTileRows * kBlockColumns];
   alignas(64) float zps[kTileRows];
@@ -137,20 +155,25 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   const int8_t* const weights = panel.weights;
   int64_t next = 0, next_k = first_k;
   const uint8_t* next_codes = block.codes;
-  const auto multiply_next = [&] {  // and store what was multiplied before
-    const bool is_odd = next % 2 != 0;
+  const auto multiply_next = [&] {
     if (next < positions)
       multiply_group(next_codes, next_k, next_k + group_size, weights + (next_k - first_k) * kBlockColumns, tile_bytes,
-                     is_odd);
-    if (next > 0 && next <= positions) store_group(sums[(next - 1) % kStored], !is_odd);
-    ++next;
+                     next % 2 != 0);
     next_k += group_size;
     if (next_k == end_k) {
       next_k = first_k;
       next_codes += block.codes_stride;
     }
   };
-  for (int64_t i = 0; i < kStored - 1; ++i) multiply_next();
+  const auto store_previous = [&] {
+    if (next > 0 && next <= positions) store_group(sums[(next - 1) % kStored], next % 2 == 0);
+    use_memory(sums);
+    ++next;
+  };
+  for (int64_t i = 0; i < kStored - 1; ++i) {
+    multiply_next();
+    store_previous();
+  }
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
     const int64_t rows = block.rows - row;
     const Floats row_zps = __builtin_convertvector(rows < kTileRows ? load_columns<Ints, kPart>(block.zps + row, rows)
@@ -159,13 +182,15 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
     __builtin_memcpy(zps, &row_zps, sizeof zps);
     Floats reals[kTileRows];
     load_reals<kStore>(block, panel, row, reals);
+    prefetch_dst(block, panel, row + kTileRows);
     for (int64_t i = 0; i < groups; ++i) {
-      multiply_next();
-      use_memory(sums);
-      const uint32_t* ready = sums[next % kStored];
+      const uint32_t* ready = sums[(next + 1) % kStored];
       const Floats column_scale = column_scales[i], column_sum = column_sums[i];
+      multiply_next();
+      if (row == 0) prefetch_group<kBits>(block, panel, i);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kTileRows; ++r) {
+        if (r == kTileRows / 2) store_previous();  // in the middle: CPUs then do more at once
         const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(ready + r * kBlockColumns));
         const __m512 exact = _mm512_fnmadd_ps(_mm512_set1_ps(zps[r]), reinterpret_cast<__m512>(column_sum), sum);
         reals[r] += reinterpret_cast<Floats>(exact) * column_scale;
@@ -194,8 +219,7 @@ void unpack_group(const ProductBlock& block, const int8_t* from, int64_t group, 
   using Codes = uint8_t __attribute__((vector_size(64)));
   Sums zps = Sums{} + static_cast<uint32_t>(block.weight_zp);
   if (block.weight_zps != nullptr)
-    zps = __builtin_convertvector(
-        load_columns<Bytes, kStore>(block.weight_zps + group * block.columns + column, block.cols - column), Sums);
+    zps = widen(load_columns<Bytes, kStore>(block.weight_zps + group * block.columns + column, block.cols - column));
   const Codes subtracted = reinterpret_cast<Codes>((zps & 15) * 0x01010101);
   for (int64_t k = 0; k < block.depth / block.groups; k += 2 * kQuad, from += kTileBytes, to += 2 * kTileBytes) {
     const Sums both = load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(from), kBlockColumns);
@@ -209,7 +233,7 @@ void unpack_group(const ProductBlock& block, const int8_t* from, int64_t group, 
 template <int kBits, Store kStore>
 void column_groups(const ProductBlock& block, int64_t column, int64_t tile_bytes) {
   alignas(64) int8_t unpacked[kBits == 4 ? kPanel : 1];
-  const int64_t size = block.depth / block.groups, most = kLongestTileGroup / size;
+  const int64_t size = block.depth / block.groups, most = kPanelDepth / size;
   const int8_t* weights = block.weights + column / kBlockColumns * block.weights_stride;
   for (int64_t first = 0; first < block.groups; first += most) {
     const int64_t groups = block.groups - first < most ? block.groups - first : most;
@@ -224,7 +248,7 @@ void column_groups(const ProductBlock& block, int64_t column, int64_t tile_bytes
     const Panel panel = {from, first, groups, size, tile_bytes, column};
 #ifdef __AVX512F__
     if (is_bounded<kStore>(block, panel)) {
-      add_bounded_panel<kStore>(block, panel);
+      add_bounded_panel<kBits, kStore>(block, panel);
       continue;
     }
 #endif
