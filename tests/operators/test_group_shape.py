@@ -70,10 +70,12 @@ def test_groups_along_several_dimensions(kind: str, codes: str) -> None:
     for shape, group_shape in GROUPS:
         counts = tuple(length // size for length, size in zip(shape, group_shape, strict=True))
         zps = rng.integers(low, high + 1, counts).astype(np.int32)
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             scales = random_scales(rng, counts).astype(dtype)
             each, zp = whole(scales, group_shape), whole(zps, group_shape)
             src = tie_dense(rng, each.astype(np.float32), zp, np.int8).astype(dtype)
+            if kind == "float32" and codes.endswith("4"):  # ONNX Runtime wraps around, in 1.20 everywhere
+                src = np.where(np.abs(src / each) < 2.0**30, src, np.float32(0))
         short = zps.astype(CODES[codes])
         given: dict[str, Any] = {"qtype": "per_group", "group_shape": group_shape}
         arithmetic = ARITHMETIC if kind == "float16" else "onnx"
