@@ -44,6 +44,16 @@ class GivenAttributes : public Attributes {
     return found == nullptr ? absent : found->text;
   }
 
+  std::vector<int64_t> integers(const char* name) const override {
+    std::vector<int64_t> values;
+    for (int32_t i = 0; i < count_; ++i) {
+      if (std::strcmp(attributes_[i].name, name) != 0) continue;
+      if (attributes_[i].text != nullptr) throw Error(std::string(name) + " is text, expected integers");
+      values.push_back(attributes_[i].integer);
+    }
+    return values;
+  }
+
  private:
   const ort_dynq_attribute* find(const char* name) const {
     for (int32_t i = 0; i < count_; ++i)

@@ -19,6 +19,7 @@ typedef struct {
   const void* data;
 } ort_dynq_tensor;
 
+/* An attribute. A list of integers is one attribute for each integer, all of the same name, in order. */
 typedef struct {
   const char* name;
   const char* text; /* null for an integer */

@@ -112,6 +112,8 @@ static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "Rel
   X(KernelContext_GetOutput, 91, OrtStatus*, (OrtKernelContext*, size_t index, const int64_t*, size_t, OrtValue**)) \
   X(ReleaseStatus, 93, void, (OrtStatus*))                                                                          \
   X(ReleaseTensorTypeAndShapeInfo, 99, void, (OrtTensorTypeAndShapeInfo*))                                          \
+  X(KernelInfoGetAttributeArray_int64, 163, OrtStatus*,                                                             \
+    (const OrtKernelInfo*, const char* name, int64_t* values, size_t* count))                                       \
   X(ShapeInferContext_GetInputCount, 267, OrtStatus*, (const OrtShapeInferContext*, size_t*))                       \
   X(ShapeInferContext_GetInputTypeShape, 268, OrtStatus*,                                                           \
     (const OrtShapeInferContext*, size_t index, OrtTensorTypeAndShapeInfo**))                                       \

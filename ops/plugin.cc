@@ -70,6 +70,21 @@ class NodeAttributes : public Attributes {
     return value;
   }
 
+  std::vector<int64_t> integers(const char* name) const override {
+    size_t count = 0;
+    const auto read = [&](int64_t* values) {
+      return ort::KernelInfoGetAttributeArray_int64(api_, info_, name, values, &count);
+    };
+    if (!present(name, read(nullptr))) return {};
+    // ONNX Runtime reads an attribute of another type as an empty list.
+    if (count == 0)
+      throw Error(std::string("ort_dynq: the attribute ") + name +
+                  " cannot be read: expected one integer or more in a list");
+    std::vector<int64_t> values(count);
+    check(api_, read(values.data()));
+    return values;
+  }
+
  private:
   // ONNX Runtime returns the same error code for an absent attribute and for one of another type. Only the message
   // tells them apart.
@@ -77,7 +92,7 @@ class NodeAttributes : public Attributes {
     if (status == nullptr) return true;
     const std::string message = ort::GetErrorMessage(api_, status);
     ort::ReleaseStatus(api_, status);
-    if (message.find("No attribute with name") == std::string::npos)
+    if (message.find("No attribute with ") == std::string::npos)
       throw Error(std::string("ort_dynq: the attribute ") + name + " cannot be read: " + message);
     return false;
   }

@@ -211,7 +211,7 @@ def _attribute(attribute: Attribute) -> str:
             listed += ": " + ", ".join(str(int(choice)) for choice in attribute.choices)
     else:
         listed = ", ".join(map(str, attribute.values()))
-    kind = "string" if isinstance(attribute.default, str) else "int"
+    kind = "string" if isinstance(attribute.default, str) else "int" if isinstance(attribute.default, int) else "ints"
     default = attribute.default.text if isinstance(attribute.default, Encoding) else str(attribute.default)
     return f"| `{attribute.name}` | {kind} | {default} | {listed} | {_cell(attribute.doc)} |"
 

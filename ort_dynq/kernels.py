@@ -33,7 +33,7 @@ _FOUR_BITS = (21, 22)
 _MESSAGE_SIZE = 1024
 
 
-def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) -> list[Array]:
+def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int | Sequence[int]) -> list[Array]:
     """Runs one operator of :data:`ort_dynq.operators.OPERATORS` on the calling thread.
 
     Args:
@@ -51,7 +51,8 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) 
     arrays = [array if array is None else np.asarray(array, order="C") for array in inputs]
     stored = [array if array is None else _stored(array) for array in arrays]
     tensors = (library.Tensor * len(arrays))(*map(_tensor, arrays, stored))
-    given = _attributes(tuple(attributes.items()))
+    lists = {name: tuple(value) for name, value in attributes.items() if not isinstance(value, (str, int))}
+    given = _attributes(tuple((attributes | lists).items()))
     outputs: list[tuple[Array, Array]] = []
 
     def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
@@ -91,6 +92,7 @@ def dynamic_quantize(
     qtype: str = "per_tensor",
     axis: int = 1,
     block_size: int = 0,
+    group_shape: Sequence[int] = (),
     output_dtype: int = 0,
     arithmetic: str = "onnx",
 ) -> Array:
@@ -104,6 +106,7 @@ def dynamic_quantize(
         qtype: ``per_tensor``, ``per_channel``, ``per_group`` or ``auto``.
         axis: The dimension for ``per_channel`` and `block_size`.
         block_size: The number of elements along `axis` that share a scale; 0: the shapes of src and scales give it.
+        group_shape: The length of a group along each dimension of src; empty: as `block_size`.
         output_dtype: 2 for uint8, 3 for int8, 21 for uint4, 22 for int4; 0: the type of zps unless that is int32,
             otherwise uint8.
         arithmetic: ``onnx``, ``onednn`` or ``wrapping``.
@@ -120,6 +123,7 @@ def dynamic_quantize(
         qtype=qtype,
         axis=axis,
         block_size=block_size,
+        group_shape=group_shape,
         output_dtype=output_dtype,
         arithmetic=arithmetic,
     )[0]
@@ -133,13 +137,14 @@ def dynamic_dequantize(
     qtype: str = "per_tensor",
     axis: int = 1,
     block_size: int = 0,
+    group_shape: Sequence[int] = (),
 ) -> Array:
     """``(src - zps) * scales``: the operator DynamicDequantize, see :mod:`ort_dynq.operators`.
 
     Args:
         src: uint8, int8, ml_dtypes.uint4 or int4, any shape.
         scales: float32, float16 or ml_dtypes.bfloat16. See :func:`dynamic_quantize` for the shape.
-        zps, qtype, axis, block_size: As for :func:`dynamic_quantize`.
+        zps, qtype, axis, block_size, group_shape: As for :func:`dynamic_quantize`.
 
     Returns:
         The type of scales, the shape of src.
@@ -147,7 +152,14 @@ def dynamic_dequantize(
     Raises:
         DynqError: A type, shape or attribute is not valid.
     """
-    return run("DynamicDequantize", [src, scales, zps], qtype=qtype, axis=axis, block_size=block_size)[0]
+    return run(
+        "DynamicDequantize",
+        [src, scales, zps],
+        qtype=qtype,
+        axis=axis,
+        block_size=block_size,
+        group_shape=group_shape,
+    )[0]
 
 
 def supported_isas() -> list[str]:
@@ -229,16 +241,17 @@ def _address(array: Array) -> int:
 
 
 @functools.lru_cache
-def _attributes(given: tuple[tuple[str, str | int], ...]) -> ctypes.Array[library.Attribute]:
+def _attributes(given: tuple[tuple[str, str | int | tuple[int, ...]], ...]) -> ctypes.Array[library.Attribute]:
     """The attributes for the C interface. They are cached, since a node passes the same ones in every run."""
-    for name, value in given:
+    single = [(name, each) for name, value in given for each in (value if isinstance(value, tuple) else (value,))]
+    for name, value in single:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # ctypes would wrap it
             raise DynqError(f"{name} is {value}, expected an integer of 64 bits")
-    return (library.Attribute * len(given))(
+    return (library.Attribute * len(single))(
         *(
             library.Attribute(name.encode(), value.encode(), 0)
             if isinstance(value, str)
             else library.Attribute(name.encode(), None, value)
-            for name, value in given
+            for name, value in single
         )
     )

@@ -11,8 +11,10 @@
 
 namespace dynq {
 
-constexpr int64_t kStaged = 8192;         // elements that are converted at once; even, for 4-bit codes
-constexpr int64_t kStagedColumns = 1024;  // columns of them: with more rows, parameters are prepared less often
+// Elements that are converted at once. As floats they fit in half of a first cache. Even, for 4-bit codes.
+constexpr int64_t kStaged = 4096;
+constexpr int64_t kStagedOfRows = 2048;   // if rows share parameters; columns gain by several rows
+constexpr int64_t kStagedColumns = 1024;  // columns of them
 
 // The affine kernels take float zero points, the others int32.
 template <class Work>
@@ -135,19 +137,22 @@ class ParameterTile {
 
 // Runs a kernel on a block whose parameters are those of the tile from number `first` on.
 inline void run_kernel(const QuantizeWork& work, const ParameterTile<QuantizeWork>& tile, int64_t first,
-                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream) {
+                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream,
+                       const float* reciprocals = nullptr) {
   (tile.narrow() ? work.kernels : work.portable)[parameters](
-      {extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first, stream});
+      {extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first, stream, reciprocals});
 }
 
 inline void run_kernel(const DequantizeWork& work, const ParameterTile<DequantizeWork>& tile, int64_t first,
-                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream) {
+                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream,
+                       const float* = nullptr) {
   (tile.narrow() ? work.kernels : work.portable)[parameters](
       {extent, src, static_cast<float*>(dst), tile.scales() + first, tile.zps() + first, stream});
 }
 
 inline void run_kernel(const AffineWork& work, const ParameterTile<AffineWork>& tile, int64_t first,
-                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool) {
+                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool,
+                       const float* = nullptr) {
   const AffineConstants& constants = work.constants;
   work.kernels[parameters]({extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first,
                             constants.low, constants.high, constants.nan_code, constants.integer_codes,
@@ -167,14 +172,20 @@ class Blocks {
     if (src_.widen == nullptr && dst_.narrow == nullptr)
       return run_kernel(work_, tile, 0, parameters, extent, element(work_.src.data, src_, first),
                         element(work_.dst, dst_, first), stream);
-    const int64_t cols = std::min(extent.cols, parameters == kPerColumn ? kStagedColumns : kStaged);
-    const int64_t rows = std::min(extent.rows, kStaged / cols);
-    for (int64_t row = 0; row < extent.rows; row += rows)
-      for (int64_t col = 0; col < extent.cols; col += cols) {
-        const int64_t some_cols = std::min(cols, extent.cols - col);
-        run_piece(tile, parameters == kPerRow ? row : col, parameters, first + row * extent.stride + col,
-                  {std::min(rows, extent.rows - row), some_cols, some_cols}, extent.stride, stream);
-      }
+    const bool per_column = parameters == kPerColumn;
+    const int64_t cols = std::min(extent.cols, per_column ? kStagedColumns : kStagedOfRows);
+    const int64_t rows = std::min(extent.rows, (per_column ? kStaged : kStagedOfRows) / cols);
+    alignas(64) float reciprocals[kStagedColumns];
+    // Several pieces of the same columns: the kernel would compute them for each.
+    const bool has_reciprocals = std::is_same_v<Work, QuantizeWork> && per_column && rows < extent.rows;
+    for (int64_t col = 0; col < extent.cols; col += cols) {
+      const int64_t some_cols = std::min(cols, extent.cols - col);
+      for (int64_t i = 0; has_reciprocals && i < some_cols; ++i) reciprocals[i] = 1.0f / tile.scales()[col + i];
+      for (int64_t row = 0; row < extent.rows; row += rows)
+        run_piece(tile, per_column ? col : row, parameters, first + row * extent.stride + col,
+                  {std::min(rows, extent.rows - row), some_cols, some_cols}, extent.stride, stream,
+                  has_reciprocals ? reciprocals : nullptr);
+    }
   }
 
   const Work& work() const { return work_; }
@@ -183,7 +194,7 @@ class Blocks {
  private:
   // The rows of the piece are `stride` elements apart in the tensors.
   void run_piece(const ParameterTile<Work>& tile, int64_t parameter, Parameters parameters, int64_t first,
-                 const Extent& piece, int64_t stride, bool stream) const {
+                 const Extent& piece, int64_t stride, bool stream, const float* reciprocals) const {
     alignas(64) char src_buffer[64 + kStaged * sizeof(float)], dst_buffer[kStaged * sizeof(float)];
     const bool adjacent = piece.rows == 1 || piece.cols == stride;
     const int64_t runs = adjacent ? 1 : piece.rows, run = adjacent ? piece.rows * piece.cols : piece.cols;
@@ -201,7 +212,7 @@ class Blocks {
     }
     const bool is_staged = dst_.narrow != nullptr || !adjacent;
     run_kernel(work_, tile, parameter, parameters, piece, src, is_staged ? dst_buffer : element(work_.dst, dst_, first),
-               stream && !is_staged);
+               stream && !is_staged, reciprocals);
     for (int64_t i = 0; is_staged && i < runs; ++i)
       convert(dst_.narrow, dst_buffer + i * run * dst_.wide_bytes, element(work_.dst, dst_, first + i * stride), run,
               dst_);

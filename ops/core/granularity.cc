@@ -1,5 +1,7 @@
 #include "core/granularity.h"
 
+#include <algorithm>
+
 namespace dynq {
 
 Granularity::Granularity(const char* op, const Attributes& attributes)
@@ -16,6 +18,22 @@ Granularity::Granularity(const char* op, const Attributes& attributes)
   else
     fail("qtype is '" + qtype + "', expected per_tensor, per_channel, per_group or auto");
   if (block_size_ < 0) fail("block_size is " + std::to_string(block_size_) + ", expected 0 or more");
+  read_group_shape(attributes.integers("group_shape"), qtype);
+}
+
+void Granularity::read_group_shape(const std::vector<int64_t>& sizes, const std::string& qtype) {
+  if (sizes.size() > kMaxRank)
+    fail("group_shape has " + std::to_string(sizes.size()) + " sizes, expected at most " + std::to_string(kMaxRank));
+  group_shape_.rank = sizes.size();
+  std::copy(sizes.begin(), sizes.end(), group_shape_.dims);
+  if (sizes.empty()) return;
+  if (*std::min_element(sizes.begin(), sizes.end()) < 1)
+    fail("group_shape is " + group_shape_.text() + ", expected sizes of 1 or more");
+  if (kind_ == kPerTensor || kind_ == kPerChannel)
+    fail("group_shape is " + group_shape_.text() + " and qtype '" + qtype + "', expected qtype per_group or auto");
+  if (block_size_ > 0)
+    fail("group_shape is " + group_shape_.text() + " and block_size " + std::to_string(block_size_) +
+         ", expected one of them");
 }
 
 void Granularity::fail(const std::string& what) const { throw Error(std::string(op_) + ": " + what); }
@@ -23,7 +41,7 @@ void Granularity::fail(const std::string& what) const { throw Error(std::string(
 // kAuto: the granularity follows from the shape of the scales, as for ONNX's QuantizeLinear.
 Granularity::Kind Granularity::kind_of(const Shape& scales) const {
   if (kind_ != kAuto) return kind_;
-  if (block_size_ > 0) return kPerGroup;
+  if (block_size_ > 0 || group_shape_.rank > 0) return kPerGroup;
   return scales.rank <= 1 && scales.elements() == 1 ? kPerTensor : kPerChannel;
 }
 
@@ -62,14 +80,21 @@ Groups Granularity::groups(const Shape& src, const Shape& scales, const Tensor& 
         groups.axis = checked_axis(src);
         groups.size = block_size_;
       }
+      const bool has_shape = group_shape_.rank > 0;
+      bool divides = !has_shape || group_shape_.rank == src.rank;
+      for (size_t i = 0; has_shape && divides && i < src.rank; ++i) divides = src.dims[i] % group_shape_.dims[i] == 0;
+      if (!divides) fail("src has shape " + src.text() + ", expected multiples of group_shape, " + group_shape_.text());
       for (size_t i = 0; i < src.rank; ++i) {
         const int64_t have = scales.dims[i], length = src.dims[i];
-        if (block_size_ > 0) {
-          const int64_t blocks = i == groups.axis ? length / block_size_ + (length % block_size_ != 0) : length;
-          if (have != blocks)
-            fail("scales has shape " + scales.text() + ", expected " + std::to_string(blocks) + " along dimension " +
-                 std::to_string(i) + " for blocks of " + std::to_string(block_size_) + " along axis " +
-                 std::to_string(axis_) + " of src of shape " + src.text());
+        const int64_t size = has_shape ? group_shape_.dims[i] : i == groups.axis ? block_size_ : 1;
+        if (has_shape || block_size_ > 0) {
+          const int64_t expected = length / size + (length % size != 0);
+          if (have != expected)
+            fail("scales has shape " + scales.text() + ", expected " + std::to_string(expected) + " along dimension " +
+                 std::to_string(i) + " for " +
+                 (has_shape ? "groups of " + group_shape_.text()
+                            : "blocks of " + std::to_string(block_size_) + " along axis " + std::to_string(axis_)) +
+                 " of src of shape " + src.text());
         } else if (have == 0 ? length != 0 : length % have != 0) {
           fail("scales has shape " + scales.text() + ", src " + src.text() + ": " + std::to_string(have) +
                " groups do not divide " + std::to_string(length) + " elements along dimension " + std::to_string(i));

@@ -1,4 +1,5 @@
-// Which elements share a scale: reads and checks the attributes qtype, axis and block_size.
+// Which elements share a scale: reads and checks the attributes qtype, axis, block_size and
+// group_shape.
 #pragma once
 
 #include "core/operator.h"
@@ -22,6 +23,7 @@ class Granularity {
  private:
   enum Kind { kPerTensor, kPerChannel, kPerGroup, kAuto };
 
+  void read_group_shape(const std::vector<int64_t>& sizes, const std::string& qtype);
   Kind kind_of(const Shape& scales) const;
   size_t checked_axis(const Shape& src) const;
   [[noreturn]] void fail(const std::string& what) const;
@@ -29,7 +31,8 @@ class Granularity {
   const char* op_;
   Kind kind_;
   int64_t axis_;
-  int64_t block_size_;
+  int64_t block_size_;  // 0: not given
+  Shape group_shape_;   // of rank 0: not given
 };
 
 }  // namespace dynq

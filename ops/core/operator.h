@@ -57,6 +57,7 @@ class Attributes {
   virtual ~Attributes() = default;
   virtual int64_t integer(const char* name, int64_t absent) const = 0;
   virtual std::string text(const char* name, const char* absent) const = 0;
+  virtual std::vector<int64_t> integers(const char*) const { return {}; }  // empty if absent
 };
 
 // One run of one node: its inputs, its outputs and the threads to use.

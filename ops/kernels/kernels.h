@@ -103,6 +103,7 @@ struct QuantizeBlock : Extent {
   const float* scales;
   const int32_t* zps;
   bool stream;
+  const float* reciprocals = nullptr;  // of the scales of kPerColumn, if the caller has them
 };
 
 struct DequantizeBlock : Extent {

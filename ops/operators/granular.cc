@@ -1,5 +1,5 @@
-// DynamicQuantize, DynamicDequantize, DynamicFakeQuantize: granularity by the attributes qtype, axis and block_size.
-// DynamicQuantize and DynamicDequantize are the operators of that name in oneDNN Graph.
+// DynamicQuantize, DynamicDequantize, DynamicFakeQuantize: granularity by the attributes qtype, axis, block_size and
+// group_shape. DynamicQuantize and DynamicDequantize are the operators of that name in oneDNN Graph.
 #include "core/attributes.h"
 #include "core/layout.h"
 

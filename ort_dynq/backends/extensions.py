@@ -9,6 +9,7 @@ Limitations of ``@onnx_op`` (onnxruntime-extensions 0.15), and how this module h
 - Every input and attribute is required, and the output type follows from the input types alone. The rewriter writes
   such models; :func:`ort_dynq.ready_for_extensions` prepares others.
 - It does not support float16, bfloat16, int4 and uint4: operators are defined for the other types (:data:`CARRIED`).
+- It does not support lists as attributes: group_shape is not read. The shapes of src and scales give the same groups.
 - A definition lasts as long as the process: after :func:`define`, every session that registers the library of
   onnxruntime-extensions has the domain ``ort_dynq``.
 """
@@ -105,7 +106,8 @@ def _define(
         for kind in (*signature.inputs, *signature.outputs)
     }
     dtypes = [np.dtype(kind) for kind in signature.outputs]
-    integers = {attribute.name for attribute in operator.attributes if isinstance(attribute.default, int)}
+    carried = [attribute for attribute in operator.attributes if not isinstance(attribute.default, tuple)]
+    integers = {attribute.name for attribute in carried if isinstance(attribute.default, int)}
 
     def body(*inputs: kernels.Array, **attributes: Any) -> _Result | tuple[_Result, ...]:
         try:
@@ -130,7 +132,7 @@ def _define(
         outputs=[numbers[kind] for kind in signature.outputs],
         attrs={
             attribute.name: definition.dt_int64 if attribute.name in integers else definition.dt_string
-            for attribute in operator.attributes
+            for attribute in carried
         },
     )(body)
     defined.cast_attributes = cast_attributes  # faster than the default, which asks C++ for the type of each attribute

@@ -55,7 +55,9 @@ def ready_for_extensions(model: Model) -> Result:
 def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     operator = OPERATORS[node.op_type]
     for attribute in operator.attributes:
-        if attribute.name not in node.attributes:
+        if attribute.default == ():
+            node.attributes.pop(attribute.name, None)  # onnxruntime-extensions does not support lists
+        elif attribute.name not in node.attributes:
             node.attributes.add(ir.convenience.convert_attribute(attribute.name, attribute.default))
     output = _output(node)
     if len(node.inputs) < len(operator.inputs):

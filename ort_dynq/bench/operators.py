@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,12 @@ from ..rewriter import rewrite
 from ..verification.inputs import Array
 from .onnx_text import parse, tensor_type
 from .timing import Contender, Settings, Track, aligned, check_backend, interleave, session_contender
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from ..backends.options import Backend
 
 SIZES = ((1, 64), (64, 64), (256, 1024), (4096, 4096))
 MISALIGNED_SIZES = ((256, 1000), (2560, 100), (4096, 60), (256, 1024))
@@ -27,21 +34,24 @@ class OperatorTiming:
 
     Attributes:
         operator: The standard operator: QuantizeLinear or DequantizeLinear.
+        floats, codes: The types of the floats and of the codes.
         granularity: Which elements share a scale.
         shape: The shape of the tensor.
         threads: The number of intra-op threads, and of the copy's threads.
-        ours_ns, stock_ns: Nanoseconds per element.
+        ours_ns, stock_ns: Nanoseconds per element. ONNX Runtime has no operators of bfloat16: stock_ns is None.
         ratio: stock_ns / ours_ns.
         copy_ratio: The time of a plain copy that reads and writes as many bytes / our time.
     """
 
     operator: str
+    floats: str
+    codes: str
     granularity: str
     shape: tuple[int, int]
     threads: int
     ours_ns: float
-    stock_ns: float
-    ratio: float
+    stock_ns: float | None
+    ratio: float | None
     copy_ratio: float
 
 
@@ -92,6 +102,20 @@ _BLOCKED = (
 
 
 @dataclass(frozen=True)
+class Types:
+    """The types of floats and codes. bfloat16 is stored as uint16, two codes of 4 bits in a uint8."""
+
+    floats: str = "float32"
+    codes: str = "uint8"
+
+
+_NUMBERS = {"float32": 1, "uint8": 2, "float16": 10, "bfloat16": 16, "uint4": 21, "int4": 22}
+_BITS = {"float32": 32, "uint8": 8, "float16": 16, "bfloat16": 16, "uint4": 4, "int4": 4}
+_STORED: dict[str, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+_OTHER_TYPES = (Types("float16"), Types("bfloat16"), Types(codes="uint4"), Types(codes="int4"))
+
+
+@dataclass(frozen=True)
 class Case:
     """What one timing measures."""
 
@@ -100,17 +124,22 @@ class Case:
     shape: tuple[int, int]
     threads: int
     offset: int = 0
+    types: Types = Types()
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
+        types = "" if self.types == Types() else f", {self.types.floats} and {self.types.codes}"
         offset = f", offset: {self.offset}" if self.offset else ""
-        return f"{self.operator} {size} {self.granularity.name}, threads: {self.threads}{offset}"
+        return f"{self.operator} {size} {self.granularity.name}{types}, threads: {self.threads}{offset}"
 
 
 def bench_operators(
     settings: Settings, sizes: Sequence[tuple[int, int]] = SIZES, *, track: Track = iter
 ) -> list[OperatorTiming]:
-    """Times QuantizeLinear and DequantizeLinear, float32 to and from uint8, with run-time parameters.
+    """Times QuantizeLinear and DequantizeLinear with run-time parameters.
+
+    float32 to and from uint8, and without blocks float16, bfloat16, uint4 and int4. onnxruntime-extensions supports
+    only the first two types.
 
     Args:
         settings: How to time.
@@ -121,12 +150,14 @@ def bench_operators(
         DynqError: The operators cannot be registered, a result differs from stock ONNX Runtime's, or a tensor does not
             fit in memory.
     """
+    others = () if settings.backend == "extensions" else _OTHER_TYPES
     cases = [
-        Case(operator, granularity, size, threads)
+        Case(operator, granularity, size, threads, types=types)
         for threads in settings.threads
         for size in sizes
+        for types in (Types(), *others)
         for operator in _OPERATORS
-        for granularity in (*_WHOLE, *_BLOCKED)
+        for granularity in (*_WHOLE, *(_BLOCKED if types == Types() else ()))
     ]
     check_backend(settings.backend)
     try:
@@ -159,22 +190,32 @@ def bench_misaligned(
 
 def _time(case: Case, settings: Settings) -> OperatorTiming:
     stock, ours = contenders(case, settings)
-    copy = copy_contender(sum(array.nbytes for array in ours.arrays), case.threads)
-    stock_ns, ours_ns, copy_ns = _per_element(case, [stock, ours, copy], settings)
+    rivals = [ours, copy_contender(_bytes(case), case.threads), *([stock] if stock else [])]
+    ours_ns, copy_ns, *stock_ns = _per_element(case, rivals, settings)
     return OperatorTiming(
         case.operator,
+        case.types.floats,
+        case.types.codes,
         case.granularity.name,
         case.shape,
         case.threads,
         ours_ns,
-        stock_ns,
-        stock_ns / ours_ns,
+        stock_ns[0] if stock else None,
+        stock_ns[0] / ours_ns if stock else None,
         copy_ns / ours_ns,
     )
 
 
+def _bytes(case: Case) -> int:
+    """The size of the inputs and the output."""
+    bits = _BITS[case.types.floats] + _BITS[case.types.codes]
+    return sum(math.prod(shape) * bits // 8 for shape in (case.shape, case.granularity.scales(case.shape)))
+
+
 def _time_misaligned(case: Case, settings: Settings) -> MisalignedTiming:
-    stock_ns, ours_ns = _per_element(case, contenders(case, settings), settings)
+    stock, ours = contenders(case, settings)
+    assert stock is not None
+    stock_ns, ours_ns = _per_element(case, [stock, ours], settings)
     return MisalignedTiming(
         case.operator,
         case.granularity.name,
@@ -193,38 +234,54 @@ def _per_element(case: Case, rivals: Sequence[Contender], settings: Settings) ->
     return [float(np.median(samples)) / elements for samples in interleave(rivals, settings, case.threads)]
 
 
-def contenders(case: Case, settings: Settings) -> tuple[Contender, Contender]:
-    """Returns stock ONNX Runtime and the plugin, on the same arrays.
+def contenders(case: Case, settings: Settings) -> tuple[Contender | None, Contender]:
+    """Returns stock ONNX Runtime, unless it does not have the operator, and the plugin, on the same arrays.
 
     Raises:
         DynqError: Their results differ.
     """
-    granularity, shape = case.granularity, case.shape
-    source, target = ("float", "uint8") if case.operator == "QuantizeLinear" else ("uint8", "float")
+    granularity, shape, types = case.granularity, case.shape, case.types
+    floats, codes = types.floats.replace("float32", "float"), types.codes
+    quantizes = case.operator == "QuantizeLinear"
+    source, target = (floats, codes) if quantizes else (codes, floats)
     scales = granularity.scales(shape)
     model = parse(  # x has no static shape: the rewriter leaves tensors that it knows to be small
-        f"{source}[rows, columns] x, {tensor_type('float', scales)} s, {tensor_type('uint8', scales)} z",
+        f"{source}[rows, columns] x, {tensor_type(floats, scales)} s, {tensor_type(codes, scales)} z",
         f"{target}[rows, columns] y",
         f"y = {case.operator}<axis = {granularity.axis}, block_size = {granularity.block}>(x, s, z)",
         opset=21,
     )
     rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, shape, np.uint8)
+    bytes_ = rng.integers(0, 256, shape, np.uint8)
     feeds = {
-        "x": rng.standard_normal(shape, np.float32) if source == "float" else codes,
-        "s": np.asarray(rng.uniform(0.01, 0.03, scales), np.float32),
+        "x": _stored(rng.standard_normal(shape, np.float32), types) if quantizes else bytes_,
+        "s": _stored(np.asarray(rng.uniform(0.01, 0.03, scales), np.float32), types),
         "z": np.asarray(rng.integers(0, 256, scales), np.uint8),
     }
     feeds = {name: aligned(array) for name, array in feeds.items()}
-    output = aligned(np.zeros(shape, np.float32 if target == "float" else np.uint8), case.offset)
-    stock = session_contender(str(case), model, feeds, case.threads, outputs=[output])
+    output = aligned(np.zeros(shape, np.uint8 if quantizes else _STORED[types.floats]), case.offset)
+    x, y = (types.floats, codes) if quantizes else (codes, types.floats)
+    numbers = {name: _NUMBERS[kind] for name, kind in {"x": x, "s": types.floats, "z": codes, "y": y}.items()}
+
+    def contender(model: onnx.ModelProto | ir.Model, backend: Backend | None = None) -> Contender:
+        return session_contender(
+            str(case), model, feeds, case.threads, backend=backend, outputs=[output], types=numbers
+        )
+
+    stock = None if types.floats == "bfloat16" else contender(model)
     expected = output.copy()
     output.fill(0)
-    rewritten = rewrite(model).model
-    ours = session_contender(str(case), rewritten, feeds, case.threads, backend=settings.backend, outputs=[output])
-    if output.tobytes() != expected.tobytes():
+    ours = contender(rewrite(model).model, settings.backend)
+    if stock and output.tobytes() != expected.tobytes():
         raise DynqError(f"the result of {case} differs from stock ONNX Runtime's")
     return stock, ours
+
+
+def _stored(values: Array, types: Types) -> Array:
+    """float32 as the bench stores its floats; the low half of the bits is cut off for bfloat16."""
+    if types.floats == "bfloat16":
+        return (np.asarray(values).view(np.uint32) >> 16).astype(np.uint16)
+    return np.asarray(values).astype(_STORED[types.floats])
 
 
 def copy_contender(size: int, threads: int) -> Contender:

@@ -153,6 +153,7 @@ def session_contender(
     *,
     backend: Backend | None = None,
     outputs: Sequence[Array] | None = None,
+    types: Mapping[str, int] | None = None,
 ) -> Contender:
     """Opens a session at the default optimization level, binds its inputs and outputs and runs it once.
 
@@ -163,11 +164,19 @@ def session_contender(
         threads: The number of intra-op threads.
         backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
         outputs: Arrays for the outputs. By default, every numeric tensor gets an array.
+        types: The element types, by ONNX's numbers, of inputs and outputs whose arrays have another type.
 
     Raises:
         ContenderError: ONNX Runtime does not load or run the model.
         DynqError: See :func:`ort_dynq.runtime.openable`.
     """
+    types = types or {}
+
+    def value(name: str, array: Array) -> ort.OrtValue:
+        if name in types:
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, types[name])
+        return ort.OrtValue.ortvalue_from_numpy(array)
+
     options = runtime.session_options(threads=threads)
     if runtime.version() >= _FIRST_WITH_SPIN_DURATION:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
@@ -179,14 +188,14 @@ def session_contender(
         session = runtime.open_session(model, options)
         binding, arrays = session.io_binding(), list(feeds.values())
         for key, array in feeds.items():
-            binding.bind_ortvalue_input(key, ort.OrtValue.ortvalue_from_numpy(array))
+            binding.bind_ortvalue_input(key, value(key, array))
         results = session.run(None, dict(feeds)) if outputs is None else outputs
         unbound = []
         for output, result in zip(session.get_outputs(), results, strict=True):
             numeric = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"
             if numeric and _fits(output.shape, result.shape):
                 arrays.append(aligned(result) if outputs is None else result)
-                binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(arrays[-1]))
+                binding.bind_ortvalue_output(output.name, value(output.name, arrays[-1]))
             else:
                 binding.bind_output(output.name)
                 if numeric:

@@ -39,7 +39,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="ops: each operator, and a plain copy; products: QuantizedMatMul with 8 and 4 bits, MatMulInteger, "
+        help="ops: QuantizeLinear and DequantizeLinear of float32, float16, bfloat16, uint8, uint4 and int4, and a "
+        "plain copy; products: QuantizedMatMul with 8 and 4 bits, MatMulInteger, "
         "MatMulNBits, torch's int8 product if torch is installed, MatMul of float32, and a plain read of the weights; "
         "convolutions: QuantizedConv, ConvInteger, Conv of float32 and QLinearConv; "
         "chains: decomposed chains, and a Relu; networks: transformers and a ResNet-18; "

@@ -24,7 +24,8 @@ def operators(arguments: argparse.Namespace, settings: Settings, track: Track) -
 
     timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
     note = "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
-    return _table(timings, note, "copy", lambda each: Figure(each.copy_ratio, 2))
+    types = ("types", lambda each: f"{each.floats}, {each.codes}")
+    return _table(timings, note, types, ("copy", lambda each: Figure(each.copy_ratio, 2)))
 
 
 def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -32,19 +33,32 @@ def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track)
 
     timings = bench_misaligned(settings, arguments.sizes or MISALIGNED_SIZES, track=track)
     note = "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
-    return _table(timings, note, "offset", lambda each: each.offset)
+    return _table(timings, note, ("offset", lambda each: each.offset))
 
 
-def _table(timings: Sequence[Any], note: str, last: str, value: Callable[[Any], object]) -> Outcome:
-    """The outcome of timed operators; `value` returns the cell of a timing in the last column."""
+_Column = tuple[str, Callable[[Any], object]]
+
+
+def _table(timings: Sequence[Any], note: str, *further: _Column) -> Outcome:
+    """The outcome of timed operators, with further columns: their titles, and the cell of a timing."""
 
     def text() -> Iterator[RenderableType]:
         yield note
-        head = ("operator", "scales", "tensor", "threads", "ours ns", "stock ns", "ratio", last)
+        head = (
+            "operator",
+            "scales",
+            "tensor",
+            "threads",
+            "ours ns",
+            "stock ns",
+            "ratio",
+            *(name for name, _ in further),
+        )
         rows = [
             (
                 *(each.operator, each.granularity, format_shape(each.shape), each.threads),
-                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2), value(each)),
+                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
+                *(value(each) for _, value in further),
             )
             for each in timings
         ]

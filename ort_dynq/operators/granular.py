@@ -6,7 +6,7 @@ and 4 bits. The types of the latter are those of ml_dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -23,8 +23,8 @@ _GRANULARITY = (
         "per_tensor",
         "Which elements share a scale. per_tensor: all. per_channel: those with the same index along `axis`. "
         "per_group: `scales` has the rank of `src`, and each of its dimensions divides that of `src`. auto: chosen by "
-        "`scales` as in ONNX's QuantizeLinear: per_group if block_size is not 0, otherwise per_tensor for one "
-        "element of rank 0 or 1, otherwise per_channel.",
+        "`scales` as in ONNX's QuantizeLinear: per_group if block_size or group_shape is given, otherwise per_tensor "
+        "for one element of rank 0 or 1, otherwise per_channel.",
         choices=("per_tensor", "per_channel", "per_group", "auto"),
     ),
     Attribute("axis", 1, "The dimension for per_channel and block_size: -rank to rank - 1."),
@@ -34,7 +34,15 @@ _GRANULARITY = (
         "For per_group: the number of elements along `axis` that share a scale; the last group can be shorter. "
         "0: the shapes of `src` and `scales` give the size of the groups.",
     ),
+    Attribute(
+        "group_shape",
+        (),
+        "For per_group: the length of a group along each dimension of `src`, and so the shape of `scales`: src.shape / "
+        "group_shape, without remainders. Not together with block_size, which is the group_shape of 1 along all other "
+        "dimensions. Empty: not given.",
+    ),
 )
+_MOST_DIMENSIONS = 16  # kMaxRank of ops/core/operator.h
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _CODE_TYPES = ("uint8", "int8", "uint4", "int4")
 _ZERO_POINT_TYPES = ("uint8", "int8", "int32", "uint4", "int4")
@@ -152,13 +160,14 @@ def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:
 
 def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None) -> tuple[Array, Array]:
     """Scales (float32) and zero points (int64) in shapes that broadcast to src."""
-    qtype, axis, block_size = given["qtype"], given["axis"], given["block_size"]
+    qtype, axis, block_size, group_shape = given["qtype"], given["axis"], given["block_size"], given["group_shape"]
     if block_size < 0:
         raise DynqError(f"block_size is {block_size}, expected 0 or more")
+    _check_group_shape(group_shape, qtype, block_size)
     zero_points = np.zeros((), np.int64) if zps is None else zps.astype(np.int64)
     if qtype == "auto":
         is_single = scales.ndim <= 1 and scales.size == 1
-        qtype = "per_group" if block_size else "per_tensor" if is_single else "per_channel"
+        qtype = "per_group" if block_size or group_shape else "per_tensor" if is_single else "per_channel"
     along = 0
     if qtype == "per_tensor":
         if scales.ndim > 1 or scales.size != 1:
@@ -178,7 +187,15 @@ def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None
             )
         if block_size:
             along = _checked_axis(axis, src)
-            _check_blocks(scales, src, along, axis, block_size)
+            sizes = [block_size if i == along else 1 for i in range(src.ndim)]
+            _check_counts(scales, src, sizes, f"blocks of {block_size} along axis {axis}")
+        elif group_shape:
+            if len(group_shape) != src.ndim or any(n % size for n, size in zip(src.shape, group_shape, strict=True)):
+                raise DynqError(
+                    f"src has shape {shape_text(src.shape)}, expected multiples of group_shape, "
+                    f"{shape_text(group_shape)}"
+                )
+            _check_counts(scales, src, group_shape, f"groups of {shape_text(group_shape)}")
         else:
             _check_groups(scales, src)
     check_zero_point("zps", zero_points, "scales", scales)
@@ -204,13 +221,25 @@ def _checked_axis(axis: int, src: Array) -> int:
     return axis % src.ndim
 
 
-def _check_blocks(scales: Array, src: Array, along: int, axis: int, block_size: int) -> None:
-    for i, (length, groups) in enumerate(zip(src.shape, scales.shape, strict=True)):
-        expected = -(-length // block_size) if i == along else length
-        if groups != expected:
+def _check_group_shape(group_shape: Sequence[int], qtype: str, block_size: int) -> None:
+    text = f"group_shape is {shape_text(group_shape)}"
+    if len(group_shape) > _MOST_DIMENSIONS:
+        raise DynqError(f"group_shape has {len(group_shape)} sizes, expected at most {_MOST_DIMENSIONS}")
+    if any(size < 1 for size in group_shape):
+        raise DynqError(f"{text}, expected sizes of 1 or more")
+    if group_shape and qtype not in ("per_group", "auto"):
+        raise DynqError(f"{text} and qtype '{qtype}', expected qtype per_group or auto")
+    if group_shape and block_size:
+        raise DynqError(f"{text} and block_size {block_size}, expected one of them")
+
+
+def _check_counts(scales: Array, src: Array, sizes: Sequence[int], groups: str) -> None:
+    """Checks that there is a scale for each group of these sizes; the last group can be shorter."""
+    for i, (length, count, size) in enumerate(zip(src.shape, scales.shape, sizes, strict=True)):
+        if count != (expected := -(-length // size)):
             raise DynqError(
-                f"scales has shape {shape_text(scales.shape)}, expected {expected} along dimension {i} for blocks of "
-                f"{block_size} along axis {axis} of src of shape {shape_text(src.shape)}"
+                f"scales has shape {shape_text(scales.shape)}, expected {expected} along dimension {i} for {groups} of "
+                f"src of shape {shape_text(src.shape)}"
             )
 
 
@@ -226,8 +255,9 @@ def _check_groups(scales: Array, src: Array) -> None:
 FAMILY = Family(
     "Scales per tensor, channel or group",
     "`scales` and `zps` are inputs. `DynamicQuantize` and `DynamicDequantize` are the operators of the same names in "
-    "oneDNN Graph's specification. Extensions to the specification: `per_group` of DynamicQuantize, `auto`, "
-    "`block_size`, `output_dtype`, `arithmetic`, and one zero point for all scales.\n\n"
+    "oneDNN Graph's specification. Extensions to the specification: `per_group` of DynamicQuantize and without "
+    "`group_shape`, `auto`, `block_size`, `output_dtype`, `arithmetic`, and one zero point for all scales. A function "
+    "body has the granularities of ONNX's QuantizeLinear: not groups without `block_size`.\n\n"
     "Tensors of float16 and bfloat16 are converted to float32, exactly; all steps are float32. A result of 16 bits is "
     "then rounded once, half to even; a NaN keeps its sign only. Codes of 4 bits are stored two in a byte, as in ONNX.",
     (

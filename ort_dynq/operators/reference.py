@@ -14,7 +14,7 @@ from . import OPERATORS
 from .reference_ops import Array
 
 
-def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int) -> list[Array]:
+def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int | Sequence[int]) -> list[Array]:
     """Runs one operator of :data:`ort_dynq.operators.OPERATORS` in NumPy.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DynqError
@@ -29,11 +29,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute: an integer or a string.
+    """An attribute: an integer, a string or a list of integers.
 
     Attributes:
         name: Its name.
-        default: Its value where it is left out. The type of the default is the type of the attribute.
+        default: Its value where it is left out. The type of the default is the type of the attribute. A list is empty
+            by default, and then nodes do not have the attribute.
         doc: Its meaning.
         encoding: The enumeration that its values belong to, if it has one.
         choices: The values that it can have. Empty: every member of `encoding`; any value if there is no encoding. The
@@ -41,7 +42,7 @@ class Attribute:
     """
 
     name: str
-    default: str | int
+    default: str | int | tuple[int, ...]
     doc: str
     encoding: type[Encoding] | None = None
     choices: tuple[str | int, ...] = field(default=())
@@ -50,7 +51,7 @@ class Attribute:
         """The values that the attribute can have; empty if they are not listed."""
         return self.choices or tuple(self.encoding or ())
 
-    def check(self, value: str | int) -> None:
+    def check(self, value: str | int | Sequence[int]) -> None:
         """Checks a value against the list of values. ops/core/attributes.cc has the same check with the same text.
 
         Raises:

@@ -229,6 +229,16 @@ Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Sh
   return bytes.one_in(2) ? Shape{} : shape_of({1});
 }
 
+// Adds the group_shape that goes with these shapes, or rarely another one. A list is given as several attributes.
+void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::vector<ort_dynq_attribute>& given) {
+  if (scales.rank != src.rank) return;
+  for (size_t i = 0; i < src.rank; ++i) {
+    const int64_t size = scales.dims[i] > 0 ? src.dims[i] / scales.dims[i] : 1;
+    constexpr int64_t kWrong[] = {0, -1, 7, kHuge, kLeast};
+    given.push_back({"group_shape", nullptr, bytes.one_in(16) ? bytes.of(kWrong) : std::max<int64_t>(1, size)});
+  }
+}
+
 // QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
 struct Product {
   int64_t bits, group_size, columns;
@@ -524,6 +534,8 @@ Problem make_problem(Bytes& bytes) {
                   : product ? product->shape_of_input(bytes, i, src, scales)
                   : conv    ? conv->shape_of_input(bytes, i, src)
                             : shape_of_input(bytes, name, i, src, scales, problem.attributes);
+    if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
+      add_group_shape(bytes, src, given.shape, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
     if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);

@@ -78,6 +78,7 @@ def granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
         yield [src, (src[axis],)], {"qtype": "per_channel", "axis": axis}
     for src, scales in (((2, 2 * n), (2, 2)), ((2 * n, 2), (2, 1)), ((n, 4), (n, 2))):
         yield [src, scales], {"qtype": "per_group"}
+    yield [(4, 3, 2 * n), (2, 3, 2)], {"qtype": "per_group", "group_shape": (2, 1, n)}
     for block in (3, 16, 32):
         yield [(2, n), (2, -(-n // block))], {"qtype": "per_group", "axis": 1, "block_size": block}
         yield [(n, 3), (-(-n // block), 3)], {"qtype": "per_group", "axis": 0, "block_size": block}

@@ -85,7 +85,7 @@ def session(
 def complete(operator: str, case: Case) -> tuple[Attributes, str, tuple[str, ...], tuple[str, ...]]:
     """All attributes of a case, their text, and the types of inputs and outputs."""
     spec = OPERATORS[operator]
-    given: Attributes = {attribute.name: attribute.default for attribute in spec.attributes}
+    given: Attributes = {each.name: each.default for each in spec.attributes if not isinstance(each.default, tuple)}
     assert case.attributes.keys() <= given.keys()
     given |= case.attributes
     texts = [f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in given.items()]

@@ -78,6 +78,18 @@ def test_dynamic_quantize_linear_that_is_fused() -> None:
     assert "fuses" in result.report.left[0].reason
 
 
+def test_a_pair_of_float16_before_a_product() -> None:
+    """ONNX Runtime does not round the floats between a DequantizeLinear and a MatMul: both are computed in float32."""
+    body = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, w)"
+    inputs = "float16[48, 64] x, float16 s, int8 z, float16[64, 5] w"
+    model = parse(body, opset=21, inputs=inputs, outputs="float16[48, 5] y")
+    x, w = rows((48, 64)).astype(np.float16), rows((64, 5)).astype(np.float16)
+    feeds = {"x": x, "s": np.array(0.0123, np.float16), "z": np.array(3, np.int8), "w": w}
+    report = check(model, feeds)
+    is_converted = version() >= (1, 30)
+    assert found(report) == ["DynamicDequantize", "DynamicQuantize"][: 1 + is_converted]
+
+
 @pytest.mark.parametrize(
     ("half", "codes"),
     [

@@ -39,9 +39,13 @@ struct OneDnnQuantizer {
 template <class Quantizer>
 class Quantizers {
  public:
-  Quantizers(const float* scales, const int32_t* zps, int64_t count)
-      : scales_(scales), zps_(zps), reciprocals_(Quantizer::kNeedsReciprocal ? storage_ : scales) {
-    if (Quantizer::kNeedsReciprocal)
+  Quantizers(const float* scales, const int32_t* zps, int64_t count, const float* reciprocals = nullptr)
+      : scales_(scales),
+        zps_(zps),
+        reciprocals_(!Quantizer::kNeedsReciprocal ? scales
+                     : reciprocals                ? reciprocals
+                                                  : storage_) {
+    if (reciprocals_ == storage_)
       for (int64_t i = 0; i < count; ++i) storage_[i] = 1.0f / scales[i];
   }
   Quantizer of_row(int64_t i) const { return {V::set1(scales_[i]), V::set1(reciprocals_[i]), V::set1(zps_[i])}; }
@@ -111,7 +115,7 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* sr
 
 template <class Quantizer, CodeKind kKind, bool kStream>
 void quantize_columns_with(const QuantizeBlock& block) {
-  const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols);
+  const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols, block.reciprocals);
   const float* src = block.src;
   uint8_t* dst = static_cast<uint8_t*>(block.dst);
   int64_t row = 0;
