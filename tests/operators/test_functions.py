@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -582,6 +583,11 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "DynamicQuantizeDequantizeLinear": linear_cases,
 }
 NEWEST_OPSET = 25
+# Their data have zeros of both signs and integers beyond int32, see docs/numerics.md.
+OTHERWISE_ON_ARM = {
+    *("AffineQuantize", "AffineFakeQuantize", "DynamicRangeQuantize", "DynamicRangeFakeQuantize", "QuantizedConv"),
+}
+IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")
 
 
 # The bodies change at opsets 14, 18 and 21.
@@ -590,6 +596,8 @@ NEWEST_OPSET = 25
 )
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_function_equals_kernels(operator: str, opset: int) -> None:
+    if IS_ARM and operator in OTHERWISE_ON_ARM:
+        pytest.skip("on ARM, ONNX Runtime's Cast saturates, and its Relu and Clip make 0.0 of -0.0")
     distinct = 0
     for case in CASES[operator](opset):
         outputs = check(operator, opset, case)
