@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
-from _common import Example, activations, grid_weights, main, parse
+from _common import HERE, Example, activations, grid_weights, main, parse
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import QuantizationMode
 from onnxruntime.quantization.registry import IntegerOpsRegistry
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from ort_dynq.bench import transformers as networks
 
@@ -181,7 +183,18 @@ IMAGE = activations(2, 3, 9, 11, high=16.0, tensor=True)
 LARGER_IMAGE = activations(1, 3, 32, 32, high=16.0, tensor=True)
 SIGNAL = activations(2, 20, 45, high=16.0, tensor=True)
 
+
+def half_token() -> Example:
+    """`integer_token_zero_point`, converted to float16 by the transformers optimizer of ONNX Runtime."""
+    source = HERE / "integer_token_zero_point"
+    data = onnx.TensorProto.FromString((source / "test_data_set_0" / "input_0.pb").read_bytes())
+    model = ir.from_proto(convert_float_to_float16(onnx.load(source / "model.onnx")))
+    model.graph.sort()  # the converter appends Casts
+    return Example(ir.to_proto(model), [numpy_helper.to_array(data).astype(np.float16)])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
+    "ort_half_token": half_token,
     "ort_dynamic": lambda: dynamic(mlp(20), X, weight_type=QuantType.QInt8),
     "ort_dynamic_channel": lambda: dynamic(mlp(17), X, weight_type=QuantType.QUInt8, per_channel=True),
     "ort_dynamic_conv": lambda: dynamic(convolutions(20), IMAGE, weight_type=QuantType.QUInt8),

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxscript.optimizer
 import torch
 import torch.ao.quantization.fx._decomposed  # registers torch.ops.quantized_decomposed
 from _common import Array, Example, activations, main
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+_FEWEST_WEIGHTS = 100
 
 
 def export(
@@ -29,10 +32,12 @@ def export(
     names: tuple[str, ...] = ("x",),
     dynamic: dict[str, dict[int, str]] | None = None,
     translations: dict[Any, Callable[..., Any]] | None = None,
+    fold: bool = True,
 ) -> Example:
     """Exports the module that `build` returns, in eval mode, with seeded weights.
 
-    `dynamic` names dynamic axes. `translations` are for operators that the dynamo exporter does not know.
+    `dynamic` names dynamic axes. `translations` are for operators that the dynamo exporter does not know. Without
+    `fold`, it does not fold weights, as it does not fold large ones.
     """
     torch.manual_seed(0)
     module = build().eval()
@@ -48,9 +53,17 @@ def export(
         warnings.simplefilter("ignore")
         if dynamo:
             program = torch.onnx.export(
-                module, arguments, verbose=False, custom_translation_table=translations, **options
+                module,
+                arguments,
+                verbose=False,
+                custom_translation_table=translations,
+                optimize=fold,
+                **options,
             )
             assert program is not None
+            if not fold:
+                limits = {"input_size_limit": _FEWEST_WEIGHTS, "output_size_limit": _FEWEST_WEIGHTS}
+                onnxscript.optimizer.optimize(program.model, **limits)
             return Example(program.model_proto, inputs)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
@@ -442,6 +455,11 @@ class HalfLinear(nn.Module):
         return y
 
 
+def half_linear(quantize: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A float16 model: its chain is of float16, too."""
+    return QuantizedLinear(quantize, 20, 13).half()
+
+
 def linear(quantize: Callable[[Tensor], Tensor], inputs: int = 20, outputs: int = 13) -> Callable[[], nn.Module]:
     return partial(QuantizedLinear, quantize, inputs, outputs)
 
@@ -452,6 +470,7 @@ TOKENS = activations(2, 7, 20, zero_row=True)
 WIDE_TOKENS = activations(2, 7, 256, high=16.0, zero_row=True)
 CHANNELS = activations(3, 5, 11, high=16.0, channel=1)
 COLUMNS = activations(2, 7, 20, channel=2)
+HALF_TOKENS = TOKENS.astype(np.float16)
 TWO_AXES = {"x": {0: "batch", 1: "tokens"}}
 
 MODELS: dict[str, Callable[[], Example]] = {
@@ -536,6 +555,10 @@ MODELS: dict[str, Callable[[], Example]] = {
         dynamic={"past_codes": {2: "past"}, "past_scales": {2: "past"}},
     ),
     "torch_lsq_constant": partial(export, partial(LearnedStep, 20, 13), SIGNED),
+    "torch_half_token": partial(export, partial(half_linear, per_token), HALF_TOKENS, dynamic=TWO_AXES),
+    "torchscript_half_token": partial(
+        export, partial(half_linear, per_token_int8), HALF_TOKENS, dynamo=False, opset=17, dynamic=TWO_AXES
+    ),
     "torch_token_float16": partial(export, partial(HalfLinear, 20, 13), TOKENS.astype(np.float16)),
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from _common import Example, activations, main
@@ -42,6 +43,13 @@ def int8_config() -> Int8DynamicActivationIntxWeightConfig:
 def torchao_8da8w() -> nn.Module:
     """Asymmetric per-token int8 activations, int8 weights."""
     model = nn.Sequential(nn.Linear(20, 13))
+    quantize_(model, int8_config())
+    return model
+
+
+def torchao_half() -> nn.Module:
+    """As `torchao_8da8w`, two layers of a float16 model; ONNX Runtime computes Gelu in float32."""
+    model = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 20)).half()
     quantize_(model, int8_config())
     return model
 
@@ -179,6 +187,7 @@ WIDE_TOKENS = activations(2, 7, 64, high=16.0, zero_row=True)
 
 MODELS: dict[str, Callable[[], Example]] = {
     "torchao_8da8w": partial(export, torchao_8da8w, UNSIGNED_TOKENS, dynamic=TWO_AXES),
+    "torchao_half": partial(export, torchao_half, UNSIGNED_TOKENS.astype(np.float16), dynamic=TWO_AXES, fold=False),
     "torchao_8da8w_opset18": partial(export, torchao_8da8w, UNSIGNED_TOKENS, opset=18),
     "torchao_8da4w": partial(export, partial(torchao_grouped, torch.int4, 32), WIDE_TOKENS, dynamic=TWO_AXES),
     "torchao_8da4w_asymmetric": partial(

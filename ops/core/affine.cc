@@ -8,6 +8,13 @@
 
 namespace dynq {
 
+float rounded_to_float16(float value) {
+  uint16_t half;
+  portable_kernels().narrow[kF16](&value, &half, 1);
+  portable_kernels().widen[kF16](&half, &value, 1);
+  return value;
+}
+
 AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes, bool to_codes)
     : scaling_(read_encoding(op, attributes, "scaling", kDivide)),
       order_(read_encoding(op, attributes, "rounding_order", kRoundThenAdd)),
@@ -56,6 +63,7 @@ const AffineKernel* AffineArithmetic::kernels(const KernelTable& table, bool wra
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
+  if (order_ == kFloat16Quotient) return false;
   const bool is_whole = zero_point == std::nearbyint(zero_point);
   if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && is_whole &&
         std::fabs(zero_point) <= static_cast<float>(kNarrowZeroPoint)))
@@ -84,7 +92,8 @@ bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_p
 }
 
 float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
-  const float t = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
+  const float exact = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
+  const float t = order_ == kFloat16Quotient ? rounded_to_float16(exact) : exact;
   return order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
          : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
                                    : std::nearbyint(t);

@@ -6,6 +6,9 @@
 
 namespace dynq {
 
+// The float16 value nearest to a float, half to even.
+float rounded_to_float16(float value);
+
 // The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output has codes,
 // not dequantized codes.
 //

@@ -21,7 +21,7 @@ const NamedValues& values_of(Scaling) {
 
 const NamedValues& values_of(RoundingOrder) {
   static const NamedValues values = {named(kRoundThenAdd, "round then add"), named(kAddThenRound, "add then round"),
-                                     named(kNoZeroPoint, "no zero point")};
+                                     named(kNoZeroPoint, "no zero point"), named(kFloat16Quotient, "float16 quotient")};
   return values;
 }
 

@@ -85,6 +85,7 @@ struct V : Vector512 {
   static void store32(uint8_t* p, __m256i a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
   static F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(load32(p)); }
   static void store_f16(uint8_t* p, F a) { store32(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+  static F rounded_to_f16(F a) { return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
   static F load_bf16(const uint8_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(p)), 16));
   }

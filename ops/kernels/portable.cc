@@ -192,9 +192,45 @@ float wrap(float value, float low) {
   return static_cast<float>(byte >= 128 && low < 0 ? byte - 256 : byte);
 }
 
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+constexpr uint32_t kMagnitudeBits = 0x7fffffff, kInfiniteBits = 0x7f800000;
+
+// Subnormal numbers are converted by arithmetic on normal ones: floats that are denormal may be treated as 0.
+float widen_f16(uint16_t half) {
+  const uint32_t magnitude = half & 0x7fffu;
+  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604645e-8f;  // 2^-24
+  const uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
+  const uint32_t special = (magnitude << 13) | kInfiniteBits | (magnitude > 0x7c00 ? 0x400000u : 0);
+  const uint32_t bits = magnitude < 0x400 ? bits_of(subnormal) : magnitude < 0x7c00 ? normal : special;
+  return float_of(bits | ((half & 0x8000u) << 16));
+}
+
+uint16_t narrow_f16(float value) {
+  constexpr uint32_t kSmallestNormal = 0x38800000, kTooLarge = 0x47800000;  // 2^-14, 2^16
+  const uint32_t bits = bits_of(value), magnitude = bits & kMagnitudeBits;
+  // In 0.5 to 1, floats are 2^-24 apart, as subnormal numbers of float16 are.
+  const uint32_t subnormal = bits_of(float_of(magnitude < kSmallestNormal ? magnitude : 0) + 0.5f) - bits_of(0.5f);
+  const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13;
+  const uint32_t special = magnitude > kInfiniteBits ? 0x7e00 : 0x7c00;
+  const uint32_t half = magnitude < kSmallestNormal ? subnormal : magnitude < kTooLarge ? normal : special;
+  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
+}
+
 template <Scaling kScaling, RoundingOrder kOrder>
 float affine_code(const AffineBlock& block, float x, float scale, float zp) {
-  const float t = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
+  const float exact = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
+  const float t = kOrder == kFloat16Quotient ? widen_f16(narrow_f16(exact)) : exact;
   const float low = block.wraps ? -kInfinity : block.low, high = block.wraps ? kInfinity : block.high;
   const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, low, high)
                      : kOrder == kAddThenRound ? round_any(clip(t + zp, low, high))
@@ -225,7 +261,7 @@ void affine(const AffineBlock& block) {
       const float scale = block.scales[i], zp = block.zps[i];
       const float code = affine_code<kScaling, kOrder>(block, x, scale, zp);
       if (kTarget != kToFloat) return static_cast<T>(code);
-      const float difference = kOrder == kNoZeroPoint ? code : code - zp;
+      const float difference = has_zero_point(kOrder) ? code - zp : code;
       return static_cast<T>(kScaling == kMultiply ? difference / scale : difference * scale);
     });
   });
@@ -297,41 +333,6 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
       high[i] = v > high[i] ? v : high[i];
     }
   }
-}
-
-uint32_t bits_of(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-float float_of(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-constexpr uint32_t kMagnitudeBits = 0x7fffffff, kInfiniteBits = 0x7f800000;
-
-// Subnormal numbers are converted by arithmetic on normal ones: floats that are denormal may be treated as 0.
-float widen_f16(uint16_t half) {
-  const uint32_t magnitude = half & 0x7fffu;
-  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604645e-8f;  // 2^-24
-  const uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
-  const uint32_t special = (magnitude << 13) | kInfiniteBits | (magnitude > 0x7c00 ? 0x400000u : 0);
-  const uint32_t bits = magnitude < 0x400 ? bits_of(subnormal) : magnitude < 0x7c00 ? normal : special;
-  return float_of(bits | ((half & 0x8000u) << 16));
-}
-
-uint16_t narrow_f16(float value) {
-  constexpr uint32_t kSmallestNormal = 0x38800000, kTooLarge = 0x47800000;  // 2^-14, 2^16
-  const uint32_t bits = bits_of(value), magnitude = bits & kMagnitudeBits;
-  // In 0.5 to 1, floats are 2^-24 apart, as subnormal numbers of float16 are.
-  const uint32_t subnormal = bits_of(float_of(magnitude < kSmallestNormal ? magnitude : 0) + 0.5f) - bits_of(0.5f);
-  const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13;
-  const uint32_t special = magnitude > kInfiniteBits ? 0x7e00 : 0x7c00;
-  const uint32_t half = magnitude < kSmallestNormal ? subnormal : magnitude < kTooLarge ? normal : special;
-  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
 }
 
 float widen_bf16(uint16_t half) { return float_of(static_cast<uint32_t>(half) << 16); }

@@ -58,7 +58,9 @@ class ScaleRule {
         inverse_scale_(read_encoding(op, attributes, "inverse_scale", InverseScale::kNone)),
         added_epsilon_(read_encoding(op, attributes, "added_epsilon", AddedEpsilon::kNone)),
         zero_point_before_epsilon_(read_flag(op, attributes, "zero_point_before_epsilon", false)),
-        zero_point_type_(read_code_or_float_type(op, attributes, "zero_point_type", kFloat)) {
+        zero_point_type_(read_code_or_float_type(op, attributes, "zero_point_type", kFloat)),
+        float16_range_(read_flag(op, attributes, "float16_range", false)),
+        float16_scale_(read_flag(op, attributes, "float16_scale", false)) {
     if (inverse_scale_ != InverseScale::kNone && kind_ != RangeKind::kAbsMax)
       throw Error(std::string(op) + ": inverse_scale is " + text_of(inverse_scale_) + " for range_kind " +
                   text_of(kind_) + ", expected range_kind " + text_of(RangeKind::kAbsMax));
@@ -73,6 +75,10 @@ class ScaleRule {
 
   ScaleAndZeroPoint apply(const Range& range, const RangeConstants& constants, float quant_min, float quant_max) const {
     float low = range.low, high = range.high;
+    if (float16_range_) {
+      low = rounded_to_float16(low);
+      high = rounded_to_float16(high);
+    }
     if (kind_ == RangeKind::kMinMaxWithZero) {
       low = clip(low, constants.lowest_minimum, 0);
       high = clip(high, 0, constants.highest_maximum);
@@ -85,8 +91,9 @@ class ScaleRule {
     span = bounded(span, constants.lowest_range, constants.highest_range, AddedEpsilon::kRange);
     if (is_linear_ && span == 0) span = constants.divisor;
     const float divided = (inverse_scale_ == InverseScale::kReciprocal ? 1.0f / span : span) / constants.divisor;
-    const float before_epsilon =
+    const float exact =
         inverse_scale_ == InverseScale::kQuotient ? constants.factor / divided : divided * constants.factor;
+    const float before_epsilon = float16_scale_ ? rounded_to_float16(exact) : exact;
     float scale = bounded(before_epsilon, constants.lowest_scale, constants.highest_scale, AddedEpsilon::kScale);
     if (scale == 0) scale = constants.scale_of_zero;
     float zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : scale, quant_min, quant_max);
@@ -125,6 +132,7 @@ class ScaleRule {
   AddedEpsilon added_epsilon_;
   bool zero_point_before_epsilon_;
   Type zero_point_type_;
+  bool float16_range_, float16_scale_;
 };
 
 class DynamicRangeQuantize : public Node {

@@ -31,7 +31,7 @@ _DST = Input("dst", ("float32",), "The shape of `src`.")
 
 def _quantize_body(opset: int) -> str:
     return f"""{{
-        {integers(3)} {CHOICES} {CODE_OFFSET}
+        {integers(4)} {CHOICES} {CODE_OFFSET}
         zero_point_stored = Cast<to = 6>(zero_point)
         zero_point_int = Sub(zero_point_stored, offset)
         zero_point_real = Cast<to = 1>(zero_point_int)
@@ -42,7 +42,7 @@ def _quantize_body(opset: int) -> str:
 
 def _fake_quantize_body(opset: int) -> str:
     return f"""{{
-        {integers(3)} {CHOICES}
+        {integers(4)} {CHOICES}
         zero_point_real = Cast<to = 1>(zero_point)
         {codes_text("src", "scale", "zero_point_real")}
         {floats_text("scale", "zero_point_real", "dst")}

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import DynqError
 from .encodings import CodeType, NanCode, RoundingOrder, Scaling
 from .function_text import integer, select
-from .reference_ops import ONE, Array, Attributes, CodeDtype, cast, clip
+from .reference_ops import ONE, Array, Attributes, CodeDtype, cast, clip, to_float16
 from .spec import Attribute, flag
 
 CODES = (CodeType.UINT8, CodeType.INT8)
@@ -71,7 +71,9 @@ CHOICES = f"""
     divides = Equal(scaling, {integer(Scaling.DIVIDE.value)})
     is_inverse = Equal(scaling, {integer(Scaling.MULTIPLY.value)})
     adds_first = Equal(rounding_order, {integer(RoundingOrder.ADD_THEN_ROUND.value)})
-    has_no_zero_point = Equal(rounding_order, {integer(RoundingOrder.NO_ZERO_POINT.value)})
+    rounds_quotient = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_QUOTIENT.value)})
+    is_no_zero_point = Equal(rounding_order, {integer(RoundingOrder.NO_ZERO_POINT.value)})
+    has_no_zero_point = Or(is_no_zero_point, rounds_quotient)
     keeps_nan = Equal(nan_code, {integer(NanCode.NAN.value)})
     nan_is_quant_min = Equal(nan_code, {integer(NanCode.QUANT_MIN.value)})
     nan_replacement = Where(nan_is_quant_min, lowest, zero)
@@ -98,7 +100,8 @@ def codes_text(src: str, scale: str, zero_point: str) -> str:
     {select("t_factor", "divides", "one", "multiplier")}
     {select("t_divisor", "divides", scale, "one")}
     t_scaled = Mul({src}, t_factor)
-    t = Div(t_scaled, t_divisor)
+    t_exact = Div(t_scaled, t_divisor)
+    {rounded_text("t_exact", "rounds_quotient", "t")}
     t_rounded = Round(t)
     {select("addend", "adds_first", "t", "t_rounded")}
     added = Add(addend, {zero_point})
@@ -110,6 +113,15 @@ def codes_text(src: str, scale: str, zero_point: str) -> str:
     without_nan = Where(is_nan, nan_replacement, rounded)
     {select("defined", "keeps_nan", "rounded", "without_nan")}
     code = Cast<to: int = @code_type>(defined)
+    """
+
+
+def rounded_text(value: str, condition: str, name: str) -> str:
+    """Computes `name`: float32 `value`, rounded to float16 if `condition` holds."""
+    return f"""
+    {name}_float16 = Cast<to = 10>({value})
+    {name}_float32 = Cast<to = 1>({name}_float16)
+    {select(name, condition, f"{name}_float32", value)}
     """
 
 
@@ -197,6 +209,8 @@ class AffineArithmetic:
             t = src / scale
         else:
             t = src * (scale if self._scaling == Scaling.MULTIPLY else ONE / scale)
+        if self._order == RoundingOrder.FLOAT16_QUOTIENT:
+            t = to_float16(t)
         if self._order == RoundingOrder.ROUND_THEN_ADD:
             code = self._clip(np.rint(t) + zero_point)
         elif self._order == RoundingOrder.ADD_THEN_ROUND:
@@ -208,7 +222,7 @@ class AffineArithmetic:
             code = cast(code, CODE_DTYPES[self._code_type]).astype(np.float32)
         if self._to_codes:
             return self.stored(np.asarray(code))
-        difference = code if self._order == RoundingOrder.NO_ZERO_POINT else code - zero_point
+        difference = code - zero_point if self._order.has_zero_point else code
         return np.asarray(difference / scale if self._scaling == Scaling.MULTIPLY else difference * scale)
 
     def _clip(self, values: Array) -> Array:

@@ -21,11 +21,12 @@ from .affine_arithmetic import (
     AffineArithmetic,
     codes_text,
     floats_text,
+    rounded_text,
     stored_text,
 )
 from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
 from .function_text import integer, integers, reshape, select
-from .reference_ops import ONE, Array, Attributes, cast, clip, row_maximum, row_minimum, shape_text
+from .reference_ops import ONE, Array, Attributes, cast, clip, row_maximum, row_minimum, shape_text, to_float16
 from .spec import Attribute, Family, Input, Operator, Signature, flag
 
 _RANGE = (
@@ -59,6 +60,8 @@ _RANGE = (
         CodeType,
         (CodeType.FLOAT32, *CODES),
     ),
+    flag("float16_range", 0, "1: the minimum and the maximum, or the largest magnitude, are rounded to float16."),
+    flag("float16_scale", 0, "1: the scale is rounded to float16 before its bounds are applied to it."),
 )
 _SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
 _SRC = Input("src", ("float32",), "Any shape.")
@@ -96,9 +99,14 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     axes = Constant<value_ints = [1]>()
     rows = Flatten<axis: int = @axis>(src)
     magnitudes = Abs(rows)
-    abs_max = ReduceMax<keepdims = 1{attribute}>(magnitudes{axes})
-    minimum = ReduceMin<keepdims = 1{attribute}>(rows{axes})
-    maximum = ReduceMax<keepdims = 1{attribute}>(rows{axes})
+    float16_range = Constant<value_int: int = @float16_range>()
+    rounds_range = Equal(float16_range, {integer(1)})
+    abs_max_exact = ReduceMax<keepdims = 1{attribute}>(magnitudes{axes})
+    minimum_exact = ReduceMin<keepdims = 1{attribute}>(rows{axes})
+    maximum_exact = ReduceMax<keepdims = 1{attribute}>(rows{axes})
+    {rounded_text("abs_max_exact", "rounds_range", "abs_max")}
+    {rounded_text("minimum_exact", "rounds_range", "minimum")}
+    {rounded_text("maximum_exact", "rounds_range", "maximum")}
     {_gather("lowest_minimum")}
     {_gather("highest_maximum")}
     minimum_with_zero = Clip(minimum, lowest_minimum, zero)
@@ -132,7 +140,10 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     is_quotient = Equal(inverse_scale, {integer(InverseScale.QUOTIENT.value)})
     multiplied = Mul(divided, factor)
     quotient = Div(factor, divided)
-    {select("scale_raw", "is_quotient", "quotient", "multiplied")}
+    {select("scale_exact", "is_quotient", "quotient", "multiplied")}
+    float16_scale = Constant<value_int: int = @float16_scale>()
+    rounds_scale = Equal(float16_scale, {integer(1)})
+    {rounded_text("scale_exact", "rounds_scale", "scale_raw")}
     {_bounded("scale", AddedEpsilon.SCALE)}
     scale_is_zero = Equal(bounded_scale, zero)
     row_scale = Where(scale_is_zero, scale_of_zero, bounded_scale)
@@ -253,11 +264,12 @@ def _check_range_attributes(given: Attributes) -> None:
 def _row_parameters(given: Attributes, rows: Array, constants: RangeConstants) -> tuple[Array, Array]:
     """The scale and the zero point of each row, as columns of float32."""
     zero, kind = np.float32(0), given["range_kind"]
+    rounded = to_float16 if given["float16_range"] else np.asarray
     if kind == RangeKind.ABS_MAX:
-        range_ = row_maximum(np.abs(rows))
+        range_ = rounded(row_maximum(np.abs(rows)))
         low = np.zeros_like(range_)
     else:
-        low, high = row_minimum(rows), row_maximum(rows)
+        low, high = rounded(row_minimum(rows)), rounded(row_maximum(rows))
         if kind == RangeKind.MIN_MAX_WITH_ZERO:
             low = clip(low, constants.lowest_minimum, zero)
             high = clip(high, zero, constants.highest_maximum)
@@ -274,6 +286,8 @@ def _row_parameters(given: Attributes, rows: Array, constants: RangeConstants) -
     divided = (ONE / range_ if given["inverse_scale"] == InverseScale.RECIPROCAL else range_) / constants.divisor
     is_quotient = given["inverse_scale"] == InverseScale.QUOTIENT
     before_epsilon = constants.factor / divided if is_quotient else divided * constants.factor
+    if given["float16_scale"]:
+        before_epsilon = to_float16(before_epsilon)
     scale = bounded(before_epsilon, constants.lowest_scale, constants.highest_scale, AddedEpsilon.SCALE)
     scale = np.where(scale == 0, constants.scale_of_zero, scale)
     zero_point = _zero_point(given, low, before_epsilon if given["zero_point_before_epsilon"] else scale)
@@ -318,9 +332,9 @@ The range of each row gives its scale and zero point, with which the row is quan
 along the dimensions from `axis` on. Every step is float32.
 
 ```
-range      = see range_kind, which also defines low
+range      = see range_kind, which also defines low; see float16_range
 range      = clip(range, lowest_range, highest_range)    see added_epsilon
-scale      = range / divisor * factor           see inverse_scale for the other forms
+scale      = range / divisor * factor           see inverse_scale for the other forms; see float16_scale
 scale      = clip(scale, lowest_scale, highest_scale)    see added_epsilon; scale_of_zero if the result is 0
 zero_point = see zero_point_rule; then a cast to zero_point_type
 ```

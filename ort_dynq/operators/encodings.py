@@ -60,6 +60,12 @@ class RoundingOrder(Encoding):
     ROUND_THEN_ADD = 0, "code = clip(round(t) + zero_point)"
     ADD_THEN_ROUND = 1, "code = round(clip(t + zero_point))"
     NO_ZERO_POINT = 2, "code = clip(round(t)); zero_point is not used"
+    FLOAT16_QUOTIENT = 3, "code = clip(round(float16(t))); zero_point is not used"
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether the zero point is used."""
+        return self in (RoundingOrder.ROUND_THEN_ADD, RoundingOrder.ADD_THEN_ROUND)
 
 
 class ScaleOrder(Encoding):

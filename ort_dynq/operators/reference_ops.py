@@ -70,3 +70,9 @@ def check_zero_point(name: str, zero_point: Array, scale_name: str, scale: Array
 def shape_text(shape: Sequence[int]) -> str:
     """A shape for messages: ``2x3``, or ``scalar``."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def to_float16(values: Array) -> Array:
+    """Values rounded to float16, half to even, as float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float16).astype(np.float32)

@@ -18,10 +18,12 @@ import onnx
 import onnx_ir as ir
 
 from ..storage import explained, load, save, to_proto
-from .loop import convert
-from .metadata import EXACT
+from .float16_casts import write_casts
+from .loop import convert, op_counts
+from .metadata import EXACT, FLOAT16_CASTS
 from .report import Finding, Report
 from .rules import PHASES
+from .rules.decomposed import QUANTIZE
 
 if TYPE_CHECKING:
     from ..runtime import Model
@@ -74,9 +76,18 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
         DynqError: The file is missing or is not a valid ONNX model, or its external data lie outside of its folder.
     """
     rewritten = load(model)
+    before = op_counts(rewritten)
     with explained(model):
+        has_casts = write_casts(rewritten)
         report = convert(rewritten, PHASES, exact=exact)
+        if has_casts and not any(finding.rule == QUANTIZE.name for finding in report.rewritten):
+            rewritten = load(model)  # without the Casts
+            report = convert(rewritten, PHASES, exact=exact)
+            has_casts = False
+        report.before = before
     if report.rewritten:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
+        if has_casts:
+            rewritten.metadata_props[FLOAT16_CASTS] = "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
     return Result(rewritten, report)

@@ -18,7 +18,8 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS, label
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
-from ..rewriter.metadata import EXACT
+from ..rewriter.float16_casts import write_casts
+from ..rewriter.metadata import EXACT, FLOAT16_CASTS
 from ..storage import load
 from .convolution import convolve
 from .inputs import Array
@@ -85,7 +86,7 @@ class Checked:
     Attributes:
         products: The integer products of B's main graph.
         unreachable: The number of integer products in subgraphs and functions, whose values cannot be graph outputs.
-        a, b: The outputs by name, without those that are the result of a product or of a node that contains
+        b: B's outputs by name, without those that are the result of a product or of a node that contains
             unreachable products.
         original: All outputs of A.
         perturbed: All outputs of A if its results of these products are changed by a share of PERTURBATION in columns
@@ -95,7 +96,6 @@ class Checked:
 
     products: tuple[Product, ...]
     unreachable: int
-    a: dict[str, Array]
     b: dict[str, Array]
     original: list[Array]
     perturbed: list[Array]
@@ -121,6 +121,8 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     if model_b.metadata_props.get(EXACT) == "1":
         return None
     model_a = load(a)
+    if model_b.metadata_props.get(FLOAT16_CASTS) == "1":
+        write_casts(model_a)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))
     if not layers.nodes and not layers.unreachable:
@@ -139,7 +141,6 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     return Checked(
         products=tuple(_judge(name, chain, known, result) for name, chain, result in judged),
         unreachable=layers.unreachable,
-        a={name: known[name] for name in found},
         b=found,
         original=[known[name] for name in names],
         perturbed=_run_perturbed(model_a, verified, feeds, known) if verified else [],

@@ -160,9 +160,10 @@ def verify(
         return replace(result, failure=str(error))
     if found is None:
         return result
+    results = zip(names, expected, strict=True)
     return replace(
         result,
-        outputs=tuple(map(compare, found.a, found.a.values(), found.b.values())),
+        outputs=tuple(compare(name, each, found.b[name]) for name, each in results if name in found.b),
         products=found.products,
         unreachable=found.unreachable,
         failure="" if found.products or found.a else _NOTHING_COMPARED,

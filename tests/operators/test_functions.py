@@ -180,7 +180,7 @@ def affine_attributes(to_codes: bool) -> list[Attributes]:
     """All combinations of the attributes with which a float becomes a code."""
     found: list[Attributes] = []
     for quotient, order, (code_type, nan, clip) in itertools.product(
-        range(3), range(3), ((1, 2, 0), (1, 2, 1), (2, 0, 0), (2, 0, 1), (2, 1, 1), (3, 0, 0), (3, 0, 1), (3, 1, 1))
+        range(3), range(4), ((1, 2, 0), (1, 2, 1), (2, 0, 0), (2, 0, 1), (2, 1, 1), (3, 0, 0), (3, 0, 1), (3, 1, 1))
     ):
         if code_type == 1 and to_codes:
             continue
@@ -297,6 +297,7 @@ def range_attributes(to_codes: bool) -> list[Attributes]:
             continue  # invalid: there is no minimum
         recipe: Attributes = {"range_kind": kind, "inverse_scale": inverse, "zero_point_rule": form}
         recipe |= {"zero_point_before_epsilon": early, "zero_point_type": zp_type}
+        recipe |= {"float16_range": len(found) % 2, "float16_scale": len(found) // 2 % 2}
         found += [recipe | arithmetics[turns[len(found) + i]] | {"added_epsilon": i} for i in range(3)]
     return found
 

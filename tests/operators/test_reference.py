@@ -95,7 +95,7 @@ def arithmetic(rng: np.random.Generator, code_type: int, to_codes: bool) -> dict
         low, high = sorted(int(end) for end in rng.integers(low, high + 1, 2))
     return {
         "scaling": int(rng.integers(3)),
-        "rounding_order": int(rng.integers(3)),
+        "rounding_order": int(rng.integers(4)),
         "code_type": code_type,
         "quant_min": low,
         "quant_max": high,
@@ -151,6 +151,8 @@ def range_case(rng: np.random.Generator, to_codes: bool) -> Case:
         "added_epsilon": int(rng.integers(3)),
         "zero_point_rule": int(rng.integers(5)) if kind in (1, 2) else 0,
         "zero_point_before_epsilon": int(rng.integers(2)),
+        "float16_range": int(rng.integers(2)),
+        "float16_scale": int(rng.integers(2)),
         "zero_point_type": code_type if to_codes else any_of(rng, 1, 2, 3),
     }
     epsilons = 0, 1e-5, 1e-8, 1.1920929e-07
@@ -238,7 +240,7 @@ CASES: dict[str, Callable[[np.random.Generator], Case]] = {
 
 def has_unused_zero_point(given: dict[str, Any]) -> bool:
     """Whether a zero point is computed that the codes do not use."""
-    return given.get("rounding_order") == 2 and given.get("zero_point_rule", 0) != 0
+    return given.get("rounding_order") in (2, 3) and given.get("zero_point_rule", 0) != 0
 
 
 def check_bits(operator: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
@@ -338,6 +340,8 @@ MISTAKES: tuple[tuple[str, dict[str, Any], dict[int, Any]], ...] = (
             {"zero_point_rule": 5},
             {"zero_point_rule": 1},
             {"zero_point_before_epsilon": 2},
+            {"float16_range": 2},
+            {"float16_scale": -1},
             {"zero_point_type": 6},
         )
     ),

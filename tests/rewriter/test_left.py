@@ -48,8 +48,8 @@ def report_of(nodes: str, *, opset: int = 18, inputs: str = "float[48, 48] x") -
         (f"{LINEAR} j = Cast<to = 1>(q) y = MatMul(j, w)", "a form that has no integer product"),
         ("q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)", STATIC),
         (f"{TRUNCATED} q = Cast<to = 3>(d) f = Cast<to = 1>(q) y = MatMul(f, w)", "is left: the codes are truncated"),
-        ("h = Cast<to = 10>(x) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) d = Div(h, m) r = Round(d) f = Mul(r, m)"
-         " g = Cast<to = 1>(f) y = MatMul(g, w)", "is left: the type of x is float16"),
+        ("h = Cast<to = 16>(x) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) d = Div(h, m) r = Round(d) f = Mul(r, m)"
+         " g = Cast<to = 1>(f) y = MatMul(g, w)", "is left: the type of x is bfloat16"),
     ],
 )  # fmt: skip
 def test_products_of_quantized_data_have_a_reason(nodes: str, reason: str) -> None:

@@ -187,7 +187,7 @@ def test_magnitude_of_an_empty_range() -> None:
     [
         ("a = Abs(x) d = Div(x, k) r = Round(d) m = Mul(k, k) y = Mul(r, m)", "not dequantized by the same scale"),
         ("d = Div(x, s) r = Round(d) y = Mul(r, s)", "scale's shape is not known to broadcast"),
-        ("h = Cast<to = 10>(x) v = Cast<to = 10>(k) d = Div(h, v) r = Round(d) y = Mul(r, v)", "type of x is float16"),
+        ("h = Cast<to = 16>(x) v = Cast<to = 16>(k) d = Div(h, v) r = Round(d) y = Mul(r, v)", "type of x is bfloat16"),
         (
             "d = Div(x, k) r = Round(d) a = Add(r, s) c = Clip(a, low, high) b = Sub(c, s) y = Mul(b, k)",
             "zero point's shape is not known",
@@ -201,7 +201,7 @@ def test_magnitude_of_an_empty_range() -> None:
     ],
 )
 def test_reason(body: str, reason: str) -> None:
-    output = "int8[] y" if "y = Cast<to = 3>" in body else "float16[] y" if "to = 10" in body else "float[] y"
+    output = "int8[] y" if "y = Cast<to = 3>" in body else "bfloat16[] y" if "to = 16" in body else "float[] y"
     model = parse(body, inputs="float[N, K] x, float k, float[M, 1] s", outputs=output)
     report = check(model)
     assert found(report) == []

@@ -54,7 +54,7 @@ struct AffineQuantizer {
       : quotient(scale, reciprocal), zp(zp_), constants(constants_) {}
   V::F clip(V::F x) const { return V::min(constants.high, V::max(constants.low, x)); }
   V::F operator()(V::F x) const {
-    const V::F t = quotient(x);
+    const V::F exact = quotient(x), t = kOrder == kFloat16Quotient ? V::rounded_to_f16(exact) : exact;
     const V::F code = kOrder == kRoundThenAdd   ? clip(V::add(V::round_float(t), zp))
                       : kOrder == kAddThenRound ? V::round_float(clip(V::add(t, zp)))
                                                 : clip(V::round_float(t));
@@ -67,7 +67,7 @@ void affine_vector(const Quantizer& quantizer, V::F scale, const float* src, voi
   constexpr int64_t L = V::kLanes;
   const V::F code = quantizer(n == L ? V::load(src + i) : V::load_part(src + i, n));
   if (kTarget == kToFloat) {
-    const V::F difference = kOrder == kNoZeroPoint ? code : V::sub(code, quantizer.zp);
+    const V::F difference = has_zero_point(kOrder) ? V::sub(code, quantizer.zp) : code;
     const V::F y = kInverse ? V::div(difference, scale) : V::mul(difference, scale);
     float* to = static_cast<float*>(dst) + i;
     n == L ? V::store<false>(to, y) : V::store_part(to, y, n);

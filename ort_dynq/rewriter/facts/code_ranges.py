@@ -35,6 +35,8 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
     return (
         attributes["range_kind"] == RangeKind.ABS_MAX
         and attributes["rounding_order"] == RoundingOrder.NO_ZERO_POINT
+        and not attributes["float16_range"]
+        and not attributes["float16_scale"]
         and (constants.lowest_scale <= 0 if inverse else constants.highest_scale >= LARGEST)
         and not (inverse and added == AddedEpsilon.SCALE)
         and constants.highest_range >= LARGEST

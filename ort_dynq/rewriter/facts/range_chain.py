@@ -8,6 +8,9 @@ RANGE        over the last dimensions: max|x| | max(|min|, |max|) | max - min | 
 SCALE        range / c | range * k | (1 / range) * c | c / range; Where(s == 0, e, s)
              range and scale bounded by Clip, Max or comparisons (facts/bounds.py), or with an epsilon added
 ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip(round(-min/s)) | floor((0 - min)/s)
+
+Casts to float16 and back may round minimum, maximum or max|x|, and the scale before its bounds.
+More than 450 lines: the forms share the recipe, which each step adds to.
 """
 
 from __future__ import annotations
@@ -28,9 +31,23 @@ from ...operators.encodings import (
 from ..report import Left
 from .bounds import LARGEST, Bounded, all_bounds_of, bounds_of, constant_operand, signed_magnitude_of
 from .shapes import axes_of, same_shape, unreshaped
-from .values import cast_to, constant_scalar, does_not_grow, integer, is_zero, producer_of, skip_identity
+from .values import (
+    cast_to,
+    constant_scalar,
+    does_not_grow,
+    integer,
+    is_zero,
+    producer_of,
+    rounded_to_float16,
+    skip_identity,
+)
 
 _UNKNOWN_RANGE = "the scale is not computed from the range of x"
+_ATTRIBUTES = (
+    *("axis", "range_kind", "inverse_scale", "added_epsilon", "zero_point_rule", "zero_point_before_epsilon"),
+    *("zero_point_type", "float16_range", "float16_scale"),
+)
+_ROUNDED_RANGE = "the range is rounded to float16, and not the minimum and the maximum"
 _BOUNDED_TWICE = "the range is bounded twice"
 _UNEQUAL_BOUNDS = "the bounds of the minimum and of the maximum do not match"
 
@@ -40,8 +57,8 @@ class Recipe:
     """How a scale and a zero point are computed from x.
 
     Attributes:
-        axis, range_kind, inverse_scale, added_epsilon, zero_point_rule, zero_point_before_epsilon, zero_point_type: The
-            attributes of DynamicRangeQuantize.
+        axis, range_kind, inverse_scale, added_epsilon, zero_point_rule, zero_point_before_epsilon, zero_point_type,
+            float16_range, float16_scale: The attributes of DynamicRangeQuantize.
         constants: The input of DynamicRangeQuantize.
         keepdims: Whether the reductions keep dimensions of length 1.
         is_int32: Whether the zero point is cast to int32 and not to 8 bits.
@@ -57,6 +74,8 @@ class Recipe:
     zero_point_rule: ZeroPointRule = ZeroPointRule.NONE
     zero_point_before_epsilon: int = 0
     zero_point_type: CodeType = CodeType.FLOAT32
+    float16_range: int = 0
+    float16_scale: int = 0
     constants: RangeConstants = field(default_factory=RangeConstants)
     keepdims: bool = True
     is_int32: bool = False
@@ -66,8 +85,7 @@ class Recipe:
     @property
     def attributes(self) -> dict[str, int]:
         """The attributes by name."""
-        names = ("axis", "range_kind", "inverse_scale", "added_epsilon", "zero_point_rule", "zero_point_before_epsilon")
-        return {name: int(getattr(self, name)) for name in (*names, "zero_point_type")}
+        return {name: int(getattr(self, name)) for name in _ATTRIBUTES}
 
     def set(self, **constants: float) -> None:
         """Sets fields of the constants."""
@@ -96,6 +114,8 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
     recipe.set(lowest_scale=bounded.least, highest_scale=bounded.most)
     before = recipe.start = bounded.value
     value = before
+    if (exact := rounded_to_float16(value)) is not None:
+        recipe.float16_scale, value = 1, skip_identity(exact)
     if (node := producer_of(value, "Mul")) is not None and (found := constant_operand(node, commutative=True)):
         value, factor = found
         recipe.set(factor=factor)
@@ -202,20 +222,29 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     bounded = _guarded(value, recipe, AddedEpsilon.RANGE)
     value = bounded.value
     recipe.set(lowest_range=bounded.least, highest_range=bounded.most)
+    value = _exact(value, recipe)
     if (node := producer_of(value, "ReduceMax")) is not None:
-        inner = producer_of(_input(node), "Abs")
+        inner = producer_of(_exact(_input(node), recipe), "Abs")
         if inner is None or not _is_x(node, _input(inner), x):
             raise Left("the scale is computed from the maximum of another value than |x|")
         recipe.axis, recipe.keepdims = _rows(node, x)
         return None
     if (node := producer_of(value, "Max")) is not None and len(node.inputs) == 2:
         _two_sided(x, node, recipe)
+        if recipe.float16_range and recipe.range_kind == RangeKind.LARGER_SIDE:
+            raise Left(_ROUNDED_RANGE)
         return None
     if (node := producer_of(value, "Sub")) is None:
         raise Left(_UNKNOWN_RANGE)
+    if recipe.float16_range:
+        raise Left(_ROUNDED_RANGE)
     low, high = _input(node, 1), _input(node, 0)
     low_end, high_end = _end(low, "ReduceMin"), _end(high, "ReduceMax")
     _same_rows(x, low_end.value, high_end.value, recipe)
+    are_rounded = [rounded_to_float16(_bounds(end).value) is not None for end in (low, high)]
+    if any(are_rounded) and not all(are_rounded):
+        raise Left("only one of minimum and maximum is rounded to float16")
+    recipe.float16_range |= int(all(are_rounded))
     if is_zero(low_end.most) and is_zero(high_end.least):
         recipe.range_kind = RangeKind.MIN_MAX_WITH_ZERO
         recipe.set(lowest_minimum=low_end.least, highest_maximum=high_end.most)
@@ -273,9 +302,18 @@ def _reduces(value: ir.Value, op_type: str) -> bool:
     return producer_of(_bounds(value).value, op_type) is not None
 
 
+def _exact(value: ir.Value, recipe: Recipe) -> ir.Value:
+    """Returns a range, or |x|, before it is rounded to float16, which is noted in the recipe: rounding is monotonic."""
+    exact = rounded_to_float16(value)
+    recipe.float16_range |= int(exact is not None)
+    return value if exact is None else skip_identity(exact)
+
+
 def _end(value: ir.Value, op_type: str) -> Bounded:
-    """Returns one end of the range: a reduction and its bounds."""
+    """Returns one end of the range: a reduction, not rounded to float16, and its bounds."""
     bounded = _bounds(value)
+    if (exact := rounded_to_float16(bounded.value)) is not None:
+        bounded = replace(bounded, value=skip_identity(exact))
     if producer_of(bounded.value, op_type) is None:
         raise Left(_UNKNOWN_RANGE)
     return bounded

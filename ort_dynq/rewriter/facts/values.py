@@ -117,6 +117,15 @@ def uncast(value: ir.Value | None) -> ir.Value | None:
     return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
 
 
+def rounded_to_float16(value: ir.Value | None) -> ir.Value | None:
+    """Returns the float32 value that `value` is a Cast to float16 and back of, or None."""
+    wide = producer_of(value, "Cast")
+    narrow = None if wide is None or cast_to(wide) != ir.DataType.FLOAT else producer_of(wide.inputs[0], "Cast")
+    if narrow is None or cast_to(narrow) != ir.DataType.FLOAT16 or narrow.inputs[0] is None:
+        return None
+    return narrow.inputs[0] if narrow.inputs[0].dtype == ir.DataType.FLOAT else None
+
+
 def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     """Returns the elements of a constant; None if they are not known without running a model.
 

@@ -38,6 +38,7 @@ from ..facts.values import (
     is_zero,
     only_use,
     producer_of,
+    rounded_to_float16,
     skip_identity,
     uncast,
 )
@@ -156,6 +157,8 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
     bounded = all_bounds_of(t)
     if (clip := _clip(bounded)) is not None:
         order, t = RoundingOrder.ADD_THEN_ROUND, bounded.value
+    exact = rounded_to_float16(t)
+    t = t if exact is None else skip_identity(exact)
     if (add := producer_of(t, "Add")) is not None and (parts := _quotient_and(add, facts)) is not None:
         order, (t, zero) = RoundingOrder.ADD_THEN_ROUND, parts
     quotient = _quotient(t, facts)
@@ -165,8 +168,11 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         return None
     x, scale, scaling = quotient
     is_clipped_early = clip is not None
+    if zero is not None and exact is not None:
+        raise Left("the sum of quotient and zero point is rounded to float16")
     if zero is None:
-        order = RoundingOrder.NO_ZERO_POINT  # with integer bounds, clipping before rounding equals clipping after it
+        order = RoundingOrder.NO_ZERO_POINT if exact is None else RoundingOrder.FLOAT16_QUOTIENT
+        # with integer bounds, clipping before rounding equals clipping after it
     if same_shape(x, scale) or is_elementwise_of(scale, _skip_neg(x)):
         return None  # the Round of a zero point
     if x.dtype != ir.DataType.FLOAT:

@@ -1,0 +1,278 @@
+"""Writes into a float16 model the Casts with which ONNX Runtime runs it, so that the rules find its chains in float32.
+
+ONNX Runtime has few float16 kernels for CPUs. At every optimization level it casts the inputs of all other nodes to
+float32, and their outputs back to float16; between two such nodes it leaves both Casts out. So most of a chain is
+computed in float32, and only some values are rounded to float16: those that a node with a float16 kernel reads.
+
+ONNX Runtime itself says which: it saves the graph that it runs. These nodes become float32 nodes here, with Casts where
+values are rounded. Nodes that select some of their elements or round them to integers then follow: between rounded
+values they give the same in float32. The results of the model stay the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import onnx_ir as ir
+
+from ..graphs import STANDARD_DOMAINS
+from ..runtime import open_session, session_options, temporary_folder
+from ..storage import to_proto
+from .facts.inference import Facts
+from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
+
+_PREFIX = "InsertedPrecisionFreeCast_"  # of the names of inserted Casts and their values
+_MOST_ELEMENTS = 4096  # larger initializers become inputs of the session, which does not copy them
+_SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
+_LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
+
+
+def write_casts(model: ir.Model) -> bool:
+    """Writes the Casts into the main graph, if a Round in it reads float16; the results stay the same.
+
+    Args:
+        model: The model, which is changed.
+
+    Returns:
+        Whether the model has such a Round, and ONNX Runtime runs the model. Otherwise it is unchanged.
+    """
+    rounds = [node for node in model.graph if producer_of(node.outputs[0], "Round") is node]
+    if not rounds or not _mentions_float16(model.graph):
+        return False
+    try:
+        with Facts(model):
+            types = {value.name: value.dtype for value in _values(model.graph) if value.name}
+        if not any(types.get(node.outputs[0].name or "") == ir.DataType.FLOAT16 for node in rounds):
+            return False
+        run = _saved_by_onnxruntime(model)
+    except Exception:  # ONNX Runtime refuses the model
+        return False
+    _Casts(model.graph, types).write(run)
+    return True
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+
+
+def _mentions_float16(graph: ir.Graph) -> bool:
+    """Returns whether an input, an initializer or a Cast of a graph is of float16: other values follow from these."""
+    values = (*graph.inputs, *graph.initializers.values())
+    is_cast = (node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
+    return any(value.dtype == ir.DataType.FLOAT16 for value in values) or any(is_cast)
+
+
+def _saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto:
+    """Returns the main graph that ONNX Runtime runs with optimizations off; it lacks the large initializers."""
+    small = ir.Model(model.graph.clone(), ir_version=model.ir_version, functions=list(model.functions.values()))
+    for name, value in list(small.graph.initializers.items()):
+        if value.const_value is None or value.const_value.size <= _MOST_ELEMENTS:
+            continue
+        value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
+        del small.graph.initializers[name]
+        if value not in small.graph.inputs:
+            small.graph.inputs.append(value)
+    options = session_options(optimize=False)
+    with temporary_folder() as folder:
+        path = os.path.join(folder, "model.onnx")
+        options.optimized_model_filepath = path
+        open_session(to_proto(small), options)
+        return onnx.load(path, load_external_data=False).graph
+
+
+class _Casts:
+    """The float32 forms of the float16 values of one graph.
+
+    Attributes:
+        _values: The values of the graph by name. After a node has become one of float32, a float16 value is a Cast.
+        _wide: The values by the name of the float16 value: what float32 nodes read, rounded to float16 or not.
+        _sources: What ONNX Runtime casts to float32, by the name of the float16 value.
+        _rounded: The same as _wide for nodes that ONNX Runtime runs in float16: rounded to float16.
+    """
+
+    def __init__(self, graph: ir.Graph, types: dict[str, ir.DataType | None]) -> None:
+        """
+        Args:
+            graph: The graph.
+            types: The types of its values, by name.
+        """
+        self._graph, self._types = graph, types
+        self._values = {value.name: value for value in _values(graph) if value.name}
+        self._wide: dict[str, ir.Value] = {}
+        self._rounded: dict[str, ir.Value] = {}
+        self._sources: dict[str, str] = {}
+        self._names = set(self._values)
+
+    def write(self, run: onnx.GraphProto) -> None:
+        """Writes the Casts.
+
+        Args:
+            run: The graph as ONNX Runtime runs it.
+        """
+        ran = {name.removeprefix(_PREFIX): node for node in run.node for name in node.output if not _is_inserted(node)}
+        self._sources = {node.output[0].removeprefix(_PREFIX): node.input[0] for node in run.node if _is_inserted(node)}
+        nodes = list(self._graph)
+        for node in nodes:
+            self._convert(node, ran.get(node.outputs[0].name or "") if node.outputs else None)
+        for node in nodes:
+            self._convert_selecting(node)
+        for node in list(self._graph):
+            self._skip_rounding_of_integers(node)
+        for node in reversed(list(self._graph)):
+            if node.op_type == "Cast" and not (node.outputs[0].uses() or node.outputs[0].is_graph_output()):
+                self._graph.remove([node], safe=True)
+
+    def _convert(self, node: ir.Node, ran: onnx.NodeProto | None) -> None:
+        """Gives a node the inputs and outputs with which ONNX Runtime runs it: `ran`, or None if it is not found."""
+        if ran is None or (node.op_type, len(node.inputs)) != (ran.op_type, len(ran.input)):
+            return
+        if "dtype" in node.attributes or any(name and not self._is_known(name) for name in ran.input):
+            return
+        for i, name in enumerate(ran.input):
+            if name.startswith(_PREFIX):
+                node.replace_input_with(i, self._float32(name[len(_PREFIX) :]))
+            elif name:
+                node.replace_input_with(i, self._values[name])
+        for output, name in zip(node.outputs, ran.output, strict=False):
+            if name.startswith(_PREFIX):
+                self._wide[name[len(_PREFIX) :]] = self._widen(output)
+        if (
+            node.op_type == "Cast"
+            and cast_to(node) == ir.DataType.FLOAT
+            and self._types.get(ran.input[0]) == ir.DataType.FLOAT16
+        ):
+            self._share(node, ran.input[0])
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._values or name.removeprefix(_PREFIX) in self._values
+
+    def _share(self, cast: ir.Node, name: str) -> None:
+        """Makes one of all Casts of a float16 value to float32."""
+        output = cast.outputs[0]
+        if name not in self._wide:
+            self._wide[name] = output
+        elif not output.is_graph_output():
+            ir.convenience.replace_all_uses_with([output], [self._wide[name]])
+
+    def _float32(self, name: str) -> ir.Value:
+        """Returns what float32 nodes read in place of a float16 value."""
+        if name not in self._wide:
+            source = self._sources.get(name, name)  # of integers, ONNX Runtime removes a Cast to float16
+            self._wide[name] = self._cast(self._values.get(source, self._values[name]), ir.DataType.FLOAT)
+        return self._wide[name]
+
+    def _widen(self, value: ir.Value) -> ir.Value:
+        """Makes a float32 value of a float16 one, and a Cast of it in place of the latter; returns the former."""
+        assert value.name is not None
+        name = value.name
+        narrow = self._cast(value, ir.DataType.FLOAT16)
+        # `value` is the input of the Cast, too.
+        ir.convenience.replace_all_uses_with([value], [narrow], replace_graph_outputs=True)
+        narrow_cast = narrow.producer()
+        assert narrow_cast is not None
+        narrow_cast.replace_input_with(0, value)
+        value.name, narrow.name = narrow.name, name
+        narrow.type, narrow.doc_string = ir.TensorType(ir.DataType.FLOAT16), value.doc_string
+        value.type, value.doc_string = ir.TensorType(ir.DataType.FLOAT), None
+        self._values[name] = narrow
+        return value
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Returns the output of a new Cast, which follows the node that computes `value`."""
+        cast = ir.node("Cast", [value], {"to": int(dtype)})
+        output = cast.outputs[0]
+        output.name, output.type = self._new_name(value.name or ""), ir.TensorType(dtype)
+        output.shape = None if value.shape is None else value.shape.copy()
+        producer = value.producer()
+        if producer is not None and producer.graph is self._graph:
+            self._graph.insert_after(producer, [cast])
+        else:
+            self._graph.insert_before(self._graph[0], [cast])
+        return output
+
+    def _new_name(self, name: str) -> str:
+        new, number = f"{name}_float32", 0
+        while new in self._names:
+            number += 1
+            new = f"{name}_float32_{number}"
+        self._names.add(new)
+        return new
+
+    def _convert_selecting(self, node: ir.Node) -> None:
+        """Makes a float32 node of one that ONNX Runtime runs in float16, if it selects elements or rounds to integers.
+
+        At least one of its inputs, or an input of such a node before it, is rounded to float16.
+        """
+        to_integers = node.op_type == "Cast" and cast_to(node) in (*CODE_TYPES, ir.DataType.INT32)
+        is_last = node.op_type == "Shape" or to_integers
+        if node.domain not in STANDARD_DOMAINS or not (is_last or node.op_type in _SELECTING):
+            return
+        if node.op_type == "Clip" and (len(node.inputs) < 3 or None in node.inputs):
+            return  # the bounds that it has by default are those of float16
+        if node.outputs[0].is_graph_output() and not is_last:
+            return
+        halves = [i for i, value in enumerate(node.inputs) if value is not None and self._is_half(value)]
+        variable = [i for i in halves if constant_array(node.inputs[i]) is None]
+        is_filled = node.op_type == "Expand" and bool(halves) and not variable
+        if not is_filled and not any(self._rounds(node.inputs[i]) for i in variable):
+            return
+        for i in halves:
+            value = node.inputs[i]
+            assert value is not None
+            node.replace_input_with(i, self._rounded_float32(value))
+        if is_last:
+            return
+        name = node.outputs[0].name
+        assert name is not None
+        before = self._wide.get(name)
+        wide = self._rounded[name] = self._wide[name] = self._widen(node.outputs[0])
+        if before is not None:
+            ir.convenience.replace_all_uses_with([before], [wide], replace_graph_outputs=before.is_graph_output())
+
+    def _is_half(self, value: ir.Value) -> bool:
+        return self._types.get(value.name or "") == ir.DataType.FLOAT16 and self._values.get(value.name or "") is value
+
+    def _rounds(self, value: ir.Value | None) -> bool:
+        """Returns whether a float16 value is a Cast of a float32 one."""
+        cast = producer_of(value, "Cast")
+        return cast is not None and cast_to(cast) == ir.DataType.FLOAT16
+
+    def _rounded_float32(self, value: ir.Value) -> ir.Value:
+        name = value.name
+        assert name is not None
+        if name not in self._rounded:
+            is_computed = self._rounds(value)
+            self._rounded[name] = self._cast(value, ir.DataType.FLOAT) if is_computed else self._float32(name)
+        return self._rounded[name]
+
+    def _skip_rounding_of_integers(self, clip: ir.Node) -> None:
+        """Removes Casts of integers to float16 and back before a Clip, if float16 represents all integers within it."""
+        if clip.op_type != "Clip" or clip.domain not in STANDARD_DOMAINS or len(clip.inputs) < 3:
+            return
+        bounds = [constant_scalar(bound) for bound in clip.inputs[1:3]]
+        if any(bound is None or not abs(bound) <= _LARGEST_EXACT or not bound.is_integer() for bound in bounds):
+            return
+        value = rounded_to_float16(clip.inputs[0])
+        if value is not None and self._is_integer(value):
+            clip.replace_input_with(0, value)
+
+    def _is_integer(self, value: ir.Value | None) -> bool:
+        """Returns whether the elements of a value are integers, infinite or NaN."""
+        number = constant_scalar(value)
+        if number is not None:
+            return number.is_integer()
+        node = producer_of(value, "Round", "Floor", "Ceil", "Add", "Sub", "Neg", "Cast", "Reshape")
+        if node is None:
+            return False
+        if node.op_type == "Cast":
+            return node.inputs[0] is not None and (
+                self._types.get(node.inputs[0].name or "") in CODE_TYPES or self._is_integer(node.inputs[0])
+            )
+        if node.op_type in ("Add", "Sub"):
+            return all(map(self._is_integer, node.inputs))
+        return node.op_type in ("Round", "Floor", "Ceil") or self._is_integer(node.inputs[0])
+
+
+def _is_inserted(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Cast" and node.name.startswith(_PREFIX)

@@ -1,0 +1,133 @@
+"""Float16 models: the Casts of ONNX Runtime, written into the model, change no bit, and chains become operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import numpy_helper, parser
+
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.float16_casts import write_casts
+from ort_dynq.rewriter.metadata import FLOAT16_CASTS
+from ort_dynq.storage import load
+from ort_dynq.verification import verify
+
+RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one)"
+CHAINS = {
+    "quotient": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) y = Mul(c, s)",
+    "codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) q = Cast<to = 3>(c)"
+    " f = Cast<to = 10>(q) y = Mul(f, s)",
+    "scale": f"{RANGE} t = Div(m, limit) u = Max(t, eps) s = Max(u, eps) d = Div(x, s) r = Round(d) "
+    "c = Clip(r, low, limit) y = Mul(c, s)",
+    "inverse": f"{RANGE} b = Max(m, eps) k = Max(b, eps) s = Div(limit, k) d = Mul(x, s) r = Round(d) "
+    "c = Clip(r, low, limit) y = Div(c, s)",
+    "range": "g = Mul(x, third) a = Abs(g) m = ReduceMax<keepdims = 1>(a, one) b = Max(m, eps) k = Max(b, eps)"
+    " s = Div(k, limit) d = Div(g, s) r = Round(d) c = Clip(r, low, limit) y = Mul(c, s)",
+    "unclipped": f"{RANGE} b = Max(m, eps) s = Div(b, limit) d = Div(x, s) r = Round(d) y = Mul(r, s)",
+    "asymmetric": "l = ReduceMin<keepdims = 1>(x, one) h = ReduceMax<keepdims = 1>(x, one) w = Sub(h, l)"
+    " t = Div(w, levels) u = Max(t, eps) s = Max(u, eps) n = Div(l, s) o = Round(n) v = Sub(low, o)"
+    " z = Clip(v, low, limit) d = Div(x, s) r = Round(d) p = Add(r, z) c = Clip(p, low, limit) e = Sub(c, z)"
+    " y = Mul(e, s)",
+}
+SPECIALS = [0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, np.inf, -np.inf, np.nan]
+
+
+def model_of(body: str, before: str = "float16[N, K] x", outputs: str = "float16[N, K] y") -> bytes:
+    constants = {"limit": 127, "low": -128, "eps": 1e-3, "third": 1 / 3, "levels": 255}
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g ({before}) => ({outputs}) {{ {body} }}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.float16(v), name) for name, v in constants.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "one"))
+    return bytes(model.SerializeToString())
+
+
+def one_nan(array: Array) -> Array:
+    """Replaces every NaN by one: the sign of a NaN depends on the processor."""
+    return np.where(np.isnan(array), np.float16(np.nan), array)
+
+
+def rows(count: int = 64, length: int = 257) -> Array:
+    """Rows whose quotients are ties, and neighbours of ties that float16 rounds to ties; rows of special values."""
+    rng = np.random.default_rng(0)
+    x = (rng.integers(-254, 255, (count, length)) / 2).astype(np.float16)
+    x += (rng.random(x.shape) < 0.5) * np.spacing(x) * rng.choice(np.float16([-1, 1]), x.shape)
+    x[:, 0] = 127
+    x *= np.float16(rng.uniform(0.5, 2, (count, 1)))
+    x[:8] = rng.choice(np.float16(SPECIALS[:7]), (8, length))
+    x[8:12, 1:] = rng.choice(np.float16(SPECIALS[:9]), (4, length - 1))
+    x[12, length // 2] = np.nan
+    x[13] = 0
+    return x
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains(isa: str, name: str) -> None:
+    model = model_of(CHAINS[name])
+    result = rewrite(model, exact=True)
+    assert "DynamicRangeFakeQuantize" in {finding.operator for finding in result.report.rewritten}, result.report
+    content = result.to_proto().SerializeToString()
+    for x in (rows(), rows(20, 1), np.zeros((0, 5), np.float16)):
+        (expected,) = stock_session(model).run(None, {"x": x})
+        (actual,) = make_session(content, "native").run(None, {"x": x})
+        assert_same(one_nan(actual), one_nan(expected))
+        (without_the_plugin,) = stock_session(content).run(None, {"x": x})
+        assert_same(one_nan(without_the_plugin), one_nan(expected))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *CHAINS.values(),
+        "d = Div(x, limit) r = Round(d) t = Transpose(r) u = Transpose(t) y = Mul(u, x)",
+        "h = Mul(x, third) t = Transpose(h) u = Transpose(t) r = Round(h) v = Add(u, r) y = Softmax(v)",
+        "h = Mul(x, third) k = Cast<to = 1>(h) l = Cast<to = 10>(k) r = Round(l) v = Add(l, r) y = Max(v, h)",
+        "h = Mul(x, third) i = Cast<to = 6>(h) f = Cast<to = 10>(i) r = Round(f) v = Add(f, r) y = Mul(v, third)",
+        "h = Mul(x, third) r = Round(h) c = Clip(r, low) y = Add(c, h)",
+        "h = Mul(x, third) r = Round(h) q = Greater(r, h) y = Where(q, r, h)",
+    ],
+)
+def test_casts_change_no_bit(body: str) -> None:
+    model = model_of(body)
+    written = load(model)
+    assert write_casts(written)
+    x = rows()
+    (expected,) = stock_session(model).run(None, {"x": x})
+    (actual,) = stock_session(ir.to_proto(written)).run(None, {"x": x})
+    assert_same(one_nan(actual), one_nan(expected))
+
+
+def test_models_without_float16_chains_stay() -> None:
+    for body in (f"{RANGE} y = Div(x, m)", "f = Cast<to = 1>(x) r = Round(f) y = Cast<to = 10>(r)"):
+        assert not write_casts(load(model_of(body)))
+    body = "h = Cast<to = 10>(x) b = Cast<to = 1>(h) d = Div(b, b) r = Round(d) y = Mul(r, d)"
+    wide = model_of(body, "float[N] x", "float[N] y")
+    assert not write_casts(load(wide))
+
+
+def test_a_round_without_a_chain_leaves_the_model() -> None:
+    model = model_of("d = Mul(x, third) r = Round(d) y = Add(r, x)")
+    result = rewrite(model)
+    assert not result.report.rewritten
+    assert result.to_proto() == ir.to_proto(load(model))
+
+
+def test_products() -> None:
+    """The product becomes one of integers; verification computes the original's in float64, with the same Casts."""
+    rng = np.random.default_rng(1)
+    body = f"{CHAINS['quotient'].replace('y =', 'f =')} k = Cast<to = 10>(w) v = Mul(k, t) y = MatMul(f, v)"
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 18]> g (float16[N, 64] x) => (float16[N, 48] y) {{ {body} }}'
+    )
+    constants = {"limit": 127, "low": -128, "one": np.array([-1])}
+    constants |= {"w": rng.integers(-127, 128, (64, 48), np.int8), "t": rng.uniform(0.01, 0.02, 48).astype(np.float16)}
+    for name, value in constants.items():
+        array = value if isinstance(value, np.ndarray) else np.float16(value)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    result = rewrite(model)
+    assert [f.operator for f in result.report.rewritten] == ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+    assert result.model.metadata_props[FLOAT16_CASTS] == "1"
+    x = rows(20, 64)[14:]
+    found = verify(model, result.to_proto(), inputs={"x": x})
+    assert found.passed
+    assert len(found.products) == 1
