@@ -166,7 +166,7 @@ def verify(
         outputs=tuple(compare(name, each, found.b[name]) for name, each in results if name in found.b),
         products=found.products,
         unreachable=found.unreachable,
-        failure="" if found.products or found.a else _NOTHING_COMPARED,
+        failure="" if found.products or found.b else _NOTHING_COMPARED,
         end_to_end=result.outputs,
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
     )

