@@ -37,7 +37,7 @@ def write_casts(model: ir.Model) -> bool:
     Returns:
         Whether the model has such a Round, and ONNX Runtime runs the model. Otherwise it is unchanged.
     """
-    rounds = [node for node in model.graph if producer_of(node.outputs[0], "Round") is node]
+    rounds = [node for node in model.graph if node.outputs and producer_of(node.outputs[0], "Round") is node]
     if not rounds or not _mentions_float16(model.graph):
         return False
     try:
@@ -120,7 +120,11 @@ class _Casts:
         for node in list(self._graph):
             self._skip_rounding_of_integers(node)
         for node in reversed(list(self._graph)):
-            if node.op_type == "Cast" and not (node.outputs[0].uses() or node.outputs[0].is_graph_output()):
+            if (
+                node.op_type == "Cast"
+                and node.outputs
+                and not (node.outputs[0].uses() or node.outputs[0].is_graph_output())
+            ):
                 self._graph.remove([node], safe=True)
 
     def _convert(self, node: ir.Node, ran: onnx.NodeProto | None) -> None:
@@ -206,7 +210,7 @@ class _Casts:
         """
         to_integers = node.op_type == "Cast" and cast_to(node) in (*CODE_TYPES, ir.DataType.INT32)
         is_last = node.op_type == "Shape" or to_integers
-        if node.domain not in STANDARD_DOMAINS or not (is_last or node.op_type in _SELECTING):
+        if node.domain not in STANDARD_DOMAINS or not (node.outputs and (is_last or node.op_type in _SELECTING)):
             return
         if node.op_type == "Clip" and (len(node.inputs) < 3 or None in node.inputs):
             return  # the bounds that it has by default are those of float16

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, label
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
@@ -214,13 +215,19 @@ def _chain(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> _Chain | Non
 def _run_perturbed(
     model: ir.Model, results: Sequence[ir.Value], feeds: Mapping[str, Array], known: Mapping[str, Array]
 ) -> list[Array]:
-    """Returns A's outputs after the change of the products' results that :class:`Checked` describes."""
+    """Returns A's outputs after the change of the products' results that :class:`Checked` describes.
+
+    They are empty if A does not load with it: the types of the results contradict what A declares.
+    """
     errors = {}
     for name in map(name_of, results):
         signs = np.where(np.arange(known[name].shape[-1]) % 2, -1, 1)
         finite = np.where(np.isfinite(known[name]), known[name], 0)
         errors[name] = (finite * (PERTURBATION * signs)).astype(finite.dtype)
-    return Disturbed(model, results, known).run(feeds, errors)
+    try:
+        return Disturbed(model, results, known).run(feeds, errors)
+    except DynqError:  # they are for information only
+        return []
 
 
 def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array) -> Product:

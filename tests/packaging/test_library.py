@@ -83,5 +83,5 @@ def test_runs_on_manylinux_2_28(build: Path) -> None:
 def test_size(build: Path) -> None:
     library = build / "libort_dynq.so"
     assert ".symtab" not in run("readelf", "-SW", library)  # stripped
-    # 690 kB of elementwise kernels for three instruction sets; products and convolutions for each of five, up to 80 kB.
-    assert library.stat().st_size < 1_250_000
+    # 760 kB of elementwise kernels for three instruction sets; products and convolutions for each of five, up to 80 kB.
+    assert library.stat().st_size < 1_350_000
