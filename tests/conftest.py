@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Tests that compile take longest: they come first, so that the other worker does not wait for them at the end.
+    items.sort(key=lambda item: "packaging" not in item.path.parts)
     if not config.getoption("--exhaustive"):
         for item in items:
             if item.get_closest_marker("exhaustive"):
