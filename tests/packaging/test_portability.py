@@ -48,6 +48,7 @@ def test_flags_are_those_of_the_library() -> None:
     assert set(FLAGS) <= set(re.findall(r"-[-\w=]+", (ROOT / "ops" / "CMakeLists.txt").read_text()))
 
 
+@pytest.mark.exhaustive  # a test of the test
 def test_contraction_changes_hashes(tmp_path: Path) -> None:
     """The data detect that one rounding is missing."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
@@ -98,7 +99,7 @@ def outputs_of(models: Path, *python: str) -> dict[str, str]:
     return dict(line.split() for line in printed.splitlines())
 
 
-@pytest.mark.parametrize("cpu", ["Haswell", "Nehalem"])
+@pytest.mark.parametrize("cpu", ["Haswell", pytest.param("Nehalem", marks=pytest.mark.exhaustive)])
 def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
     """Haswell has AVX2 and no VNNI, Nehalem has no AVX."""
     require("qemu-x86_64", "qemu-user")

@@ -179,6 +179,7 @@ def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
         record.extend(("products", f"{name} (aarch64)") for name in {name.split()[0] for name in names})
 
 
+@pytest.mark.exhaustive  # a test of the test
 @pytest.mark.skipif("fma" not in (cpu_flags() if os.path.exists("/proc/cpuinfo") else ()), reason="needs FMA")
 def test_a_contraction_is_found(tmp_path: Path) -> None:
     """The check detects that one rounding is missing."""
