@@ -195,6 +195,8 @@ def check_with_the_plugin(name: str, exact: bool, backend: Backend) -> None:
 @models
 @promises
 def test_native_backend(isa: str, name: str, exact: bool) -> None:
+    if exact and isa == "portable":
+        pytest.skip("exact rewrites have fewer operators; the default ones run with the portable kernels")
     check_with_the_plugin(name, exact, "native")
 
 
