@@ -9,8 +9,6 @@ struct V : Vector256 {
   static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
 
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
-  static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-  static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   static float lowest(F a) {
     const __m128 four = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));

@@ -10,8 +10,6 @@ struct V : Vector512 {
   static constexpr int kRows = 4;  // the rows that kernels of columns process at once: as many as registers allow
 
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
-  static F fmadd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-  static F fnmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static float lowest(F a) { return _mm512_reduce_min_ps(a); }
   static float highest(F a) { return _mm512_reduce_max_ps(a); }
   static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }

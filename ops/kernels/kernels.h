@@ -154,6 +154,10 @@ constexpr int64_t kTileBytes = 64;
 constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512;
 static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
+// Sums of groups up to kLongestTileGroup minus zero points times sums of columns within this bound fit int32.
+constexpr uint32_t kColumnSumBound = 1 << 22;
+static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
+
 // rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
 // the first column; those with groups have the columns of the next group `columns` elements later. Weights and arrays
 // of columns may be unaligned, too.
@@ -179,8 +183,13 @@ struct ProductBlock {
   const int32_t* column_sums;  // [groups][columns]
   const float* bias;           // [columns]
   int64_t columns;
+  bool is_bounded;  // has_bounded_groups() was true
   ScaleOrder order;
 };
+
+// Whether the sums of groups minus zero points times sums of columns may be computed in floats: a fused multiply-add
+// rounds them as a conversion from int32 does. False as well if rows have several scales or weights zero points.
+bool has_bounded_groups(const ProductBlock& all) noexcept;
 
 // Output channels x output positions of a convolution. The image is made of quads of codes, one for each position: 4
 // bytes apart, or 1 or 2 bytes, where quads overlap. `offsets` are the bytes from `image` to the quads of the first

@@ -9,8 +9,6 @@ struct V : VectorNeon {
   static constexpr int kRows = 4;  // the rows that kernels of columns process at once
 
   static F div(F a, F b) { return vdivq_f32(a, b); }
-  static F fmadd(F a, F b, F c) { return vfmaq_f32(c, a, b); }
-  static F fnmadd(F a, F b, F c) { return vfmsq_f32(c, a, b); }
   static float lowest(F a) { return vminvq_f32(a); }
   static float highest(F a) { return vmaxvq_f32(a); }
   static F negate(F a) { return vnegq_f32(a); }

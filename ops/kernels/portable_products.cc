@@ -232,6 +232,14 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
 
 }  // namespace
 
+bool has_bounded_groups(const ProductBlock& all) noexcept {
+  if (all.row_sums != nullptr || all.row_groups > 1 || all.depth > all.groups * kLongestTileGroup) return false;
+  uint32_t beyond = 0;
+  for (int64_t i = 0; i < all.groups * all.columns; ++i)
+    beyond |= static_cast<uint32_t>(load(all.column_sums + i)) + kColumnSumBound;
+  return beyond < 2 * kColumnSumBound;
+}
+
 const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr,   nullptr,   nullptr,
                                           conv,       nullptr,    nullptr,    sum_codes, interleave};
 

@@ -92,6 +92,7 @@ class QuantizedMatMul : public Node {
     product.in_tiles = kernels.tiles != nullptr && tiles_fit && all.rows >= kTileRows;
     product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
     product.prepare_rows(src, scale, zero_point, rows);
+    all.is_bounded = all.groups > 1 && all.rows >= kTileRows && has_bounded_groups(all);
     const ProductKernel in_rows = bits_ == 4 ? kernels.groups4 : all.groups > 1 ? kernels.groups8 : kernels.one_group;
     const ProductKernel in_tiles = all.groups == 1 ? kernels.tiles
                                    : bits_ == 4    ? kernels.tile_groups4

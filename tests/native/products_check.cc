@@ -264,6 +264,9 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.bias = place_columns(arenas[9], problem.bias);
   block.columns = problem.columns;
   block.order = problem.order;
+  ProductBlock all = block;
+  all.column_sums -= problem.first;
+  block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all);
   kernel(block);
   for (int64_t row = 0; row < problem.rows; ++row)
     for (int64_t i = 0; i < block.dst_stride; ++i) {

@@ -204,6 +204,9 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
+  const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded;
+  float real_zps[kRows];
+  for (int64_t r = 0; r < kRows && is_bounded; ++r) real_zps[r] = static_cast<float>(block.zps[row + r]);
   // CPUs do not foresee the next group's part of an array of columns. Few rows wait for memory, which gives adjacent
   // parts at once faster: every fourth block names those of the four blocks after the next three.
   const bool is_fourth = !kOneGroup && kRows <= kFewRows && col / kBlockColumns % 4 == 0;
@@ -220,7 +223,8 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     for (int v = 0; v < kSums; ++v) {
       const auto column_sum = P::load_part(column_sums + column(v), masks[v]);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r][v] = P::mul(P::set1(-row_zps[r * block.row_groups]), column_sum);
+      for (int r = 0; r < kRows; ++r)
+        sums[r][v] = is_bounded ? P::set1(0) : P::mul(P::set1(-row_zps[r * block.row_groups]), column_sum);
     }
     if (weight_zps != nullptr) {
 #pragma GCC unroll 8
@@ -252,8 +256,13 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) {
         const auto column_scale = P::load_part(column_scales + (column_varies ? column(v) : 0), masks[v]);
+        const auto column_sum = P::to_float(P::load_part(column_sums + column(v), masks[v]));
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) terms[r][v] = P::mul(P::to_float(sums[r][v]), column_scale);
+        for (int r = 0; r < kRows; ++r) {
+          auto exact = P::to_float(sums[r][v]);
+          if (is_bounded) exact = P::fnmadd(P::set1(real_zps[r]), column_sum, exact);
+          terms[r][v] = P::mul(exact, column_scale);
+        }
       }
       if (row_varies)
 #pragma GCC unroll 8

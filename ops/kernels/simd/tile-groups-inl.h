@@ -11,11 +11,6 @@ constexpr int64_t kMostGroups = kPanelDepth / kGroupUnit;  // of a panel
 constexpr int64_t kStored = 4;                             // tiles of sums in memory
 constexpr Floats kOnes = Floats{} + 1.0f;
 
-// Within this bound, sums minus zero points times the sums of columns are exact before they are rounded to floats, and
-// fit int32.
-constexpr uint32_t kColumnSumBound = 1 << 22;
-static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
-
 // The weights of 16 columns and of adjacent groups.
 struct Panel {
   const int8_t* weights;  // 8 bits, without zero points if they had 4 bits
@@ -136,7 +131,7 @@ inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_
   if (block.column_groups > 1) __builtin_prefetch(block.column_scales + at);
 }
 
-// As add_panel(), if is_bounded().
+// As add_panel(), if block.is_bounded.
 template <int kBits, Store kStore>
 void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   alignas(64) uint32_t sums[kStored][kTileRows * kBlockColumns];
@@ -200,17 +195,6 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   }
 }
 
-// Whether sums of columns are within kColumnSumBound, weights have no zero points, and rows have one scale each.
-template <Store kStore>
-bool is_bounded(const ProductBlock& block, const Panel& panel) {
-  if (block.row_sums != nullptr || block.row_groups > 1) return false;
-  Sums beyond = {};
-  for (int64_t group = panel.first; group < panel.first + panel.groups; ++group)
-    beyond |= kColumnSumBound + load_columns<Sums, kStore>(block.column_sums + group * block.columns + panel.column,
-                                                           block.cols - panel.column);
-  return _mm512_cmpge_epu32_mask(reinterpret_cast<__m512i>(beyond), _mm512_set1_epi32(2 * kColumnSumBound)) == 0;
-}
-
 #endif
 
 // 4-bit weights of 16 columns and one group, minus their zero points.
@@ -247,7 +231,7 @@ void column_groups(const ProductBlock& block, int64_t column, int64_t tile_bytes
     }
     const Panel panel = {from, first, groups, size, tile_bytes, column};
 #ifdef __AVX512F__
-    if (is_bounded<kStore>(block, panel)) {
+    if (block.is_bounded) {
       add_bounded_panel<kBits, kStore>(block, panel);
       continue;
     }

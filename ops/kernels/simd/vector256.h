@@ -22,6 +22,8 @@ struct Vector256 {
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   static I add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }

@@ -21,6 +21,8 @@ struct VectorNeon {
   static F add(F a, F b) { return vaddq_f32(a, b); }
   static F mul(F a, F b) { return vmulq_f32(a, b); }
   static F sub(F a, F b) { return vsubq_f32(a, b); }
+  static F fmadd(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F fnmadd(F a, F b, F c) { return vfmsq_f32(c, a, b); }
   // Compilers may write the intrinsics of int32 as sums, products and differences in C++, which must not overflow.
   static I add(I a, I b) { return vreinterpretq_s32_u32(vaddq_u32(u32(a), u32(b))); }
   static I mul(I a, I b) { return vreinterpretq_s32_u32(vmulq_u32(u32(a), u32(b))); }
