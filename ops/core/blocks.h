@@ -81,15 +81,20 @@ class ParameterTile {
       }
     }
     if constexpr (std::is_same_v<ZeroPoint, int32_t>) {
-      narrow_ = true;
+      narrow_ = safe_ = true;
       if (work_.zps.type == kInt32)  // NOLINTNEXTLINE(clang-analyzer-core.*): all branches above write zps_
         for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
     }
+    if constexpr (std::is_same_v<Work, QuantizeWork>)
+      if (work_.direct != nullptr)
+        for (int64_t i = 0; i < count; ++i)
+          safe_ &= scales_[i] >= kSmallestSafeScale && scales_[i] <= kLargestSafeScale;
   }
 
   const float* scales() const { return scales_; }
   const ZeroPoint* zps() const { return zps_; }
-  bool narrow() const { return narrow_; }  // all zero points of type int32 are narrow
+  bool narrow() const { return narrow_; }         // all zero points of type int32 are narrow
+  bool has_safe_scales() const { return safe_; }  // for QuantizeWork with `direct`
 
  private:
   // Reads `count` scales from number `index` on.
@@ -129,34 +134,45 @@ class ParameterTile {
   const Work& work_;
   const Storage storage_;  // of scales
   bool varying_zps_;
-  bool narrow_ = true;
+  bool narrow_ = true, safe_ = true;
   ZeroPoint shared_zp_{};
   alignas(64) float scales_[kMaxParameters];
   alignas(64) ZeroPoint zps_[kMaxParameters];
 };
 
-// Runs a kernel on a block whose parameters are those of the tile from number `first` on.
-inline void run_kernel(const QuantizeWork& work, const ParameterTile<QuantizeWork>& tile, int64_t first,
-                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream,
-                       const float* reciprocals = nullptr) {
-  (tile.narrow() ? work.kernels : work.portable)[parameters](
-      {extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first, stream, reciprocals});
+// Runs a kernel on a block whose parameters are those of the tile from number `first` on. `reciprocals` of scales are
+// for quantization.
+template <class Kernel, class Work>
+void run_kernel(Kernel kernel, const Work& work, const ParameterTile<Work>& tile, int64_t first, const Extent& extent,
+                const void* src, void* dst, bool stream, [[maybe_unused]] const float* reciprocals = nullptr) {
+  const float* scales = tile.scales() + first;
+  const auto* zps = tile.zps() + first;
+  if constexpr (std::is_same_v<Work, QuantizeWork>) {
+    kernel({extent, src, dst, scales, zps, stream, reciprocals});
+  } else if constexpr (std::is_same_v<Work, DequantizeWork>) {
+    kernel({extent, src, dst, scales, zps, stream});
+  } else {
+    const AffineConstants& constants = work.constants;
+    kernel({extent, static_cast<const float*>(src), dst, scales, zps, constants.low, constants.high, constants.nan_code,
+            constants.integer_codes, constants.code_offset, constants.wraps});
+  }
 }
 
-inline void run_kernel(const DequantizeWork& work, const ParameterTile<DequantizeWork>& tile, int64_t first,
-                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool stream,
-                       const float* = nullptr) {
-  (tile.narrow() ? work.kernels : work.portable)[parameters](
-      {extent, src, static_cast<float*>(dst), tile.scales() + first, tile.zps() + first, stream});
+// Kernels that take elements as they are stored, or null.
+template <class Work>
+auto direct_kernels(const Work& work, const ParameterTile<Work>& tile) -> decltype(work.kernels) {
+  if constexpr (!std::is_same_v<Work, AffineWork>)
+    if (work.direct != nullptr && work.direct[kPerRow] != nullptr && tile.narrow() && tile.has_safe_scales())
+      return work.direct;
+  return nullptr;
 }
 
-inline void run_kernel(const AffineWork& work, const ParameterTile<AffineWork>& tile, int64_t first,
-                       Parameters parameters, const Extent& extent, const void* src, void* dst, bool,
-                       const float* = nullptr) {
-  const AffineConstants& constants = work.constants;
-  work.kernels[parameters]({extent, static_cast<const float*>(src), dst, tile.scales() + first, tile.zps() + first,
-                            constants.low, constants.high, constants.nan_code, constants.integer_codes,
-                            constants.code_offset, constants.wraps});
+// Kernels that take float32 and codes of 8 bits.
+template <class Work>
+auto kernels_of(const Work& work, const ParameterTile<Work>& tile) {
+  if constexpr (!std::is_same_v<Work, AffineWork>)
+    if (!tile.narrow()) return work.portable;
+  return work.kernels;
 }
 
 // The blocks of a work. If kernels do not take the elements of src or dst as they are stored, a block is cut into
@@ -169,8 +185,10 @@ class Blocks {
   // Runs the kernel on the block that begins at element `first` of the tensor.
   void run(const ParameterTile<Work>& tile, Parameters parameters, int64_t first, const Extent& extent,
            bool stream) const {
-    if (src_.widen == nullptr && dst_.narrow == nullptr)
-      return run_kernel(work_, tile, 0, parameters, extent, element(work_.src.data, src_, first),
+    auto kernels = direct_kernels(work_, tile);
+    if (src_.widen == nullptr && dst_.narrow == nullptr) kernels = kernels_of(work_, tile);
+    if (kernels != nullptr)
+      return run_kernel(kernels[parameters], work_, tile, 0, extent, element(work_.src.data, src_, first),
                         element(work_.dst, dst_, first), stream);
     const bool per_column = parameters == kPerColumn;
     const int64_t cols = std::min(extent.cols, per_column ? kStagedColumns : kStagedOfRows);
@@ -211,8 +229,8 @@ class Blocks {
       }
     }
     const bool is_staged = dst_.narrow != nullptr || !adjacent;
-    run_kernel(work_, tile, parameter, parameters, piece, src, is_staged ? dst_buffer : element(work_.dst, dst_, first),
-               stream && !is_staged, reciprocals);
+    run_kernel(kernels_of(work_, tile)[parameters], work_, tile, parameter, piece, src,
+               is_staged ? dst_buffer : element(work_.dst, dst_, first), stream && !is_staged, reciprocals);
     for (int64_t i = 0; is_staged && i < runs; ++i)
       convert(dst_.narrow, dst_buffer + i * run * dst_.wide_bytes, element(work_.dst, dst_, first + i * stride), run,
               dst_);

@@ -9,7 +9,7 @@
 
 namespace dynq {
 
-// The tensors of a work. Elements of 16-bit floats and 4-bit codes are converted block by block.
+// The tensors of a work. Elements that its kernels do not take as they are stored are converted block by block.
 struct Elementwise {
   Tensor src;
   void* dst;
@@ -19,13 +19,15 @@ struct Elementwise {
 };
 
 struct QuantizeWork : Elementwise {
-  const QuantizeKernel* kernels;   // for narrow zero points (kernels.h)
-  const QuantizeKernel* portable;  // for all others
+  const QuantizeKernel* kernels;           // for narrow zero points (kernels.h)
+  const QuantizeKernel* portable;          // for all others
+  const QuantizeKernel* direct = nullptr;  // for src as it is stored, narrow zero points and safe scales; may be null
 };
 
 struct DequantizeWork : Elementwise {
   const DequantizeKernel* kernels;
   const DequantizeKernel* portable;
+  const DequantizeKernel* direct = nullptr;  // for dst as it is stored
 };
 
 // What the affine kernels need besides scales and zero points: the fields of AffineBlock.

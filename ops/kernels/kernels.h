@@ -101,8 +101,8 @@ struct Extent {
 // In the blocks below src and dst may be unaligned, the arrays of parameters not.
 // `stream`: the output is larger than the caches; the kernel writes past them if dst is aligned.
 struct QuantizeBlock : Extent {
-  const float* src;
-  void* dst;  // codes of 8 bits
+  const void* src;  // float, or float16 for quantize_f16
+  void* dst;        // codes of 8 bits
   const float* scales;
   const int32_t* zps;
   bool stream;
@@ -111,7 +111,7 @@ struct QuantizeBlock : Extent {
 
 struct DequantizeBlock : Extent {
   const void* src;  // codes of 8 bits
-  float* dst;
+  void* dst;        // float, or float16 for dequantize_f16
   const float* scales;
   const int32_t* zps;
   bool stream;
@@ -287,6 +287,9 @@ struct KernelTable {
   BoundedKernel bounded[kScalings][2];  // [1]: kAddThenRound; [0]: the zero point has no effect
   RangeKernel min_max, abs_max;
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
+  // As quantize with kOnnx, for safe scales, and dequantize; null: float16 is converted to and from float.
+  QuantizeKernel quantize_f16[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
   ConvertKernel narrow[kFormats];  // from them
 };

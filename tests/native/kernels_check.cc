@@ -93,7 +93,7 @@ uint64_t hash_blocks(dynq::Parameters parameters, Run run) {
   Random random{1};
   Hash hash;
   for (const int64_t cols : kColumns)
-    for (const int64_t rows : {1, 3})
+    for (const int64_t rows : {1, 5})  // kernels of columns take four rows at once
       for (const Kind kind : {kOrdinary, kSpecial, kSpecial, kWide}) {
         Problem problem(random, parameters, rows, cols, kind);
         run(random, problem, hash);
@@ -119,6 +119,42 @@ uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::DequantizeKernel o
     (problem.kind == kWide ? of_wide : kernel)(
         {problem.extent, src.data(), dst.data(), problem.scales.data(), problem.zps.data(), false});
     hash.add_floats(dst.data(), dst.size());
+  });
+}
+
+// Without kernels of its own, an instruction set converts float16.
+uint64_t hash_quantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
+    if (problem.kind != kOrdinary) return;  // the scales must be safe and the zero points narrow
+    std::vector<float> src = problem.ties(random);
+    const auto count = static_cast<int64_t>(src.size());
+    std::vector<uint16_t> halves(src.size());
+    table.narrow[dynq::kF16](src.data(), halves.data(), count);
+    table.widen[dynq::kF16](halves.data(), src.data(), count);
+    std::vector<uint8_t> dst(problem.elements(), 0xa5);
+    const dynq::QuantizeKernel direct = table.quantize_f16[kind][parameters];
+    (direct != nullptr ? direct : table.quantize[dynq::kOnnx][kind][parameters])(
+        {problem.extent, direct != nullptr ? static_cast<const void*>(halves.data()) : src.data(), dst.data(),
+         problem.scales.data(), problem.zps.data(), false});
+    hash.add(dst.data(), dst.size());
+  });
+}
+
+uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
+  return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
+    if (problem.kind == kWide) return;
+    std::vector<uint8_t> src(problem.elements());
+    for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
+    std::vector<float> dst(problem.elements(), 12345.0f);
+    std::vector<uint16_t> halves(problem.elements());
+    const auto count = static_cast<int64_t>(dst.size());
+    table.narrow[dynq::kF16](dst.data(), halves.data(), count);
+    const dynq::DequantizeKernel direct = table.dequantize_f16[kind][parameters];
+    (direct != nullptr ? direct : table.dequantize[kind][parameters])(
+        {problem.extent, src.data(), direct != nullptr ? static_cast<void*>(halves.data()) : dst.data(),
+         problem.scales.data(), problem.zps.data(), false});
+    if (direct == nullptr) table.narrow[dynq::kF16](dst.data(), halves.data(), count);
+    hash.add(reinterpret_cast<const uint8_t*>(halves.data()), halves.size() * sizeof(uint16_t));
   });
 }
 
@@ -308,6 +344,8 @@ void run_kernels() {
               hash_quantize(table.quantize[arithmetic][kind][p], portable.quantize[arithmetic][kind][p], parameters));
       print("dequantize" + tail(codes[kind]),
             hash_dequantize(table.dequantize[kind][p], portable.dequantize[kind][p], parameters));
+      print("quantize_f16" + tail(codes[kind]), hash_quantize_f16(table, kind, parameters));
+      print("dequantize_f16" + tail(codes[kind]), hash_dequantize_f16(table, kind, parameters));
     }
     for (int scaling = 0; scaling < kScalings; ++scaling)
       for (int order = 0; order < kRoundingOrders; ++order)

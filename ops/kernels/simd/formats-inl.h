@@ -12,9 +12,6 @@ struct WidenBf16 {
   static void run(const uint8_t* from, uint8_t* to) { V::store_bits(to, V::load_bf16(from)); }
 };
 
-// NaN keeps its sign and no other bits.
-inline V::F quiet(V::F a) { return V::replace_nan(a, V::with_sign_of(V::set1(kNan), a)); }
-
 struct NarrowF16 {
   static constexpr int64_t kElements = V::kLanes, kFrom = 32, kTo = 16;
   static void run(const uint8_t* from, uint8_t* to) { V::store_f16(to, quiet(V::load_bits(from))); }

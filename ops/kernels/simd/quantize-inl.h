@@ -61,31 +61,34 @@ class Quantizers {
   alignas(64) float storage_[Quantizer::kNeedsReciprocal ? kMaxParameters : 1];
 };
 
-template <class Quantizer, CodeKind kKind, bool kStream>
+template <class Floats, class Quantizer, CodeKind kKind, bool kStream>
 void quantize_rows_with(const QuantizeBlock& block) {
   constexpr int64_t L = V::kLanes;
   const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.rows);
   for (int64_t row = 0; row < block.rows; ++row) {
-    const float* src = block.src + row * block.stride;
+    const auto* src = static_cast<const typename Floats::Element*>(block.src) + row * block.stride;
     uint8_t* dst = static_cast<uint8_t*>(block.dst) + row * block.stride;
     const Quantizer quantizer = quantizers.of_row(row);
     const V::I zp = V::pack16(quantizer.zp, quantizer.zp);
     const auto two = [&](int64_t i) {
-      return V::add16(V::pack16(quantizer(V::load(src + i)), quantizer(V::load(src + i + L))), zp);
+      return V::add16(V::pack16(quantizer(Floats::load(src + i)), quantizer(Floats::load(src + i + L))), zp);
     };
     if (block.cols >= 4 * L)
       cover(0, block.cols, 4 * L, [&](int64_t i) { V::store4<kKind, kStream>(dst + i, two(i), two(i + 2 * L)); });
     else if (block.cols >= L)
-      cover(0, block.cols, L, [&](int64_t i) { V::store1<kKind>(dst + i, quantizer(V::load(src + i)), quantizer.zp); });
+      cover(0, block.cols, L,
+            [&](int64_t i) { V::store1<kKind>(dst + i, quantizer(Floats::load(src + i)), quantizer.zp); });
     else
-      V::store_part<kKind>(dst, quantizer(V::load_part(src, block.cols)), quantizer.zp, block.cols);
+      V::store_part<kKind>(dst, quantizer(Floats::load_part(src, block.cols)), quantizer.zp, block.cols);
   }
 }
 
 // kRows rows at once, so that the parameters of the columns are loaded once for all of them.
-template <int kRows, CodeKind kKind, bool kStream, class Quantizer>
-void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* src, uint8_t* dst, int64_t cols,
-                        int64_t stride) {
+template <class Floats, int kRows, CodeKind kKind, bool kStream, class Quantizer>
+void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const QuantizeBlock& block, int64_t first_row) {
+  const int64_t cols = block.cols, stride = block.stride;
+  const auto* src = static_cast<const typename Floats::Element*>(block.src) + first_row * stride;
+  uint8_t* dst = static_cast<uint8_t*>(block.dst) + first_row * stride;
   constexpr int64_t L = V::kLanes;
   const auto four = [&](int64_t i) {
     V::I halves[2][kRows];
@@ -94,8 +97,8 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* sr
       const Quantizer low = quantizers.of_columns(first), high = quantizers.of_columns(first + L);
       const V::I zp = V::pack16(low.zp, high.zp);
       for (int64_t row = 0; row < kRows; ++row) {
-        const float* from = src + row * stride + first;
-        halves[half][row] = V::add16(V::pack16(low(V::load(from)), high(V::load(from + L))), zp);
+        const auto* from = src + row * stride + first;
+        halves[half][row] = V::add16(V::pack16(low(Floats::load(from)), high(Floats::load(from + L))), zp);
       }
     }
     for (int64_t row = 0; row < kRows; ++row)
@@ -104,35 +107,31 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const float* sr
   const auto one = [&](int64_t i) {
     const Quantizer quantizer = quantizers.of_columns(i);
     for (int64_t row = 0; row < kRows; ++row)
-      V::store1<kKind>(dst + row * stride + i, quantizer(V::load(src + row * stride + i)), quantizer.zp);
+      V::store1<kKind>(dst + row * stride + i, quantizer(Floats::load(src + row * stride + i)), quantizer.zp);
   };
   if (cols >= 4 * L) return cover(0, cols, 4 * L, four);
   if (cols >= L) return cover(0, cols, L, one);
   const Quantizer quantizer = quantizers.of_first_columns(cols);
   for (int64_t row = 0; row < kRows; ++row)
-    V::store_part<kKind>(dst + row * stride, quantizer(V::load_part(src + row * stride, cols)), quantizer.zp, cols);
+    V::store_part<kKind>(dst + row * stride, quantizer(Floats::load_part(src + row * stride, cols)), quantizer.zp,
+                         cols);
 }
 
-template <class Quantizer, CodeKind kKind, bool kStream>
+template <class Floats, class Quantizer, CodeKind kKind, bool kStream>
 void quantize_columns_with(const QuantizeBlock& block) {
   const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols, block.reciprocals);
-  const float* src = block.src;
-  uint8_t* dst = static_cast<uint8_t*>(block.dst);
   int64_t row = 0;
   for (; row + V::kRows <= block.rows; row += V::kRows)
-    quantize_some_rows<V::kRows, kKind, kStream>(quantizers, src + row * block.stride, dst + row * block.stride,
-                                                 block.cols, block.stride);
-  for (; row < block.rows; ++row)
-    quantize_some_rows<1, kKind, kStream>(quantizers, src + row * block.stride, dst + row * block.stride, block.cols,
-                                          block.stride);
+    quantize_some_rows<Floats, V::kRows, kKind, kStream>(quantizers, block, row);
+  for (; row < block.rows; ++row) quantize_some_rows<Floats, 1, kKind, kStream>(quantizers, block, row);
 }
 
-template <class Quantizer, CodeKind kKind, Parameters kParameters, bool kStream>
+template <class Quantizer, CodeKind kKind, Parameters kParameters, bool kStream, class Floats = Float32>
 void quantize_with(const QuantizeBlock& block) {
   if (kParameters == kPerRow)
-    quantize_rows_with<Quantizer, kKind, kStream>(block);
+    quantize_rows_with<Floats, Quantizer, kKind, kStream>(block);
   else
-    quantize_columns_with<Quantizer, kKind, kStream>(block);
+    quantize_columns_with<Floats, Quantizer, kKind, kStream>(block);
 }
 
 template <Arithmetic kArithmetic, template <bool> class Quotient>
@@ -160,4 +159,9 @@ void quantize(const QuantizeBlock& block) {
   } else {
     quantize_with<QuantizerOf<kArithmetic, Markstein>, kKind, kParameters, false>(block);
   }
+}
+
+template <CodeKind kKind, Parameters kParameters>
+void quantize_f16(const QuantizeBlock& block) {
+  quantize_with<OnnxQuantizer<Markstein<true>>, kKind, kParameters, false, Float16>(block);
 }

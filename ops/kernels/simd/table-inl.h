@@ -8,6 +8,7 @@
 // clang-format off: the order of the files matters
 #include "kernels/simd/quotient-inl.h"
 #include "kernels/simd/stores-inl.h"
+#include "kernels/simd/floats-inl.h"
 #include "kernels/simd/quantize-inl.h"
 #include "kernels/simd/dequantize-inl.h"
 #include "kernels/simd/affine-inl.h"
@@ -36,6 +37,10 @@ constexpr KernelTable make_table() {
       range<true>,
       {row_range<false>, column_range<false>},
       {row_range<true>, column_range<true>},
+      {{quantize_f16<kU8, kPerRow>, quantize_f16<kU8, kPerColumn>},
+       {quantize_f16<kS8, kPerRow>, quantize_f16<kS8, kPerColumn>}},
+      {{dequantize_f16<kU8, kPerRow>, dequantize_f16<kU8, kPerColumn>},
+       {dequantize_f16<kS8, kPerRow>, dequantize_f16<kS8, kPerColumn>}},
       {convert<WidenF16>, convert<WidenBf16>, convert<WidenCodes<kU8>>, convert<WidenCodes<kS8>>},
       {convert<NarrowF16>, convert<NarrowBf16>, convert<NarrowCodes<kU8>>, convert<NarrowCodes<kS8>>},
   };
