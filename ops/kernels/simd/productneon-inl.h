@@ -4,7 +4,9 @@
 #pragma GCC optimize("no-schedule-insns")
 #endif
 
-struct ProductNeon : VectorNeon {
+#include "kernels/simd/wholequads-inl.h"
+
+struct ProductNeon : VectorNeon, WholeQuads {
   static constexpr int kSteps = 1, kBlocks = 1, kGroupBlocks = 1, kSplit = 1;
   static constexpr int kConvRows = 8, kConvChannels = 4, kConvSums = 24;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
@@ -23,14 +25,6 @@ struct ProductNeon : VectorNeon {
   // A quad in the first four bytes: the instructions of dot products multiply it by all quads of a vector.
   using Quad = uint8x8_t;
   static Quad quad(const uint8_t* p) { return load4(p); }
-  template <int, class T>
-  static T codes_of(T codes) {
-    return codes;
-  }
-  template <int, class T>
-  static T weights_of(T weights) {
-    return weights;
-  }
   // The quads at p, p + kBytes, p + 2 * kBytes and p + 3 * kBytes.
   template <int kBytes>
   static I overlapping_quads(const uint8_t* p) {

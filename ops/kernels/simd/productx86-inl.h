@@ -1,16 +1,8 @@
 // What types of products share on x86-64. Needs SSE2.
 
-struct ProductX86 {
-  // One step multiplies whole quads.
-  template <int, class T>
-  static T codes_of(T quads) {
-    return quads;
-  }
-  template <int, class T>
-  static T weights_of(T quads) {
-    return quads;
-  }
+#include "kernels/simd/wholequads-inl.h"
 
+struct ProductX86 : WholeQuads {
   // Stores the quads of kCodes codes of each row, from code i on.
   template <int64_t kCodes>
   static void store_quads(const uint8_t* const (&rows)[kQuad], int64_t i, uint8_t flip, uint8_t* to) {
