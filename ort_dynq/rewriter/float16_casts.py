@@ -6,12 +6,14 @@ computed in float32, and only some values are rounded to float16: those that a n
 
 ONNX Runtime itself says which: it saves the graph that it runs. These nodes become float32 nodes here, with Casts where
 values are rounded. Nodes that select some of their elements or round them to integers then follow: between rounded
-values they give the same in float32. The results of the model stay the same bit for bit.
+values they give the same in float32. ONNX Runtime may treat the neighbours of these Casts in another way: it says that,
+too, and the model stays as it is. Otherwise the results of the model stay the same bit for bit.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
@@ -35,20 +37,31 @@ def write_casts(model: ir.Model) -> bool:
         model: The model, which is changed.
 
     Returns:
-        Whether the model has such a Round, and ONNX Runtime runs the model. Otherwise it is unchanged.
+        Whether the model has such a Round, and ONNX Runtime runs the model with and without the Casts, and rounds the
+        same values to float16. Otherwise it is unchanged.
     """
     rounds = [node for node in model.graph if node.outputs and producer_of(node.outputs[0], "Round") is node]
     if not rounds or not _mentions_float16(model.graph):
         return False
-    try:
-        with Facts(model):
-            types = {value.name: value.dtype for value in _values(model.graph) if value.name}
-        if not any(types.get(node.outputs[0].name or "") == ir.DataType.FLOAT16 for node in rounds):
-            return False
-        run = _saved_by_onnxruntime(model)
-    except Exception:  # ONNX Runtime refuses the model
+    with Facts(model):
+        types = {value.name: value.dtype for value in _values(model.graph) if value.name}
+    if not any(types.get(node.outputs[0].name or "") == ir.DataType.FLOAT16 for node in rounds):
         return False
-    _Casts(model.graph, types).write(run)
+    if any(name.startswith(_PREFIX) for name in types):
+        return False  # ONNX Runtime has saved this model: its Casts are there
+    run = _saved_by_onnxruntime(model)
+    if run is None:
+        return False
+    untouched = model.graph
+    model.graph = untouched.clone()
+    casts = _Casts(model.graph, types)
+    casts.write(run)
+    written = _saved_by_onnxruntime(model)
+    numbers: dict[object, int] = {}
+    if written is None or _expressions(run, numbers) != _expressions(written, numbers):
+        model.graph = untouched
+        return False
+    casts.simplify()
     return True
 
 
@@ -59,12 +72,19 @@ def _values(graph: ir.Graph) -> list[ir.Value]:
 def _mentions_float16(graph: ir.Graph) -> bool:
     """Returns whether an input, an initializer or a Cast of a graph is of float16: other values follow from these."""
     values = (*graph.inputs, *graph.initializers.values())
-    is_cast = (node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
-    return any(value.dtype == ir.DataType.FLOAT16 for value in values) or any(is_cast)
+    casts = (_is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
+    return any(value.dtype == ir.DataType.FLOAT16 for value in values) or any(casts)
 
 
-def _saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto:
-    """Returns the main graph that ONNX Runtime runs with optimizations off; it lacks the large initializers."""
+def _is_cast(node: ir.Node) -> bool:
+    return bool(node.outputs) and producer_of(node.outputs[0], "Cast") is node
+
+
+def _saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
+    """Returns the main graph that ONNX Runtime runs with optimizations off; it lacks the large initializers.
+
+    None: ONNX Runtime refuses the model.
+    """
     small = ir.Model(model.graph.clone(), ir_version=model.ir_version, functions=list(model.functions.values()))
     for name, value in list(small.graph.initializers.items()):
         if value.const_value is None or value.const_value.size <= _MOST_ELEMENTS:
@@ -77,8 +97,62 @@ def _saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto:
     with temporary_folder() as folder:
         path = os.path.join(folder, "model.onnx")
         options.optimized_model_filepath = path
-        open_session(to_proto(small), options)
-        return onnx.load(path, load_external_data=False).graph
+        try:
+            open_session(to_proto(small), options)
+        except Exception:  # the types are ONNX Runtime's own
+            return None
+        return onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
+
+
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+
+
+def _expressions(graph: onnx.GraphProto, numbers: dict[object, int]) -> list[tuple[int, bool]]:
+    """Describes what a graph computes, without its Casts between floats.
+
+    Args:
+        graph: The graph as ONNX Runtime runs it.
+        numbers: The numbers of all expressions so far, which this function adds to.
+
+    Returns:
+        The expressions of the outputs. An expression is an operator with the expressions of its inputs, and says of
+        each whether it is rounded to float16.
+    """
+    typed = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in typed}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+    def number(expression: object) -> int:
+        return numbers.setdefault(expression, len(numbers))
+
+    values = {name: (number(name), types[name] == onnx.TensorProto.FLOAT16) for name in types}  # inputs, for now
+    for node in graph.node:
+        is_standard = node.domain in STANDARD_DOMAINS
+        if (
+            is_standard
+            and node.op_type == "Cast"
+            and {types.get(node.input[0]), types.get(node.output[0])} <= {*_FLOATS}
+        ):
+            source, is_rounded = values[node.input[0]]
+            values[node.output[0]] = source, is_rounded or types[node.output[0]] == onnx.TensorProto.FLOAT16
+            continue
+        inputs = tuple(values.get(name) for name in _read_by(node))
+        expression = number((node.domain, node.op_type, inputs))
+        floats = [values[name][1] for name in node.input if types.get(name) in _FLOATS]
+        keeps = is_standard and node.op_type in _SELECTING and bool(floats) and all(floats)
+        for i, name in enumerate(node.output):
+            is_half = types.get(name) == onnx.TensorProto.FLOAT16
+            values[name] = number((expression, i)), is_half or (keeps and types.get(name) in _FLOATS)
+    return [values[output.name] for output in graph.output]
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Yields the names of a node's inputs and of those of the nodes in its subgraphs."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _read_by(inner)
 
 
 class _Casts:
@@ -117,19 +191,24 @@ class _Casts:
             self._convert(node, ran.get(node.outputs[0].name or "") if node.outputs else None)
         for node in nodes:
             self._convert_selecting(node)
-        for node in list(self._graph):
-            self._skip_rounding_of_integers(node)
+
+    def simplify(self) -> None:
+        """Removes Casts that change no value, and those that nothing reads any more."""
+        integers: set[ir.Value] = set()
+        for node in self._graph:
+            if self._gives_integers(node, integers):
+                integers.add(node.outputs[0])
+        for node in self._graph:
+            self._skip_rounding_of_integers(node, integers)
         for node in reversed(list(self._graph)):
-            if (
-                node.op_type == "Cast"
-                and node.outputs
-                and not (node.outputs[0].uses() or node.outputs[0].is_graph_output())
-            ):
+            if _is_cast(node) and not (node.outputs[0].uses() or node.outputs[0].is_graph_output()):
                 self._graph.remove([node], safe=True)
 
     def _convert(self, node: ir.Node, ran: onnx.NodeProto | None) -> None:
         """Gives a node the inputs and outputs with which ONNX Runtime runs it: `ran`, or None if it is not found."""
         if ran is None or (node.op_type, len(node.inputs)) != (ran.op_type, len(ran.input)):
+            return
+        if node.domain not in STANDARD_DOMAINS or ran.domain not in STANDARD_DOMAINS:
             return
         if "dtype" in node.attributes or any(name and not self._is_known(name) for name in ran.input):
             return
@@ -142,7 +221,7 @@ class _Casts:
             if name.startswith(_PREFIX):
                 self._wide[name[len(_PREFIX) :]] = self._widen(output)
         if (
-            node.op_type == "Cast"
+            _is_cast(node)
             and cast_to(node) == ir.DataType.FLOAT
             and self._types.get(ran.input[0]) == ir.DataType.FLOAT16
         ):
@@ -250,32 +329,39 @@ class _Casts:
             self._rounded[name] = self._cast(value, ir.DataType.FLOAT) if is_computed else self._float32(name)
         return self._rounded[name]
 
-    def _skip_rounding_of_integers(self, clip: ir.Node) -> None:
-        """Removes Casts of integers to float16 and back before a Clip, if float16 represents all integers within it."""
+    def _skip_rounding_of_integers(self, clip: ir.Node, integers: set[ir.Value]) -> None:
+        """Lets a Clip read integers that are not rounded to float16, if float16 represents all integers within it."""
         if clip.op_type != "Clip" or clip.domain not in STANDARD_DOMAINS or len(clip.inputs) < 3:
             return
         bounds = [constant_scalar(bound) for bound in clip.inputs[1:3]]
         if any(bound is None or not abs(bound) <= _LARGEST_EXACT or not bound.is_integer() for bound in bounds):
             return
         value = rounded_to_float16(clip.inputs[0])
-        if value is not None and self._is_integer(value):
+        if value in integers:
             clip.replace_input_with(0, value)
 
-    def _is_integer(self, value: ir.Value | None) -> bool:
-        """Returns whether the elements of a value are integers, infinite or NaN."""
-        number = constant_scalar(value)
-        if number is not None:
-            return number.is_integer()
-        node = producer_of(value, "Round", "Floor", "Ceil", "Add", "Sub", "Neg", "Cast", "Reshape")
-        if node is None:
+    def _gives_integers(self, node: ir.Node, integers: set[ir.Value]) -> bool:
+        """Returns whether the elements of a node's output are integers, infinite or NaN.
+
+        Args:
+            node: The node.
+            integers: The outputs of the nodes before it for which that is so.
+        """
+
+        def is_integer(value: ir.Value | None) -> bool:
+            number = constant_scalar(value)
+            return value in integers if number is None else number.is_integer()
+
+        if not node.outputs or node.domain not in STANDARD_DOMAINS:
             return False
         if node.op_type == "Cast":
-            return node.inputs[0] is not None and (
-                self._types.get(node.inputs[0].name or "") in CODE_TYPES or self._is_integer(node.inputs[0])
-            )
+            value = node.inputs[0]
+            return value is not None and (self._types.get(value.name or "") in CODE_TYPES or is_integer(value))
         if node.op_type in ("Add", "Sub"):
-            return all(map(self._is_integer, node.inputs))
-        return node.op_type in ("Round", "Floor", "Ceil") or self._is_integer(node.inputs[0])
+            return all(map(is_integer, node.inputs))
+        return node.op_type in ("Round", "Floor", "Ceil") or (
+            node.op_type in ("Neg", "Reshape") and is_integer(node.inputs[0])
+        )
 
 
 def _is_inserted(node: onnx.NodeProto) -> bool:

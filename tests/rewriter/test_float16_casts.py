@@ -85,6 +85,8 @@ def test_chains(isa: str, name: str) -> None:
         "h = Mul(x, third) i = Cast<to = 6>(h) f = Cast<to = 10>(i) r = Round(f) v = Add(f, r) y = Mul(v, third)",
         "h = Mul(x, third) r = Round(h) c = Clip(r, low) y = Add(c, h)",
         "h = Mul(x, third) r = Round(h) q = Greater(r, h) y = Where(q, r, h)",
+        "h = Mul(x, third) r = Round(h) v = Relu(r) y = Mul(v, third)",
+        "h = Mul(x, third) r = Round(h) v = Softmax(r) y = Mul(v, third)",
     ],
 )
 def test_casts_change_no_bit(body: str) -> None:
@@ -95,6 +97,54 @@ def test_casts_change_no_bit(body: str) -> None:
     (expected,) = stock_session(model).run(None, {"x": x})
     (actual,) = stock_session(ir.to_proto(written)).run(None, {"x": x})
     assert_same(one_nan(actual), one_nan(expected))
+
+
+@pytest.mark.parametrize(
+    ("chain", "function"),
+    [
+        ("w = Relu(f) y = Mul(w, third)", ""),
+        ("w = ReduceLogSumExp<keepdims = 1>(f, one) y = Mul(w, third)", ""),
+        ("w = own.Largest(f, third) y = Mul(w, third)", "Largest (p, q) => (o) { o = Max(q, p) }"),
+        ("w = own.Sub(f, x) y = Neg(w)", "Sub (p, q) => (o) { o = Sub(q, p) }"),
+        ("v, w = own.Cast(f) y = Neg(w)", "Cast (p) => (u, o) { o = Neg(p) u = Exp(p) }"),
+    ],
+)
+def test_what_onnxruntime_expands(chain: str, function: str) -> None:
+    """It replaces some nodes by others, which it may run in float16 or not: the Casts are right, or the model stays."""
+    body = CHAINS["quotient"].replace("y =", "q =") + " f = MatMul(q, weights) "
+    head = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float16[N, 64] x) => (float16[N, M] y)'
+    text = f"{head} {{ {body + chain} }}"
+    if function:
+        text += f' <domain: "own", opset_import: ["" : 18]> {function}'
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(1)
+    constants = {"limit": 127, "low": -128, "third": 1 / 3, "weights": rng.normal(0, 0.1, (64, 64))}
+    model.graph.initializer.extend(numpy_helper.from_array(np.float16(v), name) for name, v in constants.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "one"))
+    x = rng.normal(0, 3, (40, 64)).astype(np.float16)
+    (expected,) = stock_session(model).run(None, {"x": x})
+    (actual,) = stock_session(rewrite(model, exact=True).to_proto()).run(None, {"x": x})
+    assert_same(actual, expected)
+    assert verify(model, rewrite(model).model, inputs={"x": x}).passed
+
+
+def test_long_sums_of_integers() -> None:
+    """Every sum is looked at once."""
+    sums = " ".join(f"r{i + 1} = Add(r{i}, r{i})" for i in range(64))
+    model = model_of(f"{CHAINS['quotient'].replace('y =', 'w =')} r0 = Round(w) {sums} y = Clip(r64, low, limit)")
+    assert rewrite(model).report.rewritten
+
+
+def test_names_of_onnxruntime() -> None:
+    """A model that it has saved, or one with values of these names."""
+    body = (
+        CHAINS["quotient"]
+        .replace("q =", "")
+        .replace("d =", "InsertedPrecisionFreeCast_d =")
+        .replace("(d)", "(InsertedPrecisionFreeCast_d)")
+    )
+    model = model_of(body)
+    assert not write_casts(load(model))
 
 
 def test_models_without_float16_chains_stay() -> None:
