@@ -55,10 +55,15 @@ class GivenAttributes : public Attributes {
   }
 
  private:
+  // The only attribute of this name, or null.
   const ort_dynq_attribute* find(const char* name) const {
-    for (int32_t i = 0; i < count_; ++i)
-      if (std::strcmp(attributes_[i].name, name) == 0) return &attributes_[i];
-    return nullptr;
+    const ort_dynq_attribute* found = nullptr;
+    for (int32_t i = 0; i < count_; ++i) {
+      if (std::strcmp(attributes_[i].name, name) != 0) continue;
+      if (found != nullptr) throw Error(std::string(name) + " is a list, expected one value");
+      found = &attributes_[i];
+    }
+    return found;
   }
 
   const ort_dynq_attribute* attributes_;

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from . import library
 from .errors import DynqError
+from .operators import OPERATORS
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +40,7 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
     Args:
         operator: Its name.
         inputs: Its inputs; None for an optional input that is absent.
-        attributes: Its attributes; those left out have their defaults.
+        attributes: Its attributes, integers, strings or lists of integers; those left out have their defaults.
 
     Returns:
         Its outputs.
@@ -51,7 +52,14 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
     arrays = [array if array is None else np.asarray(array, order="C") for array in inputs]
     stored = [array if array is None else _stored(array) for array in arrays]
     tensors = (library.Tensor * len(arrays))(*map(_tensor, arrays, stored))
-    lists = {name: tuple(value) for name, value in attributes.items() if not isinstance(value, (str, int))}
+    lists = {
+        name: tuple(value)
+        for name, value in attributes.items()
+        if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    }
+    for attribute in OPERATORS[operator].attributes if lists and operator in OPERATORS else ():
+        if attribute.name in lists and not attribute.is_list:
+            raise DynqError(f"{operator}: {attribute.name} is a list, expected one value")
     given = _attributes(tuple((attributes | lists).items()))
     outputs: list[tuple[Array, Array]] = []
 

@@ -87,7 +87,7 @@ class ParameterTile {
     }
     if constexpr (std::is_same_v<Work, QuantizeWork>)
       if (work_.direct != nullptr)
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < count; ++i)  // NOLINTNEXTLINE(clang-analyzer-core.*): all branches above write scales_
           safe_ &= scales_[i] >= kSmallestSafeScale && scales_[i] <= kLargestSafeScale;
   }
 

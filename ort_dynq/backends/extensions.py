@@ -106,7 +106,7 @@ def _define(
         for kind in (*signature.inputs, *signature.outputs)
     }
     dtypes = [np.dtype(kind) for kind in signature.outputs]
-    carried = [attribute for attribute in operator.attributes if not isinstance(attribute.default, tuple)]
+    carried = [attribute for attribute in operator.attributes if not attribute.is_list]
     integers = {attribute.name for attribute in carried if isinstance(attribute.default, int)}
 
     def body(*inputs: kernels.Array, **attributes: Any) -> _Result | tuple[_Result, ...]:

@@ -55,8 +55,11 @@ def ready_for_extensions(model: Model) -> Result:
 def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     operator = OPERATORS[node.op_type]
     for attribute in operator.attributes:
-        if attribute.default == ():
-            node.attributes.pop(attribute.name, None)  # onnxruntime-extensions does not support lists
+        if attribute.is_list:  # which onnxruntime-extensions does not support; shapes give the same groups
+            given = node.attributes.pop(attribute.name, None)
+            qtype = node.attributes.get("qtype")
+            if given is not None and qtype is not None and qtype.as_string() == "auto":
+                node.attributes["qtype"] = ir.AttrString("qtype", "per_group")
         elif attribute.name not in node.attributes:
             node.attributes.add(ir.convenience.convert_attribute(attribute.name, attribute.default))
     output = _output(node)

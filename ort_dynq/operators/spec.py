@@ -47,6 +47,11 @@ class Attribute:
     encoding: type[Encoding] | None = None
     choices: tuple[str | int, ...] = field(default=())
 
+    @property
+    def is_list(self) -> bool:
+        """Whether its values are lists of integers."""
+        return isinstance(self.default, tuple)
+
     def values(self) -> tuple[str | int, ...]:
         """The values that the attribute can have; empty if they are not listed."""
         return self.choices or tuple(self.encoding or ())

@@ -28,8 +28,8 @@ def constant(elements: npt.NDArray[Any]) -> ir.Node:
 def call(operator: str, inputs: list[ir.Value], **attributes: str | int) -> ir.Node:
     """Returns a call of one of ort_dynq's operators with all of its attributes; the defaults fill in the rest."""
     spec = OPERATORS[operator]
-    given = {attribute.name: attributes.get(attribute.name, attribute.default) for attribute in spec.attributes}
-    given = {name: value for name, value in given.items() if value != ()}
+    single = [attribute for attribute in spec.attributes if not attribute.is_list]
+    given = {attribute.name: attributes.get(attribute.name, attribute.default) for attribute in single}
     return ir.node(operator, inputs, given, domain=DOMAIN, num_outputs=len(spec.outputs))
 
 

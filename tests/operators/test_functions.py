@@ -86,7 +86,7 @@ def session(
 def complete(operator: str, case: Case) -> tuple[Attributes, str, tuple[str, ...], tuple[str, ...]]:
     """All attributes of a case, their text, and the types of inputs and outputs."""
     spec = OPERATORS[operator]
-    given: Attributes = {each.name: each.default for each in spec.attributes if not isinstance(each.default, tuple)}
+    given: Attributes = {each.name: each.default for each in spec.attributes if not each.is_list}
     assert case.attributes.keys() <= given.keys()
     given |= case.attributes
     texts = [f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in given.items()]

@@ -129,7 +129,8 @@ def test_sessions(backend: str) -> None:
     each = whole(feeds["s"], group_shape), whole(feeds["z"], group_shape)
     codes = stock("QuantizeLinear", feeds["x"], *each)
     floats = stock("DequantizeLinear", codes.astype(np.uint8), *each)
-    for given in ('<qtype = "per_group", group_shape = [2, 16, 32]>', '<qtype = "per_group">'):
+    groups = "group_shape = [2, 16, 32]"
+    for given in (f'<qtype = "per_group", {groups}>', f'<qtype = "auto", {groups}>', '<qtype = "per_group">'):
         model = parse(
             "float[a, 16, 64] x, float[b, 1, 2] s, uint8[b, 1, 2] z",
             "uint8[a, 16, 64] q, float[a, 16, 64] d, float[a, 16, 64] f",

@@ -61,7 +61,7 @@ def quantize_case(rng: np.random.Generator) -> Case:
     shape, scales_shape, given = granularity(rng)
     scales = random_scales(rng, scales_shape)
     zps = random_zps(rng, scales_shape if rng.random() < 0.8 else (1,), any_of(rng, np.uint8, np.int8, np.int32))
-    given |= {"output_dtype": any_of(rng, 0, 2, 3), "arithmetic": any_of(rng, "onnx", "onednn")}
+    given |= {"output_dtype": any_of(rng, 0, 2, 3), "arithmetic": any_of(rng, "onnx", "onednn", "wrapping")}
     axis, block = given.get("axis", 0), given.get("block_size", 0)
     assert zps is not None
     whole = spread(scales, shape, axis, block), spread(zps, shape, axis, block)
