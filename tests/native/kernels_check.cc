@@ -154,7 +154,8 @@ uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Par
         {problem.extent, src.data(), direct != nullptr ? static_cast<void*>(halves.data()) : dst.data(),
          problem.scales.data(), problem.zps.data(), false});
     if (direct == nullptr) table.narrow[dynq::kF16](dst.data(), halves.data(), count);
-    hash.add(reinterpret_cast<const uint8_t*>(halves.data()), halves.size() * sizeof(uint16_t));
+    table.widen[dynq::kF16](halves.data(), dst.data(), count);
+    hash.add_floats(dst.data(), dst.size());
   });
 }
 
