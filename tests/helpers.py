@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from ort_dynq.operators.packing import pack
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+
+IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # where ONNX Runtime computes some values in another way
 
 # Around every number of vector lanes.
 LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import math
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ import onnxruntime as ort
 import pytest
 from convolutions import conv_inputs, random_conv
 from helpers import (
+    IS_ARM,
     SPECIAL_SCALES,
     SPECIALS,
     Array,
@@ -588,7 +588,6 @@ NEWEST_OPSET = 25
 OTHERWISE_ON_ARM = {
     *("AffineQuantize", "AffineFakeQuantize", "DynamicRangeQuantize", "DynamicRangeFakeQuantize", "QuantizedConv"),
 }
-IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")
 
 
 # The bodies change at opsets 14, 18 and 21.

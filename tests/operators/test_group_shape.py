@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, Shape, assert_same, make_session, parse, random_scales, stock_session, tie_dense
+from helpers import IS_ARM, Array, Shape, assert_same, make_session, parse, random_scales, stock_session, tie_dense
 from test_formats import ARITHMETIC, CODES, HALVES, LIMITS, NUMBERS, VERSION, with_one_nan
 
 import ort_dynq
@@ -72,6 +72,8 @@ def test_groups_along_several_dimensions(kind: str, codes: str) -> None:
         zps = rng.integers(low, high + 1, counts).astype(np.int32)
         with np.errstate(all="ignore"):
             scales = random_scales(rng, counts).astype(dtype)
+            if IS_ARM and codes.endswith("4"):  # where ONNX Runtime makes the zero point of NaN
+                scales = np.where(np.isfinite(scales) & (scales != 0), scales, dtype(1))
             each, zp = whole(scales, group_shape), whole(zps, group_shape)
             src = tie_dense(rng, each.astype(np.float32), zp, np.int8).astype(dtype)
             if kind == "float32" and codes.endswith("4"):  # ONNX Runtime wraps around, in 1.20 everywhere

@@ -7,7 +7,6 @@ and everything else bit for bit: see ort_dynq.verify.
 from __future__ import annotations
 
 import functools
-import platform
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import assert_same, make_session, options, parse, stock_session
+from helpers import IS_ARM, assert_same, make_session, options, parse, stock_session
 from rewriting import FOLDERS, MODELS, data_sets, has_products, load, nodes_of, operators, rewritten
 
 from ort_dynq import kernels, verify
@@ -152,7 +151,7 @@ def why_skipped(name: str) -> str:
     """Why stock ONNX Runtime does not compute what ONNX defines; empty if it does."""
     if OLDEST_RUNTIME.get(name, RUNTIME) > RUNTIME:
         return f"onnxruntime {ort.__version__} cannot run {name}"
-    if platform.machine() in ("aarch64", "arm64") and b"Reciprocal" in (MODELS / name / "model.onnx").read_bytes():
+    if IS_ARM and b"Reciprocal" in (MODELS / name / "model.onnx").read_bytes():
         return "Reciprocal of onnxruntime is not correctly rounded on ARM"
     return ""
 
