@@ -27,13 +27,13 @@ IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # where ONNX Runti
 LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)
 INNER = (1, 2, 3, 5, 31, 32, 33)
 
-_TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
-# Of the types of most operators. Those of 16-bit floats and 4-bit codes: operators/test_formats.py.
+_TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+# Those of bfloat16 and 4-bit codes, and those that need more than one input of float16: operators/test_formats.py.
 SIGNATURES = [
     (operator, signature)
     for operator in OPERATORS.values()
     for signature in operator.signatures
-    if _TYPES.keys() >= {*signature.inputs, *signature.outputs}
+    if _TYPES.keys() >= {*signature.inputs, *signature.outputs} and signature.inputs.count("float16") < 2
 ]
 
 
@@ -235,7 +235,7 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
 
 def with_one_nan(array: Array) -> Array:
     """Replaces every NaN by one: its sign and payload depend on the processor."""
-    return np.where(np.isnan(array), np.float32(np.nan), array) if array.dtype == np.float32 else array
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 
 
 # Data

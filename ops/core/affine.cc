@@ -63,7 +63,6 @@ const AffineKernel* AffineArithmetic::kernels(const KernelTable& table, bool wra
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
-  if (order_ == kFloat16Quotient) return false;
   const bool is_whole = zero_point == std::nearbyint(zero_point);
   if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && is_whole &&
         std::fabs(zero_point) <= static_cast<float>(kNarrowZeroPoint)))
@@ -99,20 +98,34 @@ float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
                                    : std::nearbyint(t);
 }
 
-void AffineArithmetic::run(const KernelTable& table, const float* src, void* dst, int64_t count, float scale,
-                           float zero_point, bool bounded, bool wraps) const {
+BoundedKernel AffineArithmetic::fake_quantizer(const KernelTable& table, bool is_float16) const {
+  if (target_ != kToFloat) return nullptr;
+  const BoundedOrder order = order_ == kAddThenRound      ? kAddsFirst
+                             : order_ == kFloat16Quotient ? kRoundsQuotient
+                                                          : kNoEffectOfZeroPoint;
+  return (is_float16 ? table.bounded_f16 : table.bounded)[scaling_][order];
+}
+
+QuantizeKernel AffineArithmetic::quantizer(const KernelTable& table, bool is_float16) const {
+  if (target_ == kToFloat || scaling_ != kDivide || order_ == kAddThenRound) return nullptr;
+  const Arithmetic arithmetic = order_ == kFloat16Quotient ? kRoundedQuotient : kOnnx;
+  return (is_float16 ? table.quantize_f16 : table.quantize)[arithmetic][target_ == kToU8 ? kU8 : kS8][kPerRow];
+}
+
+void AffineArithmetic::run(const KernelTable& table, const void* src, void* dst, bool is_float16, int64_t count,
+                           float scale, float zero_point, bool bounded, bool wraps) const {
   const Extent extent{1, count, count};
-  if (bounded && target_ == kToFloat) {
+  if (const BoundedKernel kernel = bounded ? fake_quantizer(table, is_float16) : nullptr) {
     // Adding the zero point of kRoundThenAdd and subtracting it again turns -0 into +0, as integer codes do.
     const bool keeps_negative_zero = order_ != kRoundThenAdd && !constants_.integer_codes;
-    table.bounded[scaling_][order_ == kAddThenRound](
-        {extent, src, static_cast<float*>(dst), &scale, &zero_point, keeps_negative_zero});
-  } else if (bounded && scaling_ == kDivide && order_ != kAddThenRound) {
-    const int32_t zp = offset() + (order_ == kNoZeroPoint ? 0 : static_cast<int32_t>(zero_point));
-    table.quantize[kOnnx][target_ == kToU8 ? kU8 : kS8][kPerRow]({extent, src, dst, &scale, &zp, false});
+    kernel({extent, src, dst, &scale, &zero_point, keeps_negative_zero});
+  } else if (const QuantizeKernel to_codes = bounded ? quantizer(table, is_float16) : nullptr) {
+    const int32_t zp = offset() + (has_zero_point(order_) ? static_cast<int32_t>(zero_point) : 0);
+    to_codes({extent, src, dst, &scale, &zp, false});
   } else {
-    kernels(table, wraps)[kPerRow]({extent, src, dst, &scale, &zero_point, constants_.low, constants_.high,
-                                    constants_.nan_code, constants_.integer_codes, constants_.code_offset, wraps});
+    kernels(table, wraps)[kPerRow]({extent, static_cast<const float*>(src), dst, &scale, &zero_point, constants_.low,
+                                    constants_.high, constants_.nan_code, constants_.integer_codes,
+                                    constants_.code_offset, wraps});
   }
 }
 

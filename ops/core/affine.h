@@ -42,11 +42,19 @@ class AffineArithmetic {
   bool may_wrap(float low, float high, float scale, float zero_point) const;
 
   // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:
-  // may_wrap() holds.
-  void run(const KernelTable& table, const float* src, void* dst, int64_t count, float scale, float zero_point,
-           bool bounded, bool wraps) const;
+  // may_wrap() holds. `is_float16`: floats of src and dst are float16, not float; only if takes_float16().
+  void run(const KernelTable& table, const void* src, void* dst, bool is_float16, int64_t count, float scale,
+           float zero_point, bool bounded, bool wraps) const;
+
+  // Whether run() takes float16.
+  bool takes_float16(const KernelTable& table, bool bounded) const {
+    return bounded && (fake_quantizer(table, true) != nullptr || quantizer(table, true) != nullptr);
+  }
 
  private:
+  // The faster kernels, for elements that are bounded; null if there is none.
+  BoundedKernel fake_quantizer(const KernelTable& table, bool is_float16) const;
+  QuantizeKernel quantizer(const KernelTable& table, bool is_float16) const;
   const AffineKernel* kernels(const KernelTable& table, bool wraps) const;
 
   // The code of x before it is clipped.

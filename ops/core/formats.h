@@ -24,6 +24,29 @@ inline void* element(void* data, const Storage& storage, int64_t index) {
   return static_cast<char*>(data) + index * storage.bits / 8;
 }
 
+// A tensor of float32 or of a 16-bit float, whose elements are read as float32.
+class FloatReader {
+ public:
+  explicit FloatReader(const Tensor& tensor) : data_(tensor.data), storage_(storage_of(tensor.type)) {}
+
+  // The address of element number `first`, as it is stored.
+  const void* at(int64_t first) const { return element(data_, storage_, first); }
+
+  // `count` elements from number `first` on: as they are stored, or converted into the memory of `buffer`.
+  template <class Buffer>
+  const float* read(int64_t first, int64_t count, Buffer& buffer) const {
+    const void* from = at(first);
+    if (storage_.widen == nullptr) return static_cast<const float*>(from);
+    float* to = buffer.allocate(count);
+    storage_.widen(from, to, count);
+    return to;
+  }
+
+ private:
+  const void* data_;
+  Storage storage_;
+};
+
 // Code or zero point number `index` of a tensor of 4-bit codes.
 inline int32_t code_of_4_bits(const Tensor& tensor, int64_t index) {
   const int32_t byte = static_cast<const uint8_t*>(tensor.data)[index / 2], half = byte >> (index % 2 * 4) & 15;

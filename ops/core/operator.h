@@ -103,6 +103,12 @@ std::unique_ptr<Node> make_node(const Attributes& attributes) {
   return std::make_unique<T>(attributes);
 }
 
+// `output_type` of an operator whose output 0 has the type of an input.
+template <size_t kInput>
+Type type_of_input(const Attributes&, const std::vector<Type>& inputs) {
+  return inputs[kInput];
+}
+
 // `output_type` of an operator whose output 0 is float32.
 inline Type always_float(const Attributes&, const std::vector<Type>&) { return kFloat; }
 

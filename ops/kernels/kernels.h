@@ -51,9 +51,10 @@
 
 namespace dynq {
 
-enum Arithmetic { kOnnx, kOneDnn, kWrapping, kArithmetics };
+enum Arithmetic { kOnnx, kOneDnn, kWrapping, kRoundedQuotient, kArithmetics };
 enum CodeKind { kU8, kS8, kCodeKinds };
 enum Format { kF16, kBf16, kU4, kS4, kFormats };
+enum BoundedOrder { kNoEffectOfZeroPoint, kAddsFirst, kRoundsQuotient, kBoundedOrders };
 enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 
@@ -132,8 +133,8 @@ struct AffineBlock : Extent {
 // For fake quantization per row without a clip: the caller has checked that every element is finite, that the clip
 // changes no code, that scales are safe and that zero points are narrow integers.
 struct BoundedBlock : Extent {
-  const float* src;
-  float* dst;
+  const void* src;  // both float, or float16 for bounded_f16
+  void* dst;
   const float* scales;
   const float* zps;
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
@@ -246,9 +247,9 @@ using DequantizeKernel = void (*)(const DequantizeBlock&);
 using AffineKernel = void (*)(const AffineBlock&);
 using BoundedKernel = void (*)(const BoundedBlock&);
 
-// The range of `count` > 0 elements. It is NaN if the first element is NaN; any other NaN is ignored
-// (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
-using RangeKernel = Range (*)(const float* x, int64_t count);
+// The range of `count` > 0 elements, float or for ranges_f16 float16. It is NaN if the first element is NaN; any other
+// NaN is ignored (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
+using RangeKernel = Range (*)(const void* x, int64_t count);
 
 // Widens low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
 // largest magnitude widen high[i] only. NaN is ignored. If a column's extreme is a zero, the sign is that of its first
@@ -281,15 +282,19 @@ struct ProductKernels {
 
 // The elementwise kernels of one instruction set.
 struct KernelTable {
+  // kRoundedQuotient: as kOnnx, but the quotient is rounded to float16 first. Only kPerRow, for safe scales; may be
+  // null.
   QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
   AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
-  BoundedKernel bounded[kScalings][2];  // [1]: kAddThenRound; [0]: the zero point has no effect
-  RangeKernel min_max, abs_max;
+  BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
+  RangeKernel ranges[2];  // of the smallest and the largest element; of the largest magnitude
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
-  // As quantize with kOnnx, for safe scales, and dequantize; null: float16 is converted to and from float.
-  QuantizeKernel quantize_f16[kCodeKinds][kParameterKinds];
+  // As the kernels above without _f16; quantize for safe scales. Null: float16 is converted to and from float.
+  QuantizeKernel quantize_f16[kArithmetics][kCodeKinds][kParameterKinds];  // not kOneDnn, not kWrapping
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
+  BoundedKernel bounded_f16[kScalings][kBoundedOrders];
+  RangeKernel ranges_f16[2];
   ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
   ConvertKernel narrow[kFormats];  // from them
 };
@@ -308,6 +313,13 @@ extern const ProductKernels kPortableProducts;
    ORT_DYNQ_AFFINE_TARGETS(scaling, kNoZeroPoint), ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Quotient)}
 #define ORT_DYNQ_AFFINE_TABLE \
   {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyByTheReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
+
+// KernelTable::bounded, from a function template kernel<scaling, order>.
+#define ORT_DYNQ_BOUNDED_OF(kernel, scaling) \
+  {kernel<scaling, kNoEffectOfZeroPoint>, kernel<scaling, kAddsFirst>, kernel<scaling, kRoundsQuotient>}
+#define ORT_DYNQ_BOUNDED_TABLE(kernel)                                                          \
+  {ORT_DYNQ_BOUNDED_OF(kernel, kDivide), ORT_DYNQ_BOUNDED_OF(kernel, kMultiplyByTheReciprocal), \
+   ORT_DYNQ_BOUNDED_OF(kernel, kMultiply)}
 
 // An instruction set of the list in dispatch.cc.
 struct InstructionSet {

@@ -282,7 +282,8 @@ void bounded(const BoundedBlock& block) {
 }
 
 template <bool kAbsMax>
-Range range(const float* x, int64_t count) {
+Range range(const void* elements, int64_t count) {
+  const auto* x = static_cast<const float*>(elements);
   float low = kInfinity, high = kAbsMax ? 0.0f : -kInfinity, not_finite = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const float element = load(x + i), v = kAbsMax && element < 0 ? -element : element;
@@ -381,16 +382,18 @@ constexpr KernelTable kPortable = {
      {{quantize_rows<kOneDnn, kU8>, quantize_columns<kOneDnn, kU8>},
       {quantize_rows<kOneDnn, kS8>, quantize_columns<kOneDnn, kS8>}},
      {{quantize_rows<kWrapping, kU8>, quantize_columns<kWrapping, kU8>},
-      {quantize_rows<kWrapping, kS8>, quantize_columns<kWrapping, kS8>}}},
+      {quantize_rows<kWrapping, kS8>, quantize_columns<kWrapping, kS8>}},
+     {}},
     {{dequantize_rows<kU8>, dequantize_columns<kU8>}, {dequantize_rows<kS8>, dequantize_columns<kS8>}},
     ORT_DYNQ_AFFINE_TABLE,
-    {{bounded<kDivide, false>, bounded<kDivide, true>},
-     {bounded<kMultiplyByTheReciprocal, false>, bounded<kMultiplyByTheReciprocal, true>},
-     {bounded<kMultiply, false>, bounded<kMultiply, true>}},
-    range<false>,
-    range<true>,
+    {{bounded<kDivide, false>, bounded<kDivide, true>, nullptr},
+     {bounded<kMultiplyByTheReciprocal, false>, bounded<kMultiplyByTheReciprocal, true>, nullptr},
+     {bounded<kMultiply, false>, bounded<kMultiply, true>, nullptr}},
+    {range<false>, range<true>},
     {row_range<false>, column_range<false>},
     {row_range<true>, column_range<true>},
+    {},
+    {},
     {},
     {},
     {widen_half<widen_f16>, widen_half<widen_bf16>, widen_codes<kU8>, widen_codes<kS8>},

@@ -36,7 +36,7 @@ class AffineQuantize : public Node {
       throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected output_dtype, " +
                   name_of(arithmetic_.output_dtype()));
     const AffineWork work = {
-        {src, context.output(0, src.shape), kToCodes ? zero_point.type : kFloat, scale, zero_point},
+        {src, context.output(0, src.shape), kToCodes ? zero_point.type : src.type, scale, zero_point},
         arithmetic_.kernels(active_kernels()),
         arithmetic_.constants()};
     run_grouped(src.shape, groups, work, context);
@@ -55,9 +55,10 @@ class AffineDequantize : public Node {
     const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2);
     const Groups groups = broadcast_groups(kName, src.shape, scale.shape, zero_point);
     const CodeKind kind = src.type == kInt8 ? kS8 : kU8;
-    const DequantizeWork work = {{src, context.output(0, src.shape), kFloat, scale, zero_point},
+    const DequantizeWork work = {{src, context.output(0, src.shape), scale.type, scale, zero_point},
                                  active_kernels().dequantize[kind],
-                                 portable_kernels().dequantize[kind]};
+                                 portable_kernels().dequantize[kind],
+                                 scale.type == kFloat16 ? active_kernels().dequantize_f16[kind] : nullptr};
     run_grouped(src.shape, groups, work, context);
   }
 };
@@ -67,9 +68,12 @@ class AffineDequantize : public Node {
 Operator affine_quantize() {
   return {AffineQuantize<true>::kName,
           3,
-          {{{kFloat, kFloat, kUint8}, {kUint8}}, {{kFloat, kFloat, kInt8}, {kInt8}}},
+          {{{kFloat, kFloat, kUint8}, {kUint8}},
+           {{kFloat, kFloat, kInt8}, {kInt8}},
+           {{kFloat16, kFloat, kUint8}, {kUint8}},
+           {{kFloat16, kFloat, kInt8}, {kInt8}}},
           make_node<AffineQuantize<true>>,
-          [](const Attributes&, const std::vector<Type>& inputs) { return inputs[2]; }};
+          type_of_input<2>};
 }
 
 Operator affine_fake_quantize() {
@@ -78,17 +82,24 @@ Operator affine_fake_quantize() {
           {{{kFloat, kFloat, kFloat}, {kFloat}},
            {{kFloat, kFloat, kUint8}, {kFloat}},
            {{kFloat, kFloat, kInt8}, {kFloat}},
-           {{kFloat, kFloat, kInt32}, {kFloat}}},
+           {{kFloat, kFloat, kInt32}, {kFloat}},
+           {{kFloat16, kFloat, kFloat}, {kFloat16}},
+           {{kFloat16, kFloat, kUint8}, {kFloat16}},
+           {{kFloat16, kFloat, kInt8}, {kFloat16}},
+           {{kFloat16, kFloat, kInt32}, {kFloat16}}},
           make_node<AffineQuantize<false>>,
-          always_float};
+          type_of_input<0>};
 }
 
 Operator affine_dequantize() {
   return {AffineDequantize::kName,
           3,
-          {{{kUint8, kFloat, kUint8}, {kFloat}}, {{kInt8, kFloat, kInt8}, {kFloat}}},
+          {{{kUint8, kFloat, kUint8}, {kFloat}},
+           {{kInt8, kFloat, kInt8}, {kFloat}},
+           {{kUint8, kFloat16, kUint8}, {kFloat16}},
+           {{kInt8, kFloat16, kInt8}, {kFloat16}}},
           make_node<AffineDequantize>,
-          always_float};
+          type_of_input<1>};
 }
 
 }  // namespace dynq

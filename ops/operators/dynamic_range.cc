@@ -1,6 +1,7 @@
 // DynamicRangeQuantize, DynamicRangeFakeQuantize: dynamic quantization in one pass. The range of a row gives its scale
 // and zero point, which quantize it (and dequantize it) while it is in the cache. The dimensions from `axis` on form a
 // row: axis -1 is per token, 0 is per tensor.
+// float16 is computed as float32, in kernels or row by row.
 //
 // DynamicQuantizeLinear: as ONNX's. DynamicQuantizeDequantizeLinear: a DequantizeLinear after it, too.
 #include <algorithm>
@@ -10,7 +11,9 @@
 
 #include "core/affine.h"
 #include "core/attributes.h"
+#include "core/formats.h"
 #include "core/parallel.h"
+#include "core/scratch.h"
 
 namespace dynq {
 namespace {
@@ -168,7 +171,7 @@ class DynamicRangeQuantize : public Node {
   void run(Context& context, const Tensor& src, const RangeConstants& constants, bool has_parameter_outputs) const {
     const int64_t rank = static_cast<int64_t>(src.shape.rank);
     Shape parameters = src.shape;
-    Run run;
+    Run run(src);
     for (int64_t i = 0; i < rank; ++i) {
       if (i < (axis_ < 0 ? axis_ + rank : axis_)) {
         run.rows *= src.shape.dims[i];
@@ -179,9 +182,9 @@ class DynamicRangeQuantize : public Node {
     }
     if (rule_.is_linear()) parameters = {};  // one scale without dimensions
     run.table = &active_kernels();
-    run.range = rule_.is_abs_max() ? run.table->abs_max : run.table->min_max;
+    run.range = run.table->ranges[rule_.is_abs_max()];
+    run.range_f16 = src.type == kFloat16 ? run.table->ranges_f16[rule_.is_abs_max()] : nullptr;
     run.constants = constants;
-    run.src = static_cast<const float*>(src.data);
     run.dst = static_cast<char*>(context.output(0, src.shape));
     run.scales = has_parameter_outputs ? static_cast<float*>(context.output(1, parameters)) : nullptr;
     run.zps = has_parameter_outputs ? context.output(2, parameters) : nullptr;
@@ -198,11 +201,16 @@ class DynamicRangeQuantize : public Node {
 
  private:
   struct Run {
+    explicit Run(const Tensor& tensor)
+        : src(tensor), is_float16(tensor.type == kFloat16), floats(storage_of(tensor.type)) {}
+
     const KernelTable* table;
-    RangeKernel range;
+    RangeKernel range, range_f16;  // the latter may be null
     RangeConstants constants;
-    const float* src;
+    FloatReader src;
     char* dst;
+    bool is_float16;
+    Storage floats;  // of src, and of dst if it has floats
     float* scales;
     void* zps;
     int64_t rows = 1, cols = 1;
@@ -229,20 +237,37 @@ class DynamicRangeQuantize : public Node {
     return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
   }
 
-  // Quantizes `count` elements from number `first` of src on.
-  void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters) const {
-    arithmetic_.run(*run.table, run.src + first,
-                    run.dst + first * (to_codes_ ? 1 : static_cast<int64_t>(sizeof(float))), count, parameters.scale,
-                    parameters.zero_point, parameters.bounded, parameters.wraps);
+  // Floats of one row or a part of it, as kernels take them.
+  struct Buffers {
+    Scratch<float, 4096> src, dst;
+  };
+
+  // The range of `count` elements from number `first` on.
+  static Range range_of(const Run& run, int64_t first, int64_t count, Buffers& buffers) {
+    if (run.range_f16 != nullptr) return run.range_f16(run.src.at(first), count);
+    return run.range(run.src.read(first, count, buffers.src), count);
+  }
+
+  // Quantizes `count` elements from number `first` on.
+  void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters, Buffers& buffers) const {
+    const bool is_direct = run.is_float16 && arithmetic_.takes_float16(*run.table, parameters.bounded);
+    const bool narrows = run.is_float16 && !is_direct && !to_codes_;
+    const void* src = is_direct ? run.src.at(first) : run.src.read(first, count, buffers.src);
+    void* to = to_codes_ ? run.dst + first : element(run.dst, run.floats, first);
+    void* dst = narrows ? buffers.dst.allocate(count) : to;
+    arithmetic_.run(*run.table, src, dst, is_direct, count, parameters.scale, parameters.zero_point, parameters.bounded,
+                    parameters.wraps);
+    if (narrows) run.floats.narrow(dst, to, count);
   }
 
   void short_rows(const Run& run, Context& context) const {
     const int64_t rows = std::max<int64_t>(1, kTaskElements / run.cols);
     run_tasks(context, (run.rows + rows - 1) / rows, [&](int64_t task) {
       const int64_t last = std::min(run.rows, (task + 1) * rows);
+      Buffers buffers;
       for (int64_t row = task * rows; row < last; ++row) {
-        const Range range = run.range(run.src + row * run.cols, run.cols);
-        quantize(run, row * run.cols, run.cols, parameters_of(run, row, range));
+        const Range range = range_of(run, row * run.cols, run.cols, buffers);
+        quantize(run, row * run.cols, run.cols, parameters_of(run, row, range), buffers);
       }
     });
   }
@@ -250,23 +275,30 @@ class DynamicRangeQuantize : public Node {
   void long_row(const Run& run, int64_t row, Context& context) const {
     const int64_t parts = part_count(run.cols, kMostParts);
     const auto begin = [&](int64_t part) { return part == parts ? run.cols : run.cols * part / parts / 64 * 64; };
-    const float* src = run.src + row * run.cols;
+    const auto size = [&](int64_t part) { return begin(part + 1) - begin(part); };
     Range ranges[kMostParts];
-    run_tasks(context, parts,
-              [&](int64_t part) { ranges[part] = run.range(src + begin(part), begin(part + 1) - begin(part)); });
+    run_tasks(context, parts, [&](int64_t part) {
+      Buffers buffers;
+      ranges[part] = range_of(run, row * run.cols + begin(part), size(part), buffers);
+    });
     // A NaN that is the first element of a part, but not of the row, does not make the range NaN.
     Range range = ranges[0];
     for (int64_t part = 1; part < parts && !std::isnan(range.high); ++part) {
       Range other = ranges[part];
       range.not_finite += other.not_finite;
-      for (int64_t i = begin(part); i < begin(part + 1) && std::isnan(other.high); ++i)
-        if (!std::isnan(load(src + i))) other = run.range(src + i, begin(part + 1) - i);
+      if (std::isnan(other.high)) {
+        Buffers buffers;
+        const float* src = run.src.read(row * run.cols + begin(part), size(part), buffers.src);
+        for (int64_t i = 0; i < size(part) && std::isnan(other.high); ++i)
+          if (!std::isnan(load(src + i))) other = run.range(src + i, size(part) - i);
+      }
       if (other.low < range.low) range.low = other.low;
       if (other.high > range.high) range.high = other.high;
     }
     const RowParameters parameters = parameters_of(run, row, range);
     run_tasks(context, parts, [&](int64_t part) {
-      quantize(run, row * run.cols + begin(part), begin(part + 1) - begin(part), parameters);
+      Buffers buffers;
+      quantize(run, row * run.cols + begin(part), size(part), parameters, buffers);
     });
   }
 
@@ -318,33 +350,40 @@ std::unique_ptr<Node> make_linear_node(const Attributes&) {
 Operator dynamic_range_quantize() {
   return {"DynamicRangeQuantize",
           3,
-          {{{kFloat, kFloat, kInt8}, {kInt8, kFloat, kInt8}}, {{kFloat, kFloat, kUint8}, {kUint8, kFloat, kUint8}}},
+          {{{kFloat, kFloat, kInt8}, {kInt8, kFloat, kInt8}},
+           {{kFloat, kFloat, kUint8}, {kUint8, kFloat, kUint8}},
+           {{kFloat16, kFloat, kInt8}, {kInt8, kFloat, kInt8}},
+           {{kFloat16, kFloat, kUint8}, {kUint8, kFloat, kUint8}}},
           [](const Attributes& attributes) -> std::unique_ptr<Node> {
             return std::make_unique<DynamicRangeQuantize>("DynamicRangeQuantize", attributes, true);
           },
-          [](const Attributes&, const std::vector<Type>& inputs) { return inputs[2]; }};
+          type_of_input<2>};
 }
 
 Operator dynamic_range_fake_quantize() {
   return {"DynamicRangeFakeQuantize",
           2,
-          {{{kFloat, kFloat}, {kFloat, kFloat, kFloat}}},
+          {{{kFloat, kFloat}, {kFloat, kFloat, kFloat}}, {{kFloat16, kFloat}, {kFloat16, kFloat, kFloat}}},
           [](const Attributes& attributes) -> std::unique_ptr<Node> {
             return std::make_unique<DynamicRangeQuantize>("DynamicRangeFakeQuantize", attributes, false);
           },
-          always_float};
+          type_of_input<0>};
 }
 
 Operator dynamic_quantize_linear() {
   return {"DynamicQuantizeLinear",
           1,
-          {{{kFloat}, {kUint8, kFloat, kUint8}}},
+          {{{kFloat}, {kUint8, kFloat, kUint8}}, {{kFloat16}, {kUint8, kFloat, kUint8}}},
           make_linear_node<true>,
           [](const Attributes&, const std::vector<Type>&) { return kUint8; }};
 }
 
 Operator dynamic_quantize_dequantize_linear() {
-  return {"DynamicQuantizeDequantizeLinear", 1, {{{kFloat}, {kFloat}}}, make_linear_node<false>, always_float};
+  return {"DynamicQuantizeDequantizeLinear",
+          1,
+          {{{kFloat}, {kFloat}}, {{kFloat16}, {kFloat16}}},
+          make_linear_node<false>,
+          type_of_input<0>};
 }
 
 }  // namespace dynq

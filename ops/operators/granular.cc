@@ -47,7 +47,7 @@ class DynamicQuantize : public Node {
     const QuantizeWork work = {{src, context.output(0, src.shape), type, scales, zps},
                                active_kernels().quantize[arithmetic_][kind],
                                portable_kernels().quantize[arithmetic_][kind],
-                               is_direct ? active_kernels().quantize_f16[kind] : nullptr};
+                               is_direct ? active_kernels().quantize_f16[kOnnx][kind] : nullptr};
     run_grouped(src.shape, groups, work, context);
   }
 

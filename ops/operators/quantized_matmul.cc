@@ -1,4 +1,4 @@
-// QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32.
+// QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32 or float16.
 //
 // kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts
 // the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the
@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/attributes.h"
+#include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
@@ -20,7 +21,9 @@ constexpr int64_t kStrip = 64;              // columns that kernels take at once
 constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
 constexpr int64_t kMostTasks = 64;
-constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
+constexpr int64_t kRoundedRows = 96;  // rows and columns that are rounded to float16 at once: a multiple of kRowUnit
+constexpr int64_t kRoundedColumns = kStrip;  // and of two tiles
+constexpr int64_t kStreamBytes = 4 << 20;    // larger outputs do not fit the second-level cache
 
 class QuantizedMatMul : public Node {
  public:
@@ -75,7 +78,9 @@ class QuantizedMatMul : public Node {
 
     Shape shape = src.shape;
     shape.dims[shape.rank - 1] = all.columns;
-    all.dst = static_cast<float*>(context.output(0, shape));
+    product.dst = context.output(0, shape);
+    product.dst_storage = storage_of(bias.type);
+    all.dst = static_cast<float*>(product.dst);
     if (shape.elements() == 0) return;
     all.rows = shape.elements() / all.columns;
     all.dst_stride = all.columns;
@@ -84,7 +89,7 @@ class QuantizedMatMul : public Node {
     all.column_groups = column_scale.shape.dims[0];
     all.column_scales = static_cast<const float*>(column_scale.data);
     all.column_sums = static_cast<const int32_t*>(column_sum.data);
-    all.bias = static_cast<const float*>(bias.data);
+    all.bias = FloatReader(bias).read(0, all.columns, product.bias);
     all.order = order_;
     all.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
     const ProductKernels& kernels = *active_isa().products;
@@ -108,10 +113,12 @@ class QuantizedMatMul : public Node {
 
   struct Product {
     ProductBlock all;  // the whole output as one block
-    bool in_tiles;     // the codes are in tiles
+    void* dst;
+    Storage dst_storage;
+    bool in_tiles;  // the codes are in tiles
     Scratch<uint8_t, 4096> codes;
     Scratch<int32_t, 64> row_sums, zps;
-    Scratch<float, 64> scales;
+    Scratch<float, 64> scales, bias;
 
     void prepare_codes(Context& context, const Tensor& src, int64_t depth, bool needs_sums) {
       const auto* from = static_cast<const uint8_t*>(src.data);
@@ -208,8 +215,28 @@ class QuantizedMatMul : public Node {
         const int64_t column_task = index / row_tasks, row_task = index % row_tasks;
         const int64_t row = units * row_task / row_tasks * unit, end = units * (row_task + 1) / row_tasks * unit;
         const int64_t col = strips * column_task / column_tasks * kStrip;
-        kernel(part(row, end - row, col, strips * (column_task + 1) / column_tasks * kStrip - col));
+        const int64_t end_col = strips * (column_task + 1) / column_tasks * kStrip;
+        if (dst_storage.narrow == nullptr)
+          kernel(part(row, end - row, col, end_col - col));
+        else
+          run_rounded(kernel, row, std::min(end, all.rows), col, std::min(end_col, all.cols));
       });
+    }
+
+    // Computes some rows and columns piece by piece, and rounds each piece while it is in the first cache.
+    void run_rounded(ProductKernel kernel, int64_t row, int64_t end, int64_t col, int64_t end_col) const {
+      alignas(64) float piece[kRoundedRows * kRoundedColumns];
+      for (; col < end_col; col += kRoundedColumns)
+        for (int64_t first = row; first < end; first += kRoundedRows) {
+          ProductBlock block = part(first, std::min(kRoundedRows, end - first), col, kRoundedColumns);
+          block.dst = piece;
+          block.dst_stride = kRoundedColumns;
+          block.stream = false;
+          kernel(block);
+          for (int64_t i = 0; i < block.rows; ++i)
+            dst_storage.narrow(piece + i * kRoundedColumns, element(dst, dst_storage, (first + i) * all.columns + col),
+                               block.cols);
+        }
     }
 
     ProductBlock part(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
@@ -284,9 +311,11 @@ Operator quantized_matmul() {
   Operator op = {QuantizedMatMul::kName,
                  8,
                  {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
-                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
+                  {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}}},
                  make_node<QuantizedMatMul>,
-                 always_float};
+                 type_of_input<7>};
   op.columns_input = 7;  // bias
   return op;
 }

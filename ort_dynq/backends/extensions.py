@@ -249,8 +249,8 @@ _runs = _Runs()
 # A pattern of onnxruntime's message, the backends for which the advice holds, and the advice.
 _ADVICE = (
     (
-        r"Type 'tensor\((float16|bfloat16|u?int4)\)' of input parameter .* of operator \(Dynamic(Deq|Q)uantize\b|"
-        r"Type \(tensor\(u?int4\)\) of output arg",
+        r"Type 'tensor\((float16|bfloat16|u?int4)\)' of input parameter .* of operator "
+        r"\((Dynamic|Affine|Quantized)\w+\)|Type \(tensor\(u?int4\)\) of output arg",
         ("extensions",),
         f"{NOT_CARRIED}; register the backend 'native', or prepare the model with ort_dynq.ready_for_extensions(model)",
     ),

@@ -29,7 +29,8 @@ def ready_for_extensions(model: Model) -> Result:
     An absent zero point becomes 0, and an absent attribute its default. An operator whose output type does not follow
     from its input types gets a name with the output type; such a model runs with the backend ``extensions`` only.
     Models from :func:`ort_dynq.rewrite` need this only if they have float16, bfloat16, int4 or uint4, which
-    onnxruntime-extensions does not support: their nodes then run as the functions that the model has.
+    onnxruntime-extensions does not support: Casts to and from float32 are added for float16 where the operator computes
+    in float32, and other nodes run as the functions that the model has.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model. It is not changed.
@@ -41,15 +42,55 @@ def ready_for_extensions(model: Model) -> Result:
         DynqError: The model is missing or is not an ONNX model, or it has no function for a node of these types.
     """
     ready = load(model)
-    with explained(model), Facts(ready):
-        for _, graph in graphs(ready):
-            for node in list(graph):
-                if node.domain == DOMAIN and node.op_type in OPERATORS:
-                    if CARRIED.issuperset(filter(None, (*_types(node), _output(node)))):
-                        _complete(node, graph)
-                    else:
-                        _call_function(node, ready)
+    with explained(model):
+        with Facts(ready) as facts:
+            halves = [(node, *found) for node in _operators(ready) if (found := _float16_values(node)) is not None]
+        for each in halves:
+            _cast_float16(*each, facts)
+        with Facts(ready):
+            for node in _operators(ready):
+                if CARRIED.issuperset(filter(None, (*_types(node), _output(node)))):
+                    assert node.graph is not None
+                    _complete(node, node.graph)
+                else:
+                    _call_function(node, ready)
     return Result(ready, Report())
+
+
+def _operators(model: ir.Model) -> list[ir.Node]:
+    nodes = (node for _, graph in graphs(model) for node in graph)
+    return [node for node in nodes if node.domain == DOMAIN and node.op_type in OPERATORS]
+
+
+def _float16_values(node: ir.Node) -> tuple[int, bool] | None:
+    """Returns the input that is float16, and whether output 0 is, if the operator gives the same for float32 there."""
+    signatures: dict[tuple[str | None, ...], tuple[str, ...]] = {
+        signature.inputs: signature.outputs for signature in OPERATORS[node.op_type].signatures
+    }
+    types = _types(node)
+    wide = tuple("float32" if type_ == "float16" else type_ for type_ in types)
+    if types.count("float16") != 1 or types not in signatures or wide not in signatures:
+        return None
+    return types.index("float16"), signatures[types][0] == "float16"
+
+
+def _cast_float16(node: ir.Node, index: int, casts_output: bool, facts: Facts) -> None:
+    """Gives a node float32 instead of float16."""
+    source, dst, graph = node.inputs[index], node.outputs[0], node.graph
+    assert source is not None
+    assert graph is not None
+    cast = ir.node("Cast", [source], {"to": int(ir.DataType.FLOAT)})
+    cast.outputs[0].name = facts.new_name()
+    graph.insert_before(node, [cast])
+    node.replace_input_with(index, cast.outputs[0])
+    if casts_output:
+        rounding = ir.node("Cast", [dst], {"to": int(ir.DataType.FLOAT16)})
+        half = rounding.outputs[0]
+        ir.convenience.replace_all_uses_with([dst], [half], replace_graph_outputs=True)
+        rounding.replace_input_with(0, dst)
+        graph.insert_after(node, [rounding])
+        half.name, half.type, half.shape = dst.name, dst.type, dst.shape
+        dst.name, dst.type = facts.new_name(), None
 
 
 def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:

@@ -17,13 +17,13 @@ from .affine_arithmetic import (
     floats_text,
     stored_text,
 )
-from .function_text import integers
-from .reference_ops import Array, Attributes, check_zero_point, shape_text
+from .function_text import cast_like, integers
+from .reference_ops import Array, Attributes, check_zero_point, rounded, shape_text
 from .spec import Family, Input, Operator, Signature
 
-_SRC = Input("src", ("float32",), "Any shape.")
+_FLOATS = ("float32", "float16")
+_SRC = Input("src", _FLOATS, "Any shape.")
 _SCALE = Input("scale", ("float32",), "Broadcasts to the shape of `src`, as in NumPy.")
-_DST = Input("dst", ("float32",), "The shape of `src`.")
 
 
 # Function bodies
@@ -35,7 +35,8 @@ def _quantize_body(opset: int) -> str:
         zero_point_stored = Cast<to = 6>(zero_point)
         zero_point_int = Sub(zero_point_stored, offset)
         zero_point_real = Cast<to = 1>(zero_point_int)
-        {codes_text("src", "scale", "zero_point_real")}
+        real_src = Cast<to = 1>(src)
+        {codes_text("real_src", "scale", "zero_point_real")}
         {stored_text("code", "dst")}
     }}"""
 
@@ -44,18 +45,22 @@ def _fake_quantize_body(opset: int) -> str:
     return f"""{{
         {integers(4)} {CHOICES}
         zero_point_real = Cast<to = 1>(zero_point)
-        {codes_text("src", "scale", "zero_point_real")}
-        {floats_text("scale", "zero_point_real", "dst")}
+        real_src = Cast<to = 1>(src)
+        {codes_text("real_src", "scale", "zero_point_real")}
+        {floats_text("scale", "zero_point_real", "real_dst")}
+        {cast_like("dst", "real_dst", "src", opset)}
     }}"""
 
 
 def _dequantize_body(opset: int) -> str:
-    return """{
+    return f"""{{
         real = Cast<to = 1>(src)
         zero_point_real = Cast<to = 1>(zero_point)
         difference = Sub(real, zero_point_real)
-        dst = Mul(difference, scale)
-    }"""
+        real_scale = Cast<to = 1>(scale)
+        real_dst = Mul(difference, real_scale)
+        {cast_like("dst", "real_dst", "scale", opset)}
+    }}"""
 
 
 # References
@@ -66,14 +71,15 @@ def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
         arithmetic = AffineArithmetic(given, to_codes)
         zp = _broadcast(src, scale, zero_point)
         arithmetic.check_type("zero_point", zero_point)
-        return [arithmetic.run(src, scale, zp.astype(np.float32) - np.float32(arithmetic.offset))]
+        result = arithmetic.run(src.astype(np.float32), scale, zp.astype(np.float32) - np.float32(arithmetic.offset))
+        return [result if to_codes else rounded(result, src.dtype)]
 
     return quantize
 
 
 def _dequantize(given: Attributes, src: Array, scale: Array, zero_point: Array) -> list[Array]:
     zp = _broadcast(src, scale, zero_point)
-    return [np.asarray((src.astype(np.float32) - zp.astype(np.float32)) * scale)]
+    return [rounded((src.astype(np.float32) - zp.astype(np.float32)) * scale.astype(np.float32), scale.dtype)]
 
 
 def _broadcast(src: Array, scale: Array, zero_point: Array) -> Array:
@@ -90,12 +96,12 @@ def _broadcast(src: Array, scale: Array, zero_point: Array) -> Array:
 FAMILY = Family(
     "Affine",
     "`scale` and `zero_point` are inputs and broadcast as in NumPy. Every step is float32, in the order that the "
-    "attributes select, as exporters write it with Div, Round, Add, Clip and Cast. The formulas are those of the "
-    "default values; [Encodings](#encodings) has the others.",
+    "attributes select, as exporters write it with Div, Round, Add, Clip and Cast. A float16 `dst` is rounded "
+    "once. The formulas are those of the default values; [Encodings](#encodings) has the others.",
     (
         Operator(
             "AffineQuantize",
-            "Quantizes float32 to 8-bit codes.",
+            "Quantizes floats to 8-bit codes.",
             "t = src / scale                                           scaling = 0\n"
             "code = clip(round(t) + zero_point, quant_min, quant_max)  rounding_order = 0\n"
             "dst = code                                                output_dtype = code_type\n"
@@ -110,13 +116,13 @@ FAMILY = Family(
             ),
             (Input("dst", ("uint8", "int8"), "The shape of `src`."),),
             TO_CODES,
-            tuple(Signature(("float32", "float32", code), (code,)) for code in ("uint8", "int8")),
+            tuple(Signature((src, "float32", code), (code,)) for src in _FLOATS for code in ("uint8", "int8")),
             _quantize_body,
             _quantize(to_codes=True),
         ),
         Operator(
             "AffineFakeQuantize",
-            "Quantizes float32 and dequantizes the codes, in one pass. `rounding_order` 2 uses no zero point in either "
+            "Quantizes floats and dequantizes the codes, in one pass. `rounding_order` 2 uses no zero point in either "
             "step.",
             "t = src / scale                                           scaling = 0\n"
             "code = clip(round(t) + zero_point, quant_min, quant_max)  rounding_order = 0\n"
@@ -127,24 +133,28 @@ FAMILY = Family(
                 _SCALE,
                 Input("zero_point", ("float32", "uint8", "int8", "int32"), "The shape of `scale`, or one element."),
             ),
-            (_DST,),
+            (Input("dst", _FLOATS, "The shape and the type of `src`."),),
             TO_FLOATS,
-            tuple(Signature(("float32", "float32", zp), ("float32",)) for zp in ("float32", "uint8", "int8", "int32")),
+            tuple(
+                Signature((src, "float32", zp), (src,))
+                for src in _FLOATS
+                for zp in ("float32", "uint8", "int8", "int32")
+            ),
             _fake_quantize_body,
             _quantize(to_codes=False),
         ),
         Operator(
             "AffineDequantize",
-            "Dequantizes 8-bit codes to float32.",
+            "Dequantizes 8-bit codes.",
             "dst = (src - zero_point) * scale",
             (
                 Input("src", ("uint8", "int8"), "Any shape."),
-                _SCALE,
+                Input("scale", _FLOATS, _SCALE.doc),
                 Input("zero_point", ("uint8", "int8"), "The shape of `scale`, or one element. The type of `src`."),
             ),
-            (_DST,),
+            (Input("dst", _FLOATS, "The shape of `src`, and the type of `scale`."),),
             (),
-            tuple(Signature((code, "float32", code), ("float32",)) for code in ("uint8", "int8")),
+            tuple(Signature((code, scale, code), (scale,)) for scale in _FLOATS for code in ("uint8", "int8")),
             _dequantize_body,
             _dequantize,
         ),

@@ -25,8 +25,19 @@ from .affine_arithmetic import (
     stored_text,
 )
 from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
-from .function_text import integer, integers, reshape, select
-from .reference_ops import ONE, Array, Attributes, cast, clip, row_maximum, row_minimum, shape_text, to_float16
+from .function_text import cast_like, integer, integers, reshape, select
+from .reference_ops import (
+    ONE,
+    Array,
+    Attributes,
+    cast,
+    clip,
+    rounded,
+    row_maximum,
+    row_minimum,
+    shape_text,
+    to_float16,
+)
 from .spec import Attribute, Family, Input, Operator, Signature, flag
 
 _RANGE = (
@@ -64,7 +75,8 @@ _RANGE = (
     flag("float16_scale", 0, "1: the scale is rounded to float16 before its bounds are applied to it."),
 )
 _SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
-_SRC = Input("src", ("float32",), "Any shape.")
+_FLOATS = ("float32", "float16")
+_SRC = Input("src", _FLOATS, "Any shape.")
 _CONSTANTS = Input(
     "constants", ("float32",), f"{len(RangeConstants._fields)} elements: [the input constants](#the-input-constants)."
 )
@@ -97,7 +109,8 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
         return f"""{{
     {integers(len(RangeConstants._fields))} {CHOICES} {CODE_OFFSET if to_codes else ""}
     axes = Constant<value_ints = [1]>()
-    rows = Flatten<axis: int = @axis>(src)
+    real_src = Cast<to = 1>(src)
+    rows = Flatten<axis: int = @axis>(real_src)
     magnitudes = Abs(rows)
     float16_range = Constant<value_int: int = @float16_range>()
     rounds_range = Equal(float16_range, {integer(1)})
@@ -185,7 +198,8 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     {codes_text("rows", "row_scale", "row_zero_point")}
     {stored_text("code", "row_dst") if to_codes else floats_text("row_scale", "row_zero_point", "row_dst")}
     shape = Shape(src)
-    dst = {reshape(opset)}(row_dst, shape)
+    real_dst = {reshape(opset)}(row_dst, shape)
+    {"dst = Identity(real_dst)" if to_codes else cast_like("dst", "real_dst", "src", opset)}
     start = Constant<value_ints = [0]>()
     axis = Constant<value_int: int = @axis>()
     axis_1d = Unsqueeze(axis, start)
@@ -210,14 +224,19 @@ _STORED_ZERO_POINT = f"""
 
 
 def _quantize_linear_body(opset: int) -> str:
-    return "{ dst, scale, zero_point = DynamicQuantizeLinear(src) }"
+    return """{
+        real_src = Cast<to = 1>(src)
+        dst, scale, zero_point = DynamicQuantizeLinear(real_src)
+    }"""
 
 
 def _linear_body(opset: int) -> str:
-    return """{
-        codes, scale, zero_point = DynamicQuantizeLinear(src)
-        dst = DequantizeLinear(codes, scale, zero_point)
-    }"""
+    return f"""{{
+        real_src = Cast<to = 1>(src)
+        codes, scale, zero_point = DynamicQuantizeLinear(real_src)
+        real_dst = DequantizeLinear(codes, scale, zero_point)
+        {cast_like("dst", "real_dst", "src", opset)}
+    }}"""
 
 
 # References
@@ -239,11 +258,11 @@ def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
             )
         axis = given["axis"] % max(1, src.ndim)
         shape = (*src.shape[:axis], *(1 for _ in src.shape[axis:]))
-        rows = src.reshape(math.prod(shape), math.prod(src.shape[axis:]))
+        rows = src.astype(np.float32).reshape(math.prod(shape), math.prod(src.shape[axis:]))
         scale, zp = _row_parameters(given, rows, RangeConstants(*constants))
         dst = arithmetic.run(rows, scale, zp).reshape(src.shape)
         zero_point = arithmetic.stored(cast(zp, CODE_DTYPES[given["code_type"]])) if to_codes else zp
-        return [dst, scale.reshape(shape), zero_point.reshape(shape)]
+        return [dst if to_codes else rounded(dst, src.dtype), scale.reshape(shape), zero_point.reshape(shape)]
 
     return quantize
 
@@ -264,12 +283,12 @@ def _check_range_attributes(given: Attributes) -> None:
 def _row_parameters(given: Attributes, rows: Array, constants: RangeConstants) -> tuple[Array, Array]:
     """The scale and the zero point of each row, as columns of float32."""
     zero, kind = np.float32(0), given["range_kind"]
-    rounded = to_float16 if given["float16_range"] else np.asarray
+    in_float16 = to_float16 if given["float16_range"] else np.asarray
     if kind == RangeKind.ABS_MAX:
-        range_ = rounded(row_maximum(np.abs(rows)))
+        range_ = in_float16(row_maximum(np.abs(rows)))
         low = np.zeros_like(range_)
     else:
-        low, high = rounded(row_minimum(rows)), rounded(row_maximum(rows))
+        low, high = in_float16(row_minimum(rows)), in_float16(row_maximum(rows))
         if kind == RangeKind.MIN_MAX_WITH_ZERO:
             low = clip(low, constants.lowest_minimum, zero)
             high = clip(high, zero, constants.highest_maximum)
@@ -311,7 +330,7 @@ def _zero_point(given: Attributes, low: Array, scale: Array) -> Array:
 
 
 def _quantize_linear(_: Attributes, src: Array) -> list[Array]:
-    rows = src.reshape(1, src.size)
+    rows = src.astype(np.float32).reshape(1, src.size)
     low = clip(row_minimum(rows), -np.inf, np.float32(0))
     high = clip(row_maximum(rows), np.float32(0), np.inf)
     scale = np.where(high == low, ONE, (high - low) / np.float32(255))
@@ -324,12 +343,12 @@ def _quantize_linear(_: Attributes, src: Array) -> list[Array]:
 
 def _linear(given: Attributes, src: Array) -> list[Array]:
     codes, scale, zp = _quantize_linear(given, src)
-    return [((codes.astype(np.float32) - zp.astype(np.float32)) * scale).astype(np.float32)]
+    return [rounded((codes.astype(np.float32) - zp.astype(np.float32)) * scale, src.dtype)]
 
 
 _DOC = """\
 The range of each row gives its scale and zero point, with which the row is quantized. A row consists of the elements
-along the dimensions from `axis` on. Every step is float32.
+along the dimensions from `axis` on. Every step is float32; a float16 `dst` is rounded once.
 
 ```
 range      = see range_kind, which also defines low; see float16_range
@@ -369,7 +388,11 @@ FAMILY = Family(
                 Input("zero_point", ("int8", "uint8"), "The shape of `scale`."),
             ),
             (*_RANGE, *TO_CODES),
-            tuple(Signature(("float32", "float32", code), (code, "float32", code)) for code in ("int8", "uint8")),
+            tuple(
+                Signature((src, "float32", code), (code, "float32", code))
+                for src in _FLOATS
+                for code in ("int8", "uint8")
+            ),
             _range_body(to_codes=True),
             _quantize(to_codes=True),
         ),
@@ -380,12 +403,12 @@ FAMILY = Family(
             "",
             (_SRC, _CONSTANTS),
             (
-                Input("dst", ("float32",), "The shape of `src`."),
+                Input("dst", _FLOATS, "The shape and the type of `src`."),
                 _SCALE,
                 Input("zero_point", ("float32",), "The shape of `scale`."),
             ),
             (*_RANGE, *TO_FLOATS),
-            (Signature(("float32", "float32"), ("float32", "float32", "float32")),),
+            tuple(Signature((src, "float32"), (src, "float32", "float32")) for src in _FLOATS),
             _range_body(to_codes=False),
             _quantize(to_codes=False),
         ),
@@ -400,7 +423,7 @@ FAMILY = Family(
                 Input("zero_point", ("uint8",), "No dimensions."),
             ),
             (),
-            (Signature(("float32",), ("uint8", "float32", "uint8")),),
+            tuple(Signature((src,), ("uint8", "float32", "uint8")) for src in _FLOATS),
             _quantize_linear_body,
             _quantize_linear,
         ),
@@ -409,9 +432,9 @@ FAMILY = Family(
             "ONNX's DynamicQuantizeLinear, then DequantizeLinear, in one pass: per tensor, through uint8.",
             f"{_LINEAR}dst = (code - zero_point) * scale",
             (_SRC,),
-            (Input("dst", ("float32",), "The shape of `src`."),),
+            (Input("dst", _FLOATS, "The shape and the type of `src`."),),
             (),
-            (Signature(("float32",), ("float32",)),),
+            tuple(Signature((src,), (src,)) for src in _FLOATS),
             _linear_body,
             _linear,
         ),

@@ -30,6 +30,11 @@ def select(name: str, condition: str, then: str, otherwise: str) -> str:
     >"""
 
 
+def cast_like(name: str, value: str, like: str, opset: int) -> str:
+    """Sets `name` to a float32 value in the type of `like`, which is float32 before opset 15: that has no CastLike."""
+    return f"{name} = CastLike({value}, {like})" if opset >= 15 else f"{name} = Identity({value})"
+
+
 def scaled(value: str) -> str:
     """Sets ``scaled`` to a value times ``row`` and ``column``, in the order of the attribute in ``scale_order``.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import DynqError
 from .encodings import CodeType
-from .reference_ops import ONE, Array, Attributes, check_zero_point, shape_text
+from .reference_ops import ONE, Array, Attributes, check_zero_point, rounded, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _GRANULARITY = (
@@ -117,16 +117,16 @@ def _quantize(given: Attributes, src: Array, scales: Array, zps: Array | None = 
     if given["arithmetic"] == "onednn":
         return [_saturate(np.rint(src * (ONE / scale) + zp.astype(np.float32)), dtype).astype(dtype)]
     if given["arithmetic"] == "wrapping":
-        rounded = np.rint(src / scale)
-        is_int32 = (rounded >= -(2.0**31)) & (rounded < 2.0**31)
-        sums = np.where(is_int32, rounded, -(2.0**31)).astype(np.int64) + zp
+        steps = np.rint(src / scale)
+        is_int32 = (steps >= -(2.0**31)) & (steps < 2.0**31)
+        sums = np.where(is_int32, steps, -(2.0**31)).astype(np.int64) + zp
         return [_saturate((sums + 2**31) % 2**32 - 2**31, dtype).astype(dtype)]
     return [_codes(src, scale, zp, dtype).astype(dtype)]
 
 
 def _dequantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
     scale, zp = _per_element(given, src, scales, zps)
-    return [_narrow((src.astype(np.int64) - zp).astype(np.float32) * scale, scales.dtype)]
+    return [rounded((src.astype(np.int64) - zp).astype(np.float32) * scale, scales.dtype)]
 
 
 def _fake_quantize(given: Attributes, src: Array, scales: Array, zps: Array) -> list[Array]:
@@ -148,14 +148,6 @@ def _saturate(codes: Array, dtype: np.dtype[Any]) -> Array:
     limits: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
     low, high = int(limits.min), int(limits.max)
     return np.where(np.isnan(codes), low, np.clip(codes, low, high))
-
-
-def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:
-    """The values in the type of the result, rounded half to even. NaN of 16 bits keeps its sign only."""
-    if dtype == np.float32:
-        return np.asarray(values)
-    values = np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
-    return np.asarray(values).astype(dtype)
 
 
 def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None) -> tuple[Array, Array]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..errors import DynqError
 from .encodings import ScaleOrder
-from .function_text import integers, reshape, scaled, select
+from .function_text import cast_like, integers, reshape, scaled, select
 from .packing import packed_shape, unpack
-from .reference_ops import Array, Attributes, check_zero_point, shape_text
+from .reference_ops import Array, Attributes, check_zero_point, rounded, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
 
 GROUP_UNIT = 16
@@ -143,9 +143,11 @@ def _body(opset: int) -> str:
         >
 
         {scaled("total")}
-        biased = Add(scaled, bias)
+        real_bias = Cast<to = 1>(bias)
+        biased = Add(scaled, real_bias)
         dst_shape = Concat<axis = 0>(lead, columns)
-        dst = {flat}(biased, dst_shape)
+        real_dst = {flat}(biased, dst_shape)
+        {cast_like("dst", "real_dst", "bias", opset)}
     }}"""
 
 
@@ -208,7 +210,7 @@ def _reference(given: Attributes, *arrays: Array) -> list[Array]:
         outside.reverse()
     for factor in outside:
         total = total * factor
-    return [np.asarray(total + bias).reshape(*lead, columns)]
+    return [rounded(total + bias.astype(np.float32), bias.dtype).reshape(*lead, columns)]
 
 
 def _check(given: Attributes, inputs: _Inputs) -> int:
@@ -268,6 +270,7 @@ def _check_scale(src: Array, scale: Array, groups: int) -> None:
         )
 
 
+_FLOATS = ("float32", "float16")
 _INPUTS = (
     Input("src", ("uint8", "int8"), "The codes of the activation: any shape of rank 1 or more, [..., M, K]."),
     Input(
@@ -301,7 +304,7 @@ _INPUTS = (
         ("int32",),
         "[groups, N]: the sum of the weights of each group and column after their zero point is subtracted.",
     ),
-    Input("bias", ("float32",), "[N]; -0.0 leaves the result unchanged."),
+    Input("bias", _FLOATS, "[N]; -0.0 leaves the result unchanged."),
 )
 
 FAMILY = Family(
@@ -319,7 +322,7 @@ FAMILY = Family(
             "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
             "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
             _INPUTS,
-            (Input("dst", ("float32",), "[..., M, N]"),),
+            (Input("dst", _FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
             (
                 Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
                 Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
@@ -331,7 +334,8 @@ FAMILY = Family(
                 ),
             ),
             tuple(
-                Signature((code, "float32", code, "int8", "int8", "float32", "int32", "float32"), ("float32",))
+                Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias), (bias,))
+                for bias in _FLOATS
                 for code in ("uint8", "int8")
             ),
             _body,

@@ -72,6 +72,14 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
+def rounded(values: Array, dtype: np.dtype[Any]) -> Array:
+    """The float32 values in the type of the result, rounded half to even. NaN of 16 bits keeps its sign only."""
+    if dtype == np.float32:
+        return np.asarray(values)
+    values = np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
+    return np.asarray(values).astype(dtype)
+
+
 def to_float16(values: Array) -> Array:
     """Values rounded to float16, half to even, as float32."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -122,20 +122,81 @@ uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::DequantizeKernel o
   });
 }
 
-// Without kernels of its own, an instruction set converts float16.
+// Floats as they are given to kernels of float and of float16. Without kernels of its own, an instruction set converts
+// float16.
+struct Floats {
+  const dynq::KernelTable& table;
+  std::vector<float> wide;
+  std::vector<uint16_t> halves;
+
+  Floats(const dynq::KernelTable& table_, std::vector<float> values)
+      : table(table_), wide(std::move(values)), halves(wide.size()) {}
+
+  void narrow() { table.narrow[dynq::kF16](wide.data(), halves.data(), static_cast<int64_t>(wide.size())); }
+  void widen() { table.widen[dynq::kF16](halves.data(), wide.data(), static_cast<int64_t>(wide.size())); }
+  void* data(bool is_float16) { return is_float16 ? static_cast<void*>(halves.data()) : wide.data(); }
+};
+
 uint64_t hash_quantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
   return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
     if (problem.kind != kOrdinary) return;  // the scales must be safe and the zero points narrow
-    std::vector<float> src = problem.ties(random);
-    const auto count = static_cast<int64_t>(src.size());
-    std::vector<uint16_t> halves(src.size());
-    table.narrow[dynq::kF16](src.data(), halves.data(), count);
-    table.widen[dynq::kF16](halves.data(), src.data(), count);
+    Floats src(table, problem.ties(random));
+    src.narrow();
+    src.widen();
     std::vector<uint8_t> dst(problem.elements(), 0xa5);
-    const dynq::QuantizeKernel direct = table.quantize_f16[kind][parameters];
+    const dynq::QuantizeKernel direct = table.quantize_f16[dynq::kOnnx][kind][parameters];
     (direct != nullptr ? direct : table.quantize[dynq::kOnnx][kind][parameters])(
-        {problem.extent, direct != nullptr ? static_cast<const void*>(halves.data()) : src.data(), dst.data(),
-         problem.scales.data(), problem.zps.data(), false});
+        {problem.extent, src.data(direct != nullptr), dst.data(), problem.scales.data(), problem.zps.data(), false});
+    hash.add(dst.data(), dst.size());
+  });
+}
+
+// What kernels of bounded elements compute, by the affine kernels.
+void affine_of(const dynq::KernelTable& table, const Problem& problem, const float* src, void* dst,
+               dynq::AffineTarget target, int scaling, bool is_integer) {
+  dynq::AffineBlock block{};
+  static_cast<dynq::Extent&>(block) = problem.extent;
+  block.src = src;
+  block.dst = dst;
+  block.scales = problem.scales.data();
+  block.zps = problem.float_zps.data();
+  block.low = target == dynq::kToU8 ? 0.0f : target == dynq::kToS8 ? -128.0f : -1e6f;
+  block.high = target == dynq::kToFloat ? 1e6f : block.low + 255.0f;
+  block.integer_codes = is_integer;
+  block.nan_code = is_integer ? 0.0f : NAN;
+  table.affine[scaling][dynq::kFloat16Quotient][target][dynq::kPerRow](block);
+}
+
+// Elements whose quotients are at most 1000.
+std::vector<float> bounded_ties(Random& random, const Problem& problem) {
+  std::vector<float> src = problem.ties(random);
+  for (size_t i = 0; i < src.size(); ++i) {
+    const float scale = problem.scales[i / static_cast<size_t>(problem.extent.stride)];
+    if (!(std::fabs(src[i]) <= 1000 * scale)) src[i] = std::copysign(0.5f * scale, src[i]);
+  }
+  return src;
+}
+
+// The quotient is rounded to float16.
+uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16) {
+  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
+    if (problem.kind != kOrdinary) return;
+    Floats src(table, bounded_ties(random, problem));
+    if (is_float16) {
+      src.narrow();
+      src.widen();
+      for (float& x : src.wide) x = std::isfinite(x) ? x : 0.0f;
+      src.narrow();
+    }
+    std::vector<uint8_t> dst(problem.elements(), 0xa5);
+    const std::vector<int32_t> zps(problem.zps.size(), 0);
+    const dynq::QuantizeKernel kernel =
+        (is_float16 ? table.quantize_f16 : table.quantize)[dynq::kRoundedQuotient][kind][dynq::kPerRow];
+    if (kernel != nullptr)
+      kernel({problem.extent, src.data(is_float16), dst.data(), problem.scales.data(), zps.data(), false});
+    else
+      affine_of(table, problem, src.wide.data(), dst.data(), kind == dynq::kU8 ? dynq::kToU8 : dynq::kToS8,
+                dynq::kDivide, true);
     hash.add(dst.data(), dst.size());
   });
 }
@@ -185,19 +246,29 @@ uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq:
   });
 }
 
-uint64_t hash_bounded(dynq::BoundedKernel kernel) {
-  return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
+uint64_t hash_bounded(const dynq::KernelTable& table, int scaling, int order, bool is_float16) {
+  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
     if (problem.kind != kOrdinary) return;
-    std::vector<float> src = problem.ties(random);
-    for (size_t i = 0; i < src.size(); ++i) {
-      const float scale = problem.scales[i / static_cast<size_t>(problem.extent.stride)];
-      if (!(std::fabs(src[i]) <= 1000 * scale)) src[i] = std::copysign(0.5f * scale, src[i]);
+    Floats src(table, bounded_ties(random, problem));
+    if (is_float16) {
+      src.narrow();
+      src.widen();
+      for (float& x : src.wide) x = std::isfinite(x) ? x : 0.0f;
+      src.narrow();
     }
     for (const bool keeps_negative_zero : {false, true}) {
-      std::vector<float> dst(problem.elements(), 12345.0f);
-      kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), problem.float_zps.data(),
-              keeps_negative_zero});
-      hash.add_floats(dst.data(), dst.size());
+      Floats dst(table, std::vector<float>(problem.elements(), 12345.0f));
+      dst.narrow();
+      const dynq::BoundedKernel direct = is_float16 ? table.bounded_f16[scaling][order] : nullptr;
+      const dynq::BoundedKernel kernel = direct != nullptr ? direct : table.bounded[scaling][order];
+      if (kernel != nullptr)
+        kernel({problem.extent, src.data(direct != nullptr), dst.data(direct != nullptr), problem.scales.data(),
+                problem.float_zps.data(), keeps_negative_zero});
+      else
+        affine_of(table, problem, src.wide.data(), dst.wide.data(), dynq::kToFloat, scaling, !keeps_negative_zero);
+      if (is_float16 && direct == nullptr) dst.narrow();
+      if (is_float16) dst.widen();
+      hash.add_floats(dst.wide.data(), dst.wide.size());
     }
   });
 }
@@ -221,13 +292,19 @@ uint64_t hash_ranges(dynq::RangesKernel kernel, dynq::Parameters parameters) {
   });
 }
 
-uint64_t hash_range(dynq::RangeKernel kernel) {
-  return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
-    std::vector<float> src = problem.ties(random);
+uint64_t hash_range(const dynq::KernelTable& table, bool is_abs_max, bool is_float16) {
+  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
+    Floats src(table, problem.ties(random));
     for (const bool finite : {false, true}) {
-      for (float& x : src)
+      for (float& x : src.wide)
         if (finite && !std::isfinite(x)) x = 0.0f;
-      const dynq::Range range = kernel(src.data(), static_cast<int64_t>(src.size()));
+      if (is_float16) {
+        src.narrow();
+        src.widen();
+      }
+      const dynq::RangeKernel direct = is_float16 ? table.ranges_f16[is_abs_max] : nullptr;
+      const dynq::Range range = (direct != nullptr ? direct : table.ranges[is_abs_max])(
+          src.data(direct != nullptr), static_cast<int64_t>(src.wide.size()));
       hash.add_floats(&range.low, 1);
       hash.add_floats(&range.high, 1);
       hash.add_floats(&range.not_finite, 1);
@@ -340,7 +417,7 @@ void run_kernels() {
     const auto tail = [&](const char* name) { return std::string("/") + name + "/" + kinds[p]; };
     for (int kind = 0; kind < kCodeKinds; ++kind) {
       const char* const arithmetics[] = {"onnx", "onednn", "wrapping"};
-      for (int arithmetic = 0; arithmetic < kArithmetics; ++arithmetic)
+      for (int arithmetic = 0; arithmetic < kRoundedQuotient; ++arithmetic)
         print(std::string("quantize/") + arithmetics[arithmetic] + tail(codes[kind]),
               hash_quantize(table.quantize[arithmetic][kind][p], portable.quantize[arithmetic][kind][p], parameters));
       print("dequantize" + tail(codes[kind]),
@@ -357,9 +434,18 @@ void run_kernels() {
         }
   }
   for (int scaling = 0; scaling < kScalings; ++scaling)
-    for (int order = 0; order < 2; ++order)
-      print("bounded/" + std::to_string(scaling) + "/" + std::to_string(order),
-            hash_bounded(table.bounded[scaling][order]));
+    for (int order = 0; order < kBoundedOrders; ++order)
+      for (const bool is_float16 : {false, true})
+        print(std::string(is_float16 ? "bounded_f16/" : "bounded/") + std::to_string(scaling) + "/" +
+                  std::to_string(order),
+              hash_bounded(table, scaling, order, is_float16));
+  for (const bool is_float16 : {false, true}) {
+    const std::string tail = is_float16 ? "_f16" : "";
+    for (int kind = 0; kind < kCodeKinds; ++kind)
+      print("quantize" + tail + "/rounded/" + codes[kind], hash_rounded(table, kind, is_float16));
+    print("min_max" + tail, hash_range(table, false, is_float16));
+    print("abs_max" + tail, hash_range(table, true, is_float16));
+  }
   const char* const formats[] = {"f16", "bf16", "u4", "s4"};
   for (int format = 0; format < kFormats; ++format) {
     const bool is_float = format == kF16 || format == kBf16;
@@ -369,8 +455,6 @@ void run_kernels() {
   print("products/one_group", hash_products(products.one_group, 8, 1));
   print("products/groups8", hash_products(products.groups8, 8, 3));
   print("products/groups4", hash_products(products.groups4, 4, 3));
-  print("min_max", hash_range(table.min_max));
-  print("abs_max", hash_range(table.abs_max));
   for (const Parameters p : {kPerRow, kPerColumn}) {
     print(std::string("min_max_of/") + kinds[p], hash_ranges(table.min_max_of[p], p));
     print(std::string("abs_max_of/") + kinds[p], hash_ranges(table.abs_max_of[p], p));

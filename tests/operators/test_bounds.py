@@ -34,7 +34,7 @@ every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lam
 every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES, ids=IDS)
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
-TEXTS = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 LENGTHS = (*range(1, 68), 96, 97, *range(126, 131))
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 

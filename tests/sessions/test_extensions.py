@@ -34,7 +34,7 @@ from ort_dynq.cli import main
 from ort_dynq.operators import OPERATORS, Operator, Signature
 from ort_dynq.session import InferenceSession
 
-TYPES = {"float32": "float", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 
 SRC = np.float32([[-3, 0.5, 1.5], [2.5, 90, 300]])
 FEEDS = {"src": SRC, "scale": np.array(1, np.float32), "zp": np.array(1, np.uint8)}
@@ -102,7 +102,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     """Small inputs of these types, with valid shapes."""
     rng = np.random.default_rng(0)
     if operator.name == "QuantizedMatMul":
-        return helpers.matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
+        matrices = helpers.matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
+        return [*matrices[:-1], (matrices[-1] % 64).astype(types[-1])]
     if operator.name == "QuantizedConv":
         return conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
     shapes: list[tuple[int, ...]] = [(7, 33), (), ()]

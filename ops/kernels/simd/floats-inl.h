@@ -12,6 +12,7 @@ constexpr bool is_worth_aligning(int64_t cols) { return cols >= kVectorsToAlign 
 
 struct Float32 {
   using Element = float;
+  static float element(const float* p) { return dynq::load(p); }
   static V::F load(const float* p) { return V::load(p); }
   static V::F load_part(const float* p, int64_t n) { return V::load_part(p, n); }
   template <bool kStream>
@@ -41,6 +42,11 @@ struct Float16 {
     uint16_t part[V::kLanes] = {};
     memcpy(part, p, static_cast<size_t>(n) * sizeof *p);
     return load(part);
+  }
+  static float element(const uint16_t* p) {
+    alignas(64) float floats[V::kLanes];
+    V::store<false>(floats, load_part(p, 1));
+    return floats[0];
   }
   template <bool>
   static void store(uint16_t* p, V::F a) {

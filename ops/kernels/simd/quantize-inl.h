@@ -14,6 +14,14 @@ struct OnnxQuantizer {
 };
 
 template <class Quotient>
+struct RoundedQuotient {
+  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
+  Quotient quotient;
+  RoundedQuotient(V::F scale, V::F reciprocal) : quotient(scale, reciprocal) {}
+  V::F operator()(V::F x) const { return V::min(V::set1(kQuotientBound), V::rounded_to_f16(quotient(x))); }
+};
+
+template <class Quotient>
 struct WrappingQuantizer {
   static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
   Quotient quotient;
@@ -142,6 +150,10 @@ template <template <bool> class Quotient>
 struct QuantizerWith<kWrapping, Quotient> {
   using Type = WrappingQuantizer<Quotient<false>>;
 };
+template <template <bool> class Quotient>
+struct QuantizerWith<kRoundedQuotient, Quotient> {
+  using Type = OnnxQuantizer<RoundedQuotient<Quotient<true>>>;
+};
 template <Arithmetic kArithmetic, template <bool> class Quotient>
 using QuantizerOf = typename QuantizerWith<kArithmetic, Quotient>::Type;
 
@@ -150,6 +162,8 @@ void quantize(const QuantizeBlock& block) {
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
   if (kArithmetic == kOneDnn) {
     quantize_with<OneDnnQuantizer, kKind, kParameters, false>(block);
+  } else if (kArithmetic == kRoundedQuotient) {
+    quantize_with<QuantizerOf<kRoundedQuotient, Markstein>, kKind, kParameters, false>(block);
   } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
     // For one row, dividing is faster than computing reciprocals.
     quantize_with<QuantizerOf<kArithmetic, Division>, kKind, kParameters, false>(block);
@@ -161,7 +175,7 @@ void quantize(const QuantizeBlock& block) {
   }
 }
 
-template <CodeKind kKind, Parameters kParameters>
+template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
 void quantize_f16(const QuantizeBlock& block) {
-  quantize_with<OnnxQuantizer<Markstein<true>>, kKind, kParameters, false, Float16>(block);
+  quantize_with<QuantizerOf<kArithmetic, Markstein>, kKind, kParameters, false, Float16>(block);
 }

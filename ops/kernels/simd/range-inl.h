@@ -1,8 +1,9 @@
 // The smallest and the largest element, or the largest magnitude: of a run of elements, of each row, of each column.
 
 // Four independent chains of vectors hide the latency of the comparisons.
-template <bool kAbsMax>
-Range range(const float* x, int64_t count) {
+template <bool kAbsMax, class Floats = Float32>
+Range range(const void* elements, int64_t count) {
+  const auto* x = static_cast<const typename Floats::Element*>(elements);
   constexpr int64_t L = V::kLanes;
   V::F low[4], high[4];
   for (int k = 0; k < 4; ++k) {
@@ -18,8 +19,8 @@ Range range(const float* x, int64_t count) {
   };
   int64_t i = 0;
   for (; i + 4 * L <= count; i += 4 * L)
-    for (int k = 0; k < 4; ++k) take(k, V::load(x + i + k * L));
-  for (; i + L <= count; i += L) take(0, V::load(x + i));
+    for (int k = 0; k < 4; ++k) take(k, Floats::load(x + i + k * L));
+  for (; i + L <= count; i += L) take(0, Floats::load(x + i));
   // Lanes that have seen no element hold values that every element replaces.
   alignas(64) float lowest[L], highest[L], not_finites[L];
   V::store<false>(not_finites, V::add(V::add(not_finite[0], not_finite[1]), V::add(not_finite[2], not_finite[3])));
@@ -32,12 +33,12 @@ Range range(const float* x, int64_t count) {
     any_not_finite += not_finites[k];
   }
   for (; i < count; ++i) {
-    const float element = load(x + i), v = kAbsMax && element < 0 ? -element : element;
+    const float element = Floats::element(x + i), v = kAbsMax && element < 0 ? -element : element;
     if (v < smallest) smallest = v;
     if (v > largest) largest = v;
     any_not_finite += v * 0.0f;
   }
-  const float first = load(x);
+  const float first = Floats::element(x);
   const bool is_nan = first != first;
   if (is_nan) return {first, first, any_not_finite};
   return {kAbsMax ? 0.0f : smallest, largest, any_not_finite};

@@ -1,0 +1,148 @@
+"""Operators that compute float16 in float32: all 2^16 values as their input, compared with stock ONNX Runtime.
+
+DynamicQuantize and DynamicDequantize are in test_formats.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from helpers import Array, assert_same, matmul_inputs, stock_session, with_one_nan
+
+from ort_dynq import kernels
+from ort_dynq.operators import OPERATORS
+from ort_dynq.rewriter.functions import make_function
+
+OPSET = 21
+EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+FINITE = EVERY[np.isfinite(EVERY)]
+CONSTANTS = np.float32([-np.inf, np.inf, 0, np.inf, 127, 1, 1e-5, np.inf, 1])
+ORDERS = range(4)
+TYPES = {"float32": 1, "float16": 10, "uint8": 2, "int8": 3, "int32": 6}
+
+
+def stock(operator: str, inputs: list[Array], **attributes: int) -> list[Array]:
+    """The operator's function in ONNX Runtime, optimizations off."""
+    spec = OPERATORS[operator]
+    given = {each.name: each.default for each in spec.attributes} | attributes
+    names, results = [value.name for value in spec.inputs], [value.name for value in spec.outputs]
+    types = tuple(str(array.dtype) for array in inputs)
+    outputs = next(signature.outputs for signature in spec.signatures if signature.inputs == types)
+    node = onnx.helper.make_node(operator, names, results, domain="ort_dynq", **given)
+    values = [
+        [onnx.helper.make_tensor_value_info(name, TYPES[type_], None) for name, type_ in zip(*each, strict=True)]
+        for each in ((names, types), (results, outputs))
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", *values),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("ort_dynq", 1)],
+        functions=[ir.to_proto(make_function(operator, OPSET))],
+        ir_version=10,
+    )
+    results_ = stock_session(model).run(None, dict(zip(names, inputs, strict=True)))
+    return [np.asarray(result) for result in results_]
+
+
+def compare(operator: str, inputs: list[Array], **attributes: int) -> None:
+    actual, expected = kernels.run(operator, inputs, **attributes), stock(operator, inputs, **attributes)
+    for one, other in zip(actual, expected, strict=True):
+        assert_same(with_one_nan(one), with_one_nan(other))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("scaling", range(3))
+def test_affine(isa: str, scaling: int, order: int) -> None:
+    """Scales of which quotients and products are ties, subnormal, or overflow."""
+    for scale in np.float32([1, 0.1, 2.0**-7, 3.7, 1e-7, 6e4]):
+        codes: Any
+        for codes, low, high in ((np.int8, -128, 127), (np.uint8, 0, 255)):
+            kind = {"scaling": scaling, "rounding_order": order, "quant_min": low, "quant_max": high}
+            kind["code_type"] = 3 if codes == np.int8 else 2
+            zero_point = np.array(3, codes)
+            inputs = [EVERY, np.array(scale), zero_point]
+            compare("AffineQuantize", inputs, **kind, output_dtype=kind["code_type"])
+            compare("AffineFakeQuantize", inputs, **kind, nan_code=0)
+        compare(
+            "AffineFakeQuantize",
+            [EVERY, np.array(scale), np.array(2, np.float32)],
+            scaling=scaling,
+            rounding_order=order,
+        )
+
+
+def test_affine_dequantize(isa: str) -> None:
+    """Every float16 is a scale."""
+    for codes in (np.array([[-128], [-3], [0], [77], [127]], np.int8), np.array([[0], [1], [128], [255]], np.uint8)):
+        src = np.repeat(codes, EVERY.size, axis=1)
+        compare("AffineDequantize", [src, EVERY, np.array(1, codes.dtype)])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("scaling", range(3))
+def test_dynamic_range(isa: str, scaling: int, order: int) -> None:
+    """Rows of every magnitude: all values in order, and each among smaller ones; infinities and NaN, too."""
+    rng = np.random.default_rng(scaling)
+    shuffled = rng.permutation(FINITE)
+    fractions = rng.integers(-254, 255, (1024, 63)) / np.float32(254)  # of a row's largest: ties of 127 codes
+    tops = np.abs(shuffled[: len(fractions), None].astype(np.float32))
+    ties = np.concatenate([tops, tops * fractions], axis=1).astype(np.float16)
+    kind = {"scaling": scaling, "rounding_order": order, "inverse_scale": int(scaling == 2)}
+    for src in (EVERY.reshape(-1, 64), shuffled[:63000].reshape(-1, 63), shuffled[:32000].reshape(-1, 1000), ties):
+        for type_ in (1, 3):
+            nan_code = 2 if type_ == 1 else 0
+            given = kind | {"code_type": type_, "nan_code": nan_code}
+            compare("DynamicRangeFakeQuantize", [src, CONSTANTS], **given)
+        for code, like in ((2, np.uint8(0)), (3, np.int8(0))):
+            compare("DynamicRangeQuantize", [src, CONSTANTS, np.array(like)], **kind, output_dtype=code)
+
+
+def test_long_rows(isa: str) -> None:
+    """They are split into parts."""
+    rng = np.random.default_rng(0)
+    src = rng.normal(0, 3, (2, 300001)).astype(np.float16)
+    some = src.copy()
+    some[0, 200000], some[1, 0] = np.nan, np.inf
+    for each in (src, some):
+        for order in ORDERS:
+            compare("DynamicRangeFakeQuantize", [each, CONSTANTS], rounding_order=order, axis=-1)
+
+
+def test_dynamic_quantize_linear(isa: str) -> None:
+    """Without NaN: what ONNX Runtime's minimum makes of it depends on where it stands."""
+    for src in (FINITE, FINITE[np.abs(FINITE) < 2], np.abs(FINITE), FINITE[:0], EVERY[:0x7C01]):
+        compare("DynamicQuantizeLinear", [src])
+        compare("DynamicQuantizeDequantizeLinear", [src])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", [(1, 64), (7, 19), (200, 64), (2, 97, 20)])
+def test_products(isa: str, bits: int, shape: tuple[int, ...]) -> None:
+    """Rounded once, with a bias of float16, in pieces of rows and columns; results overflow and are subnormal, too."""
+    rng = np.random.default_rng(bits)
+    for columns in (1, 20, 64, 130):
+        for group_size in (0, 16) if shape[-1] % 16 == 0 else (0,):
+            inputs, _ = matmul_inputs(rng, shape, columns, bits=bits, group_size=group_size)
+            for factor in np.float32([1, 1e-6, 1e-3]):
+                with np.errstate(all="ignore"):
+                    half = [*inputs[:5], inputs[5] * factor, inputs[6], (inputs[7] * factor).astype(np.float16)]
+                compare("QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
+
+
+def test_which_operators_are_here() -> None:
+    """A new operator that takes float16 needs a test above."""
+    found = {
+        name
+        for name, operator in OPERATORS.items()
+        if any(signature.inputs.count("float16") == 1 for signature in operator.signatures)
+    }
+    assert found - {"DynamicQuantize", "DynamicDequantize"} == {
+        *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize", "QuantizedMatMul"),
+        *("DynamicRangeQuantize", "DynamicRangeFakeQuantize"),
+        *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
+    }
+    assert tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 20)
