@@ -46,15 +46,17 @@ so far, the unit is relative to the sum of absolute values. With weights of both
 for 512 groups; docs/numerics.md has the figures. If all terms have one sign, they may exceed 8 units from 64 groups on.
 A's float32 product then has a similar error, and FACTOR decides.
 """
-PERTURBATION = 2.0**-22
-"""The relative change of A's results of these products, to see its effect end to end."""
+PERTURBATION = 2
+"""The change of A's results of these products, to see its effect end to end, in units of the relative distance between
+numbers of their type: 2**-23 of float32, 2**-10 of float16."""
 
 
 @dataclass(frozen=True)
 class Product:
     """A float product in A that is QuantizedMatMul or QuantizedConv in B, both computed from A's values.
 
-    An error is the largest abs(result - reference) / (2**-24 * magnitude) over the elements. The reference is the
+    An error is the largest abs(result - reference) / (2**-24 * magnitude) over the elements. A result of float16 is
+    rounded: half of the distance between its numbers is subtracted from abs(result - reference). The reference is the
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5).
@@ -90,8 +92,8 @@ class Checked:
         b: B's outputs by name, without those that are the result of a product or of a node that contains
             unreachable products.
         original: All outputs of A.
-        perturbed: All outputs of A if its results of these products are changed by a share of PERTURBATION in columns
-            of even index, and of -PERTURBATION in the others. This shows the effect of an error in the last bits. A
+        perturbed: All outputs of A if its results of these products are changed by PERTURBATION in columns of even
+            index, and by -PERTURBATION in the others. This shows the effect of an error in the last bits. A
             normalization would cancel a common factor.
     """
 
@@ -204,8 +206,10 @@ def _chain(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> _Chain | Non
                 steps.append((use.node.op_type, use.node.outputs[0]))
             elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
                 steps.append((use.node.op_type, operand))
-            elif use.node.op_type != "Cast" or cast_to(use.node) not in (*WIDE_TYPES, ir.DataType.FLOAT):
-                break  # a Cast of integer sums changes no number
+            elif use.node.op_type != "Cast" or not (
+                cast_to(use.node) in (*WIDE_TYPES, ir.DataType.FLOAT) or use.node.outputs[0] is result
+            ):
+                break  # a Cast of integer sums changes no number, and B rounds its result as A does
             value = use.node.outputs[0]
         if value is result and weights is not None and product.graph is producer.graph:
             return _Chain(product, activation, weights, tuple(steps), result)
@@ -223,7 +227,7 @@ def _run_perturbed(
     for name in map(name_of, results):
         signs = np.where(np.arange(known[name].shape[-1]) % 2, -1, 1)
         finite = np.where(np.isfinite(known[name]), known[name], 0)
-        errors[name] = (finite * (PERTURBATION * signs)).astype(finite.dtype)
+        errors[name] = (finite * (PERTURBATION * np.finfo(finite.dtype).eps * signs)).astype(finite.dtype)
     try:
         return Disturbed(model, results, known).run(feeds, errors)
     except DynqError:  # they are for information only
@@ -251,9 +255,9 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
                 reference, magnitude = reference * number, magnitude * np.abs(number)
             else:
                 reference, magnitude = reference + number, magnitude + np.abs(number)
-        compared = magnitude <= np.finfo(np.float32).max
+        compared = magnitude <= np.finfo(result.dtype).max
         a_error, b_error = (
-            float(_finite(np.abs(each - reference) / (_UNIT * magnitude + _SMALLEST))[compared].max(initial=0))
+            float(_finite(_distance(each, reference) / (_UNIT * magnitude + _SMALLEST))[compared].max(initial=0))
             for each in (expected, result)
         )
     depth = chain.depth(weights)
@@ -274,6 +278,14 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
         allowed=allowed,
         problem=problem,
     )
+
+
+def _distance(result: Array, reference: Array) -> Array:
+    """Returns abs(result - reference), without what one rounding to float16 may add."""
+    distance = np.abs(result - reference)
+    if result.dtype == np.float16:
+        distance = np.maximum(distance - np.spacing(np.abs(result)).astype(np.float64) / 2, 0)
+    return np.asarray(distance)
 
 
 def _finite(errors: Array) -> Array:

@@ -45,7 +45,7 @@ class Verification:
             the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
         end_to_end: For information, if B has integer products: B from its inputs to its outputs.
         perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its
-            results of these products.
+            results of these products; of 2**-9 if they are float16.
         saturating_a, saturating_b: For information: the integer products of A and of B that stock ONNX Runtime computes
             incorrectly on this CPU, because they saturate. With optimizations off, they are computed exactly.
     """

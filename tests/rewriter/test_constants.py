@@ -31,6 +31,7 @@ CONSTANTS: dict[str, Array] = {
     "none": np.array(0, np.uint8),
     "column": np.full(32, 0.01, np.float32),
     "first": np.array([0]),
+    "half": RNG.normal(size=(64, 48)).astype(np.float16),
 }
 
 ABS_MAX = "a = Abs(w) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127)"
@@ -61,6 +62,7 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
     "product that is left": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
 }
+CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Identity(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
 RULES = {rule.name: rule for phase in PHASES for rule in phase}
 REPORT_ONLY = ("truncated codes", "product that is left")

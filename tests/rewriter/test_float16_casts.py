@@ -175,7 +175,12 @@ def test_products() -> None:
         array = value if isinstance(value, np.ndarray) else np.float16(value)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     result = rewrite(model)
-    assert [f.operator for f in result.report.rewritten] == ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+    assert [f.operator for f in result.report.rewritten] == [
+        "DynamicRangeFakeQuantize",
+        "QuantizedMatMul",
+        "DynamicRangeQuantize",
+        "QuantizedMatMul",
+    ]
     assert result.model.metadata_props[FLOAT16_CASTS] == "1"
     x = rows(20, 64)[14:]
     found = verify(model, result.to_proto(), inputs={"x": x})

@@ -10,6 +10,7 @@ from . import (
     conv_activation,
     decomposed,
     dynamic_quantize_linear,
+    float16_operands,
     float_conv,
     float_matmul,
     float_weights,
@@ -25,8 +26,8 @@ PHASES = (
     (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
     (float_weights.RULE,),
     (reductions.RULE, dynamic_quantize_linear.RULE, conv_activation.RULE),
-    (left_products.RULE,),
+    (left_products.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins: first single chains, then products of what the
 chains quantize, then the weights of products that stay float, then ranges that are left, and what
-stands before and after products of ours. The last phase reports the products that are left."""
+stands before and after products of ours. The last phase reports the products that are left, and removes Casts."""
