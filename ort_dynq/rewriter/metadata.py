@@ -14,6 +14,10 @@ ACTIVATION = "ort_dynq.activation"
 """On a QuantizedMatMul that replaces a float product: the name, in the original model, of the float activation that was
 multiplied. Verification reads it."""
 
+ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
+"""On a QuantizedMatMul whose weights are those of the original before it rounds them to float16: "1". Verification
+compares both, and then the product of the former."""
+
 DEQUANTIZES = "ort_dynq.dequantizes"
 """On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""
 

@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, label
+from ..operators.packing import unpack
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
 from ..rewriter.float16_casts import write_casts
-from ..rewriter.metadata import EXACT, FLOAT16_CASTS
+from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_WEIGHTS
 from ..storage import load
 from .convolution import convolve
 from .inputs import Array
@@ -128,6 +130,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         write_casts(model_a)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))
+    stored = list(map(_rounded_weights, layers.nodes))
     if not layers.nodes and not layers.unreachable:
         return None
     names = list(map(name_of, model_a.graph.outputs))
@@ -137,12 +140,12 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in foreign)]
     known = Recorder(model_a, wanted).run(feeds)
     results = Override(model_b, layers.results, foreign, known, backend).run(feeds, known)
-    judged = zip(labels, chains, results[: len(chains)], strict=True)
+    judged = zip(labels, chains, results[: len(chains)], stored, strict=True)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
     verified = [chain.result for chain in chains if chain]
     return Checked(
-        products=tuple(_judge(name, chain, known, result) for name, chain, result in judged),
+        products=tuple(_judge(name, chain, known, result, stored) for name, chain, result, stored in judged),
         unreachable=layers.unreachable,
         b=found,
         original=[known[name] for name in names],
@@ -167,6 +170,11 @@ class _Chain(NamedTuple):
         if self.product.op_type == "Conv":
             return convolve(x, weights, self.product)
         return np.asarray(x @ (weights.T if self._is_transposed else weights))
+
+    def like_weights(self, stored: Array, weights: Array) -> Array:
+        """Returns B's weights, which may have padding, in the shape of A's."""
+        depth = self.depth(weights)
+        return stored[:depth].T if self._is_transposed else stored[:depth]
 
     def depth(self, weights: Array) -> int:
         """Returns K, the number of terms of each sum."""
@@ -234,7 +242,36 @@ def _run_perturbed(
         return []
 
 
-def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array) -> Product:
+def _rounded_weights(node: ir.Node) -> Array | None:
+    """Returns the weights of a QuantizedMatMul, float64 [K, N], if A has them rounded to float16; otherwise None."""
+    if node.metadata_props.get(ROUNDED_WEIGHTS) != "1":
+        return None
+    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
+    if None in tensors or len(tensors) < 3:
+        raise DynqError(f"the weights of {label(node)} are not constant, but its metadata have {ROUNDED_WEIGHTS}")
+    weight, zero_point, scale = (tensor.numpy() for tensor in tensors if tensor is not None)
+    bits, size = node.attributes.get_int("bits", 8), node.attributes.get_int("group_size", 0)
+    columns = scale.shape[-1]
+    depth = weight.shape[1] * (4 if bits == 8 else 8)
+    codes = unpack(weight, depth, columns, bits).astype(np.float64)
+    groups = [
+        np.repeat(each, size, 0) if size and len(each) > 1 else each for each in (zero_point.astype(np.float64), scale)
+    ]
+    return np.asarray((codes - groups[0]) * groups[1])
+
+
+def _judge(
+    name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array, stored: Array | None = None
+) -> Product:
+    """Compares a product.
+
+    Args:
+        name: Its name.
+        chain: The nodes in A.
+        known: A's values.
+        result: B's result.
+        stored: B's weights if A's are these, rounded to float16; the reference then has B's.
+    """
     product = Product(name)
     if chain is None:
         return replace(product, problem="A has no such float product")
@@ -242,24 +279,14 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         shapes = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
         return replace(product, problem=f"B's result is {shapes}")
-    with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
-        reference, magnitude = chain.multiply(x, weights), chain.multiply(np.abs(x), np.abs(weights))
-        for operator, operand in chain.steps:
-            number = chain.number(operand, known)
-            if operator == "Reshape":
-                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
-            elif operator in ("Relu", "Clip"):
-                reference = np.clip(reference, 0, 6 if operator == "Clip" else None)
-            elif operator == "Mul":
-                reference, magnitude = reference * number, magnitude * np.abs(number)
-            else:
-                reference, magnitude = reference + number, magnitude + np.abs(number)
-        compared = magnitude <= np.finfo(result.dtype).max
-        a_error, b_error = (
-            float(_finite(_distance(each, reference) / (_UNIT * magnitude + _SMALLEST))[compared].max(initial=0))
-            for each in (expected, result)
-        )
+    x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
+    of_b = weights if stored is None else chain.like_weights(stored, weights)
+    if stored is not None and not np.array_equal(of_b.astype(np.float16), weights):
+        return replace(product, problem="B's weights, rounded to float16, are not A's")
+    a_errors, a_compared = _errors(expected, chain, x, weights, known)
+    b_errors, b_compared = _errors(result, chain, x, of_b, known)
+    compared = a_compared & b_compared
+    a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     depth = chain.depth(weights)
     bound = depth + len(chain.steps)
     allowed = max(FACTOR * a_error, FLOOR)
@@ -278,6 +305,26 @@ def _judge(name: str, chain: _Chain | None, known: Mapping[str, Array], result: 
         allowed=allowed,
         problem=problem,
     )
+
+
+def _errors(
+    result: Array, chain: _Chain, x: Array, weights: Array, known: Mapping[str, Array]
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Returns the error of each element in units, and which elements have a finite reference."""
+    with np.errstate(all="ignore"):  # elements that are not finite are skipped
+        reference, magnitude = chain.multiply(x, weights), chain.multiply(np.abs(x), np.abs(weights))
+        for operator, operand in chain.steps:
+            number = chain.number(operand, known)
+            if operator == "Reshape":
+                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
+            elif operator in ("Relu", "Clip"):
+                reference = np.clip(reference, 0, 6 if operator == "Clip" else None)
+            elif operator == "Mul":
+                reference, magnitude = reference * number, magnitude * np.abs(number)
+            else:
+                reference, magnitude = reference + number, magnitude + np.abs(number)
+        errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
+        return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
 
 
 def _distance(result: Array, reference: Array) -> Array:

@@ -2,17 +2,19 @@
 
 Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights, or each
 group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The scale is
-recovered, and every weight is compared bit for bit.
+recovered, and every weight is compared bit for bit. Weights of float16 may be float16(code * scale) (float16_grid.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .float16_grid import float16_scales
 
 _GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
@@ -23,11 +25,14 @@ _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times thei
 # Candidates for the code of the largest magnitude. 127 is the most frequent, 1 occurs in ternary weights. A multiple of
 # the true code would give multiples of all codes, so small candidates are next; 127 has no divisors.
 _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
+_FindScales = Callable[[npt.NDArray[np.float32]], "npt.NDArray[np.float32] | None"]
 
 
 @dataclass(frozen=True)
 class Grid:
     """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
+
+    If `is_rounded`, they are float16 of the product.
 
     Attributes:
         codes: int8, [K, N]; 0 to 15 if `bits` is 4.
@@ -35,6 +40,7 @@ class Grid:
         scale: float32, [groups, N], or [1, N].
         bits: 8 or 4.
         group_size: The number of adjacent k that share a scale; 0 if all do.
+        is_rounded: Whether the weights are rounded to float16.
     """
 
     codes: npt.NDArray[np.int8]
@@ -42,6 +48,7 @@ class Grid:
     scale: npt.NDArray[np.float32]
     bits: int = 8
     group_size: int = 0
+    is_rounded: bool = False
 
     @property
     def sums(self) -> npt.NDArray[np.int32]:
@@ -65,19 +72,31 @@ class Grid:
         return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
 
 
-def grid_of(weights: npt.NDArray[Any]) -> Grid | None:
+def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:
     """Returns the grid of float32 weights of shape [K, N]; None if they are not one.
 
     One scale for each column is tried first, then groups, large ones first.
+
+    Args:
+        weights: The weights.
+        may_be_rounded: Whether weights that are numbers of float16 may be a grid that was rounded to it.
     """
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     depth = len(weights)
-    for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
-        found = _numbers(weights, group_size or depth)
-        if found is not None:
-            return _grid(*found, group_size)
+    may_be_rounded = may_be_rounded and _are_float16(weights)
+    for find in (_scales, _rounded_scales) if may_be_rounded else (_scales,):
+        for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
+            found = _numbers(weights, group_size or depth, find)
+            if found is not None:
+                grid = _grid(*found, group_size)
+                return None if grid is None else replace(grid, is_rounded=find is _rounded_scales)
     return None
+
+
+def _are_float16(weights: npt.NDArray[np.float32]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((weights.astype(np.float16) == weights).all())
 
 
 def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
@@ -90,17 +109,17 @@ def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
 
 
 def _numbers(
-    weights: npt.NDArray[np.float32], size: int
+    weights: npt.NDArray[np.float32], size: int, find: _FindScales
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
     """Returns the multiples of the scales that the weights are, [K, N], and the scales, [K / size, N]."""
     depth, columns = weights.shape
     probe = _grouped(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)
-    if not all(map(_has_scale, probe.T[:_PROBED_COLUMNS])):
+    if not all(_has_scale(column, find) for column in probe.T[:_PROBED_COLUMNS]):
         return None
     numbers, scales = np.empty((depth, columns), np.int16), np.empty((depth // size, columns), np.float32)
     for block in _blocks(weights):
         grouped = _grouped(weights[:, block], size)
-        found = _scales(grouped) if np.isfinite(grouped).all() else None
+        found = find(grouped) if np.isfinite(grouped).all() else None
         if found is None:
             return None
         scales[:, block] = found.reshape(depth // size, -1)
@@ -139,11 +158,13 @@ def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, columns, step))
 
 
-def _has_scale(column: npt.NDArray[np.float32]) -> bool:
+def _has_scale(column: npt.NDArray[np.float32], find: _FindScales) -> bool:
     """Returns whether some scale fits a sample of one column: all candidates at once."""
     largest = np.abs(column).max()
     if not np.isfinite(largest):
         return False
+    if find is _rounded_scales:
+        return find(column[:, None]) is not None
     sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
     codes = np.array(_LARGEST_CODES, np.float32)
     return largest == 0 or any(
@@ -175,6 +196,11 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
         if not todo.size:
             return np.asarray(scales)
     return None
+
+
+def _rounded_scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+    """Returns one scale for each column of weights that are rounded to float16; None if a column has none."""
+    return float16_scales(weights, _LARGEST_CODES)
 
 
 def _near_integers(ratios: npt.NDArray[np.float32], code: np.float32) -> npt.NDArray[np.intp]:

@@ -6,7 +6,7 @@ import graphlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -159,8 +159,26 @@ class Facts:
             self.contradiction = _error_of(self.model)
         for value in contradicted if not self.contradiction else ():
             self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
-        for value, (type_, shape) in self._saved.items():  # the declared names of dimensions replace inferred ones
-            value.type, value.shape = type_, None if shape is None or _is_too_long(shape) else shape.copy()
+        names = {dim for value in self.model.graph.inputs for dim in value.shape or () if not isinstance(dim, int)}
+        for value, (type_, shape) in self._saved.items():
+            value.type, value.shape = type_, _merged(shape, value.shape, names)
+
+
+def _merged(
+    declared: ir.Shape | None, inferred: ir.Shape | None, names: Container[int | ir.SymbolicDim]
+) -> ir.Shape | None:
+    """Returns a declared shape, with the inferred lengths, and the inferred dimensions that have one of these names.
+
+    Other names of dimensions that inference gives are its own; so may be those that are declared, if a tool wrote them.
+    """
+    if declared is None or _is_too_long(declared):
+        return None
+    shape: ir.Shape = declared.copy()
+    if inferred is not None and len(inferred) == len(shape) and not _is_too_long(inferred):
+        for i, dim in enumerate(inferred):
+            if not isinstance(shape[i], int) and (isinstance(dim, int) or dim in names):
+                shape[i] = dim
+    return shape
 
 
 class _Errors(logging.Handler):

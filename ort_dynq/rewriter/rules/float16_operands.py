@@ -25,7 +25,7 @@ from ...operators import DOMAIN, OPERATORS
 from ..builders.shared_initializers import SharedInitializers
 from ..edit import Edit
 from ..facts.shapes import RESHAPES
-from ..facts.values import cast_to, constant_array, producer_of
+from ..facts.values import cast_to, producer_of
 from ..rule import Context, Rule
 
 MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
@@ -57,9 +57,9 @@ def _operator(node: ir.Node, context: Context) -> Edit | None:
     read = [use.node for rounding in roundings for use in rounding.outputs[0].uses()]
     if output_follows and not (roundings and all(map(_reads_rounded, read)) and context.opset >= _OLDEST_WITH_CASTLIKE):
         return None
-    source, elements = _source_of_cast(value), constant_array(value)
+    source, tensor = _source_of_cast(value), ir.convenience.get_const_tensor(value)
     edit = context.edit(node.op_type, node)
-    if source is None and elements is not None and output_follows and _is_float16(elements):
+    if source is None and tensor is not None and output_follows and _is_float16(elements := tensor.numpy()):
         source = context.shared(SharedInitializers).of(elements.astype(np.float16), node, edit)
     return None if source is None else _edit(edit, index, source, roundings)
 

@@ -5,7 +5,8 @@ fake quantization | dequantization, MatMul | Gemm, [Mul by the rows' scale], [Ad
 
 The weights must be an 8-bit grid in every output channel, or in groups of it (facts/grid.py); the activation may have a
 scale for each group, too. The integer sums are exact where a sum of floats is rounded, so the last bits differ: the
-rule does not apply if results must be exact.
+rule does not apply if results must be exact. Weights may be a grid that was rounded to float16, as exporters of float16
+models store them: the product has the codes and scales, without that rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..facts.folding import evaluate
 from ..facts.grid import Grid, grid_of
 from ..facts.inference import Facts
 from ..facts.values import given_by_caller
-from ..metadata import ACTIVATION
+from ..metadata import ACTIVATION, ROUNDED_WEIGHTS
 from ..report import Left
 from ..rule import Context, Rule
 
@@ -72,6 +73,9 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
+    if grid.is_rounded:
+        edit.metadata[ROUNDED_WEIGHTS] = "1"
+        edit.note = "the weights are multiples of their scales before the model rounds them to float16"
     return edit
 
 
@@ -109,4 +113,4 @@ def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:
     weights = evaluate(b, facts)
     if weights is None:
         raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
-    return grid_of(weights.T if is_transposed else weights)
+    return grid_of(weights.T if is_transposed else weights, may_be_rounded=True)
