@@ -137,13 +137,8 @@ def test_long_sums_of_integers() -> None:
 
 def test_names_of_onnxruntime() -> None:
     """A model that it has saved, or one with values of these names."""
-    body = (
-        CHAINS["quotient"]
-        .replace("q =", "")
-        .replace("d =", "InsertedPrecisionFreeCast_d =")
-        .replace("(d)", "(InsertedPrecisionFreeCast_d)")
-    )
-    model = model_of(body)
+    body = CHAINS["quotient"].replace("d =", "InsertedPrecisionFreeCast_d =")
+    model = model_of(body.replace("(d)", "(InsertedPrecisionFreeCast_d)"))
     assert not write_casts(load(model))
 
 
