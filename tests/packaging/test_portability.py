@@ -5,6 +5,7 @@ test_product_kernels.py compares the kernels for ARM alone.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -104,11 +105,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outputs_of(models: Path, *python: str) -> dict[str, str]:
     command = [*python, "-c", RUN, str(models)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=models).stdout
-    return dict(line.split() for line in printed.splitlines())
+    # It may name kernels that an emulated CPU cannot run.
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=models, env=environment)
+    return dict(line.split() for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("cpu", ["Haswell", pytest.param("Nehalem", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("cpu", ["Haswell", "Nehalem"])
 def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
     """Haswell has AVX2 and no VNNI, Nehalem has no AVX."""
     require("qemu-x86_64", "qemu-user")
