@@ -233,9 +233,10 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
         )
 
 
-def with_one_nan(array: Array) -> Array:
-    """Replaces every NaN by one: its sign and payload depend on the processor."""
-    return np.where(np.isnan(array), np.float32(np.nan), array) if array.dtype == np.float32 else array
+def with_one_nan(values: Any) -> Array:
+    """Replaces every NaN by one: its sign and payload depend on the processor, and the kernels do not keep them."""
+    array = np.asarray(values)
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 
 
 # Data
