@@ -116,7 +116,9 @@ class InferenceAttributes : public Attributes {
                : absent;
   }
 
-  std::string text(const char*, const char* absent) const override { return absent; }  // no output type needs one
+  // No output type needs these.
+  std::string text(const char*, const char* absent) const override { return absent; }
+  std::vector<int64_t> integers(const char*) const override { return {}; }
 
  private:
   const OrtApi* api_;
@@ -127,6 +129,7 @@ class NoAttributes : public Attributes {
  public:
   int64_t integer(const char*, int64_t absent) const override { return absent; }
   std::string text(const char*, const char* absent) const override { return absent; }
+  std::vector<int64_t> integers(const char*) const override { return {}; }
 };
 
 struct InfoDeleter {

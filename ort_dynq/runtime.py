@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 OLDEST_ONNXRUNTIME = (1, 20)
+MOST_COPIED = 4096
+"""Elements. Larger constants become inputs of a session that the rewriter opens: it copies initializers."""
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _FIRST_WITH_DATA_FOLDER = (1, 21)

@@ -226,15 +226,16 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
     wrong = np.asarray(actual).view(bits) != np.asarray(expected).view(bits)
     if np.any(wrong):
         at = tuple(np.argwhere(wrong)[0])
-        cause = "" if src is None else f" of src {src[at]!r}"
+        cause = "" if src is None or src.shape != actual.shape else f" of src {src[at]!r}"
         raise AssertionError(
             f"{np.count_nonzero(wrong)} of {actual.size} differ, first at {tuple(map(int, at))}: "
             f"{actual[at]!r}{cause}, expected {expected[at]!r}"
         )
 
 
-def with_one_nan(array: Array) -> Array:
-    """Replaces every NaN by one: its sign and payload depend on the processor."""
+def with_one_nan(values: Any) -> Array:
+    """Replaces every NaN by one: its sign and payload depend on the processor, and the kernels do not keep them."""
+    array = np.asarray(values)
     return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 
 

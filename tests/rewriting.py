@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx.shape_inference
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, stock_session, with_one_nan
 from onnx import helper, numpy_helper
 
 import ort_dynq
@@ -164,7 +164,7 @@ def check(
         assert is_valid(converted, expected) or not is_valid(model, expected)
         for session in (stock, native) if any(inputs is given for given in data) else (stock,):
             for actual, wanted in zip(session.run(None, inputs), expected, strict=True):
-                assert_same(one_nan(actual), one_nan(wanted))
+                assert_same(with_one_nan(actual), with_one_nan(wanted))
     return result.report
 
 
@@ -174,12 +174,6 @@ def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
     if any(ACTIVATION in (entry.key for entry in node.metadata_props) for node in nodes_of(converted.graph)):
         result = ort_dynq.verify(model, converted, inputs=inputs)
         assert result.passed, result
-
-
-def one_nan(values: Any) -> Array:
-    """Replaces every NaN by the same one: inf / inf is a negative NaN on x86, and the kernels do not keep its sign."""
-    array = np.asarray(values)
-    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 
 
 def is_valid(model: onnx.ModelProto, results: list[Any]) -> bool:

@@ -29,11 +29,13 @@ inline float kernel_zp(const AffineWork& work, int32_t zp) {
   return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
 }
 
-// The scales and zero points of some rows or columns as kernels take them: adjacent, aligned, converted.
+// The scales and zero points of some rows or columns as kernels take them: adjacent, aligned, converted; and the
+// kernels that take these.
 template <class Work>
 class ParameterTile {
  public:
   using ZeroPoint = ZeroPointOf<Work>;
+  using Kernels = decltype(Work::kernels);
 
   explicit ParameterTile(const Work& work) : work_(work), storage_(storage_of(work.scales.type)) {
     varying_zps_ = work.zps && work.zps.shape.elements() != 1;
@@ -80,23 +82,30 @@ class ParameterTile {
         }
       }
     }
-    if constexpr (std::is_same_v<ZeroPoint, int32_t>) {
-      narrow_ = safe_ = true;
-      if (work_.zps.type == kInt32)  // NOLINTNEXTLINE(clang-analyzer-core.*): all branches above write zps_
-        for (int64_t i = 0; i < count; ++i) narrow_ &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
-    }
-    if constexpr (std::is_same_v<Work, QuantizeWork>)
-      if (work_.direct != nullptr)
-        for (int64_t i = 0; i < count; ++i)  // NOLINTNEXTLINE(clang-analyzer-core.*): all branches above write scales_
-          safe_ &= scales_[i] >= kSmallestSafeScale && scales_[i] <= kLargestSafeScale;
+    choose_kernels(count);
   }
 
   const float* scales() const { return scales_; }
   const ZeroPoint* zps() const { return zps_; }
-  bool narrow() const { return narrow_; }         // all zero points of type int32 are narrow
-  bool has_safe_scales() const { return safe_; }  // for QuantizeWork with `direct`
+  Kernels kernels() const { return kernels_; }  // of float32 and codes of 8 bits
+  Kernels direct() const { return direct_; }    // of elements as they are stored, or null
 
  private:
+  void choose_kernels(int64_t count) {
+    kernels_ = work_.kernels;
+    if constexpr (!std::is_same_v<Work, AffineWork>) {
+      bool is_narrow = true, is_safe = true;
+      if (work_.zps.type == kInt32)
+        for (int64_t i = 0; i < count; ++i) is_narrow &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
+      if (!is_narrow) kernels_ = work_.portable;
+      const bool has_direct = work_.direct != nullptr && work_.direct[kPerRow] != nullptr;
+      if (std::is_same_v<Work, QuantizeWork> && has_direct)
+        for (int64_t i = 0; i < count; ++i)
+          is_safe &= scales_[i] >= kSmallestSafeScale && scales_[i] <= kLargestSafeScale;
+      direct_ = has_direct && is_narrow && is_safe ? work_.direct : nullptr;
+    }
+  }
+
   // Reads `count` scales from number `index` on.
   void read_scales(int64_t index, int64_t count) { read_scales(index, count, scales_); }
   void read_scales(int64_t index, int64_t count, float* scales) const {
@@ -134,7 +143,7 @@ class ParameterTile {
   const Work& work_;
   const Storage storage_;  // of scales
   bool varying_zps_;
-  bool narrow_ = true, safe_ = true;
+  Kernels kernels_ = nullptr, direct_ = nullptr;
   ZeroPoint shared_zp_{};
   alignas(64) float scales_[kMaxParameters];
   alignas(64) ZeroPoint zps_[kMaxParameters];
@@ -158,23 +167,6 @@ void run_kernel(Kernel kernel, const Work& work, const ParameterTile<Work>& tile
   }
 }
 
-// Kernels that take elements as they are stored, or null.
-template <class Work>
-auto direct_kernels(const Work& work, const ParameterTile<Work>& tile) -> decltype(work.kernels) {
-  if constexpr (!std::is_same_v<Work, AffineWork>)
-    if (work.direct != nullptr && work.direct[kPerRow] != nullptr && tile.narrow() && tile.has_safe_scales())
-      return work.direct;
-  return nullptr;
-}
-
-// Kernels that take float32 and codes of 8 bits.
-template <class Work>
-auto kernels_of(const Work& work, const ParameterTile<Work>& tile) {
-  if constexpr (!std::is_same_v<Work, AffineWork>)
-    if (!tile.narrow()) return work.portable;
-  return work.kernels;
-}
-
 // The blocks of a work. If kernels do not take the elements of src or dst as they are stored, a block is cut into
 // pieces, which are converted on the stack.
 template <class Work>
@@ -185,8 +177,7 @@ class Blocks {
   // Runs the kernel on the block that begins at element `first` of the tensor.
   void run(const ParameterTile<Work>& tile, Parameters parameters, int64_t first, const Extent& extent,
            bool stream) const {
-    auto kernels = direct_kernels(work_, tile);
-    if (src_.widen == nullptr && dst_.narrow == nullptr) kernels = kernels_of(work_, tile);
+    const auto kernels = src_.widen == nullptr && dst_.narrow == nullptr ? tile.kernels() : tile.direct();
     if (kernels != nullptr)
       return run_kernel(kernels[parameters], work_, tile, 0, extent, element(work_.src.data, src_, first),
                         element(work_.dst, dst_, first), stream);
@@ -229,7 +220,7 @@ class Blocks {
       }
     }
     const bool is_staged = dst_.narrow != nullptr || !adjacent;
-    run_kernel(kernels_of(work_, tile)[parameters], work_, tile, parameter, piece, src,
+    run_kernel(tile.kernels()[parameters], work_, tile, parameter, piece, src,
                is_staged ? dst_buffer : element(work_.dst, dst_, first), stream && !is_staged, reciprocals);
     for (int64_t i = 0; is_staged && i < runs; ++i)
       convert(dst_.narrow, dst_buffer + i * run * dst_.wide_bytes, element(work_.dst, dst_, first + i * stride), run,

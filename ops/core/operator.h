@@ -51,13 +51,13 @@ struct Tensor {
   explicit operator bool() const { return type != kNone; }
 };
 
-// The attributes of a node. Each function returns `absent` if the node does not have the attribute.
+// The attributes of a node. If it does not have the attribute, functions return `absent`, or an empty list.
 class Attributes {
  public:
   virtual ~Attributes() = default;
   virtual int64_t integer(const char* name, int64_t absent) const = 0;
   virtual std::string text(const char* name, const char* absent) const = 0;
-  virtual std::vector<int64_t> integers(const char*) const { return {}; }  // empty if absent
+  virtual std::vector<int64_t> integers(const char* name) const = 0;
 };
 
 // One run of one node: its inputs, its outputs and the threads to use.

@@ -328,6 +328,7 @@ class LinearAttributes : public Attributes {
     return absent;
   }
   std::string text(const char*, const char* absent) const override { return absent; }
+  std::vector<int64_t> integers(const char*) const override { return {}; }
 };
 
 class LinearNode : public DynamicRangeQuantize {

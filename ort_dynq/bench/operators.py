@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from ..errors import DynqError
 from ..rewriter import rewrite
@@ -18,7 +19,6 @@ from .timing import Contender, Settings, Track, aligned, check_backend, interlea
 
 if TYPE_CHECKING:
     import onnx
-    import onnx_ir as ir
 
     from ..backends.options import Backend
 
@@ -103,15 +103,12 @@ _BLOCKED = (
 
 @dataclass(frozen=True)
 class Types:
-    """The types of floats and codes. bfloat16 is stored as uint16, two codes of 4 bits in a uint8."""
+    """The names of the types of floats and codes."""
 
     floats: str = "float32"
     codes: str = "uint8"
 
 
-_NUMBERS = {"float32": 1, "uint8": 2, "float16": 10, "bfloat16": 16, "uint4": 21, "int4": 22}
-_BITS = {"float32": 32, "uint8": 8, "float16": 16, "bfloat16": 16, "uint4": 4, "int4": 4}
-_STORED: dict[str, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _OTHER_TYPES = (Types("float16"), Types("bfloat16"), Types(codes="uint4"), Types(codes="int4"))
 
 
@@ -208,7 +205,7 @@ def _time(case: Case, settings: Settings) -> OperatorTiming:
 
 def _bytes(case: Case) -> int:
     """The size of the inputs and the output."""
-    bits = _BITS[case.types.floats] + _BITS[case.types.codes]
+    bits = _onnx_type(case.types.floats).bitwidth + _onnx_type(case.types.codes).bitwidth
     return sum(math.prod(shape) * bits // 8 for shape in (case.shape, case.granularity.scales(case.shape)))
 
 
@@ -252,16 +249,18 @@ def contenders(case: Case, settings: Settings) -> tuple[Contender | None, Conten
         opset=21,
     )
     rng = np.random.default_rng(0)
-    bytes_ = rng.integers(0, 256, shape, np.uint8)
+    bytes_ = rng.integers(0, 256, shape, np.uint8)  # a tensor of 4-bit codes takes half of them
     feeds = {
         "x": _stored(rng.standard_normal(shape, np.float32), types) if quantizes else bytes_,
         "s": _stored(np.asarray(rng.uniform(0.01, 0.03, scales), np.float32), types),
         "z": np.asarray(rng.integers(0, 256, scales), np.uint8),
     }
     feeds = {name: aligned(array) for name, array in feeds.items()}
-    output = aligned(np.zeros(shape, np.uint8 if quantizes else _STORED[types.floats]), case.offset)
+    output = aligned(
+        np.zeros(shape, np.uint8) if quantizes else _stored(np.zeros(shape, np.float32), types), case.offset
+    )
     x, y = (types.floats, codes) if quantizes else (codes, types.floats)
-    numbers = {name: _NUMBERS[kind] for name, kind in {"x": x, "s": types.floats, "z": codes, "y": y}.items()}
+    numbers = {name: int(_onnx_type(kind)) for name, kind in {"x": x, "s": types.floats, "z": codes, "y": y}.items()}
 
     def contender(model: onnx.ModelProto | ir.Model, backend: Backend | None = None) -> Contender:
         return session_contender(
@@ -278,10 +277,14 @@ def contenders(case: Case, settings: Settings) -> tuple[Contender | None, Conten
 
 
 def _stored(values: Array, types: Types) -> Array:
-    """float32 as the bench stores its floats; the low half of the bits is cut off for bfloat16."""
-    if types.floats == "bfloat16":
-        return (np.asarray(values).view(np.uint32) >> 16).astype(np.uint16)
-    return np.asarray(values).astype(_STORED[types.floats])
+    """Floats in their type; bfloat16 as uint16, since ONNX Runtime's Python takes NumPy's own types."""
+    array = np.asarray(values).astype(types.floats)
+    return array.view(np.uint16) if types.floats == "bfloat16" else array
+
+
+def _onnx_type(name: str) -> ir.DataType:
+    """The type of this name in NumPy or ml_dtypes."""
+    return ir.DataType.from_numpy(np.dtype(name))
 
 
 def copy_contender(size: int, threads: int) -> Contender:

@@ -114,6 +114,8 @@ def _end_to_end(verification: Verification) -> Iterator[RenderableType]:
         (b.name, b.elements, *_measured(b), *_measured(a)) for b, a in zip(verification.end_to_end, others, strict=True)
     ]
     yield table(("output", "elements", "B differing", "B max abs", "changed A differing", "changed A max abs"), rows)
+    if verification.not_perturbed:
+        yield one_line(f"Changed A is not shown: {verification.not_perturbed}")
 
 
 def _measured(each: Comparison | None) -> tuple[object, str]:

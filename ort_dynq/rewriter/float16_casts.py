@@ -19,15 +19,15 @@ import onnx
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..runtime import open_session, session_options, temporary_folder
+from ..runtime import MOST_COPIED, open_session, session_options, temporary_folder
 from ..storage import to_proto
 from .facts.inference import Facts
 from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
 
 _PREFIX = "InsertedPrecisionFreeCast_"  # of the names of inserted Casts and their values
-_MOST_ELEMENTS = 4096  # larger initializers become inputs of the session, which does not copy them
 _SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
 _LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 def write_casts(model: ir.Model) -> bool:
@@ -49,14 +49,14 @@ def write_casts(model: ir.Model) -> bool:
         return False
     if any(name.startswith(_PREFIX) for name in types):
         return False  # ONNX Runtime has saved this model: its Casts are there
-    run = _saved_by_onnxruntime(model)
+    run = saved_by_onnxruntime(model)
     if run is None:
         return False
     untouched = model.graph
     model.graph = untouched.clone()
     casts = _Casts(model.graph, types)
     casts.write(run)
-    written = _saved_by_onnxruntime(model)
+    written = saved_by_onnxruntime(model)
     numbers: dict[object, int] = {}
     if written is None or _expressions(run, numbers) != _expressions(written, numbers):
         model.graph = untouched
@@ -80,14 +80,14 @@ def _is_cast(node: ir.Node) -> bool:
     return bool(node.outputs) and producer_of(node.outputs[0], "Cast") is node
 
 
-def _saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
+def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
     """Returns the main graph that ONNX Runtime runs with optimizations off; it lacks the large initializers.
 
     None: ONNX Runtime refuses the model.
     """
     small = ir.Model(model.graph.clone(), ir_version=model.ir_version, functions=list(model.functions.values()))
     for name, value in list(small.graph.initializers.items()):
-        if value.const_value is None or value.const_value.size <= _MOST_ELEMENTS:
+        if value.const_value is None or value.const_value.size <= MOST_COPIED:
             continue
         value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
         del small.graph.initializers[name]
@@ -102,9 +102,6 @@ def _saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
         except Exception:  # the types are ONNX Runtime's own
             return None
         return onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
-
-
-_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
 
 def _expressions(graph: onnx.GraphProto, numbers: dict[object, int]) -> list[tuple[int, bool]]:
@@ -128,11 +125,7 @@ def _expressions(graph: onnx.GraphProto, numbers: dict[object, int]) -> list[tup
     values = {name: (number(name), types[name] == onnx.TensorProto.FLOAT16) for name in types}  # inputs, for now
     for node in graph.node:
         is_standard = node.domain in STANDARD_DOMAINS
-        if (
-            is_standard
-            and node.op_type == "Cast"
-            and {types.get(node.input[0]), types.get(node.output[0])} <= {*_FLOATS}
-        ):
+        if is_standard and node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= _FLOATS:
             source, is_rounded = values[node.input[0]]
             values[node.output[0]] = source, is_rounded or types[node.output[0]] == onnx.TensorProto.FLOAT16
             continue

@@ -121,7 +121,7 @@ class Disturbed:
             model.graph.insert_after(producer, [add])
             model.graph.inputs.append(error)
             self._errors[name] = name_of(error), dtype
-        self._session = open_session(model, "A")
+        self._session = open_session(model, "A with errors added to its values")
 
     def run(self, feeds: Mapping[str, Array], errors: Mapping[str, Array]) -> list[Array]:
         """Returns A's outputs.

@@ -96,7 +96,8 @@ class Checked:
         original: All outputs of A.
         perturbed: All outputs of A if its results of these products are changed by PERTURBATION in columns of even
             index, and by -PERTURBATION in the others. This shows the effect of an error in the last bits. A
-            normalization would cancel a common factor.
+            normalization would cancel a common factor. Empty without such products, or if A does not load with it.
+        not_perturbed: Why A does not load with it; empty if it does.
     """
 
     products: tuple[Product, ...]
@@ -104,6 +105,7 @@ class Checked:
     b: dict[str, Array]
     original: list[Array]
     perturbed: list[Array]
+    not_perturbed: str
 
 
 def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Backend) -> Checked | None:
@@ -143,13 +145,17 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     judged = zip(labels, chains, results[: len(chains)], stored, strict=True)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
+    products = tuple(_judge(name, chain, known, result, stored) for name, chain, result, stored in judged)
     verified = [chain.result for chain in chains if chain]
+    # Last, since this renames A's values.
+    perturbed, not_perturbed = _run_perturbed(model_a, verified, feeds, known) if verified else ([], "")
     return Checked(
-        products=tuple(_judge(name, chain, known, result, stored) for name, chain, result, stored in judged),
+        products=products,
         unreachable=layers.unreachable,
         b=found,
         original=[known[name] for name in names],
-        perturbed=_run_perturbed(model_a, verified, feeds, known) if verified else [],
+        perturbed=perturbed,
+        not_perturbed=not_perturbed,
     )
 
 
@@ -226,10 +232,11 @@ def _chain(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> _Chain | Non
 
 def _run_perturbed(
     model: ir.Model, results: Sequence[ir.Value], feeds: Mapping[str, Array], known: Mapping[str, Array]
-) -> list[Array]:
+) -> tuple[list[Array], str]:
     """Returns A's outputs after the change of the products' results that :class:`Checked` describes.
 
-    They are empty if A does not load with it: the types of the results contradict what A declares.
+    ONNX Runtime may load A itself and not A with this change, if A declares wrong shapes. Then there are no outputs,
+    and the text says why.
     """
     errors = {}
     for name in map(name_of, results):
@@ -237,9 +244,10 @@ def _run_perturbed(
         finite = np.where(np.isfinite(known[name]), known[name], 0)
         errors[name] = (finite * (PERTURBATION * np.finfo(finite.dtype).eps * signs)).astype(finite.dtype)
     try:
-        return Disturbed(model, results, known).run(feeds, errors)
-    except DynqError:  # they are for information only
-        return []
+        disturbed = Disturbed(model, results, known)
+    except DynqError as error:
+        return [], str(error)
+    return disturbed.run(feeds, errors), ""
 
 
 def _rounded_weights(node: ir.Node) -> Array | None:

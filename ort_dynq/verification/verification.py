@@ -46,6 +46,7 @@ class Verification:
         end_to_end: For information, if B has integer products: B from its inputs to its outputs.
         perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its
             results of these products; of 2**-9 if they are float16.
+        not_perturbed: Why `perturbed` is not known: A declares wrong shapes and does not load with the change.
         saturating_a, saturating_b: For information: the integer products of A and of B that stock ONNX Runtime computes
             incorrectly on this CPU, because they saturate. With optimizations off, they are computed exactly.
     """
@@ -60,6 +61,7 @@ class Verification:
     unreachable: int = 0
     end_to_end: tuple[Comparison, ...] = ()
     perturbed: tuple[Comparison, ...] = ()
+    not_perturbed: str = ""
     saturating_a: int = 0
     saturating_b: int = 0
 
@@ -169,6 +171,7 @@ def verify(
         failure="" if found.products or found.b else _NOTHING_COMPARED,
         end_to_end=result.outputs,
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
+        not_perturbed=found.not_perturbed,
     )
 
 

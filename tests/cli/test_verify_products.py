@@ -100,6 +100,7 @@ def test_products_of_networks(network: str, form: str) -> None:
         assert 0 < product.a_error < product.depth
     assert [output.equal for output in result.outputs] == [True] * (3 if network == "decoder" else 1)
     assert len(result.end_to_end) == len(result.perturbed) == (0 if form in EXACT_FORMS else len(result.outputs))
+    assert not result.not_perturbed
 
 
 @pytest.mark.parametrize("form", transformers.FORMS)
@@ -311,6 +312,22 @@ def test_all_outputs_come_from_branches_with_products() -> None:
     assert (result.products, result.unreachable, result.outputs) == ((), 1, ())
     assert not result.passed
     assert result.failure.startswith("nothing was compared: every output comes from a subgraph or function")
+
+
+def test_wrong_shapes_hide_the_effect_of_the_last_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With them, ONNX Runtime loads A, and not A with changed results of its products: verification says so."""
+    model = token("float[2, 7, 16] x", "float[2, 7, 5] y", "y = MatMul(dx, w)", {"w": weights(16, 5)})
+    for name, depth in (("rounded", 7), ("code", 9), ("dx", 16)):
+        declared = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 7, depth])
+        model.graph.value_info.append(declared)
+    result = check(model)
+    assert result.passed
+    assert (len(result.products), len(result.end_to_end), result.perturbed) == (1, 1, ())
+    assert result.not_perturbed.startswith("A with errors added to its values does not load in stock ONNX Runtime: ")
+    onnx.save(model, tmp_path / "a.onnx")
+    onnx.save(rewritten(model), tmp_path / "b.onnx")
+    assert cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")]) == 0
+    assert f"Changed A is not shown: {result.not_perturbed}" in capsys.readouterr().out.splitlines()
 
 
 def test_product_in_a_function_is_reported_as_not_compared() -> None:

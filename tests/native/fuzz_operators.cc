@@ -699,6 +699,12 @@ class ReadAttributes : public dynq::Attributes {
   std::string text(const char* name, const char* absent) const override {
     return find<const char*>(given_, name, absent, &ort_dynq_attribute::text);
   }
+  std::vector<int64_t> integers(const char* name) const override {
+    std::vector<int64_t> values;
+    for (const ort_dynq_attribute& each : given_)
+      if (std::strcmp(each.name, name) == 0) values.push_back(each.integer);
+    return values;
+  }
 
  private:
   const std::vector<ort_dynq_attribute>& given_;

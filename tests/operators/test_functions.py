@@ -599,10 +599,13 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "DynamicQuantizeDequantizeLinear": linear_cases,
 }
 NEWEST_OPSET = 25
-# Their data have zeros of both signs and integers beyond int32, see docs/numerics.md.
-OTHERWISE_ON_ARM = {
-    *("AffineQuantize", "AffineFakeQuantize", "DynamicRangeQuantize", "DynamicRangeFakeQuantize", "QuantizedConv"),
-}
+
+
+def is_other_on_arm(operator: str, given: Attributes) -> bool:
+    """Whether ONNX Runtime on ARM gives other results for the data of a case: see docs/numerics.md."""
+    if operator in ("AffineQuantize", "AffineFakeQuantize"):  # by Reciprocal, and by the Cast of unclipped codes
+        return given["scaling"] == 1 or (given["code_type"] != 1 and not given["clip"])
+    return operator == "QuantizedConv" and given["activation"] != 0  # by Relu and Clip of -0.0
 
 
 # The bodies change at opsets 14, 18 and 21.
@@ -611,10 +614,12 @@ OTHERWISE_ON_ARM = {
 )
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_function_equals_kernels(operator: str, opset: int) -> None:
-    if IS_ARM and operator in OTHERWISE_ON_ARM:
-        pytest.skip("on ARM, ONNX Runtime's Cast saturates, and its Relu and Clip make 0.0 of -0.0")
+    if IS_ARM and operator in ("DynamicRangeQuantize", "DynamicRangeFakeQuantize"):
+        pytest.skip("on ARM, ONNX Runtime gives other results for rows in a third of all cases")
     distinct = 0
     for i, case in enumerate(CASES[operator](opset)):
+        if IS_ARM and is_other_on_arm(operator, complete(operator, case)[0]):
+            continue
         outputs = check(operator, opset, case)
         distinct += len(np.unique(outputs[0])) > 4
         # DynamicDequantize: its standard operator takes float16 from opset 19 on (test_formats.py).

@@ -5,6 +5,7 @@ test_product_kernels.py compares the kernels for ARM alone.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -88,33 +89,38 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name in FOLDERS:
         content = rewritten(name)[1]
-        graph = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(content)).graph
-        halves = {
-            value.name
-            for value in (*graph.value_info, *graph.output)
-            if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
-        }
-        if any(node.op_type in COMPUTED_IN_FLOAT16 and not halves.isdisjoint(node.output) for node in graph.node):
-            continue
-        if all(node.domain == "ort_dynq" or node.op_type in SAME for node in graph.node):
+        nodes = onnx.ModelProto.FromString(content).graph.node
+        if all(node.domain == "ort_dynq" or node.op_type in SAME for node in nodes):
             (folder / f"{name}.onnx").write_bytes(content)
             np.savez(folder / f"{name}.npz", **next(data_sets(name))[0])
     return folder
 
 
+def is_other_on_arm(model: Path) -> bool:
+    graph = onnx.shape_inference.infer_shapes(onnx.load(model)).graph
+    halves = {
+        value.name
+        for value in (*graph.value_info, *graph.output)
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    }
+    return any(node.op_type in COMPUTED_IN_FLOAT16 and not halves.isdisjoint(node.output) for node in graph.node)
+
+
 def outputs_of(models: Path, *python: str) -> dict[str, str]:
     command = [*python, "-c", RUN, str(models)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=models).stdout
-    return dict(line.split() for line in printed.splitlines())
+    # It may name kernels that an emulated CPU cannot run.
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=models, env=environment)
+    return dict(line.split() for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("cpu", ["Haswell", pytest.param("Nehalem", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("cpu", ["Haswell", "Nehalem"])
 def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
     """Haswell has AVX2 and no VNNI, Nehalem has no AVX."""
     require("qemu-x86_64", "qemu-user")
     if platform.machine() != "x86_64":
         pytest.skip("this machine is not x86-64")
-    assert_same_outputs(models, "qemu-x86_64", "-cpu", cpu, sys.executable)
+    compare_outputs(models, {path.stem for path in models.glob("*.onnx")}, "qemu-x86_64", "-cpu", cpu, sys.executable)
 
 
 @pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
@@ -124,10 +130,11 @@ def test_arm_cpus_agree(models: Path, cpu: str, monkeypatch: pytest.MonkeyPatch)
     if not python.exists():
         pytest.skip("there is no Python for ARM: .ci/aarch64 makes one")
     monkeypatch.setenv("CPU", cpu)
-    assert_same_outputs(models, str(python))
+    compare_outputs(models, {path.stem for path in models.glob("*.onnx") if not is_other_on_arm(path)}, str(python))
 
 
-def assert_same_outputs(models: Path, *python: str) -> None:
+def compare_outputs(models: Path, names: set[str], *python: str) -> None:
+    """Requires that the models of these names give the same outputs in two Pythons."""
     here, there = outputs_of(models, sys.executable), outputs_of(models, *python)
-    assert len(here) >= 20
-    assert [name for name in here if here[name] != there.get(name)] == []
+    assert len(names) >= 20
+    assert [name for name in sorted(names) if here[name] != there.get(name)] == []

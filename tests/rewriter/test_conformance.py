@@ -7,21 +7,22 @@ and everything else bit for bit: see ort_dynq.verify.
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from helpers import IS_ARM, assert_same, handwritten, make_session, options, parse, stock_session
+from helpers import IS_ARM, assert_same, handwritten, make_session, parse, stock_session
 from rewriting import FOLDERS, MODELS, data_sets, has_products, load, nodes_of, operators, rewritten
 
 from ort_dynq import kernels, verify
 from ort_dynq.backends.options import Backend
 from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.float16_casts import saved_by_onnxruntime
 from ort_dynq.rewriter.metadata import ACTIVATION
 
 # The calls of operators that each rewritten model must have, in the main graph, subgraphs and functions together.
@@ -139,8 +140,13 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torchscript_token_smoothquant": WHOLE,
 }
 
-# Models that compute chains in float16; torchao_half casts to float32 itself.
-FLOAT16_CHAINS = ("ort_half_token", "torch_half_token", "torch_token_float16", "torchscript_half_token")
+# Of models whose chains are left where ONNX Runtime adds and multiplies float16 itself, so that they are not float32.
+EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
+    "ort_half_token": {},
+    "torch_half_token": {},
+    "torch_token_float16": {"ort_dynq.ReduceAbsMax": 1},
+    "torchscript_half_token": {},
+}
 
 # Models whose operators take float16, which onnxruntime-extensions does not carry.
 FLOAT16_OPERATORS = ("ort_half_token", "torchao_half")
@@ -167,23 +173,20 @@ models = pytest.mark.parametrize(
     ],
 )
 
-ADDS_FLOAT16 = (
-    "this onnxruntime adds and multiplies float16 on this CPU, without Casts to float32: no chain of float32 is found"
-)
+promises = pytest.mark.parametrize("exact", [True, False], ids=["exact", "default"])
 
 
 @functools.cache
 def adds_float16() -> bool:
     """Whether ONNX Runtime has float16 kernels of Add, Mul and Div, as on ARM CPUs with float16 arithmetic."""
-    model = parse("float16[2] x", "float16[2] y", "y = Add(x, x)")
-    with tempfile.TemporaryDirectory() as folder:
-        settings = options(1, False)
-        settings.optimized_model_filepath = str(Path(folder) / "model.onnx")
-        ort.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-        return [node.op_type for node in onnx.load(settings.optimized_model_filepath).graph.node] == ["Add"]
+    graph = saved_by_onnxruntime(ir.from_proto(parse("float16[2] x", "float16[2] y", "y = Add(x, x)")))
+    assert graph is not None
+    return [node.op_type for node in graph.node] == ["Add"]
 
 
-promises = pytest.mark.parametrize("exact", [True, False], ids=["exact", "default"])
+def expected_operators(name: str) -> dict[str, int]:
+    """The calls of operators that a rewritten model must have on this CPU."""
+    return (EXPECTED | EXPECTED_WITH_FLOAT16 if adds_float16() else EXPECTED)[name]
 
 
 def test_models_are_there() -> None:
@@ -223,8 +226,6 @@ def check_with_the_plugin(name: str, exact: bool, backend: Backend) -> None:
 @models
 @promises
 def test_native_backend(isa: str, name: str, exact: bool) -> None:
-    if exact and isa == "portable":
-        pytest.skip("exact rewrites have fewer operators; the default ones run with the portable kernels")
     check_with_the_plugin(name, exact, "native")
 
 
@@ -281,29 +282,25 @@ def test_recorded_outputs(name: str) -> None:
 @models
 def test_operators(name: str) -> None:
     assert name in EXPECTED, f"models/{name} is new: say in EXPECTED, in {Path(__file__).name}, which operators it gets"
-    if name in FLOAT16_CHAINS and adds_float16():
-        pytest.skip(ADDS_FLOAT16)
     result, content = rewritten(name)
     model = onnx.ModelProto.FromString(content)
-    assert operators(model) == EXPECTED[name]
+    assert operators(model) == expected_operators(name)
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in result.report.rewritten)
     folded = {"ort_dynq.Constant", "ort_dynq.MatMulInteger"}  # weights; stock products of uint8 codes
-    assert converted.keys() - folded <= EXPECTED[name].keys() | (FAKES if has_products(name) else set())
+    assert converted.keys() - folded <= expected_operators(name).keys() | (FAKES if has_products(name) else set())
     assert all(finding.reason for finding in result.report.left)
-    assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == EXPECTED[name].keys()
+    assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == expected_operators(name).keys()
 
 
 @models
 def test_exact_operators(name: str) -> None:
     """An exact rewrite leaves float products, and converts the rest."""
-    if name in FLOAT16_CHAINS and adds_float16():
-        pytest.skip(ADDS_FLOAT16)
     result, content = rewritten(name, exact=True)
     model = onnx.ModelProto.FromString(content)
     assert not any(entry.key == ACTIVATION for node in nodes_of(model.graph) for entry in node.metadata_props)
     if not has_products(name):
         weights = {"ort_dynq.DynamicDequantize": 1} if name == "row_square" else {}  # which are not folded
-        assert operators(model) == EXPECTED[name] | weights
+        assert operators(model) == expected_operators(name) | weights
     else:
         assert any(finding.reason.startswith("exact: ") for finding in result.report.left)
 

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
-from rewriting import F, found, nodes_of, one_nan, rows
+from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from rewriting import F, found, nodes_of, rows
 
 from ort_dynq.rewriter import rewrite
 
@@ -69,7 +69,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, Array], *, exact: bool = True
     expected = stock_session(model).run(None, feeds) if exact else plain
     for session_results in (plain, make_session(converted, "native").run(None, feeds)):
         for actual, wanted in zip(session_results, expected, strict=True):
-            assert_same(one_nan(actual), one_nan(wanted))
+            assert_same(with_one_nan(actual), with_one_nan(wanted))
     return found(result.report)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, stock_session, with_one_nan
 from onnx import numpy_helper, parser
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.float16_casts import write_casts
 from ort_dynq.rewriter.metadata import FLOAT16_CASTS
+from ort_dynq.runtime import version
 from ort_dynq.storage import load
 from ort_dynq.verification import verify
 
@@ -42,11 +43,6 @@ def model_of(body: str, before: str = "float16[N, K] x", outputs: str = "float16
     return bytes(model.SerializeToString())
 
 
-def one_nan(array: Array) -> Array:
-    """Replaces every NaN by one: the sign of a NaN depends on the processor."""
-    return np.where(np.isnan(array), np.float16(np.nan), array)
-
-
 def rows(count: int = 64, length: int = 257) -> Array:
     """Rows whose quotients are ties, and neighbours of ties that float16 rounds to ties; rows of special values."""
     rng = np.random.default_rng(0)
@@ -70,9 +66,9 @@ def test_chains(isa: str, name: str) -> None:
     for x in (rows(), rows(20, 1), np.zeros((0, 5), np.float16)):
         (expected,) = stock_session(model).run(None, {"x": x})
         (actual,) = make_session(content, "native").run(None, {"x": x})
-        assert_same(one_nan(actual), one_nan(expected))
+        assert_same(with_one_nan(actual), with_one_nan(expected))
         (without_the_plugin,) = stock_session(content).run(None, {"x": x})
-        assert_same(one_nan(without_the_plugin), one_nan(expected))
+        assert_same(with_one_nan(without_the_plugin), with_one_nan(expected))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_casts_change_no_bit(body: str) -> None:
     x = rows()
     (expected,) = stock_session(model).run(None, {"x": x})
     (actual,) = stock_session(ir.to_proto(written)).run(None, {"x": x})
-    assert_same(one_nan(actual), one_nan(expected))
+    assert_same(with_one_nan(actual), with_one_nan(expected))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,10 @@ def test_what_onnxruntime_expands(chain: str, function: str) -> None:
     (expected,) = stock_session(model).run(None, {"x": x})
     (actual,) = stock_session(rewrite(model, exact=True).to_proto()).run(None, {"x": x})
     assert_same(actual, expected)
-    assert verify(model, rewrite(model).model, inputs={"x": x}).passed
+    # Before 1.23, ONNX Runtime rounds other values if a session has the plugin: see docs/numerics.md.
+    passed = verify(model, model, inputs={"x": x}).passed
+    assert passed or version() < (1, 23)
+    assert verify(model, rewrite(model).model, inputs={"x": x}).passed == passed
 
 
 def test_long_sums_of_integers() -> None:
@@ -137,13 +136,8 @@ def test_long_sums_of_integers() -> None:
 
 def test_names_of_onnxruntime() -> None:
     """A model that it has saved, or one with values of these names."""
-    body = (
-        CHAINS["quotient"]
-        .replace("q =", "")
-        .replace("d =", "InsertedPrecisionFreeCast_d =")
-        .replace("(d)", "(InsertedPrecisionFreeCast_d)")
-    )
-    model = model_of(body)
+    body = CHAINS["quotient"].replace("d =", "InsertedPrecisionFreeCast_d =")
+    model = model_of(body.replace("(d)", "(InsertedPrecisionFreeCast_d)"))
     assert not write_casts(load(model))
 
 

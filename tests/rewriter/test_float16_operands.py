@@ -11,9 +11,10 @@ import onnx_ir as ir
 import pytest
 from helpers import Array, assert_same, make_session, stock_session, with_one_nan
 from onnx import helper, numpy_helper, parser
-from test_float16_casts import CHAINS, one_nan, rows
+from test_float16_casts import CHAINS, rows
 
 from ort_dynq.rewriter import Report, rewrite
+from ort_dynq.rewriter.float16_casts import saved_by_onnxruntime
 from ort_dynq.rewriter.rules.float16_operands import MOVES, RULE
 from ort_dynq.verification import verify
 
@@ -182,9 +183,8 @@ def test_onnxruntime_moves_float16_as_it_is(operator: str) -> None:
 
 def ran(model: bytes) -> Counter[str]:
     """The operators that ONNX Runtime runs with optimizations off."""
-    from ort_dynq.rewriter.float16_casts import _saved_by_onnxruntime
 
-    graph = _saved_by_onnxruntime(ir.from_proto(onnx.ModelProto.FromString(model)))
+    graph = saved_by_onnxruntime(ir.from_proto(onnx.ModelProto.FromString(model)))
     assert graph is not None
     return Counter(node.op_type for node in graph.node)
 
@@ -199,4 +199,4 @@ def test_infinities_and_nan() -> None:
     (y,) = make_session(rewrite(model_of(CHAINS["quotient"])).to_proto(), "native").run(None, {"x": rows()})
     (expected,) = stock_session(model_of(CHAINS["quotient"])).run(None, {"x": rows()})
     assert np.isnan(y).any()
-    assert_same(one_nan(y), one_nan(expected))
+    assert_same(with_one_nan(y), with_one_nan(expected))

@@ -15,10 +15,7 @@ from rewriting import FOLDERS, MODELS, check, check_products, found, nodes_of, t
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.metadata import FLOAT16_CASTS
 
-# Every second model; the others are exhaustive.
-models = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (i % 2)) for i, name in enumerate(FOLDERS)]
-)
+models = pytest.mark.parametrize("name", FOLDERS)
 
 
 def inputs_of(name: str) -> dict[str, Array]:

@@ -12,7 +12,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
-from helpers import Array, Shape, assert_same, handwritten, make_session, native_only, stock_session
+from helpers import Array, Shape, assert_same, handwritten, make_session, native_only, stock_session, with_one_nan
 from rewriting import check, parse, rows
 
 from ort_dynq import kernels
@@ -97,17 +97,13 @@ def ours(operator: str, backend: str, run: Run, keepdims: int, threads: int) -> 
     return make_session(handwritten(model, backend), backend, threads=threads)
 
 
-def one_nan(array: Array) -> Array:
-    return np.where(np.isnan(array), F(np.nan), array)
-
-
 def compare(operator: str, backend: str, x: Array, run: Run, keepdims: int, threads: int = 1, opset: int = 18) -> None:
     axes = tuple(axes_of(x.shape, run))
     expected = stock(operator, axes, x.ndim, keepdims, opset).run(None, {"x": x})
     for actual, wanted in zip(
         ours(operator, backend, run, keepdims, threads).run(None, {"x": x}), expected, strict=True
     ):
-        assert_same(one_nan(actual), one_nan(wanted))
+        assert_same(with_one_nan(actual), with_one_nan(wanted))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

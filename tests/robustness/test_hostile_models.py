@@ -73,7 +73,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_mutated_models(tmp_path: Path) -> None:
     """The corpus and the first mutated models after it."""
-    fuzz(tmp_path, inputs=40)
+    fuzz(tmp_path, inputs=60)
 
 
 @pytest.mark.exhaustive
@@ -86,7 +86,7 @@ def fuzz(folder: Path, inputs: int) -> None:
     fuzzer = hostile_models.Fuzzer(seed=0, failures=folder)
     fuzzer.run(inputs, seconds=500)
     print(f"{fuzzer.inputs} models; {fuzzer.crashes_of_onnxruntime} of them crash stock ONNX Runtime")
-    assert fuzzer.inputs >= min(inputs, 40)  # a slow machine may run out of seconds
+    assert fuzzer.inputs >= min(inputs, 60)  # a slow machine may run out of seconds
     assert not fuzzer.problems
 
 
@@ -396,7 +396,7 @@ def test_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
     script = (
         "import hashlib, pathlib, sys\n"
         "from ort_dynq.rewriter import rewrite\n"
-        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*/model.onnx'))[::3]:\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*/model.onnx')):\n"
         "    proto = rewrite(path).to_proto()\n"
         "    print(path.parent.name, hashlib.sha256(proto.SerializeToString()).hexdigest())\n"
     )
@@ -411,5 +411,5 @@ def test_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
         ).stdout.splitlines()
         for seed in ("1", "2")
     )
-    assert len(first) == len(list((hostile_models.ROOT / "models").glob("*/model.onnx"))[::3])
+    assert len(first) == len(list((hostile_models.ROOT / "models").glob("*/model.onnx")))
     assert first == second

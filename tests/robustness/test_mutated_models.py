@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, stock_session, with_one_nan
 from mutations import mutate
 from near_misses import near_miss
 from onnx import TensorProto, helper, numpy_helper
-from rewriting import FOLDERS, MODELS, WHOLE_CHAIN, check, found, one_nan, parse, rows, tensors
+from rewriting import FOLDERS, MODELS, WHOLE_CHAIN, check, found, parse, rows, tensors
 
 from ort_dynq import DynqError
 from ort_dynq.rewriter import rewrite
@@ -41,7 +41,7 @@ def _is_sound(model: onnx.ModelProto, inputs: dict[str, Array], expected: list[A
     except Exception:
         return False
     return actual is not None and all(
-        np.array_equal(one_nan(np.asarray(mine)), one_nan(np.asarray(its)), equal_nan=True)
+        np.array_equal(with_one_nan(np.asarray(mine)), with_one_nan(np.asarray(its)), equal_nan=True)
         for mine, its in zip(actual, expected, strict=True)
     )
 
@@ -71,7 +71,7 @@ def check_mutated(name: str, seed: int, change: Callable[[onnx.ModelProto, rando
             assert actual is not None, what
             if exact and session.get_session_options().graph_optimization_level == 0:
                 for mine, its in zip(actual, expected, strict=True):
-                    assert_same(one_nan(np.asarray(mine)), one_nan(np.asarray(its)))
+                    assert_same(with_one_nan(np.asarray(mine)), with_one_nan(np.asarray(its)))
 
 
 @pytest.mark.parametrize("name", FOLDERS[::3])

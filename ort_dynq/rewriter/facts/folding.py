@@ -10,11 +10,9 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ...runtime import open_session, session_options
+from ...runtime import MOST_COPIED, open_session, session_options
 from .inference import Facts
 from .values import constant_array, given_by_caller
-
-_MOST_ELEMENTS = 4096  # larger constants are inputs of the session, which does not copy them
 
 
 def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
@@ -68,7 +66,7 @@ def _run(
     graph.output.append(onnx.ValueInfoProto(name=value.name))
     inputs = {}
     for name, elements in constants.items():
-        if elements.size > _MOST_ELEMENTS and elements.dtype.isbuiltin == 1:
+        if elements.size > MOST_COPIED and elements.dtype.isbuiltin == 1:
             inputs[name] = elements
             type_ = onnx.helper.np_dtype_to_tensor_dtype(elements.dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, type_, elements.shape))
