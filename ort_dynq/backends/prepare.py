@@ -90,7 +90,7 @@ def _cast_float16(node: ir.Node, index: int, casts_output: bool, facts: Facts) -
         rounding.replace_input_with(0, dst)
         graph.insert_after(node, [rounding])
         half.name, half.type, half.shape = dst.name, dst.type, dst.shape
-        dst.name, dst.type = facts.new_name(), None
+        dst.name, dst.type, dst.shape = facts.new_name(), None, None
 
 
 def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:

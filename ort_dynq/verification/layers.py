@@ -50,9 +50,9 @@ class Layers:
         return self.values.get(node.metadata_props[ACTIVATION])
 
     def _result(self, node: ir.Node) -> ir.Value:
-        """Returns the result of a product, as A has it: Reshapes and the like may precede it."""
-        value = node.outputs[0]
-        while value.name not in self.values and (use := only_use(value)) is not None and use.node.op_type in RESHAPES:
+        """Returns the result of a product, as A has it: Reshapes and the like, and a Cast, may precede it."""
+        value, skipped = node.outputs[0], (*RESHAPES, "Cast")
+        while value.name not in self.values and (use := only_use(value)) is not None and use.node.op_type in skipped:
             value = use.node.outputs[0]
         return value
 

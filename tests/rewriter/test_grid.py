@@ -120,3 +120,74 @@ def test_arbitrary_weights_are_rejected_quickly() -> None:
         start = time.perf_counter()
         assert grid_of(weights) is None
         assert time.perf_counter() - start < 1
+
+
+# Weights that were rounded to float16
+
+
+def rounded(codes: Array, scale: Array | float) -> Array:
+    """float32 numbers of float16: codes times scales, rounded once."""
+    exact = codes.astype(np.float64) * np.asarray(scale, F).astype(np.float64)
+    return exact.astype(np.float16).astype(F)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-127, 127), (-128, 127), (-1, 1), (-7, 7), (0, 255), (0, 3)])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 1 / 3, 2.0**-9, 100.0, 1e-5])
+def test_a_rounded_grid_is_recovered(low: int, high: int, scale: float) -> None:
+    """Ordinary weights, and subnormal ones, of which several scales may be right."""
+    rng = np.random.default_rng(0)
+    for depth in (1, 7, 64, 300):
+        codes = rng.integers(low, high + 1, (depth, 40))
+        codes[rng.integers(depth)] = high
+        weights = rounded(codes, rng.uniform(1, 2, 40).astype(F) * F(scale))
+        weights[:, 5] = 0
+        grid = grid_of(weights, may_be_rounded=True)
+        assert grid is not None
+        numbers = grid.codes.astype(np.int32) - grid.zero_point.astype(np.int32)
+        assert_same(rounded(numbers, grid.scale) + F(0), weights + F(0))
+        assert grid_of(weights) is None or not grid.is_rounded
+
+
+def test_codes_of_a_rounded_grid() -> None:
+    """They are the exporter's if one of them is 127, and the scale is close to its own."""
+    rng = np.random.default_rng(1)
+    codes, scales = rng.integers(-127, 128, (300, 40)), rng.uniform(0.001, 0.02, 40).astype(F)
+    codes[9] = 127
+    grid = grid_of(rounded(codes, scales), may_be_rounded=True)
+    assert grid is not None
+    assert grid.is_rounded
+    assert_same(grid.codes, codes.astype(np.int8))
+    assert np.abs(grid.scale[0] / scales - 1).max() < 2.0**-12
+
+
+def test_rounded_groups_are_recovered() -> None:
+    rng = np.random.default_rng(0)
+    codes, scales = rng.integers(-8, 8, (128, 20)), in_groups(rng.uniform(0.01, 0.1, (4, 20)).astype(F), 32)
+    codes[::32] = -8
+    grid = grid_of(rounded(codes, scales), may_be_rounded=True)
+    assert grid is not None
+    assert (grid.bits, grid.group_size, grid.is_rounded) == (4, 32, True)
+    numbers = grid.codes.astype(np.int32) - grid.zero_point.astype(np.int32)
+    assert_same(rounded(numbers, in_groups(grid.scale, 32)) + F(0), rounded(codes, scales) + F(0))
+
+
+@pytest.mark.parametrize("column", [0, 39])
+def test_weights_that_are_almost_a_rounded_grid_are_rejected(column: int) -> None:
+    weights = rounded(np.random.default_rng(0).integers(-127, 128, (200, 40)), 0.01)
+    assert grid_of(weights, may_be_rounded=True) is not None
+    half = weights[7, column].astype(np.float16)
+    two_up = np.nextafter(np.nextafter(half, np.float16(9)), np.float16(9))
+    for change in (two_up, np.float16(np.nan), np.float16(np.inf), half + np.float16(0.005)):
+        changed = weights.copy()
+        changed[7, column] = change
+        assert grid_of(changed, may_be_rounded=True) is None
+    changed = weights.copy()
+    changed[7, column] = np.nextafter(changed[7, column], F(1))  # not a number of float16
+    assert grid_of(changed, may_be_rounded=True) is None
+
+
+def test_arbitrary_weights_of_float16_are_rejected_quickly() -> None:
+    weights = np.random.default_rng(0).normal(0, 0.02, (4096, 1024)).astype(np.float16).astype(F)
+    start = time.perf_counter()
+    assert grid_of(weights, may_be_rounded=True) is None
+    assert time.perf_counter() - start < 1

@@ -21,6 +21,7 @@ from helpers import Array, assert_same, make_session, stock_session, with_one_na
 from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, rows
 
+from ort_dynq.bench import transformers
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.report import STATIC
 
@@ -678,3 +679,12 @@ def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
     }
     expected, actual = (make_session(each, "native").run(None, x)[0] for each in (model, result.to_proto()))
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", transformers.FORMS)
+def test_shapes_that_a_tool_has_written_hide_nothing(form: str) -> None:
+    """They name dimensions anew, of which some are those of the input."""
+    model = transformers.encoder(form, layers=1, hidden=32, heads=2)
+    shaped = onnx.shape_inference.infer_shapes(model)
+    assert len(shaped.graph.value_info) > len(model.graph.value_info)
+    assert rewrite(shaped).report == rewrite(model).report

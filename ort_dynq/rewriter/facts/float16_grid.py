@@ -14,6 +14,7 @@ import numpy.typing as npt
 _FEW_ROWS = 4  # they reject most candidates for a scale
 _SOME_ROWS = 64
 _LARGEST_ROUNDING = 2.0**-10  # of the quotient of two weights, relative: both are rounded to float16
+_SUBNORMAL_ROUNDING = 2.0**-24  # of two weights that are subnormal, absolute
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,8 +33,9 @@ def float16_scales(weights: npt.NDArray[np.float32], largest_codes: Sequence[int
     for code in largest_codes:
         if not todo.size:
             break
-        steps = few[:, todo] / (largest[todo] / code)
-        found = todo[(np.abs(steps - np.rint(steps)) <= code * _LARGEST_ROUNDING).all(0)]
+        near = largest[todo] / code
+        steps, rounding = few[:, todo] / near, code * _LARGEST_ROUNDING + _SUBNORMAL_ROUNDING / near
+        found = todo[(np.abs(steps - np.rint(steps)) <= rounding).all(0)]
         for rows in (some, weights):
             scale, fits = _within(rows[:, found].astype(np.float64), largest[found] / code)
             found, scale = found[fits], scale[fits]
