@@ -41,10 +41,12 @@ class NetworkTiming(ModelTiming):
 
     Attributes:
         network: encoder, decoder or resnet.
+        floats: The type of its floats: float32 or float16.
         tokens: The number of tokens in the encoder's input, or in the decoder's past; None for resnet.
     """
 
     network: str
+    floats: str
     tokens: int | None
 
 
@@ -52,9 +54,10 @@ class NetworkTiming(ModelTiming):
 class _Case:
     network: str
     form: str
+    floats: str
 
     def __str__(self) -> str:
-        return f"{self.network}, {self.form}"
+        return f"{self.network}, {self.form}, {self.floats}"
 
 
 def bench_networks(
@@ -64,6 +67,7 @@ def bench_networks(
     forms: Sequence[str] | None = None,
     tokens: Sequence[int] = TOKENS,
     sizes: Sizes = Sizes(),
+    float16: bool = False,
     track: Track = iter,
 ) -> list[NetworkTiming]:
     """Times networks, one at a time: the two sessions of one take half a gigabyte each.
@@ -74,6 +78,7 @@ def bench_networks(
         forms: Forms of the networks; a network is timed in those that it has. None for all.
         tokens: Numbers of tokens; each transformer is timed with each of them.
         sizes: The sizes of the networks.
+        float16: Whether transformers are timed as float16 models, too.
         track: Shows the progress.
 
     Raises:
@@ -89,9 +94,10 @@ def bench_networks(
             raise DynqError(f"there is no form {form!r} of {' or '.join(names)}, expected one of {', '.join(known)}")
     check_backend(settings.backend)
     cases = [
-        _Case(name, form)
+        _Case(name, form, floats)
         for name in names
         for form in (NETWORKS[name] if forms is None else forms)
+        for floats in (("float32", "float16") if float16 and name in transformers.NETWORKS else ("float32",))
         if form in NETWORKS[name]
     ]
     timings = []
@@ -108,7 +114,7 @@ def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) 
     for count, feeds in _inputs(case, model, tokens):
         for threads in settings.threads:
             timing = time_model(case.form, model, result.model, result.report, feeds, settings, threads)
-            timings.append(NetworkTiming(**vars(timing), network=case.network, tokens=count))
+            timings.append(NetworkTiming(**vars(timing), network=case.network, floats=case.floats, tokens=count))
     return timings
 
 
@@ -116,7 +122,8 @@ def _build(case: _Case, sizes: Sizes) -> onnx.ModelProto:
     if case.network == "resnet":
         return convnets.resnet(case.form, image=sizes.image)
     build = transformers.NETWORKS[case.network]
-    return build(case.form, layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads)
+    model = build(case.form, layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads)
+    return transformers.in_float16(model) if case.floats == "float16" else model
 
 
 def _inputs(

@@ -13,6 +13,7 @@ fold weights store float32(code) * scale. All forms of one network, size and see
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,11 +65,28 @@ def decoder_step(
     return _network("decoder", form, layers, hidden, heads, feed_forward, seed)
 
 
+def in_float16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns a network as ONNX Runtime's converter makes a float16 model of it; the given one is not changed.
+
+    Its inputs and outputs are float16. The shapes that the converter writes into the model are removed: the original
+    has none, and with shapes ONNX Runtime fuses other nodes.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numbers that float16 does not represent
+        converted: onnx.ModelProto = convert_float_to_float16(copy)
+    del converted.graph.value_info[:]
+    return converted
+
+
 NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {"encoder": encoder, "decoder": decoder_step}
 
 
 def feeds(model: onnx.ModelProto, tokens: int, *, batch: int = 1, seed: int = 0) -> dict[str, Array]:
-    """Returns normal float32 inputs of a network.
+    """Returns normal inputs of a network, float32 or float16 as it takes them.
 
     Args:
         model: The network.
@@ -82,7 +100,7 @@ def feeds(model: onnx.ModelProto, tokens: int, *, batch: int = 1, seed: int = 0)
         value.name: rng.standard_normal(
             [sizes[size.dim_param] if size.dim_param else size.dim_value for size in value.type.tensor_type.shape.dim],
             np.float32,
-        )
+        ).astype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
         for value in model.graph.input
     }
 

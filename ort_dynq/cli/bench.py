@@ -110,6 +110,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--layers", type=positive, metavar="N", help="layers of a transformer (default: 6)")
     network.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
     network.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
+    network.add_argument(
+        "--float16", action="store_true", default=None, help="time transformers as float16 models, too"
+    )
     network.add_argument("--image", type=positive, metavar="N", help="pixels of resnet's images (default: 224)")
     model = parser.add_argument_group("a model A")
     model.add_argument(
@@ -181,6 +184,7 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         forms=arguments.forms,
         tokens=arguments.tokens or TOKENS,
         sizes=network_sizes,
+        float16=bool(arguments.float16),
         track=track,
     )
 
@@ -190,12 +194,16 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
         yield "tokens: in the encoder's input, or in the decoder's past"
         yield f"resnet: ResNet-18, images of {image}x{image}\n"
-        head = ("network", "form", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
         rows = [
-            (each.network, each.name, each.tokens or "-", each.threads, *_ratio_cells(each), _rewritten(each))
+            (
+                *(each.network, each.name, each.floats, each.tokens or "-", each.threads),
+                *_ratio_cells(each),
+                _rewritten(each),
+            )
             for each in timings
         ]
-        yield table(head, rows, style=lambda row: ratio_style(row[6]))
+        yield table(head, rows, style=lambda row: ratio_style(row[7]))
         yield from _problems(timings)
 
     return Outcome({"sizes": asdict(network_sizes), "timings": list(map(asdict, timings))}, text)
@@ -206,7 +214,7 @@ def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str
     from ..operators.encodings import one_of
 
     for takers, options in (
-        (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads")),
+        (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads", "float16")),
         (("resnet",), ("image",)),
     ):
         for name in options:
@@ -318,7 +326,13 @@ _NETWORKS = _Bench(
     "networks",
     _networks,
     2.0,
-    (_EXACT, *((name, f"--{name}") for name in ("networks", "forms", "tokens", "layers", "hidden", "heads", "image"))),
+    (
+        _EXACT,
+        *(
+            (name, f"--{name}")
+            for name in ("networks", "forms", "tokens", "layers", "hidden", "heads", "float16", "image")
+        ),
+    ),
 )
 _DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
 _QUANTIZE = _Bench(

@@ -44,6 +44,7 @@ from ort_dynq import cli
             "there is no form 'token' of resnet, expected one of",
         ),
         (["networks", "--networks", "resnet", "--tokens", "3"], "--tokens is for encoder or decoder, not for resnet"),
+        (["networks", "--networks", "resnet", "--float16"], "--float16 is for encoder or decoder, not for resnet"),
         (["networks", "--networks", "decoder", "--image", "64"], "--image is for resnet, not for decoder"),
         (["convolutions", "--cases", "9x9"], "there is no convolution '9x9', expected one of 3x3-64, 3x3-128, "),
         (["convolutions", "--exact"], "`ort-dynq bench FOLDER` or `ort-dynq bench A.onnx`, not for convolutions"),

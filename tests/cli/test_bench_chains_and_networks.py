@@ -75,20 +75,36 @@ def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_bench(capsys, *arguments).splitlines()
     assert lines[4] == "encoder, decoder: layers 1, hidden size 16, heads 2"
     rows = [line.split() for line in lines if line.startswith("decoder ")]
-    assert [row[:4] for row in rows] == [
-        ["decoder", form, "2", threads] for form in ("torchao", "float") for threads in "12"
+    assert [row[:5] for row in rows] == [
+        ["decoder", form, "float32", "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
     converted = ["4", "DynamicRangeFakeQuantize,", "6", "QuantizedMatMul"]
-    assert [row[7:] for row in rows] == [converted] * 2 + [["-"]] * 2
+    assert [row[8:] for row in rows] == [converted] * 2 + [["-"]] * 2
 
 
 @pytest.mark.usefixtures("_narrow_resnet")
 def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_bench(capsys, *SMALL, "--forms", "token,conv_u8", "--tokens", "2", "--image", "32").splitlines()
-    rows = [line.split()[:4] for line in lines if line.startswith(("encoder ", "decoder ", "resnet "))]
-    assert rows == [["encoder", "token", "2", "1"], ["decoder", "token", "2", "1"], ["resnet", "conv_u8", "-", "1"]]
+    rows = [line.split()[:5] for line in lines if line.startswith(("encoder ", "decoder ", "resnet "))]
+    assert rows == [
+        ["encoder", "token", "float32", "2", "1"],
+        ["decoder", "token", "float32", "2", "1"],
+        ["resnet", "conv_u8", "float32", "-", "1"],
+    ]
 
 
 def test_bench_networks_exact(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_bench_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
     assert data["timings"][0]["rewritten"] == {"DynamicRangeFakeQuantize": 4}
+
+
+def test_bench_networks_float16(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same operators as in float32; resnet has no such form."""
+    arguments = (*SMALL, "--networks", "encoder", "--forms", "token,token_weights", "--tokens", "2", "--float16")
+    timings = run_bench_json(capsys, *arguments)["timings"]
+    assert [(each["name"], each["floats"]) for each in timings] == [
+        (form, floats) for form in ("token", "token_weights") for floats in ("float32", "float16")
+    ]
+    for each in timings:
+        assert each["rewritten"]["QuantizedMatMul"] == 6
+        assert ("QuantizedMatMul of float16" in each["rewritten"]) == (each["floats"] == "float16")

@@ -172,8 +172,8 @@ def test_products() -> None:
     assert [f.operator for f in result.report.rewritten] == [
         "DynamicRangeFakeQuantize",
         "QuantizedMatMul",
-        "DynamicRangeQuantize",
-        "QuantizedMatMul",
+        "DynamicRangeQuantize of float16",
+        "QuantizedMatMul of float16",
     ]
     assert result.model.metadata_props[FLOAT16_CASTS] == "1"
     x = rows(20, 64)[14:]

@@ -41,7 +41,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
         source, roundings = _source_of_cast(node.inputs[0]), _roundings(node.outputs[0])
         if source is not None and roundings:
-            return _edit(context.edit(node.op_type, node), 0, source, roundings)
+            return _edit(context.edit(f"{node.op_type} of float16", node), 0, source, roundings)
     return None
 
 
@@ -58,7 +58,7 @@ def _operator(node: ir.Node, context: Context) -> Edit | None:
     if output_follows and not (roundings and all(map(_reads_rounded, read)) and context.opset >= _OLDEST_WITH_CASTLIKE):
         return None
     source, tensor = _source_of_cast(value), ir.convenience.get_const_tensor(value)
-    edit = context.edit(node.op_type, node)
+    edit = context.edit(f"{node.op_type} of float16", node)
     if source is None and tensor is not None and output_follows and _is_float16(elements := tensor.numpy()):
         source = context.shared(SharedInitializers).of(elements.astype(np.float16), node, edit)
     return None if source is None else _edit(edit, index, source, roundings)
