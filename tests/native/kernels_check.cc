@@ -2,6 +2,8 @@
 // set, the kernel and a hash of what it wrote. tests/packaging/test_portability.py compares the hashes, also those of
 // two architectures. The data are mostly ties of rounding, their neighbors and extreme values of float32. Blocks have
 // odd tails and gaps between rows; the hash includes the gaps.
+//
+// More than 450 lines: one function for each family of kernels.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -134,6 +136,12 @@ struct Floats {
 
   void narrow() { table.narrow[dynq::kF16](wide.data(), halves.data(), static_cast<int64_t>(wide.size())); }
   void widen() { table.widen[dynq::kF16](halves.data(), wide.data(), static_cast<int64_t>(wide.size())); }
+  void round() {  // to finite float16
+    narrow();
+    widen();
+    for (float& x : wide) x = std::isfinite(x) ? x : 0.0f;
+    narrow();
+  }
   void* data(bool is_float16) { return is_float16 ? static_cast<void*>(halves.data()) : wide.data(); }
 };
 
@@ -167,27 +175,32 @@ void affine_of(const dynq::KernelTable& table, const Problem& problem, const flo
   table.affine[scaling][dynq::kFloat16Quotient][target][dynq::kPerRow](block);
 }
 
-// Elements whose quotients are at most 1000.
-std::vector<float> bounded_ties(Random& random, const Problem& problem) {
+// Changes the scales of a problem, and returns elements whose quotients are at most 1000, with ties of rounding. One
+// element of each row, a float16, stands at several places: its quotient is closest to a tie of rounding to integers,
+// or to a tie of float16 beside one, so that division, product and reciprocal differ.
+std::vector<float> bounded_ties(Random& random, Problem& problem) {
+  std::vector<float> row_ties;
+  for (float& scale : problem.scales) {
+    const float x = static_cast<float>(random.integer(1024, 2047)) / 256;
+    scale = x / (static_cast<float>(random.integer(16, 31)) + random.of({0.5f, 0.5f + 1.0f / 128}));
+    row_ties.push_back(x);
+  }
   std::vector<float> src = problem.ties(random);
   for (size_t i = 0; i < src.size(); ++i) {
-    const float scale = problem.scales[i / static_cast<size_t>(problem.extent.stride)];
-    if (!(std::fabs(src[i]) <= 1000 * scale)) src[i] = std::copysign(0.5f * scale, src[i]);
+    const size_t row = i / static_cast<size_t>(problem.extent.stride);
+    if (!(std::fabs(src[i]) <= 1000 * problem.scales[row])) src[i] = std::copysign(0.5f * problem.scales[row], src[i]);
+    if (random.one_in(2)) src[i] = random.of({-1.0f, 1.0f}) * row_ties[row];
   }
   return src;
 }
 
 // The quotient is rounded to float16.
 uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16) {
-  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind != kOrdinary) return;
+  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& given, Hash& hash) {
+    if (given.kind != kOrdinary) return;
+    Problem problem = given;
     Floats src(table, bounded_ties(random, problem));
-    if (is_float16) {
-      src.narrow();
-      src.widen();
-      for (float& x : src.wide) x = std::isfinite(x) ? x : 0.0f;
-      src.narrow();
-    }
+    if (is_float16) src.round();
     std::vector<uint8_t> dst(problem.elements(), 0xa5);
     const std::vector<int32_t> zps(problem.zps.size(), 0);
     const dynq::QuantizeKernel kernel =
@@ -247,15 +260,11 @@ uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq:
 }
 
 uint64_t hash_bounded(const dynq::KernelTable& table, int scaling, int order, bool is_float16) {
-  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind != kOrdinary) return;
+  return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& given, Hash& hash) {
+    if (given.kind != kOrdinary) return;
+    Problem problem = given;
     Floats src(table, bounded_ties(random, problem));
-    if (is_float16) {
-      src.narrow();
-      src.widen();
-      for (float& x : src.wide) x = std::isfinite(x) ? x : 0.0f;
-      src.narrow();
-    }
+    if (is_float16) src.round();
     for (const bool keeps_negative_zero : {false, true}) {
       Floats dst(table, std::vector<float>(problem.elements(), 12345.0f));
       dst.narrow();
@@ -292,6 +301,7 @@ uint64_t hash_ranges(dynq::RangesKernel kernel, dynq::Parameters parameters) {
   });
 }
 
+// An extreme that is a zero may be one of either sign, and many float16 are zeros.
 uint64_t hash_range(const dynq::KernelTable& table, bool is_abs_max, bool is_float16) {
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
     Floats src(table, problem.ties(random));
@@ -305,8 +315,9 @@ uint64_t hash_range(const dynq::KernelTable& table, bool is_abs_max, bool is_flo
       const dynq::RangeKernel direct = is_float16 ? table.ranges_f16[is_abs_max] : nullptr;
       const dynq::Range range = (direct != nullptr ? direct : table.ranges[is_abs_max])(
           src.data(direct != nullptr), static_cast<int64_t>(src.wide.size()));
-      hash.add_floats(&range.low, 1);
-      hash.add_floats(&range.high, 1);
+      const float low = range.low == 0 ? 0 : range.low, high = range.high == 0 ? 0 : range.high;
+      hash.add_floats(&low, 1);
+      hash.add_floats(&high, 1);
       hash.add_floats(&range.not_finite, 1);
     }
   });
