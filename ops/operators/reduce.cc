@@ -4,13 +4,15 @@
 // The reduced dimensions are `count` dimensions from `axis` on, or with `reduce_others` all others. In either case src
 // is a tensor of outer x rows x cols x inner elements, and the result has outer x cols elements. If inner is long
 // enough for vectors, src is read row by row, and each row gives one number. Otherwise it is read column by column: a
-// vector holds elements of several columns.
+// vector holds elements of several columns. float16 is converted first.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/attributes.h"
+#include "core/formats.h"
 #include "core/parallel.h"
+#include "core/scratch.h"
 #include "kernels/kernels.h"
 
 namespace dynq {
@@ -51,7 +53,8 @@ class Reduce : public Node {
         shape.dims[shape.rank++] = 1;
     }
     Run run;
-    run.src = static_cast<const float*>(src.data);
+    Scratch<float, 64> floats;
+    run.src = src.type == kFloat ? static_cast<const float*>(src.data) : widened(src, floats, context);
     run.low = kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
     run.high = static_cast<float*>(context.output(kAbsMax ? 0 : 1, shape));
     if (reduce_others_)
@@ -62,6 +65,17 @@ class Reduce : public Node {
   }
 
  private:
+  static const float* widened(const Tensor& src, Scratch<float, 64>& floats, Context& context) {
+    const int64_t count = src.shape.elements(), parts = part_count(count, kMostParts);
+    const Storage storage = storage_of(src.type);
+    float* to = floats.allocate(count);
+    run_tasks(context, parts, [&](int64_t part) {
+      const int64_t first = count * part / parts, last = count * (part + 1) / parts;
+      storage.widen(element(src.data, storage, first), to + first, last - first);
+    });
+    return to;
+  }
+
   [[noreturn]] static void fail(const char* name, int64_t value, int64_t low, int64_t high, const Shape& src) {
     throw Error(std::string(kName) + ": " + name + " is " + std::to_string(value) + ", expected " +
                 std::to_string(low) + " to " + std::to_string(high) + " for src of shape " + src.text());
@@ -232,11 +246,16 @@ class Reduce : public Node {
 }  // namespace
 
 Operator reduce_abs_max() {
-  return {Reduce<true>::kName, 1, {{{kFloat}, {kFloat}}}, make_node<Reduce<true>>, always_float, Operator::kNoInput};
+  return {Reduce<true>::kName, 1, {{{kFloat}, {kFloat}}, {{kFloat16}, {kFloat}}}, make_node<Reduce<true>>, always_float,
+          Operator::kNoInput};
 }
 
 Operator reduce_min_max() {
-  return {Reduce<false>::kName, 1, {{{kFloat}, {kFloat, kFloat}}}, make_node<Reduce<false>>, always_float,
+  return {Reduce<false>::kName,
+          1,
+          {{{kFloat}, {kFloat, kFloat}}, {{kFloat16}, {kFloat, kFloat}}},
+          make_node<Reduce<false>>,
+          always_float,
           Operator::kNoInput};
 }
 

@@ -18,7 +18,8 @@ _RUN = (
     flag("reduce_others", 0, "0: the dimensions of the run are reduced. 1: all other dimensions are reduced."),
     flag("keepdims", 1, "1: reduced dimensions become 1. 0: they are removed."),
 )
-_SRC = Input("src", ("float32",), "Any shape.")
+_FLOATS = ("float32", "float16")
+_SRC = Input("src", _FLOATS, "Any shape.")
 
 
 # Function bodies
@@ -61,7 +62,8 @@ def _body(is_abs_max: bool) -> Callable[[int], str]:
         run_size = ReduceProd<keepdims = 1>(run_one)
         after_size = ReduceProd<keepdims = 1>(after_one)
         sizes = Concat<axis = 0>(before_size, run_size, after_size)
-        view = {reshape(opset)}(src, sizes)
+        real_src = Cast<to = 1>(src)
+        view = {reshape(opset)}(real_src, sizes)
         kept_count = Mul(rank, keepdims_int)
         ones = ConstantOfShape<value = int64[1] {{1}}>(rank)
         kept_ones = Slice(ones, start, kept_count)
@@ -122,7 +124,7 @@ def _reference(*extremes: Callable[[Array], Array]) -> Callable[..., list[Array]
         kept = [length for length, reduced in zip(src.shape, is_reduced, strict=True) if not reduced]
         width = math.prod(length for length, reduced in zip(src.shape, is_reduced, strict=True) if reduced)
         kept_first = sorted(range(src.ndim), key=lambda i: is_reduced[i])
-        rows = np.transpose(src, kept_first).reshape(math.prod(kept), width)
+        rows = np.transpose(src.astype(np.float32), kept_first).reshape(math.prod(kept), width)
         if given["keepdims"]:
             kept = [1 if reduced else length for length, reduced in zip(src.shape, is_reduced, strict=True)]
         return [extreme(rows).reshape(kept) for extreme in extremes]
@@ -143,7 +145,7 @@ FAMILY = Family(
             (_SRC,),
             (Input("magnitude", ("float32",), "The shape of `src` with the reduced dimensions 1 or removed."),),
             _RUN,
-            (Signature(("float32",), ("float32",)),),
+            tuple(Signature((src,), ("float32",)) for src in _FLOATS),
             _body(is_abs_max=True),
             _reference(lambda rows: row_maximum(np.abs(rows))),
         ),
@@ -157,7 +159,7 @@ FAMILY = Family(
                 Input("maximum", ("float32",), "The shape of `minimum`."),
             ),
             _RUN,
-            (Signature(("float32",), ("float32", "float32")),),
+            tuple(Signature((src,), ("float32", "float32")) for src in _FLOATS),
             _body(is_abs_max=False),
             _reference(row_minimum, row_maximum),
         ),

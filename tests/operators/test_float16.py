@@ -133,6 +133,25 @@ def test_products(isa: str, bits: int, shape: tuple[int, ...]) -> None:
                 compare("QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
 
 
+def test_every_value_as_a_bias(isa: str) -> None:
+    """Of products that are 0, and of ones that move the result to a tie, or beyond float16."""
+    rng = np.random.default_rng(0)
+    inputs, _ = matmul_inputs(rng, (3, 4), EVERY.size)
+    scale = np.array([[0], [2.0**-12], [3]], np.float32)
+    compare("QuantizedMatMul", [inputs[0], scale, *inputs[2:7], EVERY], scale_order=2)
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (4096, 16), (16, 4096), (64, 4, 256)])
+def test_reductions(isa: str, shape: tuple[int, ...]) -> None:
+    """Without -0: the sign of an extreme that is a zero depends on ONNX Runtime's vector code."""
+    values = np.random.default_rng(0).permutation(EVERY[~np.isnan(EVERY)] + np.float16(0))
+    src = np.resize(values, shape)
+    for axis in range(len(shape)):
+        for given in ({"axis": axis}, {"axis": axis, "reduce_others": 1}, {"axis": axis, "keepdims": 0}):
+            compare("ReduceAbsMax", [src], **given)
+            compare("ReduceMinMax", [src], **given)
+
+
 def test_which_operators_are_here() -> None:
     """A new operator that takes float16 needs a test above."""
     found = {
@@ -144,5 +163,6 @@ def test_which_operators_are_here() -> None:
         *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize", "QuantizedMatMul"),
         *("DynamicRangeQuantize", "DynamicRangeFakeQuantize"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
+        *("ReduceAbsMax", "ReduceMinMax"),
     }
     assert tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 20)
