@@ -204,15 +204,15 @@ class DynamicRangeQuantize : public Node {
     explicit Run(const Tensor& tensor)
         : src(tensor), is_float16(tensor.type == kFloat16), floats(storage_of(tensor.type)) {}
 
-    const KernelTable* table;
-    RangeKernel range, range_f16;  // the latter may be null
-    RangeConstants constants;
+    const KernelTable* table = nullptr;
+    RangeKernel range = nullptr, range_f16 = nullptr;  // the latter may stay null
+    RangeConstants constants = {};
     FloatReader src;
-    char* dst;
+    char* dst = nullptr;
     bool is_float16;
     Storage floats;  // of src, and of dst if it has floats
-    float* scales;
-    void* zps;
+    float* scales = nullptr;
+    void* zps = nullptr;
     int64_t rows = 1, cols = 1;
   };
 
