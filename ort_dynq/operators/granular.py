@@ -78,6 +78,12 @@ def _standard(op_type: str, further_attributes: str = "") -> Callable[[int], str
     return body
 
 
+def _quantize_body(opset: int) -> str:
+    """Divides in float32: from opset 23 on, QuantizeLinear divides in the type of the scales otherwise."""
+    precision = ", precision: int = 1" if opset >= 23 else ""
+    return _standard("QuantizeLinear", f", output_dtype: int = @output_dtype{precision}")(opset)
+
+
 def _fake_quantize_body(opset: int) -> str:
     return f"""{{
         {_expanded_zps(opset)}
@@ -285,7 +291,7 @@ FAMILY = Family(
                 for zps in _ZERO_POINT_TYPES
                 for dst in sorted(_CODE_TYPES, key=lambda dst: dst != _code_type(0, zps))
             ),
-            _standard("QuantizeLinear", ", output_dtype: int = @output_dtype"),
+            _quantize_body,
             _quantize,
         ),
         Operator(

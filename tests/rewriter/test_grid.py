@@ -136,7 +136,7 @@ def rounded(codes: Array, scale: Array | float) -> Array:
 def test_a_rounded_grid_is_recovered(low: int, high: int, scale: float) -> None:
     """Ordinary weights, and subnormal ones, of which several scales may be right."""
     rng = np.random.default_rng(0)
-    for depth in (1, 7, 64, 300):
+    for depth in (8, 64, 300):
         codes = rng.integers(low, high + 1, (depth, 40))
         codes[rng.integers(depth)] = high
         weights = rounded(codes, rng.uniform(1, 2, 40).astype(F) * F(scale))
@@ -158,6 +158,12 @@ def test_codes_of_a_rounded_grid() -> None:
     assert grid.is_rounded
     assert_same(grid.codes, codes.astype(np.int8))
     assert np.abs(grid.scale[0] / scales - 1).max() < 2.0**-12
+
+
+def test_few_rows_are_no_rounded_grid() -> None:
+    """Many are multiples of some scale by chance."""
+    weights = rounded(np.random.default_rng(0).integers(-127, 128, (7, 40)), 0.0123)
+    assert grid_of(weights, may_be_rounded=True) is None
 
 
 def test_rounded_groups_are_recovered() -> None:

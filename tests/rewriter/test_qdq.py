@@ -91,6 +91,19 @@ def test_a_pair_of_float16_before_a_product() -> None:
 
 
 @pytest.mark.parametrize(
+    ("opset", "precision"), [(22, ""), (23, ""), (23, "<precision = 1>"), (23, "<precision = 10>")]
+)
+def test_precision_of_float16(opset: int, precision: str) -> None:
+    """From opset 23 on, QuantizeLinear rounds the quotient to the type of the scale, or to another one."""
+    inputs = "float16[N, 4096] x, float16 s, int8 z"
+    model = parse(f"y = QuantizeLinear{precision}(x, s, z)", opset=opset, inputs=inputs, outputs="int8[N, 4096] y")
+    x = (np.arange(-4096, 4096) / 997).astype(np.float16).reshape(-1, 4096)
+    report = check(model, {"x": x, "s": np.array(0.05, np.float16), "z": np.array(3, np.int8)})
+    is_converted = version() >= (1, 30) and (opset == 22 or precision == "<precision = 1>")
+    assert found(report) == ["DynamicQuantize"] * is_converted
+
+
+@pytest.mark.parametrize(
     ("half", "codes"),
     [
         *((True, codes) for codes in ("uint8", "int8", "uint4", "int4")),

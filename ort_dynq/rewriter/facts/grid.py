@@ -21,6 +21,7 @@ _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are no
 _PROBED_ROWS = 64
 _FEW_ROWS = 4  # they reject most candidates for a scale
 _LARGEST_ROUNDING = 2.0**-13
+_FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16 are multiples of some scale by chance
 _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
 # Candidates for the code of the largest magnitude. 127 is the most frequent, 1 occurs in ternary weights. A multiple of
 # the true code would give multiples of all codes, so small candidates are next; 127 has no divisors.
@@ -84,7 +85,7 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid 
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     depth = len(weights)
-    may_be_rounded = may_be_rounded and _are_float16(weights)
+    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS and _are_float16(weights)
     for find in (_scales, _rounded_scales) if may_be_rounded else (_scales,):
         for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
             found = _numbers(weights, group_size or depth, find)

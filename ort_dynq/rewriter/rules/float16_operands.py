@@ -57,7 +57,8 @@ def _operator(node: ir.Node, context: Context) -> Edit | None:
     read = [use.node for rounding in roundings for use in rounding.outputs[0].uses()]
     if output_follows and not (roundings and all(map(_reads_rounded, read)) and context.opset >= _OLDEST_WITH_CASTLIKE):
         return None
-    source, tensor = _source_of_cast(value), ir.convenience.get_const_tensor(value)
+    source = _source_of_cast(value)
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     edit = context.edit(f"{node.op_type} of float16", node)
     if source is None and tensor is not None and output_follows and _is_float16(elements := tensor.numpy()):
         source = context.shared(SharedInitializers).of(elements.astype(np.float16), node, edit)
@@ -92,8 +93,10 @@ def _source_of_cast(value: ir.Value) -> ir.Value | None:
     producer, rounding = source.producer(), producer_of(source, "Cast")
     if rounding is not None:
         read = rounding.inputs[0]
-        return source if read is not None and read.dtype == ir.DataType.FLOAT else None
-    is_rounded = producer is None or producer.domain == DOMAIN or producer_of(source, *MOVES) is producer
+        is_float = read is not None and read.dtype == ir.DataType.FLOAT
+        is_rounded = is_float and producer_of(read, "Cast") is None  # of two Casts, ONNX Runtime may remove both
+    else:
+        is_rounded = producer is None or producer.domain == DOMAIN or producer_of(source, *MOVES) is producer
     return source if is_rounded else None
 
 

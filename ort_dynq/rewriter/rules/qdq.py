@@ -40,6 +40,7 @@ from ..report import Left
 from ..rule import Context, Rule
 
 _OLDEST_OPSET_OF_RANGES = 13
+_OLDEST_OPSET_OF_PRECISION = 23
 _ROUNDS_FLOAT16, _SATURATES_FLOAT16 = (1, 30), (1, 32)
 
 
@@ -93,6 +94,8 @@ def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
 def _replace_without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType | None) -> Edit:
     """Returns the edit of a QuantizeLinear of 16-bit floats or to 4-bit codes."""
     is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
+    if is_float16 and context.facts.opset >= _OLDEST_OPSET_OF_PRECISION and "precision" not in node.attributes:
+        raise Left("x is float16, and from opset 23 on, the quotient is rounded to float16 without precision = 1")
     if is_float16 and version() < _ROUNDS_FLOAT16:
         raise Left("x is float16, and ONNX Runtime before 1.30 truncates the quotient instead of rounding it")
     if (reason := too_small(node)) is not None:
