@@ -22,11 +22,12 @@ from .float16_casts import write_casts
 from .loop import convert, op_counts
 from .metadata import EXACT, FLOAT16_CASTS
 from .report import Finding, Report
-from .rules import PHASES
-from .rules.decomposed import QUANTIZE
+from .rules import PHASES, decomposed, float_matmul
 
 if TYPE_CHECKING:
     from ..runtime import Model
+
+_NEED_CASTS = (decomposed.QUANTIZE.name, float_matmul.RULE.name)
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
@@ -80,7 +81,7 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     with explained(model):
         has_casts = write_casts(rewritten)
         report = convert(rewritten, PHASES, exact=exact)
-        if has_casts and not any(finding.rule == QUANTIZE.name for finding in report.rewritten):
+        if has_casts and not any(finding.rule in _NEED_CASTS for finding in report.rewritten):
             rewritten = load(model)  # without the Casts
             report = convert(rewritten, PHASES, exact=exact)
             has_casts = False

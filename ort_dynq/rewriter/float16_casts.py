@@ -26,26 +26,27 @@ from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, 
 
 _PREFIX = "InsertedPrecisionFreeCast_"  # of the names of inserted Casts and their values
 _SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
+_ENDS = ("Round", "DequantizeLinear")  # of chains that the rules find in float32
 _LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 def write_casts(model: ir.Model) -> bool:
-    """Writes the Casts into the main graph, if a Round in it reads float16; the results stay the same.
+    """Writes the Casts into the main graph, if a Round or DequantizeLinear in it gives float16; results stay the same.
 
     Args:
         model: The model, which is changed.
 
     Returns:
-        Whether the model has such a Round, and ONNX Runtime runs the model with and without the Casts, and rounds the
+        Whether the model has such a node, and ONNX Runtime runs the model with and without the Casts, and rounds the
         same values to float16. Otherwise it is unchanged.
     """
-    rounds = [node for node in model.graph if node.outputs and producer_of(node.outputs[0], "Round") is node]
-    if not rounds or not _mentions_float16(model.graph):
+    ends = [node for node in model.graph if node.outputs and producer_of(node.outputs[0], *_ENDS) is node]
+    if not ends or not _mentions_float16(model.graph):
         return False
     with Facts(model):
         types = {value.name: value.dtype for value in _values(model.graph) if value.name}
-    if not any(types.get(node.outputs[0].name or "") == ir.DataType.FLOAT16 for node in rounds):
+    if not any(types.get(node.outputs[0].name or "") == ir.DataType.FLOAT16 for node in ends):
         return False
     if any(name.startswith(_PREFIX) for name in types):
         return False  # ONNX Runtime has saved this model: its Casts are there

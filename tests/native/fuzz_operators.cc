@@ -581,13 +581,20 @@ void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int
 }
 
 // The result of an operation on two NaNs depends on the order of operands that the compiler chose.
-void unify_nans(Given& given) {
-  if (given.type != dynq::kFloat) return;
-  for (size_t i = given.offset; i < given.exact.size(); i += sizeof(float)) {
-    float value;
+template <class T, class IsNan>
+void unify_nans(Given& given, const IsNan& is_nan, T nan) {
+  for (size_t i = given.offset; i < given.exact.size(); i += sizeof nan) {
+    T value;
     std::memcpy(&value, &given.exact[i], sizeof value);
-    if (std::isnan(value)) std::memcpy(&given.exact[i], &kNan, sizeof kNan);
+    if (is_nan(value)) std::memcpy(&given.exact[i], &nan, sizeof nan);
   }
+}
+
+// DynamicDequantize keeps the sign of a NaN.
+void unify_nans(const dynq::Operator& op, Given& given) {
+  if (given.type == dynq::kFloat) unify_nans(given, [](float value) { return std::isnan(value); }, kNan);
+  if (given.type == dynq::kFloat16 && std::strcmp(op.name, "DynamicDequantize") != 0)
+    unify_nans(given, [](uint16_t half) { return (half & 0x7fff) > 0x7c00; }, uint16_t{0x7e00});
 }
 
 Result run(const Problem& problem) {
@@ -604,7 +611,7 @@ Result run(const Problem& problem) {
     if (!result.outputs.empty()) fail("an error after an output was requested: " + std::string(error));
     result.error = error;
   }
-  for (Given& output : result.outputs) unify_nans(output);
+  for (Given& output : result.outputs) unify_nans(*problem.op, output);
   return result;
 }
 

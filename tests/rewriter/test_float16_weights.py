@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from onnx import numpy_helper
@@ -14,6 +15,7 @@ from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.metadata import ROUNDED_WEIGHTS
 from ort_dynq.verification import verify
 
+VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 DEPTH, COLUMNS = 257, 24
 RNG = np.random.default_rng(5)
 CODES = RNG.integers(-127, 128, (DEPTH, COLUMNS))
@@ -85,3 +87,29 @@ def test_verification_finds_other_weights() -> None:
         assert [product.problem for product in found.products] == ["B's weights, rounded to float16, are not A's"]
         tensors[name].ParseFromString(before)
     assert verify(FORMS["MatMul"], proto, inputs={"x": rows()[14:]}).passed
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+@pytest.mark.parametrize("axis", [None, 0])
+def test_quantize_and_dequantize_linear(isa: str, axis: int | None) -> None:
+    """ONNX Runtime quantizes with the rounded scale, and dequantizes with the scale before it is rounded."""
+    keep, given = ("<keepdims = 0>(a, one)", "<axis = 0>") if axis == 0 else ("<keepdims = 0>(a)", "")
+    body = (
+        f"a = Abs(x) m = ReduceMax{keep} s = Div(m, limit) zero = Sub(s, s) z = Cast<to = 3>(zero)"
+        f" q = QuantizeLinear{given}(x, s, z) d = DequantizeLinear{given}(q, s, z)"
+        " w = DequantizeLinear<axis = 1>(codes, scales) y = MatMul(d, w)"
+    )
+    model = onnx.ModelProto.FromString(
+        model_of(body, before=f"float16[100, {DEPTH}] x", outputs=f"float16[100, {COLUMNS}] y")
+    )
+    model.opset_import[0].version, model.ir_version = 21, 10
+    model.graph.initializer.append(numpy_helper.from_array(CODES.astype(np.int8), "codes"))
+    model.graph.initializer.append(numpy_helper.from_array(SCALES.astype(np.float16), "scales"))
+    result = rewrite(model)
+    assert {"QuantizedMatMul", "QuantizedMatMul of float16"} <= {each.operator for each in result.report.rewritten}
+    x = np.random.default_rng(6).normal(0, 3, (100, DEPTH)).astype(np.float16)
+    proto = result.to_proto()
+    found = verify(model, proto, inputs={"x": x})
+    assert found.passed, found
+    assert len(found.products) == 1
+    assert_same(*(session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto))))
