@@ -21,8 +21,8 @@ constexpr int64_t kStrip = 64;              // columns that kernels take at once
 constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
 constexpr int64_t kMostTasks = 64;
-constexpr int64_t kRoundedRows = 96;  // rows and columns that are rounded to float16 at once: a multiple of kRowUnit
-constexpr int64_t kRoundedColumns = kStrip;  // and of two tiles
+constexpr int64_t kRoundedRows = 96;  // rows that are rounded to float16 at once: a multiple of kRowUnit and two tiles
+constexpr int64_t kRoundedColumns = kStrip;  // columns likewise
 constexpr int64_t kStreamBytes = 4 << 20;    // larger outputs do not fit the second-level cache
 
 class QuantizedMatMul : public Node {
@@ -80,7 +80,7 @@ class QuantizedMatMul : public Node {
     shape.dims[shape.rank - 1] = all.columns;
     product.dst = context.output(0, shape);
     product.dst_storage = storage_of(bias.type);
-    all.dst = static_cast<float*>(product.dst);
+    all.dst = bias.type == kFloat ? static_cast<float*>(product.dst) : nullptr;
     if (shape.elements() == 0) return;
     all.rows = shape.elements() / all.columns;
     all.dst_stride = all.columns;
@@ -112,7 +112,7 @@ class QuantizedMatMul : public Node {
   };
 
   struct Product {
-    ProductBlock all;  // the whole output as one block
+    ProductBlock all;  // the whole output as one block; all.dst is null if the output is float16
     void* dst;
     Storage dst_storage;
     bool in_tiles;  // the codes are in tiles
@@ -252,7 +252,7 @@ class QuantizedMatMul : public Node {
       block.column_scales += col;
       block.column_sums += col;
       block.bias += col;
-      block.dst += row * all.dst_stride + col;
+      if (block.dst != nullptr) block.dst += row * all.dst_stride + col;
       return block;
     }
   };

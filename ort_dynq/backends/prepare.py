@@ -44,9 +44,9 @@ def ready_for_extensions(model: Model) -> Result:
     ready = load(model)
     with explained(model):
         with Facts(ready) as facts:
-            halves = [(node, *found) for node in _operators(ready) if (found := _float16_values(node)) is not None]
-        for each in halves:
-            _cast_float16(*each, facts)
+            halves = [(node, found) for node in _operators(ready) if (found := _float16_input(node)) is not None]
+        for node, found in halves:
+            _cast_float16(node, *found, facts)
         with Facts(ready):
             for node in _operators(ready):
                 if CARRIED.issuperset(filter(None, (*_types(node), _output(node)))):
@@ -62,16 +62,10 @@ def _operators(model: ir.Model) -> list[ir.Node]:
     return [node for node in nodes if node.domain == DOMAIN and node.op_type in OPERATORS]
 
 
-def _float16_values(node: ir.Node) -> tuple[int, bool] | None:
-    """Returns the input that is float16, and whether output 0 is, if the operator gives the same for float32 there."""
-    signatures: dict[tuple[str | None, ...], tuple[str, ...]] = {
-        signature.inputs: signature.outputs for signature in OPERATORS[node.op_type].signatures
-    }
-    types = _types(node)
-    wide = tuple("float32" if type_ == "float16" else type_ for type_ in types)
-    if types.count("float16") != 1 or types not in signatures or wide not in signatures:
-        return None
-    return types.index("float16"), signatures[types][0] == "float16"
+def _float16_input(node: ir.Node) -> tuple[int, bool] | None:
+    """Returns Operator.float16_input, if that input is float16."""
+    found, types = OPERATORS[node.op_type].float16_input, _types(node)
+    return found if found is not None and types[found[0] : found[0] + 1] == ("float16",) else None
 
 
 def _cast_float16(node: ir.Node, index: int, casts_output: bool, facts: Facts) -> None:

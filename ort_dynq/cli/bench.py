@@ -110,9 +110,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--layers", type=positive, metavar="N", help="layers of a transformer (default: 6)")
     network.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
     network.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
-    network.add_argument(
-        "--float16", action="store_true", default=None, help="time transformers as float16 models, too"
-    )
+    network.add_argument("--float16", action="store_true", help="time transformers as float16 models, too")
     network.add_argument("--image", type=positive, metavar="N", help="pixels of resnet's images (default: 224)")
     model = parser.add_argument_group("a model A")
     model.add_argument(
@@ -184,7 +182,7 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         forms=arguments.forms,
         tokens=arguments.tokens or TOKENS,
         sizes=network_sizes,
-        float16=bool(arguments.float16),
+        float16=arguments.float16,
         track=track,
     )
 

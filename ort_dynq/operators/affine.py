@@ -19,10 +19,9 @@ from .affine_arithmetic import (
 )
 from .function_text import cast_like, integers
 from .reference_ops import Array, Attributes, check_zero_point, rounded, shape_text
-from .spec import Family, Input, Operator, Signature
+from .spec import FLOATS, Family, Input, Operator, Signature
 
-_FLOATS = ("float32", "float16")
-_SRC = Input("src", _FLOATS, "Any shape.")
+_SRC = Input("src", FLOATS, "Any shape.")
 _SCALE = Input("scale", ("float32",), "Broadcasts to the shape of `src`, as in NumPy.")
 
 
@@ -116,7 +115,7 @@ FAMILY = Family(
             ),
             (Input("dst", ("uint8", "int8"), "The shape of `src`."),),
             TO_CODES,
-            tuple(Signature((src, "float32", code), (code,)) for src in _FLOATS for code in ("uint8", "int8")),
+            tuple(Signature((src, "float32", code), (code,)) for src in FLOATS for code in ("uint8", "int8")),
             _quantize_body,
             _quantize(to_codes=True),
         ),
@@ -133,11 +132,11 @@ FAMILY = Family(
                 _SCALE,
                 Input("zero_point", ("float32", "uint8", "int8", "int32"), "The shape of `scale`, or one element."),
             ),
-            (Input("dst", _FLOATS, "The shape and the type of `src`."),),
+            (Input("dst", FLOATS, "The shape and the type of `src`."),),
             TO_FLOATS,
             tuple(
                 Signature((src, "float32", zp), (src,))
-                for src in _FLOATS
+                for src in FLOATS
                 for zp in ("float32", "uint8", "int8", "int32")
             ),
             _fake_quantize_body,
@@ -149,12 +148,12 @@ FAMILY = Family(
             "dst = (src - zero_point) * scale",
             (
                 Input("src", ("uint8", "int8"), "Any shape."),
-                Input("scale", _FLOATS, _SCALE.doc),
+                Input("scale", FLOATS, _SCALE.doc),
                 Input("zero_point", ("uint8", "int8"), "The shape of `scale`, or one element. The type of `src`."),
             ),
-            (Input("dst", _FLOATS, "The shape of `src`, and the type of `scale`."),),
+            (Input("dst", FLOATS, "The shape of `src`, and the type of `scale`."),),
             (),
-            tuple(Signature((code, scale, code), (scale,)) for scale in _FLOATS for code in ("uint8", "int8")),
+            tuple(Signature((code, scale, code), (scale,)) for scale in FLOATS for code in ("uint8", "int8")),
             _dequantize_body,
             _dequantize,
         ),

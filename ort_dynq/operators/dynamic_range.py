@@ -38,7 +38,7 @@ from .reference_ops import (
     shape_text,
     to_float16,
 )
-from .spec import Attribute, Family, Input, Operator, Signature, flag
+from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RANGE = (
     Attribute(
@@ -75,8 +75,7 @@ _RANGE = (
     flag("float16_scale", 0, "1: the scale is rounded to float16 before its bounds are applied to it."),
 )
 _SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
-_FLOATS = ("float32", "float16")
-_SRC = Input("src", _FLOATS, "Any shape.")
+_SRC = Input("src", FLOATS, "Any shape.")
 _CONSTANTS = Input(
     "constants", ("float32",), f"{len(RangeConstants._fields)} elements: [the input constants](#the-input-constants)."
 )
@@ -198,8 +197,8 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     {codes_text("rows", "row_scale", "row_zero_point")}
     {stored_text("code", "row_dst") if to_codes else floats_text("row_scale", "row_zero_point", "row_dst")}
     shape = Shape(src)
-    real_dst = {reshape(opset)}(row_dst, shape)
-    {"dst = Identity(real_dst)" if to_codes else cast_like("dst", "real_dst", "src", opset)}
+    {"dst" if to_codes else "real_dst"} = {reshape(opset)}(row_dst, shape)
+    {"" if to_codes else cast_like("dst", "real_dst", "src", opset)}
     start = Constant<value_ints = [0]>()
     axis = Constant<value_int: int = @axis>()
     axis_1d = Unsqueeze(axis, start)
@@ -390,7 +389,7 @@ FAMILY = Family(
             (*_RANGE, *TO_CODES),
             tuple(
                 Signature((src, "float32", code), (code, "float32", code))
-                for src in _FLOATS
+                for src in FLOATS
                 for code in ("int8", "uint8")
             ),
             _range_body(to_codes=True),
@@ -403,12 +402,12 @@ FAMILY = Family(
             "",
             (_SRC, _CONSTANTS),
             (
-                Input("dst", _FLOATS, "The shape and the type of `src`."),
+                Input("dst", FLOATS, "The shape and the type of `src`."),
                 _SCALE,
                 Input("zero_point", ("float32",), "The shape of `scale`."),
             ),
             (*_RANGE, *TO_FLOATS),
-            tuple(Signature((src, "float32"), (src, "float32", "float32")) for src in _FLOATS),
+            tuple(Signature((src, "float32"), (src, "float32", "float32")) for src in FLOATS),
             _range_body(to_codes=False),
             _quantize(to_codes=False),
         ),
@@ -423,7 +422,7 @@ FAMILY = Family(
                 Input("zero_point", ("uint8",), "No dimensions."),
             ),
             (),
-            tuple(Signature((src,), ("uint8", "float32", "uint8")) for src in _FLOATS),
+            tuple(Signature((src,), ("uint8", "float32", "uint8")) for src in FLOATS),
             _quantize_linear_body,
             _quantize_linear,
         ),
@@ -432,9 +431,9 @@ FAMILY = Family(
             "ONNX's DynamicQuantizeLinear, then DequantizeLinear, in one pass: per tensor, through uint8.",
             f"{_LINEAR}dst = (code - zero_point) * scale",
             (_SRC,),
-            (Input("dst", _FLOATS, "The shape and the type of `src`."),),
+            (Input("dst", FLOATS, "The shape and the type of `src`."),),
             (),
-            tuple(Signature((src,), (src,)) for src in _FLOATS),
+            tuple(Signature((src,), (src,)) for src in FLOATS),
             _linear_body,
             _linear,
         ),

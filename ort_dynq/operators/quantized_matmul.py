@@ -11,7 +11,7 @@ from .encodings import ScaleOrder
 from .function_text import cast_like, integers, reshape, scaled, select
 from .packing import packed_shape, unpack
 from .reference_ops import Array, Attributes, check_zero_point, rounded, shape_text
-from .spec import Attribute, Family, Input, Operator, Signature
+from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 GROUP_UNIT = 16
 # The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
@@ -270,7 +270,6 @@ def _check_scale(src: Array, scale: Array, groups: int) -> None:
         )
 
 
-_FLOATS = ("float32", "float16")
 _INPUTS = (
     Input("src", ("uint8", "int8"), "The codes of the activation: any shape of rank 1 or more, [..., M, K]."),
     Input(
@@ -304,7 +303,7 @@ _INPUTS = (
         ("int32",),
         "[groups, N]: the sum of the weights of each group and column after their zero point is subtracted.",
     ),
-    Input("bias", _FLOATS, "[N]; -0.0 leaves the result unchanged."),
+    Input("bias", FLOATS, "[N]; -0.0 leaves the result unchanged."),
 )
 
 FAMILY = Family(
@@ -322,7 +321,7 @@ FAMILY = Family(
             "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
             "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
             _INPUTS,
-            (Input("dst", _FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
+            (Input("dst", FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
             (
                 Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
                 Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
@@ -335,7 +334,7 @@ FAMILY = Family(
             ),
             tuple(
                 Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias), (bias,))
-                for bias in _FLOATS
+                for bias in FLOATS
                 for code in ("uint8", "int8")
             ),
             _body,

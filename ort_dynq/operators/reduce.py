@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import DynqError
 from .function_text import reshape
 from .reference_ops import Array, Attributes, row_maximum, row_minimum, shape_text
-from .spec import Attribute, Family, Input, Operator, Signature, flag
+from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RUN = (
     Attribute("axis", -1, "The first dimension of the run: -rank to rank."),
@@ -18,8 +18,7 @@ _RUN = (
     flag("reduce_others", 0, "0: the dimensions of the run are reduced. 1: all other dimensions are reduced."),
     flag("keepdims", 1, "1: reduced dimensions become 1. 0: they are removed."),
 )
-_FLOATS = ("float32", "float16")
-_SRC = Input("src", _FLOATS, "Any shape.")
+_SRC = Input("src", FLOATS, "Any shape.")
 
 
 # Function bodies
@@ -145,7 +144,7 @@ FAMILY = Family(
             (_SRC,),
             (Input("magnitude", ("float32",), "The shape of `src` with the reduced dimensions 1 or removed."),),
             _RUN,
-            tuple(Signature((src,), ("float32",)) for src in _FLOATS),
+            tuple(Signature((src,), ("float32",)) for src in FLOATS),
             _body(is_abs_max=True),
             _reference(lambda rows: row_maximum(np.abs(rows))),
         ),
@@ -159,7 +158,7 @@ FAMILY = Family(
                 Input("maximum", ("float32",), "The shape of `minimum`."),
             ),
             _RUN,
-            tuple(Signature((src,), ("float32", "float32")) for src in _FLOATS),
+            tuple(Signature((src,), ("float32", "float32")) for src in FLOATS),
             _body(is_abs_max=False),
             _reference(row_minimum, row_maximum),
         ),

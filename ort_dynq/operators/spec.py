@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DynqError
 from .encodings import Encoding, one_of
 from .reference_ops import Array, Attributes
+
+FLOATS = ("float32", "float16")
+"""The types of floats that most operators take."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,20 @@ class Operator:
     body: Callable[[int], str]
     reference: Callable[..., list[Array]]
 
+    @functools.cached_property
+    def float16_input(self) -> tuple[int, bool] | None:
+        """The input that may be float16 or float32, whatever the others are, and whether output 0 has its type.
+
+        Such an operator computes in float32. None: there is no such input.
+        """
+        outputs = {signature.inputs: signature.outputs for signature in self.signatures}
+        for index in range(len(self.inputs)):
+            wide = [types for types in outputs if types[index] == "float32"]
+            half = [(*types[:index], "float16", *types[index + 1 :]) for types in wide]
+            if wide and all(types in outputs for types in half):
+                return index, outputs[wide[0]][0] != outputs[half[0]][0]
+        return None
+
     def function(self, domain: str, opset: int) -> str:
         """The whole function of a rewritten model, for an opset version of ONNX, in ``onnx.parser``'s syntax."""
         attributes = ", ".join(attribute.name for attribute in self.attributes)
@@ -132,4 +150,4 @@ class Family:
     operators: tuple[Operator, ...]
 
 
-__all__ = ["Array", "Attribute", "Attributes", "Family", "Input", "Operator", "Signature", "flag"]
+__all__ = ["FLOATS", "Array", "Attribute", "Attributes", "Family", "Input", "Operator", "Signature", "flag"]

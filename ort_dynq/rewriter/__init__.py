@@ -27,6 +27,7 @@ from .rules import PHASES, decomposed, float_matmul
 if TYPE_CHECKING:
     from ..runtime import Model
 
+# Without a conversion by one of these rules, the Casts of float16_casts.py serve nothing.
 _NEED_CASTS = (decomposed.QUANTIZE.name, float_matmul.RULE.name)
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]

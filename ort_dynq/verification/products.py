@@ -251,7 +251,13 @@ def _run_perturbed(
 
 
 def _rounded_weights(node: ir.Node) -> Array | None:
-    """Returns the weights of a QuantizedMatMul, float64 [K, N], if A has them rounded to float16; otherwise None."""
+    """Returns the weights of a QuantizedMatMul, float64 [K, N] with padding of K, if A has them rounded to float16.
+
+    None: A has them as they are.
+
+    Raises:
+        DynqError: They are not constant.
+    """
     if node.metadata_props.get(ROUNDED_WEIGHTS) != "1":
         return None
     tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
@@ -262,10 +268,9 @@ def _rounded_weights(node: ir.Node) -> Array | None:
     columns = scale.shape[-1]
     depth = weight.shape[1] * (4 if bits == 8 else 8)
     codes = unpack(weight, depth, columns, bits).astype(np.float64)
-    groups = [
-        np.repeat(each, size, 0) if size and len(each) > 1 else each for each in (zero_point.astype(np.float64), scale)
-    ]
-    return np.asarray((codes - groups[0]) * groups[1])
+    # Those of groups have a row for each group; others broadcast.
+    each_zp, each_scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (zero_point, scale))
+    return np.asarray((codes - each_zp) * each_scale)
 
 
 def _judge(

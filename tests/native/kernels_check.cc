@@ -301,7 +301,7 @@ uint64_t hash_ranges(dynq::RangesKernel kernel, dynq::Parameters parameters) {
   });
 }
 
-// An extreme that is a zero may be one of either sign, and many float16 are zeros.
+// Many float16 are zeros; an extreme that is a zero may be one of either sign.
 uint64_t hash_range(const dynq::KernelTable& table, bool is_abs_max, bool is_float16) {
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
     Floats src(table, problem.ties(random));
@@ -315,7 +315,8 @@ uint64_t hash_range(const dynq::KernelTable& table, bool is_abs_max, bool is_flo
       const dynq::RangeKernel direct = is_float16 ? table.ranges_f16[is_abs_max] : nullptr;
       const dynq::Range range = (direct != nullptr ? direct : table.ranges[is_abs_max])(
           src.data(direct != nullptr), static_cast<int64_t>(src.wide.size()));
-      const float low = range.low == 0 ? 0 : range.low, high = range.high == 0 ? 0 : range.high;
+      const float low = is_float16 && range.low == 0 ? 0 : range.low;
+      const float high = is_float16 && range.high == 0 ? 0 : range.high;
       hash.add_floats(&low, 1);
       hash.add_floats(&high, 1);
       hash.add_floats(&range.not_finite, 1);

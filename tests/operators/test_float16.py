@@ -8,55 +8,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, matmul_inputs, stock_session, with_one_nan
+from helpers import Array, matmul_inputs
+from test_functions import Case, check
 
-from ort_dynq import kernels
 from ort_dynq.operators import OPERATORS
-from ort_dynq.rewriter.functions import make_function
 
 OPSET = 21
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = EVERY[np.isfinite(EVERY)]
 CONSTANTS = np.float32([-np.inf, np.inf, 0, np.inf, 127, 1, 1e-5, np.inf, 1])
 ORDERS = range(4)
-TYPES = {"float32": 1, "float16": 10, "uint8": 2, "int8": 3, "int32": 6}
-
-
-def stock(operator: str, inputs: list[Array], **attributes: int) -> list[Array]:
-    """The operator's function in ONNX Runtime, optimizations off."""
-    spec = OPERATORS[operator]
-    given = {each.name: each.default for each in spec.attributes} | attributes
-    names, results = [value.name for value in spec.inputs], [value.name for value in spec.outputs]
-    types = tuple(str(array.dtype) for array in inputs)
-    outputs = next(signature.outputs for signature in spec.signatures if signature.inputs == types)
-    node = onnx.helper.make_node(operator, names, results, domain="ort_dynq", **given)
-    values = [
-        [onnx.helper.make_tensor_value_info(name, TYPES[type_], None) for name, type_ in zip(*each, strict=True)]
-        for each in ((names, types), (results, outputs))
-    ]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "g", *values),
-        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("ort_dynq", 1)],
-        functions=[ir.to_proto(make_function(operator, OPSET))],
-        ir_version=10,
-    )
-    results_ = stock_session(model).run(None, dict(zip(names, inputs, strict=True)))
-    return [np.asarray(result) for result in results_]
 
 
 def compare(operator: str, inputs: list[Array], **attributes: int) -> None:
-    actual, expected = kernels.run(operator, inputs, **attributes), stock(operator, inputs, **attributes)
-    for one, other in zip(actual, expected, strict=True):
-        assert_same(with_one_nan(one), with_one_nan(other))
+    """Compares the operator's function in ONNX Runtime with the kernels of every instruction set."""
+    check(operator, OPSET, Case({**attributes}, inputs))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scaling", range(3))
-def test_affine(isa: str, scaling: int, order: int) -> None:
+def test_affine(scaling: int, order: int) -> None:
     """Scales of which quotients and products are ties, subnormal, or overflow."""
     for scale in np.float32([1, 0.1, 2.0**-7, 3.7, 1e-7, 6e4]):
         codes: Any
@@ -75,7 +47,7 @@ def test_affine(isa: str, scaling: int, order: int) -> None:
         )
 
 
-def test_affine_dequantize(isa: str) -> None:
+def test_affine_dequantize() -> None:
     """Every float16 is a scale."""
     for codes in (np.array([[-128], [-3], [0], [77], [127]], np.int8), np.array([[0], [1], [128], [255]], np.uint8)):
         src = np.repeat(codes, EVERY.size, axis=1)
@@ -84,7 +56,7 @@ def test_affine_dequantize(isa: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scaling", range(3))
-def test_dynamic_range(isa: str, scaling: int, order: int) -> None:
+def test_dynamic_range(scaling: int, order: int) -> None:
     """Rows of every magnitude: all values in order, and each among smaller ones; infinities and NaN, too."""
     rng = np.random.default_rng(scaling)
     shuffled = rng.permutation(FINITE)
@@ -101,7 +73,7 @@ def test_dynamic_range(isa: str, scaling: int, order: int) -> None:
             compare("DynamicRangeQuantize", [src, CONSTANTS, np.array(like)], **kind, output_dtype=code)
 
 
-def test_long_rows(isa: str) -> None:
+def test_long_rows() -> None:
     """They are split into parts."""
     rng = np.random.default_rng(0)
     src = rng.normal(0, 3, (2, 300001)).astype(np.float16)
@@ -112,7 +84,7 @@ def test_long_rows(isa: str) -> None:
             compare("DynamicRangeFakeQuantize", [each, CONSTANTS], rounding_order=order, axis=-1)
 
 
-def test_dynamic_quantize_linear(isa: str) -> None:
+def test_dynamic_quantize_linear() -> None:
     """Without NaN: what ONNX Runtime's minimum makes of it depends on where it stands."""
     for src in (FINITE, FINITE[np.abs(FINITE) < 2], np.abs(FINITE), FINITE[:0], EVERY[:0x7C01]):
         compare("DynamicQuantizeLinear", [src])
@@ -121,7 +93,7 @@ def test_dynamic_quantize_linear(isa: str) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("shape", [(1, 64), (7, 19), (200, 64), (2, 97, 20)])
-def test_products(isa: str, bits: int, shape: tuple[int, ...]) -> None:
+def test_products(bits: int, shape: tuple[int, ...]) -> None:
     """Rounded once, with a bias of float16, in pieces of rows and columns; results overflow and are subnormal, too."""
     rng = np.random.default_rng(bits)
     for columns in (1, 20, 64, 130):
@@ -133,7 +105,7 @@ def test_products(isa: str, bits: int, shape: tuple[int, ...]) -> None:
                 compare("QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
 
 
-def test_every_value_as_a_bias(isa: str) -> None:
+def test_every_value_as_a_bias() -> None:
     """Of products that are 0, and of ones that move the result to a tie, or beyond float16."""
     rng = np.random.default_rng(0)
     inputs, _ = matmul_inputs(rng, (3, 4), EVERY.size)
@@ -142,7 +114,7 @@ def test_every_value_as_a_bias(isa: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (4096, 16), (16, 4096), (64, 4, 256)])
-def test_reductions(isa: str, shape: tuple[int, ...]) -> None:
+def test_reductions(shape: tuple[int, ...]) -> None:
     """Without -0: the sign of an extreme that is a zero depends on ONNX Runtime's vector code."""
     values = np.random.default_rng(0).permutation(EVERY[~np.isnan(EVERY)] + np.float16(0))
     src = np.resize(values, shape)
@@ -165,4 +137,3 @@ def test_which_operators_are_here() -> None:
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),
     }
-    assert tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 20)

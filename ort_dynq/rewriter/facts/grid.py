@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .float16_grid import float16_scales
+from .values import is_float16
 
 _GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
@@ -26,7 +27,6 @@ _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times thei
 # Candidates for the code of the largest magnitude. 127 is the most frequent, 1 occurs in ternary weights. A multiple of
 # the true code would give multiples of all codes, so small candidates are next; 127 has no divisors.
 _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
-_FindScales = Callable[[npt.NDArray[np.float32]], "npt.NDArray[np.float32] | None"]
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,14 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid 
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     depth = len(weights)
-    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS and _are_float16(weights)
-    for find in (_scales, _rounded_scales) if may_be_rounded else (_scales,):
+    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS and is_float16(weights)
+    for search in (_EXACT, _ROUNDED) if may_be_rounded else (_EXACT,):
         for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
-            found = _numbers(weights, group_size or depth, find)
+            found = _numbers(weights, group_size or depth, search)
             if found is not None:
                 grid = _grid(*found, group_size)
-                return None if grid is None else replace(grid, is_rounded=find is _rounded_scales)
+                return None if grid is None else replace(grid, is_rounded=search is _ROUNDED)
     return None
-
-
-def _are_float16(weights: npt.NDArray[np.float32]) -> bool:
-    with np.errstate(over="ignore"):
-        return bool((weights.astype(np.float16) == weights).all())
 
 
 def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
@@ -110,17 +105,17 @@ def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
 
 
 def _numbers(
-    weights: npt.NDArray[np.float32], size: int, find: _FindScales
+    weights: npt.NDArray[np.float32], size: int, search: _Search
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
     """Returns the multiples of the scales that the weights are, [K, N], and the scales, [K / size, N]."""
     depth, columns = weights.shape
     probe = _grouped(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)
-    if not all(_has_scale(column, find) for column in probe.T[:_PROBED_COLUMNS]):
+    if not (np.isfinite(probe).all() and all(map(search.has_scale, probe.T[:_PROBED_COLUMNS]))):
         return None
     numbers, scales = np.empty((depth, columns), np.int16), np.empty((depth // size, columns), np.float32)
     for block in _blocks(weights):
         grouped = _grouped(weights[:, block], size)
-        found = find(grouped) if np.isfinite(grouped).all() else None
+        found = search.scales(grouped) if np.isfinite(grouped).all() else None
         if found is None:
             return None
         scales[:, block] = found.reshape(depth // size, -1)
@@ -159,13 +154,21 @@ def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, columns, step))
 
 
-def _has_scale(column: npt.NDArray[np.float32], find: _FindScales) -> bool:
+class _Search(NamedTuple):
+    """How scales are found.
+
+    Attributes:
+        has_scale: Returns whether some scale fits one column of finite weights; it may be one of a sample only.
+        scales: Returns one scale for each column of finite weights, [rows, columns]; None if a column has none.
+    """
+
+    has_scale: Callable[[npt.NDArray[np.float32]], bool]
+    scales: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
+
+
+def _has_scale(column: npt.NDArray[np.float32]) -> bool:
     """Returns whether some scale fits a sample of one column: all candidates at once."""
     largest = np.abs(column).max()
-    if not np.isfinite(largest):
-        return False
-    if find is _rounded_scales:
-        return find(column[:, None]) is not None
     sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
     codes = np.array(_LARGEST_CODES, np.float32)
     return largest == 0 or any(
@@ -199,11 +202,6 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
     return None
 
 
-def _rounded_scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
-    """Returns one scale for each column of weights that are rounded to float16; None if a column has none."""
-    return float16_scales(weights, _LARGEST_CODES)
-
-
 def _near_integers(ratios: npt.NDArray[np.float32], code: np.float32) -> npt.NDArray[np.intp]:
     """Returns the columns of the ratios that are integers when multiplied by `code`, except for rounding.
 
@@ -231,3 +229,10 @@ def _fits(scale: npt.NDArray[np.float32], code: Any, largest: Any) -> npt.NDArra
 def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray((np.rint(weights / scale) * scale == weights).all(0))
+
+
+_EXACT = _Search(_has_scale, _scales)
+_ROUNDED = _Search(
+    lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
+    lambda weights: float16_scales(weights, _LARGEST_CODES),
+)

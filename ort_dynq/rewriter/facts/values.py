@@ -207,6 +207,12 @@ def is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufV"
 
 
+def is_float16(elements: npt.NDArray[Any]) -> bool:
+    """Returns whether float16 represents all elements; NaN counts as a number that it does not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool((elements.astype(np.float16) == elements).all())
+
+
 def is_zero(number: float | None) -> bool:
     """Returns whether a number is 0.0 and not -0.0: adding them to -0.0 gives different zeros."""
     return number == 0 and not np.signbit(number)

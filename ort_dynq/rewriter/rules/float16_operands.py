@@ -14,10 +14,7 @@ a node gives and reads values that are not rounded, whatever their type is. The 
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -25,7 +22,7 @@ from ...operators import DOMAIN, OPERATORS
 from ..builders.shared_initializers import SharedInitializers
 from ..edit import Edit
 from ..facts.shapes import RESHAPES
-from ..facts.values import cast_to, producer_of
+from ..facts.values import cast_to, is_float16, producer_of
 from ..rule import Context, Rule
 
 MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
@@ -49,7 +46,7 @@ RULE = Rule("float16 operand", 13, _apply)
 
 
 def _operator(node: ir.Node, context: Context) -> Edit | None:
-    index, output_follows = _float16_input(node.op_type)
+    index, output_follows = OPERATORS[node.op_type].float16_input or (None, False)
     value = node.inputs[index] if index is not None and index < len(node.inputs) else None
     if index is None or value is None:
         return None
@@ -60,7 +57,7 @@ def _operator(node: ir.Node, context: Context) -> Edit | None:
     source = _source_of_cast(value)
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     edit = context.edit(f"{node.op_type} of float16", node)
-    if source is None and tensor is not None and output_follows and _is_float16(elements := tensor.numpy()):
+    if source is None and tensor is not None and output_follows and is_float16(elements := tensor.numpy()):
         source = context.shared(SharedInitializers).of(elements.astype(np.float16), node, edit)
     return None if source is None else _edit(edit, index, source, roundings)
 
@@ -70,18 +67,6 @@ def _edit(edit: Edit, index: int, source: ir.Value, roundings: list[ir.Node]) ->
     for rounding in roundings:
         edit.replace(rounding.outputs[0], edit.node.outputs[0])
     return edit
-
-
-@cache
-def _float16_input(operator: str) -> tuple[int | None, bool]:
-    """Returns the input that may be float16 or float32, whatever the others are; and whether output 0 has its type."""
-    signatures = {signature.inputs: signature.outputs for signature in OPERATORS[operator].signatures}
-    for index in range(len(OPERATORS[operator].inputs)):
-        wide = [types for types in signatures if types[index] == "float32"]
-        half = [(*types[:index], "float16", *types[index + 1 :]) for types in wide]
-        if wide and all(types in signatures for types in half):
-            return index, signatures[wide[0]][0] != signatures[half[0]][0]
-    return None, False
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:
@@ -116,8 +101,3 @@ def _roundings(value: ir.Value) -> list[ir.Node]:
     named = sum(cast.outputs[0].is_graph_output() for cast in casts)
     is_replaced = len(casts) == len(nodes) and to_float16 and (named == 0 or len(casts) == 1)
     return casts if is_replaced and not value.is_graph_output() else []
-
-
-def _is_float16(elements: npt.NDArray[np.float32]) -> bool:
-    with np.errstate(over="ignore"):
-        return bool((elements.astype(np.float16) == elements).all())
