@@ -13,16 +13,18 @@ too, and the model stays as it is. Otherwise the results of the model stay the s
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS
+from ..graphs import STANDARD_DOMAINS, functions, graphs, subgraphs, with_subgraphs
 from ..runtime import MOST_COPIED, open_session, session_options, temporary_folder
 from ..storage import to_proto
 from .facts.inference import Facts
 from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
+from .functions import inlined
 
 _PREFIX = "InsertedPrecisionFreeCast_"  # of the names of inserted Casts and their values
 _SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
@@ -32,7 +34,10 @@ _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 def write_casts(model: ir.Model) -> bool:
-    """Writes the Casts into the main graph, if a Round or DequantizeLinear in it gives float16; results stay the same.
+    """Writes the Casts into the main graph and its subgraphs, if a Round or DequantizeLinear in them gives float16.
+
+    Results stay the same. If such a node may be in a model-local function, the calls of functions become nodes first,
+    as ONNX Runtime makes them: what a function rounds depends on the nodes beside each call.
 
     Args:
         model: The model, which is changed.
@@ -41,40 +46,93 @@ def write_casts(model: ir.Model) -> bool:
         Whether the model has such a node, and ONNX Runtime runs the model with and without the Casts, and rounds the
         same values to float16. Otherwise it is unchanged.
     """
-    ends = [node for node in model.graph if node.outputs and producer_of(node.outputs[0], *_ENDS) is node]
-    if not ends or not _mentions_float16(model.graph):
+    if not any(_mentions_float16(graph) for _, graph in graphs(model)):
         return False
-    with Facts(model):
-        types = {value.name: value.dtype for value in _values(model.graph) if value.name}
-    if not any(types.get(node.outputs[0].name or "") == ir.DataType.FLOAT16 for node in ends):
-        return False
-    if any(name.startswith(_PREFIX) for name in types):
-        return False  # ONNX Runtime has saved this model: its Casts are there
+    if not _may_round_in_functions(model):
+        return _write_casts(model)
     run = saved_by_onnxruntime(model)
-    if run is None:
-        return False
+    without_calls = None if run is None else inlined(model, {(node.domain, node.op_type) for node in _nodes(run)})
+    if without_calls is None or not _write_casts(without_calls, run):
+        return _write_casts(model)
+    model.graph = without_calls.graph
+    model.functions.clear()
+    model.functions.update(without_calls.functions)
+    return True
+
+
+def _write_casts(model: ir.Model, original: onnx.GraphProto | None = None) -> bool:
+    """Does what :func:`write_casts` says, and leaves functions as they are.
+
+    Args:
+        model: The model, which is changed.
+        original: The graph that ONNX Runtime runs for the original; None: the model is the original.
+    """
     untouched = model.graph
     model.graph = untouched.clone()
-    casts = _Casts(model.graph, types)
-    casts.write(run)
-    written = saved_by_onnxruntime(model)
-    numbers: dict[object, int] = {}
-    if written is None or _expressions(run, numbers) != _expressions(written, numbers):
+    casts = _written(model, original)
+    if casts is None:
         model.graph = untouched
         return False
     casts.simplify()
     return True
 
 
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+def _written(model: ir.Model, original: onnx.GraphProto | None) -> _Casts | None:
+    """Writes the Casts; returns None if the model does not need them, or if they change a result."""
+    all_graphs = [graph for _, graph in with_subgraphs(model.graph)]
+    ends = [end for graph in all_graphs for end in _ends(graph)]
+    if not ends:
+        return None
+    with Facts(model):
+        types = {value: value.dtype for graph in all_graphs for value in _values(graph)}
+    if all(types[end] != ir.DataType.FLOAT16 for end in ends):
+        return None
+    names = {value.name for value in types if value.name}
+    if any(name.startswith(_PREFIX) for name in names):
+        return None  # ONNX Runtime has saved this model: its Casts are there
+    run = saved_by_onnxruntime(model)
+    if run is None:
+        return None
+    casts = _Casts(model.graph, types, names)
+    casts.write(run)
+    written = saved_by_onnxruntime(model)
+    numbers: dict[object, int] = {}
+    expected = _expressions(original or run, numbers)
+    return None if written is None or _expressions(written, numbers) != expected else casts
 
 
-def _mentions_float16(graph: ir.Graph) -> bool:
+def _ends(graph: ir.Graph | ir.Function) -> list[ir.Value]:
+    return [node.outputs[0] for node in graph if node.outputs and producer_of(node.outputs[0], *_ENDS) is node]
+
+
+def _may_round_in_functions(model: ir.Model) -> bool:
+    """Returns whether a Round or DequantizeLinear in a function gives float16 in a call. Calls may differ in types."""
+    ends = [end for body in functions(model) for _, graph in with_subgraphs(body) for end in _ends(graph)]
+    if not ends:
+        return False
+    with Facts(model):
+        return any(end.dtype in (ir.DataType.FLOAT16, None) for end in ends)
+
+
+def _values(graph: ir.Graph | ir.Function) -> list[ir.Value]:
+    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+    return [*graph.inputs, *initializers, *(value for node in graph for value in node.outputs)]
+
+
+def _mentions_float16(graph: ir.Graph | ir.Function) -> bool:
     """Returns whether an input, an initializer or a Cast of a graph is of float16: other values follow from these."""
-    values = (*graph.inputs, *graph.initializers.values())
+    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
     casts = (_is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
-    return any(value.dtype == ir.DataType.FLOAT16 for value in values) or any(casts)
+    return any(value.dtype == ir.DataType.FLOAT16 for value in (*graph.inputs, *initializers)) or any(casts)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yields the nodes of a graph and of all its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in _graphs(attribute):
+                yield from _nodes(subgraph)
 
 
 def _is_cast(node: ir.Node) -> bool:
@@ -105,48 +163,74 @@ def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
         return onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
 
 
-def _expressions(graph: onnx.GraphProto, numbers: dict[object, int]) -> list[tuple[int, bool]]:
+def _expressions(
+    graph: onnx.GraphProto,
+    numbers: dict[object, int],
+    outer_types: ChainMap[str, int] | None = None,
+    outer_values: ChainMap[str, tuple[int, bool]] | None = None,
+) -> list[tuple[int, bool]]:
     """Describes what a graph computes, without its Casts between floats.
 
     Args:
         graph: The graph as ONNX Runtime runs it.
         numbers: The numbers of all expressions so far, which this function adds to.
+        outer_types: The types of the values around a subgraph, by name.
+        outer_values: The expressions of these values.
 
     Returns:
-        The expressions of the outputs. An expression is an operator with the expressions of its inputs, and says of
-        each whether it is rounded to float16.
+        The expressions of the outputs. An expression is an operator with the expressions of its inputs and of its
+        subgraphs, and says of each whether it is rounded to float16.
     """
+    types: ChainMap[str, int] = ChainMap({}) if outer_types is None else outer_types.new_child()
+    values: ChainMap[str, tuple[int, bool]] = ChainMap({}) if outer_values is None else outer_values.new_child()
     typed = (*graph.input, *graph.value_info, *graph.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in typed}
+    types |= {value.name: value.type.tensor_type.elem_type for value in typed}
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
 
     def number(expression: object) -> int:
         return numbers.setdefault(expression, len(numbers))
 
-    values = {name: (number(name), types[name] == onnx.TensorProto.FLOAT16) for name in types}  # inputs, for now
+    def is_half(name: str) -> bool:
+        return types.get(name) == onnx.TensorProto.FLOAT16
+
+    def read(name: str) -> tuple[int, bool]:  # ONNX Runtime may remove a node whose output subgraphs read
+        return values.get(name) or (number(("missing", name)), is_half(name))
+
+    depth = len(values.maps)
+    for i, value in enumerate(graph.input):  # those of subgraphs have other names after a function was inlined
+        values[value.name] = number(("input", value.name if depth == 1 else (depth, i))), is_half(value.name)
+    for tensor in graph.initializer:  # so have the constants of functions
+        values[tensor.name] = number(_content(tensor)), is_half(tensor.name)
     for node in graph.node:
         is_standard = node.domain in STANDARD_DOMAINS
         if is_standard and node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= _FLOATS:
-            source, is_rounded = values[node.input[0]]
-            values[node.output[0]] = source, is_rounded or types[node.output[0]] == onnx.TensorProto.FLOAT16
+            source, is_rounded = read(node.input[0])
+            values[node.output[0]] = source, is_rounded or is_half(node.output[0])
             continue
-        inputs = tuple(values.get(name) for name in _read_by(node))
-        expression = number((node.domain, node.op_type, inputs))
-        floats = [values[name][1] for name in node.input if types.get(name) in _FLOATS]
+        inputs = tuple(read(name) if name else None for name in node.input)
+        inner = tuple(
+            tuple(_expressions(subgraph, numbers, types, values))
+            for attribute in sorted(node.attribute, key=lambda each: each.name)
+            for subgraph in _graphs(attribute)
+        )
+        expression = number((node.domain, node.op_type, inputs, inner))
+        floats = [read(name)[1] for name in node.input if types.get(name) in _FLOATS]
         keeps = is_standard and node.op_type in _SELECTING and bool(floats) and all(floats)
         for i, name in enumerate(node.output):
-            is_half = types.get(name) == onnx.TensorProto.FLOAT16
-            values[name] = number((expression, i)), is_half or (keeps and types.get(name) in _FLOATS)
-    return [values[output.name] for output in graph.output]
+            values[name] = number((expression, i)), is_half(name) or (keeps and types.get(name) in _FLOATS)
+    return [read(output.name) for output in graph.output]
 
 
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """Yields the names of a node's inputs and of those of the nodes in its subgraphs."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from _read_by(inner)
+def _graphs(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
+    return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+
+
+def _content(tensor: onnx.TensorProto) -> bytes:
+    """Returns a tensor without its name."""
+    unnamed = onnx.TensorProto()
+    unnamed.CopyFrom(tensor)
+    unnamed.ClearField("name")
+    return bytes(unnamed.SerializeToString())
 
 
 class _Casts:
@@ -159,35 +243,50 @@ class _Casts:
         _rounded: The same as _wide for nodes that ONNX Runtime runs in float16: rounded to float16.
     """
 
-    def __init__(self, graph: ir.Graph, types: dict[str, ir.DataType | None]) -> None:
+    def __init__(
+        self, graph: ir.Graph, types: dict[ir.Value, ir.DataType | None], names: set[str], outer: _Casts | None = None
+    ) -> None:
         """
         Args:
             graph: The graph.
-            types: The types of its values, by name.
+            types: The types of all values of the model's graphs.
+            names: The names of these values, which this class adds to.
+            outer: The Casts of the graph around a subgraph, after they were written.
         """
-        self._graph, self._types = graph, types
-        self._values = {value.name: value for value in _values(graph) if value.name}
+        self._graph, self._all_types, self._names = graph, types, names
+        self._values: ChainMap[str, ir.Value] = ChainMap({}) if outer is None else outer._values.new_child()
+        self._types: ChainMap[str, ir.DataType | None] = ChainMap({}) if outer is None else outer._types.new_child()
+        for value in _values(graph):
+            self._values[value.name or ""], self._types[value.name or ""] = value, types[value]
         self._wide: dict[str, ir.Value] = {}
         self._rounded: dict[str, ir.Value] = {}
         self._sources: dict[str, str] = {}
-        self._names = set(self._values)
+        self._inner: list[_Casts] = []
 
     def write(self, run: onnx.GraphProto) -> None:
-        """Writes the Casts.
+        """Writes the Casts into the graph, then into its subgraphs: each has its own Casts of values around it.
 
         Args:
             run: The graph as ONNX Runtime runs it.
         """
         ran = {name.removeprefix(_PREFIX): node for node in run.node for name in node.output if not _is_inserted(node)}
         self._sources = {node.output[0].removeprefix(_PREFIX): node.input[0] for node in run.node if _is_inserted(node)}
-        nodes = list(self._graph)
-        for node in nodes:
-            self._convert(node, ran.get(node.outputs[0].name or "") if node.outputs else None)
+        nodes = {node: ran.get(node.outputs[0].name or "") if node.outputs else None for node in self._graph}
+        for node, same in nodes.items():
+            self._convert(node, same)
         for node in nodes:
             self._convert_selecting(node)
+        for node, same in nodes.items():
+            found = {} if same is None else {attribute.name: attribute.g for attribute in same.attribute}
+            for name, subgraph in subgraphs(node):
+                if name in found:
+                    self._inner.append(_Casts(subgraph, self._all_types, self._names, self))
+                    self._inner[-1].write(found[name])
 
     def simplify(self) -> None:
         """Removes Casts that change no value, and those that nothing reads any more."""
+        for inner in self._inner:
+            inner.simplify()
         integers: set[ir.Value] = set()
         for node in self._graph:
             if self._gives_integers(node, integers):

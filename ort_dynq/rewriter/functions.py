@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import onnx.parser
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ..errors import DynqError
 from ..graphs import bodies, with_subgraphs
@@ -59,3 +62,24 @@ def make_function(operator: str, opset: int) -> ir.Function:
     """Returns the function of one operator; its body has standard operators of version `opset`."""
     text = OPERATORS[operator].function(DOMAIN, opset)
     return ir.serde.deserialize_function(onnx.parser.parse_function(text))
+
+
+def inlined(model: ir.Model, kept: Container[tuple[str, str]]) -> ir.Model | None:
+    """Returns the model with nodes in place of the calls of its functions, without those of ort_dynq's operators.
+
+    Args:
+        model: The model, which stays as it is.
+        kept: Domain and name of functions whose calls stay.
+
+    Returns:
+        The new model, with the same names of inputs and outputs; None if there is none. For example, a function imports
+        another opset than the model.
+    """
+    copy = model.clone()
+    try:
+        common.InlinePass(lambda each: each.domain != DOMAIN and (each.domain, each.name) not in kept)(copy)
+        common.NameFixPass()(copy)  # subgraphs may have the names of inlined values
+    except Exception:  # the types are onnx_ir's own
+        return None
+    ends = [[value.name for value in (*each.graph.inputs, *each.graph.outputs)] for each in (model, copy)]
+    return copy if ends[0] == ends[1] else None
