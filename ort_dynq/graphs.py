@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx
 import onnx_ir as ir
 
 from .operators import DOMAIN
@@ -47,6 +48,21 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
         elif attribute.type == ir.AttributeType.GRAPHS:
             for i, graph in enumerate(attribute.as_graphs()):
                 yield f"{attribute.name}[{i}]", graph
+
+
+def proto_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Yields the subgraphs of a node of a ModelProto, each with the name of its attribute."""
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            yield attribute.name, graph
+
+
+def proto_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yields the nodes of a graph of a ModelProto, each followed by those of its subgraphs at any depth."""
+    for node in graph.node:
+        yield node
+        for _, subgraph in proto_subgraphs(node):
+            yield from proto_nodes(subgraph)
 
 
 def label(node: ir.Node) -> str:

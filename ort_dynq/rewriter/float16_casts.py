@@ -12,14 +12,16 @@ too, and the model stays as it is. Otherwise the results of the model stay the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import ChainMap
-from collections.abc import Iterator
+from typing import Any
 
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, functions, graphs, subgraphs, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, subgraphs, with_subgraphs
 from ..runtime import MOST_COPIED, open_session, session_options, temporary_folder
 from ..storage import to_proto
 from .facts.inference import Facts
@@ -51,7 +53,9 @@ def write_casts(model: ir.Model) -> bool:
     if not _may_round_in_functions(model):
         return _write_casts(model)
     run = saved_by_onnxruntime(model)
-    without_calls = None if run is None else inlined(model, {(node.domain, node.op_type) for node in _nodes(run)})
+    if run is None:
+        return False
+    without_calls = inlined(model, kept={(node.domain, node.op_type) for node in proto_nodes(run)})
     if without_calls is None or not _write_casts(without_calls, run):
         return _write_casts(model)
     model.graph = without_calls.graph
@@ -88,9 +92,8 @@ def _written(model: ir.Model, original: onnx.GraphProto | None) -> _Casts | None
     if all(types[end] != ir.DataType.FLOAT16 for end in ends):
         return None
     names = {value.name for value in types if value.name}
-    if any(name.startswith(_PREFIX) for name in names):
-        return None  # ONNX Runtime has saved this model: its Casts are there
-    run = saved_by_onnxruntime(model)
+    is_saved = any(name.startswith(_PREFIX) for name in names)  # by ONNX Runtime: its Casts are there
+    run = None if is_saved else saved_by_onnxruntime(model)
     if run is None:
         return None
     casts = _Casts(model.graph, types, names)
@@ -108,9 +111,7 @@ def _ends(graph: ir.Graph | ir.Function) -> list[ir.Value]:
 def _may_round_in_functions(model: ir.Model) -> bool:
     """Returns whether a Round or DequantizeLinear in a function gives float16 in a call. Calls may differ in types."""
     ends = [end for body in functions(model) for _, graph in with_subgraphs(body) for end in _ends(graph)]
-    if not ends:
-        return False
-    with Facts(model):
+    with Facts(model) if ends else contextlib.nullcontext():
         return any(end.dtype in (ir.DataType.FLOAT16, None) for end in ends)
 
 
@@ -124,15 +125,6 @@ def _mentions_float16(graph: ir.Graph | ir.Function) -> bool:
     initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
     casts = (_is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
     return any(value.dtype == ir.DataType.FLOAT16 for value in (*graph.inputs, *initializers)) or any(casts)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yields the nodes of a graph and of all its subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in _graphs(attribute):
-                yield from _nodes(subgraph)
 
 
 def _is_cast(node: ir.Node) -> bool:
@@ -174,8 +166,7 @@ def _expressions(
     Args:
         graph: The graph as ONNX Runtime runs it.
         numbers: The numbers of all expressions so far, which this function adds to.
-        outer_types: The types of the values around a subgraph, by name.
-        outer_values: The expressions of these values.
+        outer_types, outer_values: The types and the expressions of the values around a subgraph, by name.
 
     Returns:
         The expressions of the outputs. An expression is an operator with the expressions of its inputs and of its
@@ -193,25 +184,28 @@ def _expressions(
     def is_half(name: str) -> bool:
         return types.get(name) == onnx.TensorProto.FLOAT16
 
-    def read(name: str) -> tuple[int, bool]:  # ONNX Runtime may remove a node whose output subgraphs read
-        return values.get(name) or (number(("missing", name)), is_half(name))
+    def read(name: str) -> tuple[int, bool]:
+        return values.get(name) or (number(object()), False)  # ONNX Runtime may remove what only subgraphs read
 
     depth = len(values.maps)
     for i, value in enumerate(graph.input):  # those of subgraphs have other names after a function was inlined
         values[value.name] = number(("input", value.name if depth == 1 else (depth, i))), is_half(value.name)
     for tensor in graph.initializer:  # so have the constants of functions
-        values[tensor.name] = number(_content(tensor)), is_half(tensor.name)
+        values[tensor.name] = number(_content(ir.serde.deserialize_tensor(tensor).numpy())), is_half(tensor.name)
     for node in graph.node:
         is_standard = node.domain in STANDARD_DOMAINS
         if is_standard and node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= _FLOATS:
             source, is_rounded = read(node.input[0])
             values[node.output[0]] = source, is_rounded or is_half(node.output[0])
             continue
+        is_constant = is_standard and node.op_type == "Constant"  # ONNX Runtime leaves some in subgraphs
+        if is_constant and (elements := constant_array(ir.serde.deserialize_node(node).outputs[0])) is not None:
+            values[node.output[0]] = number(_content(elements)), is_half(node.output[0])
+            continue
         inputs = tuple(read(name) if name else None for name in node.input)
         inner = tuple(
             tuple(_expressions(subgraph, numbers, types, values))
-            for attribute in sorted(node.attribute, key=lambda each: each.name)
-            for subgraph in _graphs(attribute)
+            for _, subgraph in sorted(proto_subgraphs(node), key=lambda named: named[0])
         )
         expression = number((node.domain, node.op_type, inputs, inner))
         floats = [read(name)[1] for name in node.input if types.get(name) in _FLOATS]
@@ -221,16 +215,9 @@ def _expressions(
     return [read(output.name) for output in graph.output]
 
 
-def _graphs(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
-    return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-
-
-def _content(tensor: onnx.TensorProto) -> bytes:
-    """Returns a tensor without its name."""
-    unnamed = onnx.TensorProto()
-    unnamed.CopyFrom(tensor)
-    unnamed.ClearField("name")
-    return bytes(unnamed.SerializeToString())
+def _content(elements: npt.NDArray[Any]) -> object:
+    is_text = elements.dtype == object
+    return str(elements.dtype), elements.shape, tuple(elements.flat) if is_text else elements.tobytes()
 
 
 class _Casts:
@@ -257,7 +244,8 @@ class _Casts:
         self._values: ChainMap[str, ir.Value] = ChainMap({}) if outer is None else outer._values.new_child()
         self._types: ChainMap[str, ir.DataType | None] = ChainMap({}) if outer is None else outer._types.new_child()
         for value in _values(graph):
-            self._values[value.name or ""], self._types[value.name or ""] = value, types[value]
+            if value.name:
+                self._values[value.name], self._types[value.name] = value, types[value]
         self._wide: dict[str, ir.Value] = {}
         self._rounded: dict[str, ir.Value] = {}
         self._sources: dict[str, str] = {}
@@ -277,7 +265,7 @@ class _Casts:
         for node in nodes:
             self._convert_selecting(node)
         for node, same in nodes.items():
-            found = {} if same is None else {attribute.name: attribute.g for attribute in same.attribute}
+            found = {} if same is None else dict(proto_subgraphs(same))
             for name, subgraph in subgraphs(node):
                 if name in found:
                     self._inner.append(_Casts(subgraph, self._all_types, self._names, self))

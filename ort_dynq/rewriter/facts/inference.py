@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from ...graphs import STANDARD_DOMAINS, functions, graphs, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_subgraphs, with_subgraphs
 from ...operators import DOMAIN
 from .constants import Constants
 from .microsoft import stand_ins
@@ -364,18 +364,13 @@ def _hide_references(graph: onnx.GraphProto) -> None:
         # The type of value_float does not depend on the number, and no shape does.
         if any(each.ref_attr_name and each.name != "value_float" for each in node.attribute):
             node.domain = _UNKNOWN
-        for subgraph in _subgraphs(node):
+        for _, subgraph in proto_subgraphs(node):
             _hide_references(subgraph)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
 
 def _clear_declared(graph: onnx.GraphProto) -> None:
     """Removes the declared types and shapes of intermediate values, at any depth."""
     del graph.value_info[:]
     for node in graph.node:
-        for subgraph in _subgraphs(node):
+        for _, subgraph in proto_subgraphs(node):
             _clear_declared(subgraph)
