@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from helpers import Array, assert_same, make_session, stock_session, with_one_nan
 from onnx import numpy_helper, parser
 
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.float16_casts import write_casts
+from ort_dynq.rewriter.float16_casts import _Casts, write_casts
 from ort_dynq.rewriter.metadata import FLOAT16_CASTS
 from ort_dynq.runtime import version
 from ort_dynq.storage import load
@@ -35,9 +39,13 @@ CHAINS = {
 SPECIALS = [0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, np.inf, -np.inf, np.nan]
 
 
-def model_of(body: str, before: str = "float16[N, K] x", outputs: str = "float16[N, K] y") -> bytes:
+def model_of(
+    body: str, before: str = "float16[N, K] x", outputs: str = "float16[N, K] y", functions: Sequence[str] = ()
+) -> bytes:
     constants = {"limit": 127, "low": -128, "eps": 1e-3, "third": 1 / 3, "levels": 255}
-    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g ({before}) => ({outputs}) {{ {body} }}')
+    own = "".join(f'<domain: "own", opset_import: ["" : 18, "own" : 1]> {function}' for function in functions)
+    head = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]>'
+    model = parser.parse_model(f"{head} g ({before}) => ({outputs}) {{ {body} }} {own}")
     model.graph.initializer.extend(numpy_helper.from_array(np.float16(v), name) for name, v in constants.items())
     model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "one"))
     return bytes(model.SerializeToString())
@@ -156,15 +164,19 @@ def test_a_round_without_a_chain_leaves_the_model() -> None:
     assert result.to_proto() == ir.to_proto(load(model))
 
 
-def test_products() -> None:
+@pytest.mark.parametrize("is_function", [False, True])
+def test_products(is_function: bool) -> None:
     """The product becomes one of integers; verification computes the original's in float64, with the same Casts."""
     rng = np.random.default_rng(1)
     body = f"{CHAINS['quotient'].replace('y =', 'f =')} k = Cast<to = 10>(w) v = Mul(k, t) y = MatMul(f, v)"
-    model = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 18]> g (float16[N, 64] x) => (float16[N, 48] y) {{ {body} }}'
-    )
     constants = {"limit": 127, "low": -128, "one": np.array([-1])}
     constants |= {"w": rng.integers(-127, 128, (64, 48), np.int8), "t": rng.uniform(0.01, 0.02, 48).astype(np.float16)}
+    arguments, own = ", ".join(["x", *constants]), ""
+    if is_function:
+        own = f'<domain: "own", opset_import: ["" : 18]> f ({arguments}) => (y) {{ {body} }}'
+        body = f"y = own.f({arguments})"
+    head = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]>'
+    model = parser.parse_model(f"{head} g (float16[N, 64] x) => (float16[N, 48] y) {{ {body} }} {own}")
     for name, value in constants.items():
         array = value if isinstance(value, np.ndarray) else np.float16(value)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
@@ -180,3 +192,151 @@ def test_products() -> None:
     found = verify(model, result.to_proto(), inputs={"x": x})
     assert found.passed
     assert len(found.products) == 1
+
+
+CONSTANTS = "one, limit, low, eps, third, levels"
+
+
+def chain(name: str, x: str, y: str) -> str:
+    return re.sub(r"\by =", f"{y} =", re.sub(r"\bx\b", x, CHAINS[name]))
+
+
+def branches(name: str, x: str, y: str) -> str:
+    """A branch with the chain; the other one reads the same value and has values of the same names."""
+    return f"""{y} = If(yes) <then_branch = t () => (float16[N, K] inner) {{ {chain(name, x, "inner")} }},
+        else_branch = e () => (float16[N, K] inner) {{ d = Neg({x}) inner = Exp(d) }}>"""
+
+
+def call(function: str, x: str, y: str) -> str:
+    return f"{y} = own.{function}({x}, yes, {CONSTANTS})"
+
+
+def function(name: str, body: str) -> str:
+    return f"{name} (given, yes, {CONSTANTS}) => (made) {{ {body} }}"
+
+
+PLACES: dict[str, Callable[[str], list[str]]] = {
+    "If": lambda name: [branches(name, "scaled", "result")],
+    "Loop": lambda name: [
+        f"""count = Constant<value_int = 2>() result = Loop(count, , scaled) <
+        body = b (int64 i, bool go, float16[N, K] state) => (bool goes, float16[N, K] next)
+        {{ goes = Identity(go) {chain(name, "state", "out")} more = Add(out, scaled) next = Sub(state, more) }}>"""
+    ],
+    "Scan": lambda name: [
+        f"""result = Scan<num_scan_inputs = 1, body = b (float16[K] row) => (float16[K] out)
+        {{ {chain(name, "row", "out")} }}>(scaled)"""
+    ],
+    "function": lambda name: [call("f", "scaled", "result"), function("f", chain(name, "given", "made"))],
+    "If in functions": lambda name: [
+        call("f", "scaled", "result"),
+        function("f", f"{call('inner_f', 'given', 'half')} {call('inner_f', 'half', 'made')}"),
+        function("inner_f", branches(name, "given", "made")),
+    ],
+    "function in branches": lambda name: [
+        f"""result = If(yes) <then_branch = t () => (float16[N, K] inner) {{ {call("f", "scaled", "inner")} }},
+        else_branch = e () => (float16[N, K] d) {{ r = Exp(x) {call("f", "r", "d")} }}>""",
+        function("f", chain(name, "given", "made")),
+    ],
+}
+"""The nodes from `scaled` to `result`, and the functions that they call."""
+
+
+def in_place(place: str, name: str) -> bytes:
+    """The chain between two Muls of float32. Its first and last value are rounded in a subgraph, not in a function."""
+    body, *functions = PLACES[place](name)
+    before, body = "float16[N, K] x, bool yes", f"scaled = Mul(x, third) {body} y = Mul(result, third)"
+    return model_of(body, before, functions=functions)
+
+
+def same_bits(model: bytes, rewritten: bytes, x: Array) -> None:
+    for yes in (True, False):
+        feeds = {"x": x, "yes": np.array(yes)}
+        expected = stock_session(model).run(None, feeds)
+        for session in (stock_session(rewritten), make_session(rewritten, "native")):
+            for result, wanted in zip(session.run(None, feeds), expected, strict=True):
+                assert_same(with_one_nan(result), with_one_nan(wanted))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("place", PLACES)
+def test_chains_in_subgraphs_and_functions(place: str, name: str) -> None:
+    model = in_place(place, name)
+    result = rewrite(model, exact=True)
+    assert "DynamicRangeFakeQuantize" in {finding.operator for finding in result.report.rewritten}, result.report
+    assert not result.report.left
+    assert {function.domain for function in result.model.functions.values()} == {"ort_dynq"}
+    same_bits(model, result.to_proto().SerializeToString(), rows(40, 129))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_other_roundings_in_a_subgraph_leave_the_model(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Casts that do not round: the saved graphs differ in the nodes of subgraphs alone."""
+    monkeypatch.setattr(_Casts, "_rounded_float32", lambda casts, value: casts._float32(value.name))
+    model = load(in_place(place, "quotient"))
+    before = ir.to_proto(model)
+    assert not write_casts(model)
+    assert ir.to_proto(model) == before
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "f <k: int, axes: ints = [-1]> (given, limit, low) => (made) { a = Abs(given)"
+        " one = Constant<value_ints: ints = @axes>() m = ReduceMax<keepdims: int = @k>(a, one) s = Div(m, limit)"
+        " d = Div(given, s) r = Round(d) c = Clip(r, low, limit) made = Mul(c, s) }",
+        "f <k: int> (given, limit, low) => (d) { one = Constant<value = int64[1] {-1}>()"
+        " limit_2 = Abs(given) m = ReduceMax<keepdims = 1>(limit_2, one) s = Div(m, limit) q = Div(given, s)"
+        " r = Round(q) c = Clip(r, low, limit) d = Mul(c, s) }",
+    ],
+)
+def test_attributes_and_names_of_functions(function: str) -> None:
+    """Names of an inlined function are those of a branch, of initializers and of another call."""
+    body = """s = own.f<k = 1>(x, limit, low) r = own.f<k = 1>(s, limit, low) y = If(yes) <
+        then_branch = t () => (float16[N, K] made) { d = Exp(s) a = own.f<k = 1>(d, limit, low) made = Add(a, r) },
+        else_branch = e () => (float16[N, K] d) { a = Mul(r, s) d = own.f<k = 1>(a, limit, low) }>"""
+    model = model_of(body, "float16[N, K] x, bool yes", functions=[function])
+    result = rewrite(model, exact=True)
+    assert [f.operator for f in result.report.rewritten].count("DynamicRangeFakeQuantize") == 4
+    same_bits(model, result.to_proto().SerializeToString(), rows(40, 129))
+
+
+def test_functions_of_float32_stay() -> None:
+    constants = "limit = Constant<value_float = 127.0>() low = Constant<value_float = -128.0>()"
+    wide = f"{constants} one = Constant<value = int64[1] {{-1}}>() {chain('quotient', 'given', 'made')}"
+    body = f"{CHAINS['quotient']} w = Cast<to = 1>(x) z = own.f(w)"
+    outputs = "float16[N, K] y, float[N, K] z"
+    result = rewrite(model_of(body, outputs=outputs, functions=[f"f (given) => (made) {{ {wide} }}"]), exact=True)
+    converted = [each.graph for each in result.report.rewritten if each.operator == "DynamicRangeFakeQuantize"]
+    assert converted == ["main", "function f"]
+
+
+def test_functions_without_a_chain_stay() -> None:
+    model = model_of("y = own.f(x, third)", functions=["f (p, third) => (r) { h = Mul(p, third) r = Round(h) }"])
+    assert rewrite(model).to_proto() == ir.to_proto(load(model))
+
+
+def test_functions_that_onnxruntime_does_not_call() -> None:
+    """It has a kernel of the same name."""
+    neg = "Neg (p) => (o) { o = Exp(p) }"
+    body, *functions = PLACES["function"]("quotient")
+    content = model_of(
+        f"scaled = Neg(x) {body} y = Neg(result)", "float16[N, K] x, bool yes", functions=[neg, *functions]
+    )
+    model = onnx.ModelProto.FromString(content)
+    model.functions[0].domain = ""
+    result = rewrite(model, exact=True)
+    assert [each.name for each in result.model.functions.values()] == ["Neg", "DynamicRangeFakeQuantize"]
+    same_bits(model.SerializeToString(), result.to_proto().SerializeToString(), rows(40, 129))
+
+
+def test_values_that_onnxruntime_removes() -> None:
+    """ONNX Runtime 1.32 removes the Cast v, which a branch reads; it opens this model and cannot run it."""
+    model = model_of(
+        """w = Cast<to = 1>(x) v = Cast<to = 10>(w) y = If(yes) <
+        then_branch = t () => (float16[N, K] a) { h = Mul(v, third) a = Round(h) },
+        else_branch = e () => (float16[N, K] b) { b = Max(v, x) }>""",
+        "float16[N, K] x, bool yes",
+    )
+    result = rewrite(model)
+    assert not result.report.rewritten
+    assert result.to_proto() == ir.to_proto(load(model))
