@@ -207,6 +207,12 @@ def branches(name: str, x: str, y: str) -> str:
         else_branch = e () => (float16[N, K] inner) {{ d = Neg({x}) inner = Exp(d) }}>"""
 
 
+def loop(name: str, x: str, y: str) -> str:
+    return f"""count = Constant<value_int = 2>() {y} = Loop(count, , {x}) <
+        body = b (int64 i, bool go, float16[N, K] state) => (bool goes, float16[N, K] next)
+        {{ goes = Identity(go) {chain(name, "state", "out")} more = Add(out, {x}) next = Sub(state, more) }}>"""
+
+
 def call(function: str, x: str, y: str) -> str:
     return f"{y} = own.{function}({x}, yes, {CONSTANTS})"
 
@@ -217,16 +223,16 @@ def function(name: str, body: str) -> str:
 
 PLACES: dict[str, Callable[[str], list[str]]] = {
     "If": lambda name: [branches(name, "scaled", "result")],
-    "Loop": lambda name: [
-        f"""count = Constant<value_int = 2>() result = Loop(count, , scaled) <
-        body = b (int64 i, bool go, float16[N, K] state) => (bool goes, float16[N, K] next)
-        {{ goes = Identity(go) {chain(name, "state", "out")} more = Add(out, scaled) next = Sub(state, more) }}>"""
-    ],
+    "Loop": lambda name: [loop(name, "scaled", "result")],
     "Scan": lambda name: [
         f"""result = Scan<num_scan_inputs = 1, body = b (float16[K] row) => (float16[K] out)
         {{ {chain(name, "row", "out")} }}>(scaled)"""
     ],
     "function": lambda name: [call("f", "scaled", "result"), function("f", chain(name, "given", "made"))],
+    "Loop in a function": lambda name: [  # `state` is a value of the main graph, too
+        f"state = Neg(scaled) {call('f', 'state', 'result')}",
+        function("f", loop(name, "given", "made")),
+    ],
     "If in functions": lambda name: [
         call("f", "scaled", "result"),
         function("f", f"{call('inner_f', 'given', 'half')} {call('inner_f', 'half', 'made')}"),
