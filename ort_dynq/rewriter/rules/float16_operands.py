@@ -32,7 +32,7 @@ _OLDEST_WITH_CASTLIKE = 15  # which function bodies round with
 
 def _apply(node: ir.Node, context: Context) -> Edit | None:
     if context.function is not None:
-        return None  # its calls decide which nodes stand beside its parameters
+        return None  # its calls decide which nodes stand beside its parameters; those of float16 chains are inlined
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _operator(node, context)
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
