@@ -336,7 +336,7 @@ def test_functions_that_onnxruntime_does_not_call() -> None:
 
 
 def test_values_that_onnxruntime_removes() -> None:
-    """ONNX Runtime 1.32 removes the Cast v, which a branch reads; it opens this model and cannot run it."""
+    """ONNX Runtime removes the Cast v, which a branch reads; it opens this model and cannot run it."""
     model = model_of(
         """w = Cast<to = 1>(x) v = Cast<to = 10>(w) y = If(yes) <
         then_branch = t () => (float16[N, K] a) { h = Mul(v, third) a = Round(h) },
