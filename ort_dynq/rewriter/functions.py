@@ -1,4 +1,4 @@
-"""The model-local functions with which a rewritten model runs without the plugin."""
+"""The model-local functions with which a rewritten model runs without the plugin, and the inlining of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import DynqError
-from ..graphs import bodies, with_subgraphs
+from ..graphs import bodies, named, with_subgraphs
 from ..operators import DOMAIN, OPERATORS, VERSION
 
 # The first version of the model format in which functions have attributes.
@@ -75,7 +75,7 @@ def inlined(model: ir.Model, kept: Container[tuple[str, str]]) -> ir.Model | Non
         The new model, with the same names of inputs and outputs; None if there is none. For example, a function imports
         another opset than the model.
     """
-    copy = model.clone()
+    copy = named(model.clone())  # by their outputs: the pass would name nodes by number
     try:
         common.InlinePass(lambda each: each.domain != DOMAIN and (each.domain, each.name) not in kept)(copy)
         common.NameFixPass()(copy)  # subgraphs may have the names of inlined values

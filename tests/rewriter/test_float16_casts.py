@@ -270,6 +270,7 @@ def test_chains_in_subgraphs_and_functions(place: str, name: str) -> None:
     result = rewrite(model, exact=True)
     assert "DynamicRangeFakeQuantize" in {finding.operator for finding in result.report.rewritten}, result.report
     assert not result.report.left
+    assert result.report.rewritten[0].node.startswith("r")
     assert {function.domain for function in result.model.functions.values()} == {"ort_dynq"}
     same_bits(model, result.to_proto().SerializeToString(), rows(40, 129))
 
