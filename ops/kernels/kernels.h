@@ -102,8 +102,8 @@ struct Extent {
 // In the blocks below src and dst may be unaligned, the arrays of parameters not.
 // `stream`: the output is larger than the caches; the kernel writes past them if dst is aligned.
 struct QuantizeBlock : Extent {
-  const void* src;  // float, or float16 for quantize_f16
-  void* dst;        // codes of 8 bits
+  const void* src;  // float, or float16
+  void* dst;        // codes of 8 bits, or of 4 bits
   const float* scales;
   const int32_t* zps;
   bool stream;
@@ -111,8 +111,8 @@ struct QuantizeBlock : Extent {
 };
 
 struct DequantizeBlock : Extent {
-  const void* src;  // codes of 8 bits
-  void* dst;        // float, or float16 for dequantize_f16
+  const void* src;  // codes of 8 bits, or of 4 bits
+  void* dst;        // float, or float16
   const float* scales;
   const int32_t* zps;
   bool stream;
@@ -139,6 +139,8 @@ struct BoundedBlock : Extent {
   const float* zps;
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
+
+constexpr int64_t kLeastColumnsOf4Bits = 32;
 
 // Columns and adjacent k that packed weights keep together: weights are [columns / 16][depth / 4][16][4]. A byte of
 // 4-bit weights has two codes, [columns / 16][depth / 8][16][4]: the low half is one of the first four k, the high half
@@ -295,6 +297,12 @@ struct KernelTable {
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];
   RangeKernel ranges_f16[2];
+  // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales. All rows begin at a byte, and have
+  // an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted to and from 8 bits.
+  QuantizeKernel quantize_4bits[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_4bits[kCodeKinds][kParameterKinds];
+  QuantizeKernel quantize_4bits_f16[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_4bits_f16[kCodeKinds][kParameterKinds];
   ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
   ConvertKernel narrow[kFormats];  // from them
 };

@@ -396,6 +396,10 @@ constexpr KernelTable kPortable = {
     {},
     {},
     {},
+    {},
+    {},
+    {},
+    {},
     {widen_half<widen_f16>, widen_half<widen_bf16>, widen_codes<kU8>, widen_codes<kS8>},
     {narrow_half<narrow_f16>, narrow_half<narrow_bf16>, narrow_codes<kU8>, narrow_codes<kS8>},
 };
