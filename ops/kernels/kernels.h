@@ -27,6 +27,7 @@
 //   kAddThenRound   code = round(clip(t + zp, low, high))
 //   kNoZeroPoint    code = clip(round(t), low, high)
 //   kFloat16Quotient   the same, with t rounded to float16
+//   kFloat16Sum     as kAddThenRound, with t + zp rounded to float16
 //
 // `nan_code` replaces NaN. If `integer_codes`, the code is truncated toward zero and `code_offset` is added: 0 turns -0
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
@@ -91,7 +92,8 @@ static inline void store(T* to, T value) {
   memcpy(static_cast<void*>(to), &value, sizeof value);
 }
 
-constexpr bool has_zero_point(RoundingOrder order) { return order == kRoundThenAdd || order == kAddThenRound; }
+constexpr bool adds_first(RoundingOrder order) { return order == kAddThenRound || order == kFloat16Sum; }
+constexpr bool has_zero_point(RoundingOrder order) { return order == kRoundThenAdd || adds_first(order); }
 
 // The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for
 // kPerColumn. `stride` is the distance between rows in src and in dst.
@@ -316,9 +318,10 @@ extern const ProductKernels kPortableProducts;
 #define ORT_DYNQ_AFFINE_TARGETS(scaling, order)                                          \
   {ORT_DYNQ_AFFINE_OF(scaling, order, kToU8), ORT_DYNQ_AFFINE_OF(scaling, order, kToS8), \
    ORT_DYNQ_AFFINE_OF(scaling, order, kToFloat)}
-#define ORT_DYNQ_AFFINE_ORDERS(scaling)                                                              \
-  {ORT_DYNQ_AFFINE_TARGETS(scaling, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(scaling, kAddThenRound), \
-   ORT_DYNQ_AFFINE_TARGETS(scaling, kNoZeroPoint), ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Quotient)}
+#define ORT_DYNQ_AFFINE_ORDERS(scaling)                                                                \
+  {ORT_DYNQ_AFFINE_TARGETS(scaling, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(scaling, kAddThenRound),   \
+   ORT_DYNQ_AFFINE_TARGETS(scaling, kNoZeroPoint), ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Quotient), \
+   ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Sum)}
 #define ORT_DYNQ_AFFINE_TABLE \
   {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyByTheReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
 

@@ -32,11 +32,18 @@ CHAINS = {
     " z = Clip(v, low, limit) d = Div(x, s) r = Round(d) p = Add(r, z) c = Clip(p, low, limit) e = Sub(c, z)"
     " y = Mul(e, s)",
 }
+CODES = "o = Clip(v, low, limit) i = Round(o) q = Cast<to = 3>(i) z = Cast<to = 10>(q)"
+SUM = "d = Div(x, s) p = Add(d, z) c = Clip(p, low, limit) r = Round(c) e = Sub(r, z) y = Mul(e, s)"
+CHAINS |= {  # compressed-tensors adds the zero point before it rounds
+    "sum": "l = ReduceMin<keepdims = 1>(x, one) h = ReduceMax<keepdims = 1>(x, one) w = Sub(h, l)"
+    f" s = Div(w, levels) t = Div(l, s) v = Sub(low, t) {CODES} {SUM}",
+    "sum of zero": f"{RANGE} s = Div(m, limit) n = Shape(s) v = Expand(zero, n) {CODES} {SUM}",
+}
 SPECIALS = [0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, np.inf, -np.inf, np.nan]
 
 
 def model_of(body: str, before: str = "float16[N, K] x", outputs: str = "float16[N, K] y") -> bytes:
-    constants = {"limit": 127, "low": -128, "eps": 1e-3, "third": 1 / 3, "levels": 255}
+    constants = {"limit": 127, "low": -128, "eps": 1e-3, "third": 1 / 3, "levels": 255, "zero": 0}
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g ({before}) => ({outputs}) {{ {body} }}')
     model.graph.initializer.extend(numpy_helper.from_array(np.float16(v), name) for name, v in constants.items())
     model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "one"))
@@ -61,7 +68,8 @@ def rows(count: int = 64, length: int = 257) -> Array:
 def test_chains(isa: str, name: str) -> None:
     model = model_of(CHAINS[name])
     result = rewrite(model, exact=True)
-    assert "DynamicRangeFakeQuantize" in {finding.operator for finding in result.report.rewritten}, result.report
+    operator = "AffineFakeQuantize" if name == "sum" else "DynamicRangeFakeQuantize"
+    assert operator in {finding.operator for finding in result.report.rewritten}, result.report
     content = result.to_proto().SerializeToString()
     for x in (rows(), rows(20, 1), np.zeros((0, 5), np.float16)):
         (expected,) = stock_session(model).run(None, {"x": x})
