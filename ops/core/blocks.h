@@ -100,9 +100,10 @@ class ParameterTile {
         for (int64_t i = 0; i < count; ++i) wide |= !(zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint);
       if (wide) kernels_ = work_.portable;
       const bool has_direct = work_.direct != nullptr && work_.direct[kPerRow] != nullptr;
-      if (std::is_same_v<Work, QuantizeWork> && has_direct)
-        for (int64_t i = 0; i < count; ++i)
-          unsafe |= !(scales_[i] >= kSmallestSafeScale && scales_[i] <= kLargestSafeScale);
+      const bool quantizes = std::is_same_v<Work, QuantizeWork>;
+      const float lowest = quantizes ? kSmallestSafeScale : std::numeric_limits<float>::lowest();
+      const float highest = quantizes ? kLargestSafeScale : std::numeric_limits<float>::max();
+      for (int64_t i = 0; has_direct && i < count; ++i) unsafe |= !(scales_[i] >= lowest && scales_[i] <= highest);
       direct_ = has_direct && !wide && !unsafe ? work_.direct : nullptr;
     }
   }

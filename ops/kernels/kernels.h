@@ -294,7 +294,8 @@ struct KernelTable {
   BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
   RangeKernel ranges[2];  // of the smallest and the largest element; of the largest magnitude
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
-  // As the kernels above without _f16; quantize for safe scales. Null: float16 is converted to and from float.
+  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Null: float16 is converted
+  // to and from float.
   QuantizeKernel quantize_f16[kArithmetics][kCodeKinds][kParameterKinds];  // not kOneDnn, not kWrapping
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];

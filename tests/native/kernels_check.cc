@@ -218,7 +218,7 @@ uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16)
 
 uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
   return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind == kWide) return;
+    if (problem.kind != kOrdinary) return;  // the scales must be finite and the zero points narrow
     std::vector<uint8_t> src(problem.elements());
     for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
     std::vector<float> dst(problem.elements(), 12345.0f);
@@ -258,7 +258,7 @@ uint64_t hash_quantize_4bits(const dynq::KernelTable& table, int kind, dynq::Par
 
 uint64_t hash_dequantize_4bits(const dynq::KernelTable& table, int kind, dynq::Parameters parameters, bool is_float16) {
   const auto run = [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind == kWide || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
+    if (problem.kind != kOrdinary || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
     std::vector<uint8_t> src(problem.elements() / 2), wide(problem.elements());
     for (uint8_t& codes : src) codes = static_cast<uint8_t>(random.next());
     const auto count = static_cast<int64_t>(wide.size());

@@ -123,7 +123,7 @@ void dequantize(const DequantizeBlock& block) {
 
 template <CodeKind kKind, Parameters kParameters>
 void dequantize_f16(const DequantizeBlock& block) {
-  dequantize_with<Codes8<kKind>, kParameters, false, Float16>(block);
+  dequantize_with<Codes8<kKind>, kParameters, false, NumericFloat16>(block);
 }
 
 template <CodeKind kKind, Parameters kParameters>
@@ -133,5 +133,5 @@ void dequantize_4bits(const DequantizeBlock& block) {
 
 template <CodeKind kKind, Parameters kParameters>
 void dequantize_4bits_f16(const DequantizeBlock& block) {
-  dequantize_with<Codes4<kKind, false>, kParameters, false, Float16>(block);
+  dequantize_with<Codes4<kKind, false>, kParameters, false, NumericFloat16>(block);
 }
