@@ -93,13 +93,14 @@ bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_p
 float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
   const float exact = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
   const float t = order_ == kFloat16Quotient ? rounded_to_float16(exact) : exact;
+  if (order_ == kFloat16Sum) return std::nearbyint(rounded_to_float16(t + zero_point));
   return order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
          : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
                                    : std::nearbyint(t);
 }
 
 BoundedKernel AffineArithmetic::fake_quantizer(const KernelTable& table, bool is_float16) const {
-  if (target_ != kToFloat) return nullptr;
+  if (target_ != kToFloat || order_ == kFloat16Sum) return nullptr;
   const BoundedOrder order = order_ == kAddThenRound      ? kAddsFirst
                              : order_ == kFloat16Quotient ? kRoundsQuotient
                                                           : kNoEffectOfZeroPoint;
@@ -107,7 +108,7 @@ BoundedKernel AffineArithmetic::fake_quantizer(const KernelTable& table, bool is
 }
 
 QuantizeKernel AffineArithmetic::quantizer(const KernelTable& table, bool is_float16) const {
-  if (target_ == kToFloat || scaling_ != kDivide || order_ == kAddThenRound) return nullptr;
+  if (target_ == kToFloat || scaling_ != kDivide || adds_first(order_)) return nullptr;
   const Arithmetic arithmetic = order_ == kFloat16Quotient ? kRoundedQuotient : kOnnx;
   return (is_float16 ? table.quantize_f16 : table.quantize)[arithmetic][target_ == kToU8 ? kU8 : kS8][kPerRow];
 }

@@ -21,7 +21,8 @@ const NamedValues& values_of(Scaling) {
 
 const NamedValues& values_of(RoundingOrder) {
   static const NamedValues values = {named(kRoundThenAdd, "round then add"), named(kAddThenRound, "add then round"),
-                                     named(kNoZeroPoint, "no zero point"), named(kFloat16Quotient, "float16 quotient")};
+                                     named(kNoZeroPoint, "no zero point"), named(kFloat16Quotient, "float16 quotient"),
+                                     named(kFloat16Sum, "float16 sum")};
   return values;
 }
 

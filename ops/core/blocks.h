@@ -15,6 +15,7 @@ namespace dynq {
 constexpr int64_t kStaged = 4096;
 constexpr int64_t kStagedOfRows = 2048;   // if rows share parameters; columns gain by several rows
 constexpr int64_t kStagedColumns = 1024;  // columns of them
+constexpr int64_t kStagedZps = 256;
 
 // The affine kernels take float zero points, the others int32.
 template <class Work>
@@ -94,15 +95,16 @@ class ParameterTile {
   void choose_kernels(int64_t count) {
     kernels_ = work_.kernels;
     if constexpr (!std::is_same_v<Work, AffineWork>) {
-      bool is_narrow = true, is_safe = true;
+      int32_t wide = 0, unsafe = 0;  // compilers vectorize loops of int32
       if (work_.zps.type == kInt32)
-        for (int64_t i = 0; i < count; ++i) is_narrow &= zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint;
-      if (!is_narrow) kernels_ = work_.portable;
+        for (int64_t i = 0; i < count; ++i) wide |= !(zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint);
+      if (wide) kernels_ = work_.portable;
       const bool has_direct = work_.direct != nullptr && work_.direct[kPerRow] != nullptr;
-      if (std::is_same_v<Work, QuantizeWork> && has_direct)
-        for (int64_t i = 0; i < count; ++i)
-          is_safe &= scales_[i] >= kSmallestSafeScale && scales_[i] <= kLargestSafeScale;
-      direct_ = has_direct && is_narrow && is_safe ? work_.direct : nullptr;
+      const bool quantizes = std::is_same_v<Work, QuantizeWork>;
+      const float lowest = quantizes ? kSmallestSafeScale : std::numeric_limits<float>::lowest();
+      const float highest = quantizes ? kLargestSafeScale : std::numeric_limits<float>::max();
+      for (int64_t i = 0; has_direct && i < count; ++i) unsafe |= !(scales_[i] >= lowest && scales_[i] <= highest);
+      direct_ = has_direct && !wide && !unsafe ? work_.direct : nullptr;
     }
   }
 
@@ -126,9 +128,9 @@ class ParameterTile {
       case kInt32:
         return read<int32_t>(index, count, zps);
       case kUint4:
+        return read_4bits<uint8_t>(index, count, zps);
       case kInt4:
-        for (int64_t i = 0; i < count; ++i) zps[i] = kernel_zp(work_, code_of_4_bits(work_.zps, index + i));
-        return;
+        return read_4bits<int8_t>(index, count, zps);
       default:  // float32, only for the affine kernels
         std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
     }
@@ -136,7 +138,22 @@ class ParameterTile {
 
   template <class T>
   void read(int64_t index, int64_t count, ZeroPoint* zps) const {
-    const T* from = static_cast<const T*>(work_.zps.data) + index;
+    convert(static_cast<const T*>(work_.zps.data) + index, count, zps);
+  }
+
+  template <class T>
+  void read_4bits(int64_t index, int64_t count, ZeroPoint* zps) const {
+    const Storage storage = storage_of(work_.zps.type);
+    T codes[kStagedZps + 1];
+    for (int64_t i = 0; i < count; i += kStagedZps) {
+      const int64_t some = std::min(kStagedZps, count - i), before = (index + i) % 2;  // in the same byte
+      storage.widen(element(work_.zps.data, storage, index + i), codes, before + some);
+      convert(codes + before, some, zps + i);
+    }
+  }
+
+  template <class T>
+  void convert(const T* from, int64_t count, ZeroPoint* zps) const {
     for (int64_t i = 0; i < count; ++i) zps[i] = kernel_zp(work_, load(from + i));
   }
 
@@ -177,7 +194,8 @@ class Blocks {
   // Runs the kernel on the block that begins at element `first` of the tensor.
   void run(const ParameterTile<Work>& tile, Parameters parameters, int64_t first, const Extent& extent,
            bool stream) const {
-    const auto kernels = src_.widen == nullptr && dst_.narrow == nullptr ? tile.kernels() : tile.direct();
+    const bool is_wide = src_.widen == nullptr && dst_.narrow == nullptr;
+    const auto kernels = is_wide ? tile.kernels() : takes_as_stored(first, extent) ? tile.direct() : nullptr;
     if (kernels != nullptr)
       return run_kernel(kernels[parameters], work_, tile, 0, extent, element(work_.src.data, src_, first),
                         element(work_.dst, dst_, first), stream);
@@ -201,6 +219,13 @@ class Blocks {
   int64_t dst_bits() const { return dst_.bits; }
 
  private:
+  // Whether kernels of elements as they are stored take this block: rows of 4-bit codes have to begin at a byte.
+  bool takes_as_stored(int64_t first, const Extent& extent) const {
+    if (src_.bits >= 8 && dst_.bits >= 8) return true;
+    const bool is_even = first % 2 == 0 && extent.cols % 2 == 0 && (extent.rows == 1 || extent.stride % 2 == 0);
+    return is_even && extent.cols >= kLeastColumnsOf4Bits;
+  }
+
   // The rows of the piece are `stride` elements apart in the tensors.
   void run_piece(const ParameterTile<Work>& tile, int64_t parameter, Parameters parameters, int64_t first,
                  const Extent& piece, int64_t stride, bool stream, const float* reciprocals) const {

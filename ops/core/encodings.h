@@ -11,8 +11,8 @@ namespace dynq {
 enum Scaling { kDivide = 0, kMultiplyByTheReciprocal = 1, kMultiply = 2 };
 constexpr int kScalings = 3;
 
-enum RoundingOrder { kRoundThenAdd = 0, kAddThenRound = 1, kNoZeroPoint = 2, kFloat16Quotient = 3 };
-constexpr int kRoundingOrders = 4;
+enum RoundingOrder { kRoundThenAdd = 0, kAddThenRound = 1, kNoZeroPoint = 2, kFloat16Quotient = 3, kFloat16Sum = 4 };
+constexpr int kRoundingOrders = 5;
 
 enum ScaleOrder { kScalesFirst = 0, kRowFirst = 1, kColumnFirst = 2 };
 

@@ -47,10 +47,4 @@ class FloatReader {
   Storage storage_;
 };
 
-// Code or zero point number `index` of a tensor of 4-bit codes.
-inline int32_t code_of_4_bits(const Tensor& tensor, int64_t index) {
-  const int32_t byte = static_cast<const uint8_t*>(tensor.data)[index / 2], half = byte >> (index % 2 * 4) & 15;
-  return tensor.type == kInt4 ? (half ^ 8) - 8 : half;
-}
-
 }  // namespace dynq

@@ -178,6 +178,7 @@ void run_wide(const Shape& shape, const Groups& groups, Work work, Context& cont
   void* const dst = work.dst;
   work.dst = codes.get();
   work.dst_type = work.dst_type == kInt4 ? kInt8 : kUint8;
+  if constexpr (std::is_same_v<Work, QuantizeWork>) work.direct = nullptr;  // they store 4 bits
   run_grouped(shape, groups, work, context);
   run_tasks(context, divide_up(elements, kTaskElements), [&](int64_t task) {
     const int64_t first = task * kTaskElements;

@@ -27,7 +27,7 @@ struct QuantizeWork : Elementwise {
 struct DequantizeWork : Elementwise {
   const DequantizeKernel* kernels;
   const DequantizeKernel* portable;
-  const DequantizeKernel* direct = nullptr;  // for dst as it is stored
+  const DequantizeKernel* direct = nullptr;  // for codes and dst as they are stored, and finite scales; may be null
 };
 
 // What the affine kernels need besides scales and zero points: the fields of AffineBlock.

@@ -107,6 +107,32 @@ struct V : Vector256 {
   static void store_low_halves(uint8_t* p, I a) {
     store16(p, _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
+  // Saturates 4 * kLanes int16, which are at most 15 unless kClips, to unsigned codes of 4 bits, two in a byte. Flips
+  // bits of each byte.
+  template <bool kClips>
+  static __m128i codes_of_4_bits(I ab, I cd, int flipped) {
+    I codes = _mm256_packus_epi16(ab, cd);
+    if constexpr (kClips) codes = _mm256_min_epu8(codes, _mm256_set1_epi8(15));
+    const I words = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));  // the first + 16 * the second
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i ordered = _mm_unpacklo_epi16(bytes, _mm_unpackhi_epi64(bytes, bytes));
+    return _mm_xor_si128(ordered, _mm_set1_epi8(static_cast<char>(flipped)));
+  }
+  template <bool kClips>
+  static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
+    store16(p, codes_of_4_bits<kClips>(ab, cd, flipped));
+  }
+  template <bool kClips>
+  static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
+    const int64_t codes = _mm_cvtsi128_si64(codes_of_4_bits<kClips>(ab, ab, flipped));
+    memcpy(p, &codes, sizeof codes);
+  }
+  template <CodeKind kKind>
+  static I load_codes_of_4_bits(const uint8_t* p) {
+    const I all = set1(dynq::load(reinterpret_cast<const int32_t*>(p)));
+    const I highest = _mm256_sllv_epi32(all, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
+    return kKind == kU8 ? _mm256_srli_epi32(highest, 28) : _mm256_srai_epi32(highest, 28);
+  }
   // Between 16 bytes of 4-bit codes and 32 bytes of codes.
   template <CodeKind kKind>
   static void widen_codes(const uint8_t* from, uint8_t* to) {

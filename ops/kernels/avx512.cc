@@ -91,6 +91,41 @@ struct V : Vector512 {
   static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
   static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
+  // Saturates 4 * kLanes int16, which are at most 15 unless kClips, to unsigned codes of 4 bits, two in a byte. Flips
+  // bits of each byte.
+  template <bool kClips>
+  static __m256i codes_of_4_bits(I ab, I cd, int flipped) {
+    I codes = _mm512_packus_epi16(ab, cd);
+    if constexpr (kClips) codes = _mm512_min_epu8(codes, _mm512_set1_epi8(15));
+    const I words = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));  // the first + 16 * the second
+    const I order = _mm512_castsi256_si512(_mm256_setr_epi16(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27));
+    const I bytes = _mm512_xor_si512(words, _mm512_set1_epi16(static_cast<int16_t>(flipped)));
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, _mm512_packus_epi16(bytes, bytes)));
+  }
+  template <bool kClips>
+  static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
+    store32(p, codes_of_4_bits<kClips>(ab, cd, flipped));
+  }
+  template <bool kClips>
+  static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(codes_of_4_bits<kClips>(ab, ab, flipped)));
+  }
+  // Sixteen codes of 4 bits: the first eight in each of eight lanes, the others in the other lanes.
+  static I eight_of_4_bits(const uint8_t* p) {
+    const I both = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), both);
+  }
+  template <CodeKind kKind>
+  static I load_codes_of_4_bits(const uint8_t* p) {
+    const I shifts = _mm512_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
+    const I highest = _mm512_sllv_epi32(eight_of_4_bits(p), shifts);
+    return kKind == kU8 ? _mm512_srli_epi32(highest, 28) : _mm512_srai_epi32(highest, 28);
+  }
+  // The elements of `values` that sixteen codes of 4 bits choose.
+  static F look_up_codes_of_4_bits(F values, const uint8_t* p) {
+    const I shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(eight_of_4_bits(p), shifts), values);  // uses the low 4 bits
+  }
   // Between 32 bytes of 4-bit codes and 64 bytes of codes.
   template <CodeKind kKind>
   static void widen_codes(const uint8_t* from, uint8_t* to) {

@@ -27,6 +27,7 @@
 //   kAddThenRound   code = round(clip(t + zp, low, high))
 //   kNoZeroPoint    code = clip(round(t), low, high)
 //   kFloat16Quotient   the same, with t rounded to float16
+//   kFloat16Sum     as kAddThenRound, with t + zp rounded to float16
 //
 // `nan_code` replaces NaN. If `integer_codes`, the code is truncated toward zero and `code_offset` is added: 0 turns -0
 // into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
@@ -91,7 +92,8 @@ static inline void store(T* to, T value) {
   memcpy(static_cast<void*>(to), &value, sizeof value);
 }
 
-constexpr bool has_zero_point(RoundingOrder order) { return order == kRoundThenAdd || order == kAddThenRound; }
+constexpr bool adds_first(RoundingOrder order) { return order == kAddThenRound || order == kFloat16Sum; }
+constexpr bool has_zero_point(RoundingOrder order) { return order == kRoundThenAdd || adds_first(order); }
 
 // The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for
 // kPerColumn. `stride` is the distance between rows in src and in dst.
@@ -102,8 +104,8 @@ struct Extent {
 // In the blocks below src and dst may be unaligned, the arrays of parameters not.
 // `stream`: the output is larger than the caches; the kernel writes past them if dst is aligned.
 struct QuantizeBlock : Extent {
-  const void* src;  // float, or float16 for quantize_f16
-  void* dst;        // codes of 8 bits
+  const void* src;  // float, or float16
+  void* dst;        // codes of 8 bits, or of 4 bits
   const float* scales;
   const int32_t* zps;
   bool stream;
@@ -111,8 +113,8 @@ struct QuantizeBlock : Extent {
 };
 
 struct DequantizeBlock : Extent {
-  const void* src;  // codes of 8 bits
-  void* dst;        // float, or float16 for dequantize_f16
+  const void* src;  // codes of 8 bits, or of 4 bits
+  void* dst;        // float, or float16
   const float* scales;
   const int32_t* zps;
   bool stream;
@@ -139,6 +141,8 @@ struct BoundedBlock : Extent {
   const float* zps;
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
+
+constexpr int64_t kLeastColumnsOf4Bits = 32;
 
 // Columns and adjacent k that packed weights keep together: weights are [columns / 16][depth / 4][16][4]. A byte of
 // 4-bit weights has two codes, [columns / 16][depth / 8][16][4]: the low half is one of the first four k, the high half
@@ -290,11 +294,18 @@ struct KernelTable {
   BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
   RangeKernel ranges[2];  // of the smallest and the largest element; of the largest magnitude
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
-  // As the kernels above without _f16; quantize for safe scales. Null: float16 is converted to and from float.
+  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Null: float16 is converted
+  // to and from float.
   QuantizeKernel quantize_f16[kArithmetics][kCodeKinds][kParameterKinds];  // not kOneDnn, not kWrapping
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];
   RangeKernel ranges_f16[2];
+  // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales. All rows begin at a byte, and have
+  // an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted to and from 8 bits.
+  QuantizeKernel quantize_4bits[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_4bits[kCodeKinds][kParameterKinds];
+  QuantizeKernel quantize_4bits_f16[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_4bits_f16[kCodeKinds][kParameterKinds];
   ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
   ConvertKernel narrow[kFormats];  // from them
 };
@@ -308,9 +319,10 @@ extern const ProductKernels kPortableProducts;
 #define ORT_DYNQ_AFFINE_TARGETS(scaling, order)                                          \
   {ORT_DYNQ_AFFINE_OF(scaling, order, kToU8), ORT_DYNQ_AFFINE_OF(scaling, order, kToS8), \
    ORT_DYNQ_AFFINE_OF(scaling, order, kToFloat)}
-#define ORT_DYNQ_AFFINE_ORDERS(scaling)                                                              \
-  {ORT_DYNQ_AFFINE_TARGETS(scaling, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(scaling, kAddThenRound), \
-   ORT_DYNQ_AFFINE_TARGETS(scaling, kNoZeroPoint), ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Quotient)}
+#define ORT_DYNQ_AFFINE_ORDERS(scaling)                                                                \
+  {ORT_DYNQ_AFFINE_TARGETS(scaling, kRoundThenAdd), ORT_DYNQ_AFFINE_TARGETS(scaling, kAddThenRound),   \
+   ORT_DYNQ_AFFINE_TARGETS(scaling, kNoZeroPoint), ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Quotient), \
+   ORT_DYNQ_AFFINE_TARGETS(scaling, kFloat16Sum)}
 #define ORT_DYNQ_AFFINE_TABLE \
   {ORT_DYNQ_AFFINE_ORDERS(kDivide), ORT_DYNQ_AFFINE_ORDERS(kMultiplyByTheReciprocal), ORT_DYNQ_AFFINE_ORDERS(kMultiply)}
 

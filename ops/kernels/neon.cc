@@ -83,6 +83,31 @@ struct V : VectorNeon {
   static I high_halves(I a) { return vreinterpretq_s32_u32(vshrq_n_u32(u32(a), 16)); }
   static I lowest_bits(I a) { return vandq_s32(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(u32(a)))); }
+  // Saturates 4 * kLanes int16, which are at most 15 unless kClips, to unsigned codes of 4 bits, two in a byte. Flips
+  // bits of each byte.
+  template <bool kClips>
+  static uint8x8_t codes_of_4_bits(I ab, I cd, int flipped) {
+    uint8x16_t all = vcombine_u8(codes<kU8>(vreinterpretq_s16_s32(ab)), codes<kU8>(vreinterpretq_s16_s32(cd)));
+    if constexpr (kClips) all = vminq_u8(all, vdupq_n_u8(15));
+    const uint8x8_t first = vget_low_u8(vuzp1q_u8(all, all)), second = vget_low_u8(vuzp2q_u8(all, all));
+    return veor_u8(vsli_n_u8(first, second, 4), vdup_n_u8(static_cast<uint8_t>(flipped)));
+  }
+  template <bool kClips>
+  static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
+    vst1_u8(p, codes_of_4_bits<kClips>(ab, cd, flipped));
+  }
+  template <bool kClips>
+  static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
+    const uint32_t codes = vget_lane_u32(vreinterpret_u32_u8(codes_of_4_bits<kClips>(ab, ab, flipped)), 0);
+    dynq::store(reinterpret_cast<uint32_t*>(p), codes);
+  }
+  template <CodeKind kKind>
+  static I load_codes_of_4_bits(const uint8_t* p) {
+    constexpr int32_t kToHighest[] = {28, 24, 20, 16};
+    const I all = set1(int32_t{dynq::load(reinterpret_cast<const uint16_t*>(p))});
+    const I highest = vshlq_s32(all, vld1q_s32(kToHighest));
+    return kKind == kU8 ? vreinterpretq_s32_u32(vshrq_n_u32(u32(highest), 28)) : vshrq_n_s32(highest, 28);
+  }
   // Between 8 bytes of 4-bit codes and 16 bytes of codes.
   template <CodeKind kKind>
   static void widen_codes(const uint8_t* from, uint8_t* to) {

@@ -231,10 +231,11 @@ template <Scaling kScaling, RoundingOrder kOrder>
 float affine_code(const AffineBlock& block, float x, float scale, float zp) {
   const float exact = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
   const float t = kOrder == kFloat16Quotient ? widen_f16(narrow_f16(exact)) : exact;
+  const float sum = kOrder == kFloat16Sum ? widen_f16(narrow_f16(t + zp)) : t + zp;
   const float low = block.wraps ? -kInfinity : block.low, high = block.wraps ? kInfinity : block.high;
-  const float code = kOrder == kRoundThenAdd   ? clip(round_any(t) + zp, low, high)
-                     : kOrder == kAddThenRound ? round_any(clip(t + zp, low, high))
-                                               : clip(round_any(t), low, high);
+  const float code = kOrder == kRoundThenAdd ? clip(round_any(t) + zp, low, high)
+                     : adds_first(kOrder)    ? round_any(clip(sum, low, high))
+                                             : clip(round_any(t), low, high);
   const float given = code != code ? block.nan_code : code, number = block.wraps ? wrap(given, block.low) : given;
   return block.integer_codes ? truncf(number) + block.code_offset : number;
 }
@@ -392,6 +393,10 @@ constexpr KernelTable kPortable = {
     {range<false>, range<true>},
     {row_range<false>, column_range<false>},
     {row_range<true>, column_range<true>},
+    {},
+    {},
+    {},
+    {},
     {},
     {},
     {},

@@ -222,7 +222,12 @@ class DynamicRangeQuantize : public Node {
   };
 
   // Computes the scale and the zero point of a row and writes them to the outputs.
-  RowParameters parameters_of(const Run& run, int64_t row, const Range& range) const {
+  RowParameters parameters_of(const Run& run, int64_t row, Range range) const {
+    if (!rule_.is_abs_max() && (range.low == 0 || range.high == 0)) {
+      const float zero = first_zero(run, row);
+      if (range.low == 0) range.low = zero;
+      if (range.high == 0) range.high = zero;
+    }
     const auto [scale, zero_point] =
         rule_.apply(range, run.constants, arithmetic_.quant_min(), arithmetic_.quant_max());
     const float low = rule_.is_abs_max() ? -range.high : range.low;
@@ -235,6 +240,19 @@ class DynamicRangeQuantize : public Node {
         static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(low_byte(zero_point));
     }
     return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
+  }
+
+  // Kernels may return any zero of a row; its sign decides that of a float zero point.
+  static float first_zero(const Run& run, int64_t row) {
+    constexpr int64_t kSome = 64;
+    Scratch<float, kSome> buffer;
+    for (int64_t col = 0; col < run.cols; col += kSome) {
+      const int64_t count = std::min(kSome, run.cols - col);
+      const float* src = run.src.read(row * run.cols + col, count, buffer);
+      for (int64_t i = 0; i < count; ++i)
+        if (const float x = load(src + i); x == 0) return x;
+    }
+    return 0;
   }
 
   // Floats of one row or a part of it, as kernels take them.

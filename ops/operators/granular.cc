@@ -43,11 +43,16 @@ class DynamicQuantize : public Node {
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
     const Type type = output_type(output_dtype_, zps.type);
     const CodeKind kind = kind_of(type);
-    const bool is_direct = src.type == kFloat16 && arithmetic_ == kOnnx && bits_of(type) == 8;
+    const KernelTable& kernels = active_kernels();
+    const QuantizeKernel* direct = nullptr;
+    if (arithmetic_ == kOnnx && src.type == kFloat16)
+      direct = bits_of(type) == 8 ? kernels.quantize_f16[kOnnx][kind] : kernels.quantize_4bits_f16[kind];
+    else if (arithmetic_ == kOnnx && src.type == kFloat && bits_of(type) == 4)
+      direct = kernels.quantize_4bits[kind];
     const QuantizeWork work = {{src, context.output(0, src.shape), type, scales, zps},
-                               active_kernels().quantize[arithmetic_][kind],
+                               kernels.quantize[arithmetic_][kind],
                                portable_kernels().quantize[arithmetic_][kind],
-                               is_direct ? active_kernels().quantize_f16[kOnnx][kind] : nullptr};
+                               direct};
     run_grouped(src.shape, groups, work, context);
   }
 
@@ -68,11 +73,16 @@ class DynamicDequantize : public Node {
     const Tensor src = context.input(0), scales = context.input(1), zps = context.input(2);
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
     const CodeKind kind = kind_of(src.type);
-    const bool is_direct = scales.type == kFloat16 && bits_of(src.type) == 8;
+    const KernelTable& kernels = active_kernels();
+    const DequantizeKernel* direct = nullptr;
+    if (scales.type == kFloat16)
+      direct = bits_of(src.type) == 8 ? kernels.dequantize_f16[kind] : kernels.dequantize_4bits_f16[kind];
+    else if (scales.type == kFloat && bits_of(src.type) == 4)
+      direct = kernels.dequantize_4bits[kind];
     const DequantizeWork work = {{src, context.output(0, src.shape), scales.type, scales, zps},
-                                 active_kernels().dequantize[kind],
+                                 kernels.dequantize[kind],
                                  portable_kernels().dequantize[kind],
-                                 is_direct ? active_kernels().dequantize_f16[kind] : nullptr};
+                                 direct};
     run_grouped(src.shape, groups, work, context);
   }
 

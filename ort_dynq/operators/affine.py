@@ -30,7 +30,7 @@ _SCALE = Input("scale", ("float32",), "Broadcasts to the shape of `src`, as in N
 
 def _quantize_body(opset: int) -> str:
     return f"""{{
-        {integers(4)} {CHOICES} {CODE_OFFSET}
+        {integers(5)} {CHOICES} {CODE_OFFSET}
         zero_point_stored = Cast<to = 6>(zero_point)
         zero_point_int = Sub(zero_point_stored, offset)
         zero_point_real = Cast<to = 1>(zero_point_int)
@@ -42,7 +42,7 @@ def _quantize_body(opset: int) -> str:
 
 def _fake_quantize_body(opset: int) -> str:
     return f"""{{
-        {integers(4)} {CHOICES}
+        {integers(5)} {CHOICES}
         zero_point_real = Cast<to = 1>(zero_point)
         real_src = Cast<to = 1>(src)
         {codes_text("real_src", "scale", "zero_point_real")}

@@ -70,7 +70,9 @@ CHOICES = f"""
     highest = Where(is_unclipped, infinity, quant_max)
     divides = Equal(scaling, {integer(Scaling.DIVIDE.value)})
     is_inverse = Equal(scaling, {integer(Scaling.MULTIPLY.value)})
-    adds_first = Equal(rounding_order, {integer(RoundingOrder.ADD_THEN_ROUND.value)})
+    adds_exactly = Equal(rounding_order, {integer(RoundingOrder.ADD_THEN_ROUND.value)})
+    rounds_sum = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_SUM.value)})
+    adds_first = Or(adds_exactly, rounds_sum)
     rounds_quotient = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_QUOTIENT.value)})
     is_no_zero_point = Equal(rounding_order, {integer(RoundingOrder.NO_ZERO_POINT.value)})
     has_no_zero_point = Or(is_no_zero_point, rounds_quotient)
@@ -104,7 +106,8 @@ def codes_text(src: str, scale: str, zero_point: str) -> str:
     {rounded_text("t_exact", "rounds_quotient", "t")}
     t_rounded = Round(t)
     {select("addend", "adds_first", "t", "t_rounded")}
-    added = Add(addend, {zero_point})
+    added_exactly = Add(addend, {zero_point})
+    {rounded_text("added_exactly", "rounds_sum", "added")}
     {select("unclipped", "has_no_zero_point", "t_rounded", "added")}
     clipped = Clip(unclipped, lowest, highest)
     rounded_late = Round(clipped)
@@ -213,8 +216,9 @@ class AffineArithmetic:
             t = to_float16(t)
         if self._order == RoundingOrder.ROUND_THEN_ADD:
             code = self._clip(np.rint(t) + zero_point)
-        elif self._order == RoundingOrder.ADD_THEN_ROUND:
-            code = np.rint(self._clip(t + zero_point))
+        elif self._order.adds_first:
+            t = t + zero_point
+            code = np.rint(self._clip(to_float16(t) if self._order == RoundingOrder.FLOAT16_SUM else t))
         else:
             code = self._clip(np.rint(t))
         code = np.where(np.isnan(code), self._nan_replacement, code)

@@ -61,11 +61,17 @@ class RoundingOrder(Encoding):
     ADD_THEN_ROUND = 1, "code = round(clip(t + zero_point))"
     NO_ZERO_POINT = 2, "code = clip(round(t)); zero_point is not used"
     FLOAT16_QUOTIENT = 3, "code = clip(round(float16(t))); zero_point is not used"
+    FLOAT16_SUM = 4, "code = round(clip(float16(t + zero_point)))"
+
+    @property
+    def adds_first(self) -> bool:
+        """Whether the zero point is added before rounding to an integer."""
+        return self in (RoundingOrder.ADD_THEN_ROUND, RoundingOrder.FLOAT16_SUM)
 
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point is used."""
-        return self in (RoundingOrder.ROUND_THEN_ADD, RoundingOrder.ADD_THEN_ROUND)
+        return self == RoundingOrder.ROUND_THEN_ADD or self.adds_first
 
 
 class ScaleOrder(Encoding):

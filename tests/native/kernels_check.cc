@@ -89,15 +89,17 @@ struct Problem {
   }
 };
 
-// Calls `run` for blocks of many extents and kinds.
+// Calls `run` for blocks of many extents and kinds. Rows and the distances between them are multiples of `unit`, 1
+// or 2.
 template <class Run>
-uint64_t hash_blocks(dynq::Parameters parameters, Run run) {
+uint64_t hash_blocks(dynq::Parameters parameters, Run run, int64_t unit = 1) {
   Random random{1};
   Hash hash;
   for (const int64_t cols : kColumns)
     for (const int64_t rows : {1, 5})  // kernels of columns take four rows at once
       for (const Kind kind : {kOrdinary, kSpecial, kSpecial, kWide}) {
-        Problem problem(random, parameters, rows, cols, kind);
+        Problem problem(random, parameters, rows, cols * unit, kind);
+        problem.extent.stride += problem.extent.stride % unit;
         run(random, problem, hash);
       }
   return hash.value();
@@ -216,7 +218,7 @@ uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16)
 
 uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
   return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind == kWide) return;
+    if (problem.kind != kOrdinary) return;  // the scales must be finite and the zero points narrow
     std::vector<uint8_t> src(problem.elements());
     for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
     std::vector<float> dst(problem.elements(), 12345.0f);
@@ -231,6 +233,48 @@ uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Par
     table.widen[dynq::kF16](halves.data(), dst.data(), count);
     hash.add_floats(dst.data(), dst.size());
   });
+}
+
+// Codes of 4 bits as they are stored. Without kernels of their own, instruction sets convert them.
+uint64_t hash_quantize_4bits(const dynq::KernelTable& table, int kind, dynq::Parameters parameters, bool is_float16) {
+  const auto run = [&](Random& random, const Problem& problem, Hash& hash) {
+    const int64_t cols = problem.extent.cols, stride = problem.extent.stride;
+    if (problem.kind != kOrdinary || cols < dynq::kLeastColumnsOf4Bits) return;
+    Floats src(table, problem.ties(random));
+    if (is_float16) src.narrow(), src.widen();
+    std::vector<uint8_t> wide(problem.elements(), 0xa5), dst(problem.elements() / 2, 0xa5);
+    const dynq::QuantizeKernel direct =
+        (is_float16 ? table.quantize_4bits_f16 : table.quantize_4bits)[kind][parameters];
+    (direct != nullptr ? direct : table.quantize[dynq::kOnnx][kind][parameters])(
+        {problem.extent, src.data(is_float16 && direct != nullptr), direct != nullptr ? dst.data() : wide.data(),
+         problem.scales.data(), problem.zps.data(), false});
+    for (int64_t row = 0; direct == nullptr && row < problem.extent.rows; ++row)
+      table.narrow[kind == dynq::kU8 ? dynq::kU4 : dynq::kS4](&wide[static_cast<size_t>(row * stride)],
+                                                              &dst[static_cast<size_t>(row * stride / 2)], cols);
+    hash.add(dst.data(), dst.size());
+  };
+  return hash_blocks(parameters, run, 2);
+}
+
+uint64_t hash_dequantize_4bits(const dynq::KernelTable& table, int kind, dynq::Parameters parameters, bool is_float16) {
+  const auto run = [&](Random& random, const Problem& problem, Hash& hash) {
+    if (problem.kind != kOrdinary || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
+    std::vector<uint8_t> src(problem.elements() / 2), wide(problem.elements());
+    for (uint8_t& codes : src) codes = static_cast<uint8_t>(random.next());
+    const auto count = static_cast<int64_t>(wide.size());
+    table.widen[kind == dynq::kU8 ? dynq::kU4 : dynq::kS4](src.data(), wide.data(), count);
+    Floats dst(table, std::vector<float>(problem.elements(), 12345.0f));
+    dst.narrow();
+    const dynq::DequantizeKernel direct =
+        (is_float16 ? table.dequantize_4bits_f16 : table.dequantize_4bits)[kind][parameters];
+    (direct != nullptr ? direct : table.dequantize[kind][parameters])(
+        {problem.extent, direct != nullptr ? src.data() : wide.data(), dst.data(is_float16 && direct != nullptr),
+         problem.scales.data(), problem.zps.data(), false});
+    if (is_float16 && direct == nullptr) dst.narrow();
+    if (is_float16) dst.widen();
+    hash.add_floats(dst.wide.data(), dst.wide.size());
+  };
+  return hash_blocks(parameters, run, 2);
 }
 
 uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq::Parameters parameters) {
@@ -436,6 +480,12 @@ void run_kernels() {
             hash_dequantize(table.dequantize[kind][p], portable.dequantize[kind][p], parameters));
       print("quantize_f16" + tail(codes[kind]), hash_quantize_f16(table, kind, parameters));
       print("dequantize_f16" + tail(codes[kind]), hash_dequantize_f16(table, kind, parameters));
+      for (const bool is_float16 : {false, true}) {
+        const std::string floats = is_float16 ? "_f16" : "";
+        const char* const bits4 = kind == kU8 ? "u4" : "s4";
+        print("quantize" + floats + tail(bits4), hash_quantize_4bits(table, kind, parameters, is_float16));
+        print("dequantize" + floats + tail(bits4), hash_dequantize_4bits(table, kind, parameters, is_float16));
+      }
     }
     for (int scaling = 0; scaling < kScalings; ++scaling)
       for (int order = 0; order < kRoundingOrders; ++order)

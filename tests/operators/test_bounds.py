@@ -136,7 +136,7 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
         result["output_dtype"] = code
     if "code_type" in names:
         result |= {"code_type": code, "nan_code": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
-        result |= {"scaling": n % 3, "rounding_order": n // 3 % 4}
+        result |= {"scaling": n % 3, "rounding_order": n // 3 % 5}
     return result
 
 

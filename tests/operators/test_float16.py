@@ -18,7 +18,7 @@ OPSET = 21
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = EVERY[np.isfinite(EVERY)]
 CONSTANTS = np.float32([-np.inf, np.inf, 0, np.inf, 127, 1, 1e-5, np.inf, 1])
-ORDERS = range(4)
+ORDERS = range(5)
 
 
 def compare(operator: str, inputs: list[Array], **attributes: int) -> None:

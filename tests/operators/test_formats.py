@@ -56,22 +56,28 @@ def test_every_value_is_read_and_written(isa: str, half: str) -> None:
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("codes", CODES)
 def test_dequantizing_rounds_once(isa: str, half: str, codes: str) -> None:
-    """Every scale by codes whose products have ties, overflow, and are subnormal."""
+    """Every scale by codes whose products have ties, overflow, and are subnormal; as rows and as columns.
+
+    Rows of 34 codes of 4 bits are dequantized as they are stored, and have two vectors that overlap.
+    """
     low, high = LIMITS[codes]
     scales = all_values(HALVES[half])
-    some = np.array([low, 0, 3, 5, high - 2, high, 7], np.int32)
-    src = np.tile(some, (scales.size, 1)).astype(CODES[codes])
+    some = np.array([low, 0, 3, 5, high - 2, high, 7, *np.resize(np.arange(low, high + 1), 27)], np.int32)
     zp = np.array(1, CODES[codes])
     with np.errstate(all="ignore"):
         product = (some - 1).astype(np.float32) * scales.astype(np.float32)[:, None]
-        expected = with_one_nan(product.astype(HALVES[half]))
-    actual = kernels.dynamic_dequantize(src, scales, zp, qtype="per_channel", axis=0)
-    assert_same(actual.view(np.uint16), expected.view(np.uint16))
+        expected = with_one_nan(product.astype(HALVES[half])).view(np.uint16)
+    for columns in (7, 34):
+        src = np.tile(some[:columns], (scales.size, 1)).astype(CODES[codes])
+        actual = kernels.dynamic_dequantize(src, scales, zp, qtype="per_channel", axis=0).view(np.uint16)
+        assert_same(actual, expected[:, :columns])
+        across = kernels.dynamic_dequantize(np.ascontiguousarray(src.T), scales, zp, qtype="per_channel", axis=1)
+        assert_same(across.view(np.uint16), expected[:, :columns].T)
     if half == "float16":
-        model = parse("float16[N] s", "float16[N, 7] y", "y = DequantizeLinear<axis = 0>(x, s, z)")
+        model = parse("float16[N] s", "float16[N, 34] y", "y = DequantizeLinear<axis = 0>(x, s, z)")
         add_constants(model, x=src, z=np.full(scales.size, 1, CODES[codes]))
         stock = stock_session(model).run(None, {"s": scales})[0]
-        assert_same(actual.view(np.uint16), stock.view(np.uint16))
+        assert_same(actual, stock.view(np.uint16))
 
 
 def add_constants(model: onnx.ModelProto, **arrays: Array) -> None:
@@ -122,6 +128,11 @@ GRANULARITIES: list[tuple[Shape, Shape, dict[str, Any], int]] = [
     ((300, 3), (3,), {"qtype": "per_channel", "axis": 1}, 1),
     ((5, 67), (5, 5), {"qtype": "per_group", "axis": 1, "block_size": 16}, 1),
     ((3, 9000), (), {}, 0),
+    ((7, 34), (7,), {"qtype": "per_channel", "axis": 0}, 0),
+    ((7, 130), (7,), {"qtype": "per_channel", "axis": 0}, 0),
+    ((6, 50), (50,), {"qtype": "per_channel", "axis": 1}, 1),
+    ((43, 134), (134,), {"qtype": "per_channel", "axis": 1}, 1),
+    ((5, 96), (5, 3), {"qtype": "per_group", "axis": 1, "block_size": 32}, 1),
 ]
 
 
@@ -158,6 +169,37 @@ def test_codes_of_4_bits(
     actual = kernels.dynamic_quantize(src, scales, zps.astype(CODES[codes]), **given)
     assert_same(actual.astype(np.float32), expected, src)
     assert_same(kernels.dynamic_dequantize(actual, scales, zps.astype(CODES[codes]), **given), floats)
+
+
+ZERO_POINTS = (-(2**31), -16385, -16384, -300, -9, 0, 15, 300, 16384, 16385, 2**31 - 1)
+
+
+@pytest.mark.parametrize("codes", ["uint4", "int4"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_codes_of_4_bits_with_other_parameters(isa: str, codes: str, axis: int) -> None:
+    """Zero points beyond the codes, and scales whose reciprocals are not safe; compared with NumPy.
+
+    Quotients stand around those of the lowest and the highest code: these codes are clipped.
+    """
+    rng = np.random.default_rng(axis)
+    low, high = LIMITS[codes]
+    for unsafe in (1.0, 1e-40, 3e38, 0.0, np.inf, np.nan, -1.0):
+        for zp in ZERO_POINTS:
+            scales = np.float32(rng.uniform(0.1, 3, 40))
+            scales[3] = unsafe
+            zps = np.full(40, zp, np.int32)
+            zps[5] = 1
+            steps = rng.choice([0, 0.5, -0.5, 1, -1], (40, 40)) + rng.choice([low, high, 0], (40, 40))
+            with np.errstate(all="ignore"):
+                src = ((steps - zps[:, None]) * scales[:, None]).astype(np.float32)
+                src = np.nextafter(src, rng.choice([-np.inf, np.inf, 0], src.shape).astype(np.float32))
+                src[:, :3] = np.inf, -np.inf, np.nan
+                exact = np.rint(src / scales[:, None]).astype(np.float64) + zps[:, None]
+            codes_ = np.where(np.isnan(exact), low, np.clip(exact, low, high)).astype(CODES[codes])
+            expected = codes_ if axis == 0 else codes_.T
+            given = {"qtype": "per_channel", "axis": axis, "output_dtype": NUMBERS[codes]}
+            actual = kernels.dynamic_quantize(np.ascontiguousarray(src if axis == 0 else src.T), scales, zps, **given)
+            assert_same(actual.view(np.uint8), expected.view(np.uint8))
 
 
 @casts

@@ -95,7 +95,7 @@ def arithmetic(rng: np.random.Generator, code_type: int, to_codes: bool) -> dict
         low, high = sorted(int(end) for end in rng.integers(low, high + 1, 2))
     return {
         "scaling": int(rng.integers(3)),
-        "rounding_order": int(rng.integers(4)),
+        "rounding_order": int(rng.integers(5)),
         "code_type": code_type,
         "quant_min": low,
         "quant_max": high,

@@ -55,9 +55,10 @@ struct AffineQuantizer {
   V::F clip(V::F x) const { return V::min(constants.high, V::max(constants.low, x)); }
   V::F operator()(V::F x) const {
     const V::F exact = quotient(x), t = kOrder == kFloat16Quotient ? V::rounded_to_f16(exact) : exact;
-    const V::F code = kOrder == kRoundThenAdd   ? clip(V::add(V::round_float(t), zp))
-                      : kOrder == kAddThenRound ? V::round_float(clip(V::add(t, zp)))
-                                                : clip(V::round_float(t));
+    const V::F sum = kOrder == kFloat16Sum ? V::rounded_to_f16(V::add(t, zp)) : V::add(t, zp);
+    const V::F code = kOrder == kRoundThenAdd ? clip(V::add(V::round_float(t), zp))
+                      : adds_first(kOrder)    ? V::round_float(clip(sum))
+                                              : clip(V::round_float(t));
     return V::add(V::replace_nan(code, constants.nan_code), constants.code_offset);
   }
 };
@@ -114,6 +115,10 @@ void affine_with(const AffineBlock& block) {
 template <Scaling kScaling, RoundingOrder kOrder, AffineTarget kTarget, Parameters kParameters>
 void affine(const AffineBlock& block) {
   constexpr bool kInverse = kScaling == kMultiply;
+  constexpr auto kDividing = affine_with<AffineQuantizer<AffineDivision, kOrder>, kTarget, kOrder, false, kParameters>;
+  if constexpr (kOrder == kFloat16Sum)  // rare
+    return kScaling == kDivide ? kDividing(block)
+                               : portable_kernels().affine[kScaling][kOrder][kTarget][kParameters](block);
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
   const bool is_small = are_small(block.zps, count);
   if (kOrder == kRoundThenAdd && block.integer_codes && !(is_small && are_whole(block.zps, count)))

@@ -45,5 +45,5 @@ void bounded(const BoundedBlock& block) {
 
 template <Scaling kScaling, BoundedOrder kOrder>
 void bounded_f16(const BoundedBlock& block) {
-  bounded<kScaling, kOrder, Float16>(block);
+  bounded<kScaling, kOrder, NumericFloat16>(block);
 }

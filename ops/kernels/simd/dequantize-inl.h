@@ -1,91 +1,137 @@
-// dequantize: 8-bit codes with int32 zero points to float.
+// dequantize: codes with int32 zero points to floats.
 
+// The first element to store at the boundary of a vector, if its code begins at a byte; otherwise 0.
+template <class Floats, class Codes>
+int64_t first_aligned(const typename Floats::Element* dst, int64_t cols) {
+  const int64_t first = Floats::first_aligned(dst, cols);
+  return Codes::kBits == 8 || first % 2 == 0 ? first : 0;
+}
+
+template <class Codes>
 struct Dequantizer {
   V::F scale;
   V::I zp;
-  V::F operator()(V::I code) const { return V::mul(V::to_float(V::sub(code, zp)), scale); }
+  V::F value(V::I code) const { return V::mul(V::to_float(V::sub(code, zp)), scale); }
+  V::F at(const uint8_t* p) const { return value(Codes::load(p)); }
+  V::F part_at(const uint8_t* p, int64_t n) const { return value(Codes::load_part(p, n)); }
 };
 
-template <class Floats, CodeKind kKind, bool kStream>
-void dequantize_row(const uint8_t* src, typename Floats::Element* dst, int64_t cols, const Dequantizer& dequantizer) {
-  constexpr int64_t L = V::kLanes;
-  if (cols < L) {
-    Floats::store_part(dst, dequantizer(V::load_codes_part<kKind>(src, cols)), cols);
-    return;
+// Sixteen lanes hold the values of all codes of 4 bits. `Vector` is V, whose function only these need.
+template <class Codes, class Vector>
+struct TableDequantizer {
+  V::F values;
+  TableDequantizer(V::F scale, V::I zp) {
+    constexpr uint8_t kCodes[] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
+    values = Dequantizer<Codes>{scale, zp}.at(kCodes);
   }
+  V::F at(const uint8_t* p) const { return Vector::look_up_codes_of_4_bits(values, p); }
+};
+
+template <class Codes, bool kHasTable = Codes::kBits == 4 && V::kLanes == 16>
+struct RowDequantizer {
+  using Type = Dequantizer<Codes>;
+};
+template <class Codes>
+struct RowDequantizer<Codes, true> {
+  using Type = TableDequantizer<Codes, V>;
+};
+
+template <class Floats, class Codes, bool kStream>
+void dequantize_row(const uint8_t* src, typename Floats::Element* dst, int64_t cols,
+                    const typename RowDequantizer<Codes>::Type& dequantizer) {
+  constexpr int64_t L = V::kLanes;
+  if constexpr (Codes::kBits == 8)
+    if (cols < L) return Floats::store_part(dst, dequantizer.part_at(src, cols), cols);
   const auto vector_at = [&](int64_t i) {
-    Floats::template store<kStream>(dst + i, dequantizer(V::load_codes<kKind>(src + i)));
+    Floats::template store<kStream>(dst + i, dequantizer.at(Codes::at(src, i)));
   };
-  int64_t i = Floats::first_aligned(dst, cols);
+  int64_t i = first_aligned<Floats, Codes>(dst, cols);
   if (i > 0) vector_at(0);
   for (; i + 4 * L <= cols; i += 4 * L)
     for (int64_t k = i; k < i + 4 * L; k += L) vector_at(k);
   cover(i, cols, L, vector_at);
 }
 
-template <class Floats, CodeKind kKind, bool kStream>
+template <class Floats, class Codes, bool kStream>
 void dequantize_rows(const DequantizeBlock& block) {
   for (int64_t row = 0; row < block.rows; ++row)
-    dequantize_row<Floats, kKind, kStream>(static_cast<const uint8_t*>(block.src) + row * block.stride,
+    dequantize_row<Floats, Codes, kStream>(Codes::at(block.src, row * block.stride),
                                            static_cast<typename Floats::Element*>(block.dst) + row * block.stride,
                                            block.cols, {V::set1(block.scales[row]), V::set1(block.zps[row])});
 }
 
 // kRows rows at once, `stride` apart, so that the parameters of the columns are loaded once for all of them.
-template <class Floats, int kRows, CodeKind kKind, bool kStream>
+template <class Floats, int kRows, class Codes, bool kStream>
 void dequantize_some_rows(const DequantizeBlock& block, int64_t first, int64_t stride) {
   constexpr int64_t L = V::kLanes;
-  const uint8_t* src = static_cast<const uint8_t*>(block.src) + first * block.stride;
+  const uint8_t* src = Codes::at(block.src, first * block.stride);
   auto* dst = static_cast<typename Floats::Element*>(block.dst) + first * block.stride;
   const int64_t cols = block.cols;
-  if (cols < L) {
-    const Dequantizer dequantizer{V::load_part(block.scales, cols), V::load_part(block.zps, cols)};
-    for (int64_t at = 0; at < kRows * stride; at += stride)
-      Floats::store_part(dst + at, dequantizer(V::load_codes_part<kKind>(src + at, cols)), cols);
-    return;
+  if constexpr (Codes::kBits == 8) {
+    if (cols < L) {
+      const Dequantizer<Codes> dequantizer{V::load_part(block.scales, cols), V::load_part(block.zps, cols)};
+      for (int64_t at = 0; at < kRows * stride; at += stride)
+        Floats::store_part(dst + at, dequantizer.part_at(src + at, cols), cols);
+      return;
+    }
   }
   const auto vectors_at = [&](int64_t i) {
-    const Dequantizer dequantizer{V::load(block.scales + i), V::load(block.zps + i)};
+    const Dequantizer<Codes> dequantizer{V::load(block.scales + i), V::load(block.zps + i)};
     for (int64_t at = i; at < i + kRows * stride; at += stride)
-      Floats::template store<kStream>(dst + at, dequantizer(V::load_codes<kKind>(src + at)));
+      Floats::template store<kStream>(dst + at, dequantizer.at(Codes::at(src, at)));
   };
-  const int64_t aligned = Floats::first_aligned(dst, cols);
+  const int64_t aligned = first_aligned<Floats, Codes>(dst, cols);
   if (aligned > 0) vectors_at(0);
   cover(aligned, cols, L, vectors_at);
 }
 
-template <class Floats, CodeKind kKind, bool kStream>
+template <class Floats, class Codes, bool kStream>
 void dequantize_columns(const DequantizeBlock& block) {
   // Rows are processed together only if all of them have the same alignment.
   const int64_t step = Floats::rows_to_same_alignment(block.stride, block.cols);
   for (int64_t start = 0; start < step && start < block.rows; ++start) {
     int64_t row = start;
     for (; row + (V::kRows - 1) * step < block.rows; row += V::kRows * step)
-      dequantize_some_rows<Floats, V::kRows, kKind, kStream>(block, row, step * block.stride);
+      dequantize_some_rows<Floats, V::kRows, Codes, kStream>(block, row, step * block.stride);
     for (; row < block.rows; row += step)
-      dequantize_some_rows<Floats, 1, kKind, kStream>(block, row, step * block.stride);
+      dequantize_some_rows<Floats, 1, Codes, kStream>(block, row, step * block.stride);
   }
 }
 
-template <CodeKind kKind, Parameters kParameters, bool kStream, class Floats = Float32>
+template <class Codes, Parameters kParameters, bool kStream, class Floats = Float32>
 void dequantize_with(const DequantizeBlock& block) {
   if (kParameters == kPerRow)
-    dequantize_rows<Floats, kKind, kStream>(block);
+    dequantize_rows<Floats, Codes, kStream>(block);
   else
-    dequantize_columns<Floats, kKind, kStream>(block);
+    dequantize_columns<Floats, Codes, kStream>(block);
+}
+
+template <class Codes, Parameters kParameters>
+void dequantize_to_float(const DequantizeBlock& block) {
+  if (can_stream(block, sizeof(float))) {
+    dequantize_with<Codes, kParameters, true>(block);
+    V::fence();
+  } else {
+    dequantize_with<Codes, kParameters, false>(block);
+  }
 }
 
 template <CodeKind kKind, Parameters kParameters>
 void dequantize(const DequantizeBlock& block) {
-  if (can_stream(block, sizeof(float))) {
-    dequantize_with<kKind, kParameters, true>(block);
-    V::fence();
-  } else {
-    dequantize_with<kKind, kParameters, false>(block);
-  }
+  dequantize_to_float<Codes8<kKind>, kParameters>(block);
 }
 
 template <CodeKind kKind, Parameters kParameters>
 void dequantize_f16(const DequantizeBlock& block) {
-  dequantize_with<kKind, kParameters, false, Float16>(block);
+  dequantize_with<Codes8<kKind>, kParameters, false, NumericFloat16>(block);
+}
+
+template <CodeKind kKind, Parameters kParameters>
+void dequantize_4bits(const DequantizeBlock& block) {
+  dequantize_to_float<Codes4<kKind, false>, kParameters>(block);
+}
+
+template <CodeKind kKind, Parameters kParameters>
+void dequantize_4bits_f16(const DequantizeBlock& block) {
+  dequantize_with<Codes4<kKind, false>, kParameters, false, NumericFloat16>(block);
 }

@@ -60,3 +60,11 @@ struct Float16 {
   static int64_t first_aligned(const uint16_t*, int64_t) { return 0; }  // fewer of these stores straddle
   static int64_t rows_to_same_alignment(int64_t, int64_t) { return 1; }
 };
+
+// For floats that are not NaN.
+struct NumericFloat16 : Float16 {
+  template <bool>
+  static void store(uint16_t* p, V::F a) {
+    V::store_f16(reinterpret_cast<uint8_t*>(p), a);
+  }
+};

@@ -9,6 +9,7 @@
 #include "kernels/simd/quotient-inl.h"
 #include "kernels/simd/stores-inl.h"
 #include "kernels/simd/floats-inl.h"
+#include "kernels/simd/codes-inl.h"
 #include "kernels/simd/quantize-inl.h"
 #include "kernels/simd/dequantize-inl.h"
 #include "kernels/simd/affine-inl.h"
@@ -45,6 +46,14 @@ constexpr KernelTable make_table() {
        {dequantize_f16<kS8, kPerRow>, dequantize_f16<kS8, kPerColumn>}},
       ORT_DYNQ_BOUNDED_TABLE(bounded_f16),
       {range<false, Float16>, range<true, Float16>},
+      {{quantize_4bits<kU8, kPerRow>, quantize_4bits<kU8, kPerColumn>},
+       {quantize_4bits<kS8, kPerRow>, quantize_4bits<kS8, kPerColumn>}},
+      {{dequantize_4bits<kU8, kPerRow>, dequantize_4bits<kU8, kPerColumn>},
+       {dequantize_4bits<kS8, kPerRow>, dequantize_4bits<kS8, kPerColumn>}},
+      {{quantize_4bits_f16<kU8, kPerRow>, quantize_4bits_f16<kU8, kPerColumn>},
+       {quantize_4bits_f16<kS8, kPerRow>, quantize_4bits_f16<kS8, kPerColumn>}},
+      {{dequantize_4bits_f16<kU8, kPerRow>, dequantize_4bits_f16<kU8, kPerColumn>},
+       {dequantize_4bits_f16<kS8, kPerRow>, dequantize_4bits_f16<kS8, kPerColumn>}},
       {convert<WidenF16>, convert<WidenBf16>, convert<WidenCodes<kU8>>, convert<WidenCodes<kS8>>},
       {convert<NarrowF16>, convert<NarrowBf16>, convert<NarrowCodes<kU8>>, convert<NarrowCodes<kS8>>},
   };

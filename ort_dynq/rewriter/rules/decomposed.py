@@ -168,11 +168,11 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         return None
     x, scale, scaling = quotient
     is_clipped_early = clip is not None
-    if zero is not None and exact is not None:
-        raise Left("the sum of quotient and zero point is rounded to float16")
     if zero is None:
         order = RoundingOrder.NO_ZERO_POINT if exact is None else RoundingOrder.FLOAT16_QUOTIENT
         # with integer bounds, clipping before rounding equals clipping after it
+    elif exact is not None:
+        order = RoundingOrder.FLOAT16_SUM
     if same_shape(x, scale) or is_elementwise_of(scale, _skip_neg(x)):
         return None  # the Round of a zero point
     if x.dtype != ir.DataType.FLOAT:
@@ -212,7 +212,7 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
             raise Left(f"codes are cast to {chain.code_type.name.lower()} without a clip to its range")
     elif clip is not None and not bounded.keeps_negative_zero:
         raise Left("codes that stay floats are clipped at 0 in a way that loses the sign of -0")
-    elif clip is not None and 0 in clip and is_clipped_early != (order == RoundingOrder.ADD_THEN_ROUND):
+    elif clip is not None and 0 in clip and is_clipped_early != order.adds_first:
         raise Left("codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign")
     fake = _fake(chain) if shifted is None else None
     if fake is not None:
