@@ -95,7 +95,7 @@ def test_quantize_and_dequantize_linear(isa: str, axis: int | None) -> None:
     """ONNX Runtime quantizes with the rounded scale, and dequantizes with the scale before it is rounded."""
     keep, given = ("<keepdims = 0>(a, one)", "<axis = 0>") if axis == 0 else ("<keepdims = 0>(a)", "")
     body = (
-        f"a = Abs(x) m = ReduceMax{keep} s = Div(m, limit) zero = Sub(s, s) z = Cast<to = 3>(zero)"
+        f"a = Abs(x) m = ReduceMax{keep} s = Div(m, limit) n = Sub(s, s) z = Cast<to = 3>(n)"
         f" q = QuantizeLinear{given}(x, s, z) d = DequantizeLinear{given}(q, s, z)"
         " w = DequantizeLinear<axis = 1>(codes, scales) y = MatMul(d, w)"
     )
