@@ -22,6 +22,7 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import QuantizationMode
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.optimizer import optimize_model
 
 from ort_dynq.bench import transformers as networks
 
@@ -193,7 +194,22 @@ def half_token() -> Example:
     return Example(ir.to_proto(model), [numpy_helper.to_array(data).astype(np.float16)])
 
 
+def half_optimized() -> Example:
+    """A layer of a transformer, optimized and converted to float16 by the transformers optimizer of ONNX Runtime."""
+    network = networks.encoder("token", layers=1, hidden=32, heads=4, feed_forward=32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(network, path)
+        optimizer = optimize_model(str(path), model_type="bert", num_heads=4, hidden_size=32, opt_level=0)
+        optimizer.convert_float_to_float16()
+        optimizer.save_model_to_file(str(path))
+        model = onnx.load(path)
+    del model.graph.value_info[:]
+    return Example(model, [activations(2, 7, 32, zero_row=True)])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
+    "ort_half_optimized": half_optimized,
     "ort_half_token": half_token,
     "ort_dynamic": lambda: dynamic(mlp(20), X, weight_type=QuantType.QInt8),
     "ort_dynamic_channel": lambda: dynamic(mlp(17), X, weight_type=QuantType.QUInt8, per_channel=True),

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from ..storage import explained, load, save, to_proto
 from .float16_casts import write_casts
+from .float16_graph import restore_zeros
 from .loop import convert, op_counts
 from .metadata import EXACT, FLOAT16_CASTS
 from .report import Finding, Report
@@ -86,6 +87,8 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
             rewritten = load(model)  # without the Casts
             report = convert(rewritten, PHASES, exact=exact)
             has_casts = False
+        if has_casts:
+            restore_zeros(rewritten)
         report.before = before
     if report.rewritten:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"

@@ -21,17 +21,15 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, subgraphs, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, with_subgraphs
 from ..runtime import MOST_COPIED, open_session, session_options, temporary_folder
 from ..storage import to_proto
 from .facts.inference import Facts
-from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
+from .facts.values import cast_to, constant_array, producer_of
+from .float16_graph import PREFIX, SELECTING, GraphCasts, is_cast, values_of
 from .functions import inlined
 
-_PREFIX = "InsertedPrecisionFreeCast_"  # of the names of inserted Casts and their values
-_SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
 _ENDS = ("Round", "DequantizeLinear")  # of chains that the rules find in float32
-_LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
@@ -81,22 +79,22 @@ def _write_casts(model: ir.Model, original: onnx.GraphProto | None = None) -> bo
     return True
 
 
-def _written(model: ir.Model, original: onnx.GraphProto | None) -> _Casts | None:
+def _written(model: ir.Model, original: onnx.GraphProto | None) -> GraphCasts | None:
     """Writes the Casts; returns None if the model does not need them, or if they change a result."""
     all_graphs = [graph for _, graph in with_subgraphs(model.graph)]
     ends = [end for graph in all_graphs for end in _ends(graph)]
     if not ends:
         return None
     with Facts(model):
-        types = {value: value.dtype for graph in all_graphs for value in _values(graph)}
+        types = {value: value.dtype for graph in all_graphs for value in values_of(graph)}
     if all(types[end] != ir.DataType.FLOAT16 for end in ends):
         return None
     names = {value.name for value in types if value.name}
-    is_saved = any(name.startswith(_PREFIX) for name in names)  # by ONNX Runtime: its Casts are there
+    is_saved = any(name.startswith(PREFIX) for name in names)  # by ONNX Runtime: its Casts are there
     run = None if is_saved else saved_by_onnxruntime(model)
     if run is None:
         return None
-    casts = _Casts(model.graph, types, names)
+    casts = GraphCasts(model.graph, types, names)
     casts.write(run)
     written = saved_by_onnxruntime(model)
     numbers: dict[object, int] = {}
@@ -115,20 +113,11 @@ def _may_round_in_functions(model: ir.Model) -> bool:
         return any(end.dtype in (ir.DataType.FLOAT16, None) for end in ends)
 
 
-def _values(graph: ir.Graph | ir.Function) -> list[ir.Value]:
-    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
-    return [*graph.inputs, *initializers, *(value for node in graph for value in node.outputs)]
-
-
 def _mentions_float16(graph: ir.Graph | ir.Function) -> bool:
     """Returns whether an input, an initializer or a Cast of a graph is of float16: other values follow from these."""
     initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
-    casts = (_is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
+    casts = (is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
     return any(value.dtype == ir.DataType.FLOAT16 for value in (*graph.inputs, *initializers)) or any(casts)
-
-
-def _is_cast(node: ir.Node) -> bool:
-    return bool(node.outputs) and producer_of(node.outputs[0], "Cast") is node
 
 
 def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
@@ -181,8 +170,11 @@ def _expressions(
     def number(expression: object) -> int:
         return numbers.setdefault(expression, len(numbers))
 
+    def type_of(name: str) -> int | None:  # ONNX knows no types of com.microsoft, nor of what follows
+        return onnx.TensorProto.FLOAT if name.startswith(PREFIX) else types.get(name)
+
     def is_half(name: str) -> bool:
-        return types.get(name) == onnx.TensorProto.FLOAT16
+        return type_of(name) == onnx.TensorProto.FLOAT16
 
     def read(name: str) -> tuple[int, bool]:
         return values.get(name) or (number(object()), False)  # ONNX Runtime may remove what only subgraphs read
@@ -194,7 +186,7 @@ def _expressions(
         values[tensor.name] = number(_content(ir.serde.deserialize_tensor(tensor).numpy())), is_half(tensor.name)
     for node in graph.node:
         is_standard = node.domain in STANDARD_DOMAINS
-        if is_standard and node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= _FLOATS:
+        if is_standard and node.op_type == "Cast" and {type_of(node.input[0]), type_of(node.output[0])} <= _FLOATS:
             source, is_rounded = read(node.input[0])
             values[node.output[0]] = source, is_rounded or is_half(node.output[0])
             continue
@@ -208,242 +200,13 @@ def _expressions(
             for _, subgraph in sorted(proto_subgraphs(node), key=lambda named: named[0])
         )
         expression = number((node.domain, node.op_type, inputs, inner))
-        floats = [read(name)[1] for name in node.input if types.get(name) in _FLOATS]
-        keeps = is_standard and node.op_type in _SELECTING and bool(floats) and all(floats)
+        floats = [read(name)[1] for name in node.input if type_of(name) in _FLOATS]
+        keeps = is_standard and node.op_type in SELECTING and bool(floats) and all(floats)
         for i, name in enumerate(node.output):
-            values[name] = number((expression, i)), is_half(name) or (keeps and types.get(name) in _FLOATS)
+            values[name] = number((expression, i)), is_half(name) or (keeps and type_of(name) in _FLOATS)
     return [read(output.name) for output in graph.output]
 
 
 def _content(elements: npt.NDArray[Any]) -> object:
     is_text = elements.dtype == object
     return str(elements.dtype), elements.shape, tuple(elements.flat) if is_text else elements.tobytes()
-
-
-class _Casts:
-    """The float32 forms of the float16 values of one graph.
-
-    Attributes:
-        _values: The values of the graph by name. After a node has become one of float32, a float16 value is a Cast.
-        _wide: The values by the name of the float16 value: what float32 nodes read, rounded to float16 or not.
-        _sources: What ONNX Runtime casts to float32, by the name of the float16 value.
-        _rounded: The same as _wide for nodes that ONNX Runtime runs in float16: rounded to float16.
-    """
-
-    def __init__(
-        self, graph: ir.Graph, types: dict[ir.Value, ir.DataType | None], names: set[str], outer: _Casts | None = None
-    ) -> None:
-        """
-        Args:
-            graph: The graph.
-            types: The types of all values of the model's graphs.
-            names: The names of these values, which this class adds to.
-            outer: The Casts of the graph around a subgraph, after they were written.
-        """
-        self._graph, self._all_types, self._names = graph, types, names
-        self._values: ChainMap[str, ir.Value] = ChainMap({}) if outer is None else outer._values.new_child()
-        self._types: ChainMap[str, ir.DataType | None] = ChainMap({}) if outer is None else outer._types.new_child()
-        for value in _values(graph):
-            if value.name:
-                self._values[value.name], self._types[value.name] = value, types[value]
-        self._wide: dict[str, ir.Value] = {}
-        self._rounded: dict[str, ir.Value] = {}
-        self._sources: dict[str, str] = {}
-        self._inner: list[_Casts] = []
-
-    def write(self, run: onnx.GraphProto) -> None:
-        """Writes the Casts into the graph, then into its subgraphs: each has its own Casts of values around it.
-
-        Args:
-            run: The graph as ONNX Runtime runs it.
-        """
-        ran = {name.removeprefix(_PREFIX): node for node in run.node for name in node.output if not _is_inserted(node)}
-        self._sources = {node.output[0].removeprefix(_PREFIX): node.input[0] for node in run.node if _is_inserted(node)}
-        nodes = {node: ran.get(node.outputs[0].name or "") if node.outputs else None for node in self._graph}
-        for node, same in nodes.items():
-            self._convert(node, same)
-        for node in nodes:
-            self._convert_selecting(node)
-        for node, same in nodes.items():
-            found = {} if same is None else dict(proto_subgraphs(same))
-            for name, subgraph in subgraphs(node):
-                if name in found:
-                    self._inner.append(_Casts(subgraph, self._all_types, self._names, self))
-                    self._inner[-1].write(found[name])
-
-    def simplify(self) -> None:
-        """Removes Casts that change no value, and those that nothing reads any more."""
-        for inner in self._inner:
-            inner.simplify()
-        integers: set[ir.Value] = set()
-        for node in self._graph:
-            if self._gives_integers(node, integers):
-                integers.add(node.outputs[0])
-        for node in self._graph:
-            self._skip_rounding_of_integers(node, integers)
-        for node in reversed(list(self._graph)):
-            if _is_cast(node) and not (node.outputs[0].uses() or node.outputs[0].is_graph_output()):
-                self._graph.remove([node], safe=True)
-
-    def _convert(self, node: ir.Node, ran: onnx.NodeProto | None) -> None:
-        """Gives a node the inputs and outputs with which ONNX Runtime runs it: `ran`, or None if it is not found."""
-        if ran is None or (node.op_type, len(node.inputs)) != (ran.op_type, len(ran.input)):
-            return
-        if node.domain not in STANDARD_DOMAINS or ran.domain not in STANDARD_DOMAINS:
-            return
-        if "dtype" in node.attributes or any(name and not self._is_known(name) for name in ran.input):
-            return
-        for i, name in enumerate(ran.input):
-            if name.startswith(_PREFIX):
-                node.replace_input_with(i, self._float32(name[len(_PREFIX) :]))
-            elif name:
-                node.replace_input_with(i, self._values[name])
-        for output, name in zip(node.outputs, ran.output, strict=False):
-            if name.startswith(_PREFIX):
-                self._wide[name[len(_PREFIX) :]] = self._widen(output)
-        if (
-            _is_cast(node)
-            and cast_to(node) == ir.DataType.FLOAT
-            and self._types.get(ran.input[0]) == ir.DataType.FLOAT16
-        ):
-            self._share(node, ran.input[0])
-
-    def _is_known(self, name: str) -> bool:
-        return name in self._values or name.removeprefix(_PREFIX) in self._values
-
-    def _share(self, cast: ir.Node, name: str) -> None:
-        """Makes one of all Casts of a float16 value to float32."""
-        output = cast.outputs[0]
-        if name not in self._wide:
-            self._wide[name] = output
-        elif not output.is_graph_output():
-            ir.convenience.replace_all_uses_with([output], [self._wide[name]])
-
-    def _float32(self, name: str) -> ir.Value:
-        """Returns what float32 nodes read in place of a float16 value."""
-        if name not in self._wide:
-            source = self._sources.get(name, name)  # of integers, ONNX Runtime removes a Cast to float16
-            self._wide[name] = self._cast(self._values.get(source, self._values[name]), ir.DataType.FLOAT)
-        return self._wide[name]
-
-    def _widen(self, value: ir.Value) -> ir.Value:
-        """Makes a float32 value of a float16 one, and a Cast of it in place of the latter; returns the former."""
-        assert value.name is not None
-        name = value.name
-        narrow = self._cast(value, ir.DataType.FLOAT16)
-        # `value` is the input of the Cast, too.
-        ir.convenience.replace_all_uses_with([value], [narrow], replace_graph_outputs=True)
-        narrow_cast = narrow.producer()
-        assert narrow_cast is not None
-        narrow_cast.replace_input_with(0, value)
-        value.name, narrow.name = narrow.name, name
-        narrow.type, narrow.doc_string = ir.TensorType(ir.DataType.FLOAT16), value.doc_string
-        value.type, value.doc_string = ir.TensorType(ir.DataType.FLOAT), None
-        self._values[name] = narrow
-        return value
-
-    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """Returns the output of a new Cast, which follows the node that computes `value`."""
-        cast = ir.node("Cast", [value], {"to": int(dtype)})
-        output = cast.outputs[0]
-        output.name, output.type = self._new_name(value.name or ""), ir.TensorType(dtype)
-        output.shape = None if value.shape is None else value.shape.copy()
-        producer = value.producer()
-        if producer is not None and producer.graph is self._graph:
-            self._graph.insert_after(producer, [cast])
-        else:
-            self._graph.insert_before(self._graph[0], [cast])
-        return output
-
-    def _new_name(self, name: str) -> str:
-        new, number = f"{name}_float32", 0
-        while new in self._names:
-            number += 1
-            new = f"{name}_float32_{number}"
-        self._names.add(new)
-        return new
-
-    def _convert_selecting(self, node: ir.Node) -> None:
-        """Makes a float32 node of one that ONNX Runtime runs in float16, if it selects elements or rounds to integers.
-
-        At least one of its inputs, or an input of such a node before it, is rounded to float16.
-        """
-        to_integers = node.op_type == "Cast" and cast_to(node) in (*CODE_TYPES, ir.DataType.INT32)
-        is_last = node.op_type == "Shape" or to_integers
-        if node.domain not in STANDARD_DOMAINS or not (node.outputs and (is_last or node.op_type in _SELECTING)):
-            return
-        if node.op_type == "Clip" and (len(node.inputs) < 3 or None in node.inputs):
-            return  # the bounds that it has by default are those of float16
-        if node.outputs[0].is_graph_output() and not is_last:
-            return
-        halves = [i for i, value in enumerate(node.inputs) if value is not None and self._is_half(value)]
-        variable = [i for i in halves if constant_array(node.inputs[i]) is None]
-        is_filled = node.op_type == "Expand" and bool(halves) and not variable
-        if not is_filled and not any(self._rounds(node.inputs[i]) for i in variable):
-            return
-        for i in halves:
-            value = node.inputs[i]
-            assert value is not None
-            node.replace_input_with(i, self._rounded_float32(value))
-        if is_last:
-            return
-        name = node.outputs[0].name
-        assert name is not None
-        before = self._wide.get(name)
-        wide = self._rounded[name] = self._wide[name] = self._widen(node.outputs[0])
-        if before is not None:
-            ir.convenience.replace_all_uses_with([before], [wide], replace_graph_outputs=before.is_graph_output())
-
-    def _is_half(self, value: ir.Value) -> bool:
-        return self._types.get(value.name or "") == ir.DataType.FLOAT16 and self._values.get(value.name or "") is value
-
-    def _rounds(self, value: ir.Value | None) -> bool:
-        """Returns whether a float16 value is a Cast of a float32 one."""
-        cast = producer_of(value, "Cast")
-        return cast is not None and cast_to(cast) == ir.DataType.FLOAT16
-
-    def _rounded_float32(self, value: ir.Value) -> ir.Value:
-        name = value.name
-        assert name is not None
-        if name not in self._rounded:
-            is_computed = self._rounds(value)
-            self._rounded[name] = self._cast(value, ir.DataType.FLOAT) if is_computed else self._float32(name)
-        return self._rounded[name]
-
-    def _skip_rounding_of_integers(self, clip: ir.Node, integers: set[ir.Value]) -> None:
-        """Lets a Clip read integers that are not rounded to float16, if float16 represents all integers within it."""
-        if clip.op_type != "Clip" or clip.domain not in STANDARD_DOMAINS or len(clip.inputs) < 3:
-            return
-        bounds = [constant_scalar(bound) for bound in clip.inputs[1:3]]
-        if any(bound is None or not abs(bound) <= _LARGEST_EXACT or not bound.is_integer() for bound in bounds):
-            return
-        value = rounded_to_float16(clip.inputs[0])
-        if value in integers:
-            clip.replace_input_with(0, value)
-
-    def _gives_integers(self, node: ir.Node, integers: set[ir.Value]) -> bool:
-        """Returns whether the elements of a node's output are integers, infinite or NaN.
-
-        Args:
-            node: The node.
-            integers: The outputs of the nodes before it for which that is so.
-        """
-
-        def is_integer(value: ir.Value | None) -> bool:
-            number = constant_scalar(value)
-            return value in integers if number is None else number.is_integer()
-
-        if not node.outputs or node.domain not in STANDARD_DOMAINS:
-            return False
-        if node.op_type == "Cast":
-            value = node.inputs[0]
-            return value is not None and (self._types.get(value.name or "") in CODE_TYPES or is_integer(value))
-        if node.op_type in ("Add", "Sub"):
-            return all(map(is_integer, node.inputs))
-        return node.op_type in ("Round", "Floor", "Ceil") or (
-            node.op_type in ("Neg", "Reshape") and is_integer(node.inputs[0])
-        )
-
-
-def _is_inserted(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Cast" and node.name.startswith(_PREFIX)

@@ -22,6 +22,7 @@ from ..operators.packing import unpack
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
 from ..rewriter.float16_casts import write_casts
+from ..rewriter.float16_graph import restore_zeros
 from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_WEIGHTS
 from ..storage import load
 from .convolution import convolve
@@ -130,6 +131,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_a = load(a)
     if model_b.metadata_props.get(FLOAT16_CASTS) == "1":
         write_casts(model_a)
+        restore_zeros(model_a)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))
     stored = list(map(_rounded_weights, layers.nodes))

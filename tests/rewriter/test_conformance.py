@@ -73,6 +73,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_dynamic_conv": {"ort_dynq.QuantizedConv": 2, "ort_dynq.DynamicQuantizeLinear": 2},
     "ort_dynamic_mobile": {"ort_dynq.QuantizedConv": 5, "ort_dynq.DynamicQuantizeLinear": 5},
     "ort_dynamic_speech": {"ort_dynq.QuantizedConv": 4, "ort_dynq.DynamicQuantizeLinear": 4},
+    "ort_half_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_half_token": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.QuantizedMatMul": 2},
     "ort_int8_negative": {
@@ -150,7 +151,7 @@ EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
 }
 
 # Models whose operators take float16, which onnxruntime-extensions does not carry.
-FLOAT16_OPERATORS = ("ort_half_token", "torchao_half")
+FLOAT16_OPERATORS = ("ort_half_optimized", "ort_half_token", "torchao_half")
 
 # The oldest onnxruntime that runs the original, for models that need a newer one than this package does.
 OLDEST_RUNTIME = {"ort_dynamic_speech": (1, 24)}  # ConvInteger of int8 weights
