@@ -10,6 +10,8 @@ import onnx_ir as ir
 from .operators import DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
+RUNTIME_DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
+"""The domains of the operators that ONNX Runtime itself has."""
 
 
 def functions(model: ir.Model) -> list[ir.Function]:

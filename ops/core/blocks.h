@@ -38,7 +38,8 @@ class ParameterTile {
   using ZeroPoint = ZeroPointOf<Work>;
   using Kernels = decltype(Work::kernels);
 
-  explicit ParameterTile(const Work& work) : work_(work), storage_(storage_of(work.scales.type)) {
+  explicit ParameterTile(const Work& work)
+      : work_(work), storage_(storage_of(work.scales.type)), zps_storage_(storage_of(work.zps.type)) {
     varying_zps_ = work.zps && work.zps.shape.elements() != 1;
     if (work.zps && !varying_zps_) read_zps(0, 1, &shared_zp_);
   }
@@ -77,10 +78,12 @@ class ParameterTile {
         read_scales(index, 1, &scales_[i]);
         zps_[i] = shared_zp_;
         if (varying_zps_) read_zps(index, 1, &zps_[i]);
-        if (++phase == repeat) {
-          phase = 0;
-          if (++index == end) index = base;
+        for (; ++phase < repeat && i + 1 < count; ++i) {
+          scales_[i + 1] = scales_[i];
+          zps_[i + 1] = zps_[i];
         }
+        phase = 0;
+        if (++index == end) index = base;
       }
     }
     choose_kernels(count);
@@ -143,11 +146,10 @@ class ParameterTile {
 
   template <class T>
   void read_4bits(int64_t index, int64_t count, ZeroPoint* zps) const {
-    const Storage storage = storage_of(work_.zps.type);
     T codes[kStagedZps + 1];
     for (int64_t i = 0; i < count; i += kStagedZps) {
       const int64_t some = std::min(kStagedZps, count - i), before = (index + i) % 2;  // in the same byte
-      storage.widen(element(work_.zps.data, storage, index + i), codes, before + some);
+      zps_storage_.widen(element(work_.zps.data, zps_storage_, index + i), codes, before + some);
       convert(codes + before, some, zps + i);
     }
   }
@@ -158,7 +160,7 @@ class ParameterTile {
   }
 
   const Work& work_;
-  const Storage storage_;  // of scales
+  const Storage storage_, zps_storage_;  // of scales and of zero points
   bool varying_zps_;
   Kernels kernels_ = nullptr, direct_ = nullptr;
   ZeroPoint shared_zp_{};

@@ -122,11 +122,6 @@ struct V : Vector256 {
   static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
     store16(p, codes_of_4_bits<kClips>(ab, cd, flipped));
   }
-  template <bool kClips>
-  static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
-    const int64_t codes = _mm_cvtsi128_si64(codes_of_4_bits<kClips>(ab, ab, flipped));
-    memcpy(p, &codes, sizeof codes);
-  }
   template <CodeKind kKind>
   static I load_codes_of_4_bits(const uint8_t* p) {
     const I all = set1(dynq::load(reinterpret_cast<const int32_t*>(p)));

@@ -110,21 +110,21 @@ struct V : Vector512 {
   static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(codes_of_4_bits<kClips>(ab, ab, flipped)));
   }
-  // Sixteen codes of 4 bits: the first eight in each of eight lanes, the others in the other lanes.
-  static I eight_of_4_bits(const uint8_t* p) {
+  // The bytes of sixteen codes: those of the first eight in each of eight lanes, the others in each of the other lanes.
+  static I bytes_in_lanes(const uint8_t* p) {
     const I both = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), both);
   }
   template <CodeKind kKind>
   static I load_codes_of_4_bits(const uint8_t* p) {
     const I shifts = _mm512_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
-    const I highest = _mm512_sllv_epi32(eight_of_4_bits(p), shifts);
+    const I highest = _mm512_sllv_epi32(bytes_in_lanes(p), shifts);
     return kKind == kU8 ? _mm512_srli_epi32(highest, 28) : _mm512_srai_epi32(highest, 28);
   }
   // The elements of `values` that sixteen codes of 4 bits choose.
   static F look_up_codes_of_4_bits(F values, const uint8_t* p) {
     const I shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(eight_of_4_bits(p), shifts), values);  // uses the low 4 bits
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts), values);  // uses the low 4 bits
   }
   // Between 32 bytes of 4-bit codes and 64 bytes of codes.
   template <CodeKind kKind>

@@ -300,8 +300,9 @@ struct KernelTable {
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];
   RangeKernel ranges_f16[2];
-  // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales. All rows begin at a byte, and have
-  // an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted to and from 8 bits.
+  // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales, dequantize for finite ones. All rows begin
+  // at a byte, and have an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted
+  // to and from 8 bits.
   QuantizeKernel quantize_4bits[kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize_4bits[kCodeKinds][kParameterKinds];
   QuantizeKernel quantize_4bits_f16[kCodeKinds][kParameterKinds];

@@ -96,11 +96,6 @@ struct V : VectorNeon {
   static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
     vst1_u8(p, codes_of_4_bits<kClips>(ab, cd, flipped));
   }
-  template <bool kClips>
-  static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
-    const uint32_t codes = vget_lane_u32(vreinterpret_u32_u8(codes_of_4_bits<kClips>(ab, ab, flipped)), 0);
-    dynq::store(reinterpret_cast<uint32_t*>(p), codes);
-  }
   template <CodeKind kKind>
   static I load_codes_of_4_bits(const uint8_t* p) {
     constexpr int32_t kToHighest[] = {28, 24, 20, 16};

@@ -74,6 +74,13 @@ class ScaleRule {
   }
 
   bool is_abs_max() const { return kind_ == RangeKind::kAbsMax; }
+
+  // Whether the scale or the zero point depends on the signs of a range's zeros: if it has no other elements, or if a
+  // float zero point is a negated minimum.
+  bool depends_on_signs(const Range& range) const {
+    const bool negates = rule_ == ZeroPointRule::kRoundNegated && zero_point_type_ == kFloat;
+    return !is_abs_max() && range.low == 0 && (range.high == 0 || negates);
+  }
   bool is_linear() const { return is_linear_; }
 
   ScaleAndZeroPoint apply(const Range& range, const RangeConstants& constants, float quant_min, float quant_max) const {
@@ -223,7 +230,7 @@ class DynamicRangeQuantize : public Node {
 
   // Computes the scale and the zero point of a row and writes them to the outputs.
   RowParameters parameters_of(const Run& run, int64_t row, Range range) const {
-    if (!rule_.is_abs_max() && (range.low == 0 || range.high == 0)) {
+    if (rule_.depends_on_signs(range)) {
       const float zero = first_zero(run, row);
       if (range.low == 0) range.low = zero;
       if (range.high == 0) range.high = zero;
@@ -242,7 +249,7 @@ class DynamicRangeQuantize : public Node {
     return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
   }
 
-  // Kernels may return any zero of a row; its sign decides that of a float zero point.
+  // Kernels may return any zero of a row.
   static float first_zero(const Run& run, int64_t row) {
     constexpr int64_t kSome = 64;
     Scratch<float, kSome> buffer;

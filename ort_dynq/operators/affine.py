@@ -121,8 +121,8 @@ FAMILY = Family(
         ),
         Operator(
             "AffineFakeQuantize",
-            "Quantizes floats and dequantizes the codes, in one pass. `rounding_order` 2 uses no zero point in either "
-            "step.",
+            "Quantizes floats and dequantizes the codes, in one pass. `rounding_order` 2 and 3 use no zero point in "
+            "either step.",
             "t = src / scale                                           scaling = 0\n"
             "code = clip(round(t) + zero_point, quant_min, quant_max)  rounding_order = 0\n"
             "dst = (code - zero_point) * scale                         scaling = 0 or 1\n"

@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, with_subgraphs
 from ..runtime import MOST_COPIED, open_session, session_options, temporary_folder
-from ..storage import to_proto
+from ..storage import load, to_proto
 from .facts.inference import Facts
 from .facts.values import cast_to, constant_array, producer_of
 from .float16_graph import PREFIX, SELECTING, GraphCasts, is_cast, values_of
@@ -141,7 +141,9 @@ def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
             open_session(to_proto(small), options)
         except Exception:  # the types are ONNX Runtime's own
             return None
-        return onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
+        saved = load(onnx.load(path, load_external_data=False))
+        with Facts(saved):  # ONNX knows no types of com.microsoft, nor of what follows
+            return to_proto(saved).graph
 
 
 def _expressions(
@@ -170,11 +172,8 @@ def _expressions(
     def number(expression: object) -> int:
         return numbers.setdefault(expression, len(numbers))
 
-    def type_of(name: str) -> int | None:  # ONNX knows no types of com.microsoft, nor of what follows
-        return onnx.TensorProto.FLOAT if name.startswith(PREFIX) else types.get(name)
-
     def is_half(name: str) -> bool:
-        return type_of(name) == onnx.TensorProto.FLOAT16
+        return types.get(name) == onnx.TensorProto.FLOAT16
 
     def read(name: str) -> tuple[int, bool]:
         return values.get(name) or (number(object()), False)  # ONNX Runtime may remove what only subgraphs read
@@ -186,7 +185,7 @@ def _expressions(
         values[tensor.name] = number(_content(ir.serde.deserialize_tensor(tensor).numpy())), is_half(tensor.name)
     for node in graph.node:
         is_standard = node.domain in STANDARD_DOMAINS
-        if is_standard and node.op_type == "Cast" and {type_of(node.input[0]), type_of(node.output[0])} <= _FLOATS:
+        if is_standard and node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= _FLOATS:
             source, is_rounded = read(node.input[0])
             values[node.output[0]] = source, is_rounded or is_half(node.output[0])
             continue
@@ -200,10 +199,10 @@ def _expressions(
             for _, subgraph in sorted(proto_subgraphs(node), key=lambda named: named[0])
         )
         expression = number((node.domain, node.op_type, inputs, inner))
-        floats = [read(name)[1] for name in node.input if type_of(name) in _FLOATS]
+        floats = [read(name)[1] for name in node.input if types.get(name) in _FLOATS]
         keeps = is_standard and node.op_type in SELECTING and bool(floats) and all(floats)
         for i, name in enumerate(node.output):
-            values[name] = number((expression, i)), is_half(name) or (keeps and type_of(name) in _FLOATS)
+            values[name] = number((expression, i)), is_half(name) or (keeps and types.get(name) in _FLOATS)
     return [read(output.name) for output in graph.output]
 
 

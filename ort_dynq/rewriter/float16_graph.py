@@ -7,7 +7,7 @@ from collections import ChainMap
 import onnx
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs
+from ..graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs
 from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
 
 PREFIX = "InsertedPrecisionFreeCast_"
@@ -137,8 +137,8 @@ class GraphCasts:
         """Gives a node the inputs and outputs with which ONNX Runtime runs it: `ran`, or None if it is not found."""
         if ran is None or (node.op_type, len(node.inputs)) != (ran.op_type, len(ran.input)):
             return
-        if node.domain not in STANDARD_DOMAINS or ran.domain not in STANDARD_DOMAINS:
-            return
+        if not all(each.domain in RUNTIME_DOMAINS for each in (node, ran)):
+            return  # a call of a model-local function, which ONNX Runtime expands
         if "dtype" in node.attributes or any(name and not self._is_known(name) for name in ran.input):
             return
         for i, name in enumerate(ran.input):

@@ -73,6 +73,10 @@ struct Problem {
     }
   }
 
+  void make_finite() {
+    for (float& scale : scales) scale = std::isfinite(scale) ? scale : 1e-40f;
+  }
+
   size_t elements() const { return static_cast<size_t>(extent.rows * extent.stride); }
 
   // (k + 0.5) * scale for codes k, and its neighbors by one and two units in the last place.
@@ -217,8 +221,9 @@ uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16)
 }
 
 uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
-  return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind != kOrdinary) return;  // the scales must be finite and the zero points narrow
+  return hash_blocks(parameters, [&](Random& random, Problem problem, Hash& hash) {
+    if (problem.kind == kWide) return;  // the zero points must be narrow
+    problem.make_finite();
     std::vector<uint8_t> src(problem.elements());
     for (uint8_t& code : src) code = static_cast<uint8_t>(random.next());
     std::vector<float> dst(problem.elements(), 12345.0f);
@@ -257,8 +262,9 @@ uint64_t hash_quantize_4bits(const dynq::KernelTable& table, int kind, dynq::Par
 }
 
 uint64_t hash_dequantize_4bits(const dynq::KernelTable& table, int kind, dynq::Parameters parameters, bool is_float16) {
-  const auto run = [&](Random& random, const Problem& problem, Hash& hash) {
-    if (problem.kind != kOrdinary || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
+  const auto run = [&](Random& random, Problem problem, Hash& hash) {
+    if (problem.kind == kWide || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
+    problem.make_finite();
     std::vector<uint8_t> src(problem.elements() / 2), wide(problem.elements());
     for (uint8_t& codes : src) codes = static_cast<uint8_t>(random.next());
     const auto count = static_cast<int64_t>(wide.size());

@@ -58,7 +58,7 @@ def test_every_value_is_read_and_written(isa: str, half: str) -> None:
 def test_dequantizing_rounds_once(isa: str, half: str, codes: str) -> None:
     """Every scale by codes whose products have ties, overflow, and are subnormal; as rows and as columns.
 
-    Rows of 34 codes of 4 bits are dequantized as they are stored, and have two vectors that overlap.
+    Rows of 34 codes of 4 bits are dequantized as they are stored; their last two vectors overlap.
     """
     low, high = LIMITS[codes]
     scales = all_values(HALVES[half])
@@ -133,6 +133,9 @@ GRANULARITIES: list[tuple[Shape, Shape, dict[str, Any], int]] = [
     ((6, 50), (50,), {"qtype": "per_channel", "axis": 1}, 1),
     ((43, 134), (134,), {"qtype": "per_channel", "axis": 1}, 1),
     ((5, 96), (5, 3), {"qtype": "per_group", "axis": 1, "block_size": 32}, 1),
+    ((1, 40), (40,), {"qtype": "per_channel", "axis": 1}, 1),
+    ((13, 40), (40,), {"qtype": "per_channel", "axis": 1}, 1),
+    ((2, 9000), (2, 563), {"qtype": "per_group", "axis": 1, "block_size": 16}, 1),
 ]
 
 
@@ -179,7 +182,8 @@ ZERO_POINTS = (-(2**31), -16385, -16384, -300, -9, 0, 15, 300, 16384, 16385, 2**
 def test_codes_of_4_bits_with_other_parameters(isa: str, codes: str, axis: int) -> None:
     """Zero points beyond the codes, and scales whose reciprocals are not safe; compared with NumPy.
 
-    Quotients stand around those of the lowest and the highest code: these codes are clipped.
+    Quotients stand around those of the lowest and the highest code: these codes are clipped. One scale that is not safe
+    takes its block to other kernels.
     """
     rng = np.random.default_rng(axis)
     low, high = LIMITS[codes]

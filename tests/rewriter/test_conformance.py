@@ -144,6 +144,7 @@ EXPECTED: dict[str, dict[str, int]] = {
 
 # Of models whose chains are left where ONNX Runtime adds and multiplies float16 itself, so that they are not float32.
 EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
+    "ort_half_optimized": {},
     "ort_half_token": {},
     "torch_half_token": {},
     "torch_token_float16": {"ort_dynq.ReduceAbsMax": 1},

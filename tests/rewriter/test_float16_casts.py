@@ -25,6 +25,8 @@ CHAINS = {
     "quotient": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) y = Mul(c, s)",
     "codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) q = Cast<to = 3>(c)"
     " f = Cast<to = 10>(q) y = Mul(f, s)",
+    "clipped": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit)"
+    " k = Cast<to = 10>(c) y = Mul(k, s)",
     "scale": f"{RANGE} t = Div(m, limit) u = Max(t, eps) s = Max(u, eps) d = Div(x, s) r = Round(d) "
     "c = Clip(r, low, limit) y = Mul(c, s)",
     "inverse": f"{RANGE} b = Max(m, eps) k = Max(b, eps) s = Div(limit, k) d = Mul(x, s) r = Round(d) "
@@ -147,13 +149,39 @@ def test_what_onnxruntime_expands(chain: str, function: str) -> None:
     assert verify(model, rewrite(model).model, inputs={"x": x}).passed == passed
 
 
-def test_nodes_whose_types_onnx_does_not_know(isa: str) -> None:
-    """ONNX Runtime's transformers optimizer writes them, and Casts from float16 to float16."""
-    chain = CHAINS["quotient"].replace("(x", "(g").replace("c = Clip", "e = Clip")
-    model = model_of(f"g = com.microsoft.Gelu(x) {chain.replace('y =', 'c = Cast<to = 10>(e) y =')}")
+@pytest.mark.parametrize(
+    "between",
+    [
+        "h = com.microsoft.Gelu(f)",
+        "h = com.microsoft.BiasGelu(f, bias)",
+        "h = com.microsoft.FastGelu(f, bias)",
+        "e = com.microsoft.QuickGelu(f) h = Mul(e, third)",
+        "h = com.microsoft.SkipLayerNormalization(f, x, gamma, bias)",
+        "n, , , e = com.microsoft.SkipLayerNormalization(f, x, gamma, bias) h = Add(n, e)",
+        "h = com.microsoft.FusedMatMul<alpha = 0.5>(f, weights)",
+    ],
+)
+def test_operators_of_onnxruntime(between: str) -> None:
+    """Chains before and behind nodes that its optimizers write."""
+    again = re.sub(r"\b([amsdrck])\b", r"\g<1>2", re.sub(r"\bx\b", "h", CHAINS["clipped"]))
+    body = f"{CHAINS['clipped'].replace('y =', 'f =')} {between} {again}"
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>'
+        f" g (float16[N, 64] x) => (float16[N, 64] y) {{ {body} }}"
+    )
+    rng = np.random.default_rng(1)
+    constants = {"limit": 127, "low": -128, "third": 1 / 3, "weights": rng.normal(0, 0.1, (64, 64))}
+    constants |= {"bias": rng.normal(0, 1, 64), "gamma": rng.normal(1, 0.1, 64)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.float16(v), name) for name, v in constants.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "one"))
     result = rewrite(model, exact=True)
-    assert "DynamicRangeFakeQuantize" in {finding.operator for finding in result.report.rewritten}, result.report
-    same_bits(model, result.to_proto().SerializeToString(), x=rows())
+    found = [finding.operator for finding in result.report.rewritten]
+    assert found.count("DynamicRangeFakeQuantize") == 2, result.report
+    x = rng.normal(0, 3, (40, 64)).astype(np.float16)
+    x[0] = 0
+    (expected,) = stock_session(model).run(None, {"x": x})
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        assert_same(with_one_nan(session.run(None, {"x": x})[0]), with_one_nan(expected))
 
 
 def test_zeros_of_max_and_min(isa: str) -> None:

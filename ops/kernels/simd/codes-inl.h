@@ -3,6 +3,7 @@
 template <CodeKind kKind>
 struct Codes8 {
   static constexpr int kBits = 8;
+  static constexpr bool kHasRowsOfTwo = false;
   static uint8_t* at(void* codes, int64_t i) { return static_cast<uint8_t*>(codes) + i; }
   static const uint8_t* at(const void* codes, int64_t i) { return static_cast<const uint8_t*>(codes) + i; }
   // Zero points of int16 as store4 takes them.
@@ -17,10 +18,12 @@ struct Codes8 {
   static V::I load_part(const uint8_t* p, int64_t n) { return V::load_codes_part<kKind>(p, n); }
 };
 
-// Rows have at least kLeastColumnsOf4Bits: two vectors. Without kClips, stored codes are at most the highest one.
-template <CodeKind kKind, bool kClips>
+// Rows have at least kLeastColumnsOf4Bits: two vectors or more. Without kClips, stored codes are at most the highest
+// one. `Vector` is V, which needs store2_of_4_bits only for such rows.
+template <CodeKind kKind, bool kClips, class Vector = V>
 struct Codes4 {
   static constexpr int kBits = 4;
+  static constexpr bool kHasRowsOfTwo = kLeastColumnsOf4Bits < 4 * V::kLanes;  // vectors, or three
   static_assert(kLeastColumnsOf4Bits >= 2 * V::kLanes, "rows have two vectors");
   static uint8_t* at(void* codes, int64_t i) { return static_cast<uint8_t*>(codes) + (i >> 1); }
   static const uint8_t* at(const void* codes, int64_t i) { return static_cast<const uint8_t*>(codes) + (i >> 1); }
@@ -31,6 +34,6 @@ struct Codes4 {
   static void store4(uint8_t* p, V::I ab, V::I cd) {
     V::store4_of_4_bits<kClips>(p, ab, cd, kFlipped);
   }
-  static void store2(uint8_t* p, V::I ab) { V::store2_of_4_bits<kClips>(p, ab, kFlipped); }
+  static void store2(uint8_t* p, V::I ab) { Vector::template store2_of_4_bits<kClips>(p, ab, kFlipped); }
   static V::I load(const uint8_t* p) { return V::load_codes_of_4_bits<kKind>(p); }
 };

@@ -61,7 +61,7 @@ struct Float16 {
   static int64_t rows_to_same_alignment(int64_t, int64_t) { return 1; }
 };
 
-// For floats that are not NaN.
+// For floats that are not NaN. (store_part looks for NaN all the same.)
 struct NumericFloat16 : Float16 {
   template <bool>
   static void store(uint16_t* p, V::F a) {

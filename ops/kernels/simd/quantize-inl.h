@@ -99,7 +99,8 @@ void quantize_rows_with(const QuantizeBlock& block) {
     if (block.cols >= 4 * L) {
       cover(0, block.cols, 4 * L, [&](int64_t i) { Codes::template store4<kStream>(dst(i), two(i), two(i + 2 * L)); });
     } else if constexpr (Codes::kBits == 4) {
-      cover(0, block.cols, 2 * L, [&](int64_t i) { Codes::store2(dst(i), two(i)); });
+      if constexpr (Codes::kHasRowsOfTwo)
+        cover(0, block.cols, 2 * L, [&](int64_t i) { Codes::store2(dst(i), two(i)); });
     } else if (block.cols >= L) {
       cover(0, block.cols, L,
             [&](int64_t i) { Codes::store1(dst(i), quantizer(Floats::load(src + i)), quantizer.zp); });
@@ -133,11 +134,12 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const QuantizeB
   };
   if (cols >= 4 * L) return cover(0, cols, 4 * L, four);
   if constexpr (Codes::kBits == 4) {
-    cover(0, cols, 2 * L, [&](int64_t i) {
-      V::I pairs[kRows];
-      two(i, pairs);
-      for (int64_t row = 0; row < kRows; ++row) Codes::store2(dst(row, i), pairs[row]);
-    });
+    if constexpr (Codes::kHasRowsOfTwo)
+      cover(0, cols, 2 * L, [&](int64_t i) {
+        V::I pairs[kRows];
+        two(i, pairs);
+        for (int64_t row = 0; row < kRows; ++row) Codes::store2(dst(row, i), pairs[row]);
+      });
   } else {
     const auto one = [&](int64_t i) {
       const Quantizer quantizer = quantizers.of_columns(i);

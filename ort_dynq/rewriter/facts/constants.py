@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, functions, with_subgraphs
+from ...graphs import RUNTIME_DOMAINS, functions, with_subgraphs
 from .values import integer
 
 # Operators whose result does not depend on their inputs alone.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
-_FOLDED_DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
 
 
 class Constants:
@@ -66,7 +65,7 @@ class Constants:
 
 
 def _is_foldable(node: ir.Node) -> bool:
-    if node.domain not in _FOLDED_DOMAINS or node.op_type in _RANDOM:
+    if node.domain not in RUNTIME_DOMAINS or node.op_type in _RANDOM:
         return False
     return all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
+from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..edit import Edit
 from ..facts.shapes import broadcasts, same_shape
@@ -19,7 +19,6 @@ from ..metadata import RULE as ADDED
 from ..report import FUSED, STATIC, Left, too_old
 from ..rule import Context, Rule
 
-_DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
 _FLOAT_PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Conv", "ConvTranspose"}
     | {"FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"}  # of com.microsoft
@@ -61,7 +60,7 @@ def _apply_truncation(node: ir.Node, context: Context) -> Edit | None:
 
 def _apply_product(node: ir.Node, context: Context) -> Edit | None:
     """Reports a product of data that were quantized before it."""
-    if node in context.reported or node.domain not in _DOMAINS or ADDED in node.metadata_props:
+    if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return None
     if node.op_type in _QLINEAR_PRODUCTS:
         raise Left("it is an integer operator of ONNX Runtime")
@@ -103,7 +102,7 @@ def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | N
 def _is_quantizer(node: ir.Node, output: ir.Value | None) -> bool:
     if node.domain == DOMAIN:
         return "antize" in node.op_type and output is node.outputs[0]
-    return node.domain in _DOMAINS and node.op_type in _QUANTIZERS and output is node.outputs[0]
+    return node.domain in RUNTIME_DOMAINS and node.op_type in _QUANTIZERS and output is node.outputs[0]
 
 
 def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> str:
