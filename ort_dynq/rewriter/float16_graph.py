@@ -105,6 +105,7 @@ class GraphCasts:
         Args:
             run: The graph as ONNX Runtime runs it.
         """
+        run = self._without_copies(run)
         ran = {name.removeprefix(PREFIX): node for node in run.node for name in node.output if not is_inserted(node)}
         self._sources = {node.output[0].removeprefix(PREFIX): node.input[0] for node in run.node if is_inserted(node)}
         nodes = {node: ran.get(node.outputs[0].name or "") if node.outputs else None for node in self._graph}
@@ -118,6 +119,24 @@ class GraphCasts:
                 if name in found:
                     self._inner.append(GraphCasts(subgraph, self._all_types, self._names, self))
                     self._inner[-1].write(found[name])
+
+    def _without_copies(self, run: onnx.GraphProto) -> onnx.GraphProto:
+        """Returns a graph whose nodes read the original of a DequantizeLinear: ONNX Runtime copies it for each use."""
+        merged = onnx.GraphProto()
+        merged.CopyFrom(run)
+        originals: dict[object, str] = {}
+        dequantizers = [node for node in run.node if node.op_type == "DequantizeLinear"]
+        names: dict[str, str] = {}
+        for is_original in (True, False):
+            for node in dequantizers:
+                if (node.output[0].removeprefix(PREFIX) in self._values) == is_original:
+                    key = tuple(node.input), tuple(each.SerializeToString() for each in node.attribute)
+                    names[node.output[0]] = originals.setdefault(key, node.output[0])
+        for node in merged.node:
+            for i, name in enumerate(node.input):
+                bare = name.removeprefix(PREFIX)
+                node.input[i] = name.removesuffix(bare) + names.get(bare, bare)
+        return merged
 
     def simplify(self) -> None:
         """Removes Casts that change no value, and those that nothing reads any more."""

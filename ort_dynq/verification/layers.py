@@ -147,6 +147,7 @@ class Override:
         model: B; it is changed.
         results: The products' results.
         foreign: Other values of B to replace by A's.
+        observed: Values of B to return, too.
         known: A's values on one set of inputs, by name. Their types and ranks are those of all sets.
         backend: How B gets the operators.
 
@@ -159,11 +160,12 @@ class Override:
         model: ir.Model,
         results: Sequence[ir.Value],
         foreign: Sequence[ir.Value],
+        observed: Sequence[ir.Value],
         known: Mapping[str, Array],
         backend: Backend,
     ) -> None:
         replaced = [value for value in (*results, *foreign) if value.name in known]
-        outputs = [output for output in model.graph.outputs if output not in {*results, *foreign}]
+        outputs = [output for output in model.graph.outputs if output not in {*results, *foreign, *observed}]
         model.graph.outputs[:] = []
         self._given = []
         for i, old in enumerate(replaced):
@@ -178,13 +180,13 @@ class Override:
                 ir.convenience.replace_all_uses_with([old], [new])
                 model.graph.inputs.append(new)
                 self._given.append(name_of(new))
-        model.graph.outputs.extend([*results, *outputs])
+        model.graph.outputs.extend([*results, *observed, *outputs])
         self._names = [name_of(output) for output in model.graph.outputs]
         # Without outputs there is nothing to run: all of the model's come from nodes that contain products.
         self._session = open_session(model, "B", backend=backend) if self._names else None
 
     def run(self, feeds: Mapping[str, Array], known: Mapping[str, Array]) -> list[Array]:
-        """Returns the products' results, then the other outputs of B, without foreign values.
+        """Returns the products' results, then the observed values, then the other outputs of B, without foreign values.
 
         Args:
             feeds: Values of all inputs of the model.

@@ -23,7 +23,7 @@ from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
 from ..rewriter.float16_casts import write_casts
 from ..rewriter.float16_graph import restore_zeros
-from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_WEIGHTS
+from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ..storage import load
 from .convolution import convolve
 from .inputs import Array
@@ -143,11 +143,14 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     needed = [value for chain in chains if chain for value in chain.values()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in foreign)]
     known = Recorder(model_a, wanted).run(feeds)
-    results = Override(model_b, layers.results, foreign, known, backend).run(feeds, known)
-    judged = zip(labels, chains, results[: len(chains)], stored, strict=True)
+    codes = list(map(_codes_of_rounded, layers.nodes))
+    observed = list(dict.fromkeys(value for each in codes for value in each if value.producer() is not None))
+    results = Override(model_b, layers.results, foreign, observed, known, backend).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
-    products = tuple(_judge(name, chain, known, result, stored) for name, chain, result, stored in judged)
+    activations = [_dequantized(each, outputs) for each in codes]
+    judged = zip(labels, chains, zip(results, activations, stored, strict=False), strict=True)
+    products = tuple(_judge(name, chain, known, *of_b) for name, chain, of_b in judged)
     verified = [chain.result for chain in chains if chain]
     # Last, since this renames A's values.
     perturbed, not_perturbed = _run_perturbed(model_a, verified, feeds, known) if verified else ([], "")
@@ -275,8 +278,38 @@ def _rounded_weights(node: ir.Node) -> Array | None:
     return np.asarray((codes - each_zp) * each_scale)
 
 
+def _codes_of_rounded(node: ir.Node) -> list[ir.Value]:
+    """Returns codes, scale and zero point of a QuantizedMatMul whose activation A rounds to float16; empty if not."""
+    is_rounded = node.metadata_props.get(ROUNDED_ACTIVATION) == "1"
+    return [value for value in node.inputs[:3] if value is not None] if is_rounded else []
+
+
+def _dequantized(values: list[ir.Value], outputs: Mapping[str, Array]) -> Array | None:
+    """Returns the activation of codes, scale and zero point, float64; None without these."""
+    if len(values) != 3:
+        return None
+    tensors = map(ir.convenience.get_const_tensor, values)
+    arrays = [
+        outputs[name_of(value)] if tensor is None else tensor.numpy()
+        for value, tensor in zip(values, tensors, strict=True)
+    ]
+    codes, *parameters = (array.astype(np.float64) for array in arrays)
+    depth = codes.shape[-1]
+    scale, zero_point = (  # those of groups are as many as a row has groups
+        np.repeat(each, depth // each.shape[-1], -1) if each.ndim and 1 < each.shape[-1] < depth else each
+        for each in parameters
+    )
+    with np.errstate(all="ignore"):  # a scale may be infinite
+        return np.asarray((codes - zero_point) * scale)
+
+
 def _judge(
-    name: str, chain: _Chain | None, known: Mapping[str, Array], result: Array, stored: Array | None = None
+    name: str,
+    chain: _Chain | None,
+    known: Mapping[str, Array],
+    result: Array,
+    activation: Array | None,
+    stored: Array | None,
 ) -> Product:
     """Compares a product.
 
@@ -285,6 +318,7 @@ def _judge(
         chain: The nodes in A.
         known: A's values.
         result: B's result.
+        activation: B's activation if A's is this one, rounded to float16; the reference then has B's.
         stored: B's weights if A's are these, rounded to float16; the reference then has B's.
     """
     product = Product(name)
@@ -298,8 +332,12 @@ def _judge(
     of_b = weights if stored is None else chain.like_weights(stored, weights)
     if stored is not None and not np.array_equal(of_b.astype(np.float16), weights):
         return replace(product, problem="B's weights, rounded to float16, are not A's")
+    x_of_b = x if activation is None else activation
+    with np.errstate(over="ignore"):
+        if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
+            return replace(product, problem="B's activation, rounded to float16, is not A's")
     a_errors, a_compared = _errors(expected, chain, x, weights, known)
-    b_errors, b_compared = _errors(result, chain, x, of_b, known)
+    b_errors, b_compared = _errors(result, chain, x_of_b, of_b, known)
     compared = a_compared & b_compared
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     depth = chain.depth(weights)

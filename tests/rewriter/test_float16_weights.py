@@ -1,4 +1,4 @@
-"""Products of float16 models whose exporter has rounded code * scale to float16: they become integer products."""
+"""Products of float16 models that round code * scale to float16, of weights or activations, become integer products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_float16_casts import CHAINS, model_of, rows
 
 from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.metadata import ROUNDED_WEIGHTS
+from ort_dynq.rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ort_dynq.verification import verify
 
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -113,3 +113,81 @@ def test_quantize_and_dequantize_linear(isa: str, axis: int | None) -> None:
     assert found.passed, found
     assert len(found.products) == 1
     assert_same(*(session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto))))
+
+
+def rounded_activation() -> onnx.ModelProto:
+    """One activation per tensor, asymmetric, for three products; its scale is float16, so DequantizeLinear rounds."""
+    body = (
+        "l = ReduceMin<keepdims = 0>(x) h = ReduceMax<keepdims = 0>(x) o = Min(l, zero) t = Max(h, zero) w = Sub(t, o)"
+        " b = Div(w, levels) s = Clip(b, eps, limit) v = Div(o, s) i = Round(v) n = Neg(i) c = Clip(n, zero, levels)"
+        " z = Cast<to = 2>(c) q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+        " e = DequantizeLinear<axis = 1>(codes, scales) y = MatMul(d, e) p = MatMul(d, e) f = Add(p, bias)"
+        " r = MatMul(d, weights)"
+    )
+    outputs = ", ".join(f"float16[100, {COLUMNS}] {name}" for name in "yfr")
+    model = onnx.ModelProto.FromString(model_of(body, before=f"float16[100, {DEPTH}] x", outputs=outputs))
+    model.opset_import[0].version, model.ir_version = 21, 10
+    arrays = {"codes": CODES.astype(np.int8), "scales": SCALES.astype(np.float16), "weights": WEIGHTS}
+    arrays["bias"] = np.full(COLUMNS, 0.5, np.float16)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+def test_rounded_activation(isa: str) -> None:
+    model = rounded_activation()
+    assert "QuantizedMatMul" not in {each.operator for each in rewrite(model, exact=True).report.rewritten}
+    proto, x = rewrite(model).to_proto(), np.random.default_rng(6).normal(1, 3, (100, DEPTH)).astype(np.float16)
+    found = verify(model, proto, inputs={"x": x})
+    assert found.passed, found
+    assert len(found.products) == 3
+    assert max(product.b_error for product in found.products) < 3
+    results = [session.run(None, {"x": x}) for session in (make_session(proto, "native"), stock_session(proto))]
+    original = stock_session(model).run(None, {"x": x})
+    largest = np.spacing(np.abs(x).max()).astype(np.float64) / 2  # what the rounding of the activation may change
+    spacing = np.spacing(np.abs(WEIGHTS)).astype(np.float64)
+    bound = np.abs(WEIGHTS.astype(np.float64)).sum(0) * largest + np.abs(x).astype(np.float64) * 1.1 @ spacing
+    for ours, plain, expected in zip(*results, original, strict=True):
+        assert_same(ours, plain)
+        assert (np.abs(ours.astype(np.float64) - expected) <= bound + np.spacing(np.abs(expected))).all()
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+@pytest.mark.parametrize("groups", [1, 8])
+def test_rounded_activation_in_rows_and_groups(isa: str, groups: int) -> None:
+    """A scale for each row, or for each group of 32 elements of it."""
+    given = f"axis = 1, block_size = {256 // groups}" if groups > 1 else "axis = 0"
+    body = (
+        "g = Reshape(x, shape) a = Abs(g) m = ReduceMax<keepdims = 0>(a, one) b = Div(m, limit) s = Clip(b, eps, limit)"
+        " n = Sub(s, s) z = Cast<to = 3>(n)"
+        f" q = QuantizeLinear<{given}>(x, s, z) d = DequantizeLinear<{given}>(q, s, z)"
+        " y = MatMul(d, weights)"
+    )
+    model = onnx.ModelProto.FromString(
+        model_of(body, before="float16[100, 256] x", outputs=f"float16[100, {COLUMNS}] y")
+    )
+    model.opset_import[0].version, model.ir_version = 21, 10
+    shape = np.array([100, groups, 256 // groups] if groups > 1 else [100, 256])
+    arrays = {"weights": WEIGHTS[:256], "shape": shape}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    proto, x = rewrite(model).to_proto(), np.random.default_rng(7).normal(0, 3, (100, 256)).astype(np.float16)
+    found = verify(model, proto, inputs={"x": x})
+    assert found.passed, found
+    assert len(found.products) == 1
+    assert_same(*(session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto))))
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+@pytest.mark.parametrize("position", [0, 1, 2], ids=["codes", "scale", "zero point"])
+def test_verification_finds_another_activation(position: int) -> None:
+    """Constants in place of what B computes: verification reads those, too."""
+    model = rounded_activation()
+    proto = rewrite(model).to_proto()
+    nodes = [node for node in proto.graph.node if node.op_type == "QuantizedMatMul"]
+    assert all({entry.key: entry.value for entry in node.metadata_props}[ROUNDED_ACTIVATION] == "1" for node in nodes)
+    other = (np.full((100, DEPTH), 7, np.uint8), np.array(0.0125, np.float32), np.array(3, np.uint8))[position]
+    proto.graph.initializer.append(numpy_helper.from_array(other, "other"))
+    nodes[1].input[position] = "other"
+    x = np.random.default_rng(6).normal(1, 3, (100, DEPTH)).astype(np.float16)
+    problems = [product.problem for product in verify(model, proto, inputs={"x": x}).products]
+    assert sorted(problems) == ["", "", "B's activation, rounded to float16, is not A's"]
