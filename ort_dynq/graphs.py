@@ -89,3 +89,9 @@ def named(model: ir.Model) -> ir.Model:
             node.name = name
             names.add(name)
     return model
+
+
+def values_of(graph: ir.Graph | ir.Function) -> list[ir.Value]:
+    """Returns the inputs and the initializers of a graph, and the outputs of its nodes."""
+    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+    return [*graph.inputs, *initializers, *(value for node in graph for value in node.outputs)]

@@ -21,12 +21,12 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, values_of, with_subgraphs
 from ..runtime import MOST_COPIED, open_session, session_options, temporary_folder
 from ..storage import load, to_proto
 from .facts.inference import Facts
 from .facts.values import cast_to, constant_array, producer_of
-from .float16_graph import PREFIX, SELECTING, GraphCasts, is_cast, values_of
+from .float16_graph import PREFIX, SELECTING, GraphCasts, is_cast
 from .functions import inlined
 
 _ENDS = ("Round", "DequantizeLinear")  # of chains that the rules find in float32

@@ -7,7 +7,7 @@ from collections import ChainMap
 import onnx
 import onnx_ir as ir
 
-from ..graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs
+from ..graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs, values_of
 from .facts.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
 
 PREFIX = "InsertedPrecisionFreeCast_"
@@ -18,16 +18,12 @@ _LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
 _WAS_FLOAT16 = "was float16"  # in the meta of a node that may return another zero than the one of float16
 
 
-def values_of(graph: ir.Graph | ir.Function) -> list[ir.Value]:
-    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
-    return [*graph.inputs, *initializers, *(value for node in graph for value in node.outputs)]
-
-
 def is_cast(node: ir.Node) -> bool:
+    """Returns whether a node is ONNX's Cast."""
     return bool(node.outputs) and producer_of(node.outputs[0], "Cast") is node
 
 
-def is_inserted(node: onnx.NodeProto) -> bool:
+def _is_inserted(node: onnx.NodeProto) -> bool:
     return node.op_type == "Cast" and node.name.startswith(PREFIX)
 
 
@@ -106,8 +102,8 @@ class GraphCasts:
             run: The graph as ONNX Runtime runs it.
         """
         run = self._without_copies(run)
-        ran = {name.removeprefix(PREFIX): node for node in run.node for name in node.output if not is_inserted(node)}
-        self._sources = {node.output[0].removeprefix(PREFIX): node.input[0] for node in run.node if is_inserted(node)}
+        ran = {name.removeprefix(PREFIX): node for node in run.node for name in node.output if not _is_inserted(node)}
+        self._sources = {node.output[0].removeprefix(PREFIX): node.input[0] for node in run.node if _is_inserted(node)}
         nodes = {node: ran.get(node.outputs[0].name or "") if node.outputs else None for node in self._graph}
         for node, same in nodes.items():
             self._convert(node, same)

@@ -106,7 +106,7 @@ def measure_layers(
         steps = track([f"measuring layers, set {i + 1}" for i in range(len(reference.data.sets))])
         for number, (_, feeds) in enumerate(zip(steps, reference.data.sets, strict=True)):
             known = recorder.run(feeds)
-            override = override or Override(b, layers.results, layers.foreign, [], known, backend)
+            override = override or Override(b, layers.results, layers.foreign, known, backend)
             errors = []
             for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
                 if (error := each.add(known, quantized)) is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import functions, graphs, subgraphs
+from ..graphs import functions, graphs, subgraphs, values_of
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import only_use
 from ..rewriter.metadata import ACTIVATION
@@ -147,9 +147,9 @@ class Override:
         model: B; it is changed.
         results: The products' results.
         foreign: Other values of B to replace by A's.
-        observed: Values of B to return, too.
         known: A's values on one set of inputs, by name. Their types and ranks are those of all sets.
         backend: How B gets the operators.
+        observed: Computed values of B to return, too.
 
     Raises:
         SessionError: B does not load.
@@ -160,9 +160,9 @@ class Override:
         model: ir.Model,
         results: Sequence[ir.Value],
         foreign: Sequence[ir.Value],
-        observed: Sequence[ir.Value],
         known: Mapping[str, Array],
         backend: Backend,
+        observed: Sequence[ir.Value] = (),
     ) -> None:
         replaced = [value for value in (*results, *foreign) if value.name in known]
         outputs = [output for output in model.graph.outputs if output not in {*results, *foreign, *observed}]
@@ -205,8 +205,7 @@ def name_of(value: ir.Value) -> str:
 
 
 def _values(graph: ir.Graph) -> dict[str, ir.Value]:
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-    return {name_of(value): value for value in values if value.name}
+    return {name_of(value): value for value in values_of(graph) if value.name}
 
 
 def _is_product(node: ir.Node) -> bool:

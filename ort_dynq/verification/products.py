@@ -145,10 +145,10 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     known = Recorder(model_a, wanted).run(feeds)
     codes = list(map(_codes_of_rounded, layers.nodes))
     observed = list(dict.fromkeys(value for each in codes for value in each if value.producer() is not None))
-    results = Override(model_b, layers.results, foreign, observed, known, backend).run(feeds, known)
+    results = Override(model_b, layers.results, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
-    activations = [_dequantized(each, outputs) for each in codes]
+    activations = [_dequantized(each, {**feeds, **outputs}) for each in codes]
     judged = zip(labels, chains, zip(results, activations, stored, strict=False), strict=True)
     products = tuple(_judge(name, chain, known, *of_b) for name, chain, of_b in judged)
     verified = [chain.result for chain in chains if chain]
@@ -284,13 +284,18 @@ def _codes_of_rounded(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs[:3] if value is not None] if is_rounded else []
 
 
-def _dequantized(values: list[ir.Value], outputs: Mapping[str, Array]) -> Array | None:
-    """Returns the activation of codes, scale and zero point, float64; None without these."""
-    if len(values) != 3:
+def _dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Array | None:
+    """Returns the activation of codes, scale and zero point, float64; None without these.
+
+    Args:
+        values: The values; empty if there are none.
+        arrays_of_b: The inputs of B and its computed values, by name.
+    """
+    if not values:
         return None
     tensors = map(ir.convenience.get_const_tensor, values)
     arrays = [
-        outputs[name_of(value)] if tensor is None else tensor.numpy()
+        arrays_of_b[name_of(value)] if tensor is None else tensor.numpy()
         for value, tensor in zip(values, tensors, strict=True)
     ]
     codes, *parameters = (array.astype(np.float64) for array in arrays)

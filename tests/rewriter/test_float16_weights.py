@@ -177,6 +177,24 @@ def test_rounded_activation_in_rows_and_groups(isa: str, groups: int) -> None:
     assert_same(*(session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto))))
 
 
+def test_rounded_activation_of_given_codes(isa: str) -> None:
+    """Codes, scale and zero point are inputs of the model."""
+    before = f"uint8[100, {DEPTH}] q, float16 s, uint8 z"
+    body = "d = DequantizeLinear(q, s, z) r = Round(d) y = MatMul(d, weights)"
+    outputs = f"float16[100, {COLUMNS}] y, float16[100, {DEPTH}] r"
+    model = onnx.ModelProto.FromString(model_of(body, before=before, outputs=outputs))
+    model.opset_import[0].version, model.ir_version = 21, 10
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "weights"))
+    rng = np.random.default_rng(8)
+    feeds = {"q": rng.integers(0, 256, (100, DEPTH), np.uint8), "s": np.float16(0.0371), "z": np.uint8(117)}
+    proto = rewrite(model).to_proto()
+    (node,) = [node for node in proto.graph.node if node.op_type == "QuantizedMatMul"]
+    assert ROUNDED_ACTIVATION in {entry.key for entry in node.metadata_props}
+    found = verify(model, proto, inputs={name: np.asarray(array) for name, array in feeds.items()})
+    assert found.passed, found
+    assert len(found.products) == 1
+
+
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["codes", "scale", "zero point"])
 def test_verification_finds_another_activation(position: int) -> None:

@@ -3,7 +3,6 @@
 template <CodeKind kKind>
 struct Codes8 {
   static constexpr int kBits = 8;
-  static constexpr bool kHasRowsOfTwo = false;
   static uint8_t* at(void* codes, int64_t i) { return static_cast<uint8_t*>(codes) + i; }
   static const uint8_t* at(const void* codes, int64_t i) { return static_cast<const uint8_t*>(codes) + i; }
   // Zero points of int16 as store4 takes them.

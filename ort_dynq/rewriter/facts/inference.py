@@ -6,13 +6,13 @@ import graphlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Container
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_subgraphs, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_subgraphs, values_of, with_subgraphs
 from ...operators import DOMAIN
 from .constants import Constants
 from .microsoft import stand_ins
@@ -46,7 +46,7 @@ class Facts:
     def __enter__(self) -> Facts:
         for _, graph in graphs(self.model):
             _describe_initializers(graph)
-            for value in _values(graph):
+            for value in values_of(graph):
                 self._names.add(value.name)
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
                 if _is_too_long(value.shape):
@@ -309,14 +309,6 @@ def _argument(call: ir.Node, position: int) -> ir.Value | None:
     return call.inputs[position] if position < len(call.inputs) else None
 
 
-def _values(graph: ir.Graph | ir.Function) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    if isinstance(graph, ir.Graph):
-        yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
-
-
 def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir.Function], data_prop: bool) -> None:
     """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree.
 
@@ -351,8 +343,8 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir
         return
     found = ir.serde.deserialize_model(inferred).graph
     for (_, ours), (_, theirs) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
-        known = {value.name: value for value in _values(theirs)}
-        for value in _values(ours):
+        known = {value.name: value for value in values_of(theirs)}
+        for value in values_of(ours):
             if (same := known.get(value.name)) is not None:
                 value.type = value.type if same.type is None else same.type
                 value.shape = value.shape if same.shape is None else same.shape
