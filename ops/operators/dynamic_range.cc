@@ -232,7 +232,7 @@ class DynamicRangeQuantize : public Node {
   RowParameters parameters_of(const Run& run, int64_t row, Range range) const {
     if (rule_.depends_on_signs(range)) {
       const float zero = first_zero(run, row);
-      if (range.low == 0) range.low = zero;
+      range.low = zero;
       if (range.high == 0) range.high = zero;
     }
     const auto [scale, zero_point] =
