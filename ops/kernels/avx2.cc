@@ -51,10 +51,14 @@ struct V : Vector256 {
   // Adds int16 with saturation.
   static I add16(I a, I b) { return _mm256_adds_epi16(a, b); }
 
-  // Saturates 4 * kLanes int16 to codes.
-  template <CodeKind kKind, bool kStream>
-  static void store4(uint8_t* p, I ab, I cd) {
-    const __m256i packed = kKind == kU8 ? _mm256_packus_epi16(ab, cd) : _mm256_packs_epi16(ab, cd);
+  // Saturates 4 * kLanes int16 to codes, interleaved.
+  using Packed8 = I;
+  template <CodeKind kKind>
+  static Packed8 pack8(I ab, I cd) {
+    return kKind == kU8 ? _mm256_packus_epi16(ab, cd) : _mm256_packs_epi16(ab, cd);
+  }
+  template <bool kStream>
+  static void store_codes8(uint8_t* p, Packed8 packed) {
     const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     auto* to = reinterpret_cast<__m256i*>(p);
     kStream ? _mm256_stream_si256(to, ordered) : _mm256_storeu_si256(to, ordered);
@@ -107,20 +111,23 @@ struct V : Vector256 {
   static void store_low_halves(uint8_t* p, I a) {
     store16(p, _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
-  // Saturates 4 * kLanes int16, which are at most 15 unless kClips, to unsigned codes of 4 bits, two in a byte. Flips
-  // bits of each byte.
-  template <bool kClips>
-  static __m128i codes_of_4_bits(I ab, I cd, int flipped) {
-    I codes = _mm256_packus_epi16(ab, cd);
-    if constexpr (kClips) codes = _mm256_min_epu8(codes, _mm256_set1_epi8(15));
-    const I words = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));  // the first + 16 * the second
-    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    const __m128i ordered = _mm_unpacklo_epi16(bytes, _mm_unpackhi_epi64(bytes, bytes));
-    return _mm_xor_si128(ordered, _mm_set1_epi8(static_cast<char>(flipped)));
+  // Saturates 4 * kLanes int16 of at most 15 to unsigned codes of 4 bits, and joins two of them to a byte.
+  using Packed4 = I;
+  static Packed4 pack4(I ab, I cd) {
+    return _mm256_maddubs_epi16(_mm256_packus_epi16(ab, cd), _mm256_set1_epi16(0x1001));  // the first + 16 * the second
   }
-  template <bool kClips>
-  static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
-    store16(p, codes_of_4_bits<kClips>(ab, cd, flipped));
+  // Flips bits of each byte.
+  static I ordered4(Packed4 first, Packed4 second, uint8_t flipped) {
+    const I halves = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), _MM_SHUFFLE(3, 1, 2, 0));
+    const I order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    return _mm256_xor_si256(_mm256_shuffle_epi8(halves, order), _mm256_set1_epi8(static_cast<char>(flipped)));
+  }
+  static void store_codes4(uint8_t* p, Packed4 first, Packed4 second, uint8_t flipped) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), ordered4(first, second, flipped));
+  }
+  // Stores the first 32 codes.
+  static void store_32_codes4(uint8_t* p, Packed4 packed, uint8_t flipped) {
+    store16(p, _mm256_castsi256_si128(ordered4(packed, packed, flipped)));
   }
   template <CodeKind kKind>
   static I load_codes_of_4_bits(const uint8_t* p) {

@@ -41,10 +41,14 @@ struct V : Vector512 {
   // Adds int16 with saturation.
   static I add16(I a, I b) { return _mm512_adds_epi16(a, b); }
 
-  // Saturates 4 * kLanes int16 to codes.
-  template <CodeKind kKind, bool kStream>
-  static void store4(uint8_t* p, I ab, I cd) {
-    const __m512i packed = kKind == kU8 ? _mm512_packus_epi16(ab, cd) : _mm512_packs_epi16(ab, cd);
+  // Saturates 4 * kLanes int16 to codes, interleaved.
+  using Packed8 = I;
+  template <CodeKind kKind>
+  static Packed8 pack8(I ab, I cd) {
+    return kKind == kU8 ? _mm512_packus_epi16(ab, cd) : _mm512_packs_epi16(ab, cd);
+  }
+  template <bool kStream>
+  static void store_codes8(uint8_t* p, Packed8 packed) {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i ordered = _mm512_permutexvar_epi32(order, packed);
     kStream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(p), ordered) : _mm512_storeu_si512(p, ordered);
@@ -91,24 +95,27 @@ struct V : Vector512 {
   static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
   static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
-  // Saturates 4 * kLanes int16, which are at most 15 unless kClips, to unsigned codes of 4 bits, two in a byte. Flips
-  // bits of each byte.
-  template <bool kClips>
-  static __m256i codes_of_4_bits(I ab, I cd, int flipped) {
-    I codes = _mm512_packus_epi16(ab, cd);
-    if constexpr (kClips) codes = _mm512_min_epu8(codes, _mm512_set1_epi8(15));
-    const I words = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));  // the first + 16 * the second
-    const I order = _mm512_castsi256_si512(_mm256_setr_epi16(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27));
-    const I bytes = _mm512_xor_si512(words, _mm512_set1_epi16(static_cast<int16_t>(flipped)));
-    return _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, _mm512_packus_epi16(bytes, bytes)));
+  // Saturates 4 * kLanes int16 of at most 15 to unsigned codes of 4 bits, and joins two of them to a byte.
+  using Packed4 = I;
+  static Packed4 pack4(I ab, I cd) {
+    return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd), _mm512_set1_epi16(0x1001));  // the first + 16 * the second
   }
-  template <bool kClips>
-  static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
-    store32(p, codes_of_4_bits<kClips>(ab, cd, flipped));
+  // Flips bits of each byte.
+  static I ordered4(Packed4 first, Packed4 second, uint8_t flipped) {
+    constexpr auto words = [](int low, int high) { return high << 16 | low; };
+    const I order =
+        _mm512_setr_epi32(words(0, 8), words(16, 24), words(1, 9), words(17, 25), words(2, 10), words(18, 26),
+                          words(3, 11), words(19, 27), words(4, 12), words(20, 28), words(5, 13), words(21, 29),
+                          words(6, 14), words(22, 30), words(7, 15), words(23, 31));
+    const I codes = _mm512_permutexvar_epi16(order, _mm512_packus_epi16(first, second));
+    return _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(flipped)));
   }
-  template <bool kClips>
-  static void store2_of_4_bits(uint8_t* p, I ab, int flipped) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(codes_of_4_bits<kClips>(ab, ab, flipped)));
+  static void store_codes4(uint8_t* p, Packed4 first, Packed4 second, uint8_t flipped) {
+    _mm512_storeu_si512(p, ordered4(first, second, flipped));
+  }
+  // Stores the first 32 codes.
+  static void store_32_codes4(uint8_t* p, Packed4 packed, uint8_t flipped) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(ordered4(packed, packed, flipped)));
   }
   // The bytes of sixteen codes: those of the first eight in each of eight lanes, the others in each of the other lanes.
   static I bytes_in_lanes(const uint8_t* p) {

@@ -37,9 +37,14 @@ struct V : VectorNeon {
   static uint8x8_t codes(int16x8_t a) {
     return kKind == kU8 ? vqmovun_s16(a) : vreinterpret_u8_s8(vqmovn_s16(a));
   }
-  template <CodeKind kKind, bool>
-  static void store4(uint8_t* p, I ab, I cd) {
-    vst1q_u8(p, vcombine_u8(codes<kKind>(vreinterpretq_s16_s32(ab)), codes<kKind>(vreinterpretq_s16_s32(cd))));
+  using Packed8 = uint8x16_t;
+  template <CodeKind kKind>
+  static Packed8 pack8(I ab, I cd) {
+    return vcombine_u8(codes<kKind>(vreinterpretq_s16_s32(ab)), codes<kKind>(vreinterpretq_s16_s32(cd)));
+  }
+  template <bool>
+  static void store_codes8(uint8_t* p, Packed8 packed) {
+    vst1q_u8(p, packed);
   }
   // Adds zero points in saturating int16 and saturates to codes.
   template <CodeKind kKind>
@@ -83,18 +88,15 @@ struct V : VectorNeon {
   static I high_halves(I a) { return vreinterpretq_s32_u32(vshrq_n_u32(u32(a), 16)); }
   static I lowest_bits(I a) { return vandq_s32(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(u32(a)))); }
-  // Saturates 4 * kLanes int16, which are at most 15 unless kClips, to unsigned codes of 4 bits, two in a byte. Flips
-  // bits of each byte.
-  template <bool kClips>
-  static uint8x8_t codes_of_4_bits(I ab, I cd, int flipped) {
-    uint8x16_t all = vcombine_u8(codes<kU8>(vreinterpretq_s16_s32(ab)), codes<kU8>(vreinterpretq_s16_s32(cd)));
-    if constexpr (kClips) all = vminq_u8(all, vdupq_n_u8(15));
-    const uint8x8_t first = vget_low_u8(vuzp1q_u8(all, all)), second = vget_low_u8(vuzp2q_u8(all, all));
-    return veor_u8(vsli_n_u8(first, second, 4), vdup_n_u8(static_cast<uint8_t>(flipped)));
+  // Saturates 4 * kLanes int16 of at most 15 to unsigned codes of 4 bits, and joins two of them to a byte.
+  using Packed4 = uint8x8_t;
+  static Packed4 pack4(I ab, I cd) {
+    const uint8x8_t low = codes<kU8>(vreinterpretq_s16_s32(ab)), high = codes<kU8>(vreinterpretq_s16_s32(cd));
+    return vsli_n_u8(vuzp1_u8(low, high), vuzp2_u8(low, high), 4);
   }
-  template <bool kClips>
-  static void store4_of_4_bits(uint8_t* p, I ab, I cd, int flipped) {
-    vst1_u8(p, codes_of_4_bits<kClips>(ab, cd, flipped));
+  // Flips bits of each byte.
+  static void store_codes4(uint8_t* p, Packed4 first, Packed4 second, uint8_t flipped) {
+    vst1q_u8(p, veorq_u8(vcombine_u8(first, second), vdupq_n_u8(flipped)));
   }
   template <CodeKind kKind>
   static I load_codes_of_4_bits(const uint8_t* p) {

@@ -48,7 +48,7 @@ constexpr float kScales[] = {1.0f,           0.1f,          0.0078125f, 0.0037f,
 constexpr int32_t kWideZeroPoints[] = {INT32_MIN, INT32_MIN + 1, INT32_MAX, INT32_MAX - 127,
                                        16385,     -16385,        1 << 24,   -(1 << 23) - 1};
 constexpr float kFloatZeroPoints[] = {0.5f, -0.0f, NAN, kInfinity, 1e-40f, 8388609.0f, -70000.0f};
-constexpr int64_t kColumns[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 129, 1025};
+constexpr int64_t kColumns[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 1025};
 
 // kSpecial: scales and float zero points may be any values. kWide: zero points that only the portable kernels take.
 enum Kind { kOrdinary, kSpecial, kWide };

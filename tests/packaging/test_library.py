@@ -93,6 +93,6 @@ def test_runs_on_manylinux_2_28(build: Path) -> None:
 def test_size(build: Path) -> None:
     library = build / "libort_dynq.so"
     assert ".symtab" not in run("readelf", "-SW", library)  # stripped
-    # 970 kB of elementwise kernels for three instruction sets, 70 of them for float16 and 130 for codes of 4 bits;
+    # 1010 kB of elementwise kernels for three instruction sets, 70 of them for float16 and 150 for codes of 4 bits;
     # products and convolutions for each of five, up to 80 kB.
-    assert library.stat().st_size < 1_565_000
+    assert library.stat().st_size < 1_615_000

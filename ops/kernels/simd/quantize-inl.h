@@ -21,10 +21,9 @@ struct BoundedQuantizer4 {
   Markstein<false> quotient;
   V::I zp;
   V::F bound;
-  BoundedQuantizer4(V::F scale, V::F reciprocal, V::I zp_)
-      : quotient(scale, reciprocal),
-        zp(zp_),
-        bound(V::mul(scale, V::to_float(V::sub(V::set1(int32_t{kKind == kU8 ? 15 : 7}), zp_)))) {}
+  BoundedQuantizer4(V::F scale, V::F reciprocal, V::I zp_, V::F bound_)
+      : quotient(scale, reciprocal), zp(zp_), bound(bound_) {}
+  static float bound_of(float scale, int32_t zp) { return scale * static_cast<float>((kKind == kU8 ? 15 : 7) - zp); }
   V::I operator()(V::F x) const { return V::round(quotient(V::min(bound, x))); }
 };
 
@@ -58,7 +57,12 @@ struct OneDnnQuantizer {
   }
 };
 
-// The parameters of a block, per row or per column, with the reciprocals of the scales if the quantizer needs them.
+template <class Quantizer>
+constexpr bool kHasBounds = false;
+template <CodeKind kKind>
+constexpr bool kHasBounds<BoundedQuantizer4<kKind>> = true;
+
+// The parameters of a block, per row or per column, with what the quantizer derives from them.
 template <class Quantizer>
 class Quantizers {
  public:
@@ -70,37 +74,91 @@ class Quantizers {
                                                   : storage_) {
     if (reciprocals_ == storage_)
       for (int64_t i = 0; i < count; ++i) storage_[i] = 1.0f / scales[i];
+    if constexpr (kHasBounds<Quantizer>)
+      for (int64_t i = 0; i < count; ++i) bounds_[i] = Quantizer::bound_of(scales[i], zps[i]);
   }
-  Quantizer of_row(int64_t i) const { return {V::set1(scales_[i]), V::set1(reciprocals_[i]), V::set1(zps_[i])}; }
-  Quantizer of_columns(int64_t i) const { return {V::load(scales_ + i), V::load(reciprocals_ + i), V::load(zps_ + i)}; }
+  Quantizer of_row(int64_t i) const {
+    return quantizer([i](const auto* values) { return V::set1(values[i]); });
+  }
+  Quantizer of_columns(int64_t i) const {
+    return quantizer([i](const auto* values) { return V::load(values + i); });
+  }
   Quantizer of_first_columns(int64_t n) const {
-    return {V::load_part(scales_, n), V::load_part(reciprocals_, n), V::load_part(zps_, n)};
+    return quantizer([n](const auto* values) { return V::load_part(values, n); });
   }
 
  private:
+  template <class Read>
+  Quantizer quantizer(const Read& read) const {
+    if constexpr (kHasBounds<Quantizer>)
+      return {read(scales_), read(reciprocals_), read(zps_), read(bounds_)};
+    else
+      return {read(scales_), read(reciprocals_), read(zps_)};
+  }
+
   const float* scales_;
   const int32_t* zps_;
   const float* reciprocals_;
   alignas(64) float storage_[Quantizer::kNeedsReciprocal ? kMaxParameters : 1];
+  alignas(64) float bounds_[kHasBounds<Quantizer> ? kMaxParameters : 1];
 };
+
+// Stores Codes::kWhole elements of a row; pair(i) computes the i-th pair of vectors. The last one is read first: rows
+// of 4-bit codes take up to 10 % less time than in ascending order (AMD Zen 5).
+template <class Codes, bool kStream, class Pair>
+void store_whole(uint8_t* dst, const Pair& pair) {
+  const auto packed = [&](int64_t i) {
+    const V::I second = pair(2 * i + 1), first = pair(2 * i);
+    return Codes::pack(first, second);
+  };
+  if constexpr (Codes::kBits == 8) {
+    Codes::template store<kStream>(dst, packed(0));
+  } else {
+    const auto second = packed(1), first = packed(0);
+    Codes::store(dst, first, second);
+  }
+}
+
+// The number of adjacent short rows that store_whole stores at once, or 1.
+template <class Codes>
+int64_t rows_per_store(const QuantizeBlock& block) {
+  constexpr int64_t kPair = 2 * V::kLanes;
+  const bool is_short = block.cols == kPair || (block.cols == 2 * kPair && block.cols < Codes::kWhole);
+  return is_short && block.stride == block.cols ? Codes::kWhole / block.cols : 1;
+}
 
 template <class Floats, class Quantizer, class Codes, bool kStream>
 void quantize_rows_with(const QuantizeBlock& block) {
   constexpr int64_t L = V::kLanes;
   const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.rows);
-  for (int64_t row = 0; row < block.rows; ++row) {
-    const auto* src = static_cast<const typename Floats::Element*>(block.src) + row * block.stride;
-    const Quantizer quantizer = quantizers.of_row(row);
+  const auto* floats = static_cast<const typename Floats::Element*>(block.src);
+  const auto pair_at = [](const typename Floats::Element* src, const Quantizer& quantizer) {
     const V::I zp = Codes::zero_points(V::pack16(quantizer.zp, quantizer.zp));
+    const V::I high = quantizer(Floats::load(src + L)), low = quantizer(Floats::load(src));
+    return V::add16(V::pack16(low, high), zp);
+  };
+  int64_t row = 0;
+  if (const int64_t together = kStream ? 1 : rows_per_store<Codes>(block); together > 1) {
+    const int shift = block.cols == 2 * L ? 0 : 1;  // a row has one pair, or two
+    for (; row + together <= block.rows; row += together)
+      store_whole<Codes, kStream>(Codes::at(block.dst, row * block.stride), [&](int64_t i) {
+        return pair_at(floats + row * block.stride + i * 2 * L, quantizers.of_row(row + (i >> shift)));
+      });
+  }
+  for (; row < block.rows; ++row) {
+    const auto* src = floats + row * block.stride;
+    const Quantizer quantizer = quantizers.of_row(row);
     const auto dst = [&](int64_t i) { return Codes::at(block.dst, row * block.stride + i); };
-    const auto two = [&](int64_t i) {
-      return V::add16(V::pack16(quantizer(Floats::load(src + i)), quantizer(Floats::load(src + i + L))), zp);
-    };
-    if (block.cols >= 4 * L) {
-      cover(0, block.cols, 4 * L, [&](int64_t i) { Codes::template store4<kStream>(dst(i), two(i), two(i + 2 * L)); });
+    const auto pair = [&](int64_t i) { return pair_at(src + i, quantizer); };
+    if (block.cols >= Codes::kWhole) {
+      cover(0, block.cols, Codes::kWhole, [&](int64_t first) {
+        store_whole<Codes, kStream>(dst(first), [&](int64_t i) { return pair(first + i * 2 * L); });
+      });
     } else if constexpr (Codes::kBits == 4) {
-      if constexpr (Codes::kHasRowsOfTwo)
-        cover(0, block.cols, 2 * L, [&](int64_t i) { Codes::store2(dst(i), two(i)); });
+      if constexpr (Codes::kHasShortRows)
+        cover(0, block.cols, kLeastColumnsOf4Bits, [&](int64_t i) {
+          Codes::store_least(dst(i), Codes::pack(pair(i), pair(i + kLeastColumnsOf4Bits - 2 * L)));
+        });
     } else if (block.cols >= L) {
       cover(0, block.cols, L,
             [&](int64_t i) { Codes::store1(dst(i), quantizer(Floats::load(src + i)), quantizer.zp); });
@@ -117,7 +175,7 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const QuantizeB
   const auto* src = static_cast<const typename Floats::Element*>(block.src) + first_row * stride;
   constexpr int64_t L = V::kLanes;
   const auto dst = [&](int64_t row, int64_t i) { return Codes::at(block.dst, (first_row + row) * stride + i); };
-  const auto two = [&](int64_t i, V::I(&rows)[kRows]) {
+  const auto pairs_at = [&](int64_t i, V::I(&rows)[kRows]) {
     const Quantizer low = quantizers.of_columns(i), high = quantizers.of_columns(i + L);
     const V::I zp = Codes::zero_points(V::pack16(low.zp, high.zp));
     for (int64_t row = 0; row < kRows; ++row) {
@@ -125,20 +183,35 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const QuantizeB
       rows[row] = V::add16(V::pack16(low(Floats::load(from)), high(Floats::load(from + L))), zp);
     }
   };
-  const auto four = [&](int64_t i) {
-    V::I halves[2][kRows];
-    two(i, halves[0]);
-    two(i + 2 * L, halves[1]);
-    for (int64_t row = 0; row < kRows; ++row)
-      Codes::template store4<kStream>(dst(row, i), halves[0][row], halves[1][row]);
+  using Packed = typename Codes::Packed;
+  // The pairs at columns i and k of every row; use(row, packed) takes them.
+  const auto pack_pairs = [&](int64_t i, int64_t k, const auto& use) {
+    V::I first[kRows], second[kRows];
+    pairs_at(i, first);
+    pairs_at(k, second);
+    for (int64_t row = 0; row < kRows; ++row) use(row, Codes::pack(first[row], second[row]));
   };
-  if (cols >= 4 * L) return cover(0, cols, 4 * L, four);
+  const auto whole = [&](int64_t i) {
+    if constexpr (Codes::kBits == 8) {
+      pack_pairs(i, i + 2 * L,
+                 [&](int64_t row, Packed packed) { Codes::template store<kStream>(dst(row, i), packed); });
+    } else {
+      Packed first[kRows] = {}, second[kRows] = {};
+#pragma GCC unroll 1  // CPUs prefetch less well for twice as many load instructions
+      for (int64_t half = 0; half < 2; ++half)
+        pack_pairs(i + 4 * half * L, i + (4 * half + 2) * L, [&](int64_t row, Packed packed) {
+          first[row] = second[row];
+          second[row] = packed;
+        });
+      for (int64_t row = 0; row < kRows; ++row) Codes::store(dst(row, i), first[row], second[row]);
+    }
+  };
+  if (cols >= Codes::kWhole) return cover(0, cols, Codes::kWhole, whole);
   if constexpr (Codes::kBits == 4) {
-    if constexpr (Codes::kHasRowsOfTwo)
-      cover(0, cols, 2 * L, [&](int64_t i) {
-        V::I pairs[kRows];
-        two(i, pairs);
-        for (int64_t row = 0; row < kRows; ++row) Codes::store2(dst(row, i), pairs[row]);
+    if constexpr (Codes::kHasShortRows)
+      cover(0, cols, kLeastColumnsOf4Bits, [&](int64_t i) {
+        pack_pairs(i, i + kLeastColumnsOf4Bits - 2 * L,
+                   [&](int64_t row, Packed packed) { Codes::store_least(dst(row, i), packed); });
       });
   } else {
     const auto one = [&](int64_t i) {
@@ -209,21 +282,12 @@ void quantize_f16(const QuantizeBlock& block) {
   quantize_with<QuantizerOf<kArithmetic, Markstein>, Codes8<kKind>, kParameters, false, Float16>(block);
 }
 
-// The bounds of columns would take longer to compute than clips.
-template <class Floats, CodeKind kKind, Parameters kParameters>
-void quantize_4bits_of(const QuantizeBlock& block) {
-  if (kParameters == kPerRow)
-    quantize_with<BoundedQuantizer4<kKind>, Codes4<kKind, false>, kParameters, false, Floats>(block);
-  else
-    quantize_with<QuantizerOf<kOnnx, Markstein>, Codes4<kKind, true>, kParameters, false, Floats>(block);
-}
-
 template <CodeKind kKind, Parameters kParameters>
 void quantize_4bits(const QuantizeBlock& block) {
-  quantize_4bits_of<Float32, kKind, kParameters>(block);
+  quantize_with<BoundedQuantizer4<kKind>, Codes4<kKind>, kParameters, false>(block);
 }
 
 template <CodeKind kKind, Parameters kParameters>
 void quantize_4bits_f16(const QuantizeBlock& block) {
-  quantize_4bits_of<Float16, kKind, kParameters>(block);
+  quantize_with<BoundedQuantizer4<kKind>, Codes4<kKind>, kParameters, false, Float16>(block);
 }
