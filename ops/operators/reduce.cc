@@ -4,7 +4,8 @@
 // The reduced dimensions are `count` dimensions from `axis` on, or with `reduce_others` all others. In either case src
 // is a tensor of outer x rows x cols x inner elements, and the result has outer x cols elements. If inner is long
 // enough for vectors, src is read row by row, and each row gives one number. Otherwise it is read column by column: a
-// vector holds elements of several columns. float16 is converted first.
+// vector holds elements of several columns. Kernels read float16 only if each output is the range of one row; otherwise
+// float16 is converted first.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -54,13 +55,16 @@ class Reduce : public Node {
     }
     Run run;
     Scratch<float, 64> floats;
-    run.src = src.type == kFloat ? static_cast<const float*>(src.data) : widened(src, floats, context);
     run.low = kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
     run.high = static_cast<float*>(context.output(kAbsMax ? 0 : 1, shape));
     if (reduce_others_)
       run.describe(1, sizes[0], sizes[1], sizes[2]);
     else
       run.describe(sizes[0], sizes[1], sizes[2], 1);
+    if (src.type == kFloat16 && run.table.ranges_f16[kAbsMax] != nullptr && run.has_rows())
+      run.src_f16 = static_cast<const uint16_t*>(src.data);
+    else
+      run.src = src.type == kFloat ? static_cast<const float*>(src.data) : widened(src, floats, context);
     run.execute(context);
   }
 
@@ -84,7 +88,8 @@ class Reduce : public Node {
   // The work consists of units. A unit gives one output element, or `cols` of them if src is read by column.
   struct Run {
     const KernelTable& table = active_kernels();
-    const float* src;
+    const float* src = nullptr;
+    const uint16_t* src_f16 = nullptr;  // instead of src, if has_rows()
     float *low, *high;
     int64_t outer, rows, cols, inner;
     bool by_column;
@@ -105,13 +110,17 @@ class Reduce : public Node {
       results = joined * cols * inner;
     }
 
+    // Whether tasks reduce whole rows, one for each output.
+    bool has_rows() const { return !by_column && rows == 1 && inner > 0 && is_whole(); }
+    bool is_whole() const { return units >= kManyUnits || unit_elements <= 2 * kTaskElements; }
+
     void execute(Context& context) {
       if (outer * cols == 0) return;
       if (rows * inner == 0) {  // the results of ReduceMin and ReduceMax for no elements
         for (int64_t i = 0; i < outer * cols; ++i) put(i, kInfinity, -kInfinity);
         return;
       }
-      if (units >= kManyUnits || unit_elements <= 2 * kTaskElements)
+      if (is_whole())
         whole_units(context);
       else
         for (int64_t unit = 0; unit < units; ++unit) split_unit(unit, context);
@@ -123,6 +132,7 @@ class Reduce : public Node {
       if (results > kJoinedColumns) partial.resize(static_cast<size_t>(2 * results * tasks));
       run_tasks(context, tasks, [&](int64_t task) {
         const int64_t first = task * batch, last = std::min(units, first + batch);
+        if (src_f16 != nullptr) return rows_f16(first, last);
         float few[2 * kJoinedColumns];
         if (!by_column && rows == 1) {
           for (int64_t unit = first; unit < last; unit += kJoinedColumns)
@@ -199,6 +209,31 @@ class Reduce : public Node {
       const float* x = src + unit * inner;
       kernels()[kPerRow](x, count, inner, inner, lowest, highest);
       for (int64_t i = 0; i < count; ++i) store(unit + i, x + i * inner, lowest[i], highest[i], false);
+    }
+
+    // The ranges of rows `first` to `last` of float16. As in store(), an extreme that is zero has the sign of the first
+    // zero.
+    void rows_f16(int64_t first, int64_t last) const {
+      for (int64_t row = first; row < last; ++row) {
+        const uint16_t* x = src_f16 + row * inner;
+        Range range = table.ranges_f16[kAbsMax](x, inner);
+        if (kAbsMax) range.high = std::fabs(range.high);  // a NaN may be negative
+        if (!kAbsMax && (range.low == 0 || range.high == 0)) {
+          const float zero = first_zero_f16(x);
+          range.low = range.low == 0 ? zero : range.low;
+          range.high = range.high == 0 ? zero : range.high;
+        }
+        put(row, range.low, range.high);
+      }
+    }
+
+    // The first zero of a row of float16 that has one.
+    static float first_zero_f16(const uint16_t* x) {
+      constexpr uint16_t kSign = 0x8000;
+      uint16_t bits;
+      do bits = load(x++);
+      while ((bits & ~kSign) != 0);
+      return bits == kSign ? -0.0f : 0.0f;
     }
 
     // Combines a unit's results to its outputs.
