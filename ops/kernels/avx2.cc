@@ -27,6 +27,7 @@ struct V : Vector256 {
   }
   static F round_float(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm256_blendv_ps(a, b, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
+  static bool has_nan(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
   static I round(F a) { return _mm256_cvtps_epi32(a); }
   static I round_wrapping(F a) { return round(a); }
 

@@ -21,6 +21,7 @@ struct V : Vector512 {
   }
   static F round_float(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b); }
+  static bool has_nan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
   static I round_wrapping(F a) { return round(a); }
 

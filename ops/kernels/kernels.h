@@ -74,6 +74,8 @@ constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 // unclamped one is.
 constexpr float kLargestSafeClip = 65536.0f;
 
+constexpr float kLargestFloat16 = 65504.0f;
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 

@@ -16,6 +16,7 @@ struct V : VectorNeon {
   static F with_sign_of(F a, F b) { return vbslq_f32(vdupq_n_u32(0x80000000), b, a); }
   static F round_float(F a) { return vrndnq_f32(a); }
   static F replace_nan(F a, F b) { return vbslq_f32(vceqq_f32(a, a), a, b); }
+  static bool has_nan(F a, F b) { return vminvq_u32(vandq_u32(vceqq_f32(a, a), vceqq_f32(b, b))) == 0; }
   // The conversion makes 0 of NaN.
   static I round(F a) { return vcvtnq_s32_f32(vmaxnmq_f32(a, set1(-2147483648.0f))); }
 

@@ -12,9 +12,16 @@ struct WidenBf16 {
   static void run(const uint8_t* from, uint8_t* to) { V::store_bits(to, V::load_bf16(from)); }
 };
 
+// Four vectors, which share the look for NaN.
 struct NarrowF16 {
-  static constexpr int64_t kElements = V::kLanes, kFrom = 32, kTo = 16;
-  static void run(const uint8_t* from, uint8_t* to) { V::store_f16(to, quiet(V::load_bits(from))); }
+  static constexpr int64_t kElements = 4 * V::kLanes, kFrom = 32, kTo = 16;
+  static void run(const uint8_t* from, uint8_t* to) {
+    V::F floats[4];
+    for (int k = 0; k < 4; ++k) floats[k] = V::load_bits(from + k * V::kLanes * 4);
+    if (V::has_nan(floats[0], floats[1]) || V::has_nan(floats[2], floats[3]))
+      for (V::F& some : floats) some = quiet(some);
+    for (int k = 0; k < 4; ++k) V::store_f16(to + k * V::kLanes * 2, floats[k]);
+  }
 };
 
 struct NarrowBf16 {

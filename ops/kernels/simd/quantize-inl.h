@@ -27,12 +27,14 @@ struct BoundedQuantizer4 {
   V::I operator()(V::F x) const { return V::round(quotient(V::min(bound, x))); }
 };
 
-template <class Quotient>
+// Rounded to float16, and at most its largest number, which is above every code that a narrow zero point can reach.
 struct RoundedQuotient {
-  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
-  Quotient quotient;
-  RoundedQuotient(V::F scale, V::F reciprocal) : quotient(scale, reciprocal) {}
-  V::F operator()(V::F x) const { return V::min(V::set1(kQuotientBound), V::rounded_to_f16(quotient(x))); }
+  static constexpr bool kNeedsReciprocal = true;
+  Markstein<false> quotient;
+  V::F bound;
+  RoundedQuotient(V::F scale, V::F reciprocal)
+      : quotient(scale, reciprocal), bound(V::mul(scale, V::set1(kLargestFloat16))) {}
+  V::F operator()(V::F x) const { return V::rounded_to_f16(quotient(V::min(bound, x))); }
 };
 
 template <class Quotient>
@@ -253,7 +255,7 @@ struct QuantizerWith<kWrapping, Quotient> {
 };
 template <template <bool> class Quotient>
 struct QuantizerWith<kRoundedQuotient, Quotient> {
-  using Type = OnnxQuantizer<RoundedQuotient<Quotient<true>>>;
+  using Type = OnnxQuantizer<RoundedQuotient>;
 };
 template <Arithmetic kArithmetic, template <bool> class Quotient>
 using QuantizerOf = typename QuantizerWith<kArithmetic, Quotient>::Type;
