@@ -8,12 +8,8 @@
 
 namespace dynq {
 
-float rounded_to_float16(float value) {
-  uint16_t half;
-  portable_kernels().narrow[kF16](&value, &half, 1);
-  portable_kernels().widen[kF16](&half, &value, 1);
-  return value;
-}
+// Whether a number has 11 significant bits or less, as float16 has.
+static bool has_11_bits(float number) { return (to_bits(number) & 0x1fff) == 0; }
 
 AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes, bool to_codes)
     : scaling_(read_encoding(op, attributes, "scaling", kDivide)),
@@ -63,7 +59,7 @@ const AffineKernel* AffineArithmetic::kernels(const KernelTable& table, bool wra
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
-  const bool is_whole = zero_point == std::nearbyint(zero_point);
+  const bool is_whole = zero_point == round_half_even(zero_point);
   if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && is_whole &&
         std::fabs(zero_point) <= static_cast<float>(kNarrowZeroPoint)))
     return false;
@@ -93,10 +89,17 @@ bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_p
 float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
   const float exact = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
   const float t = order_ == kFloat16Quotient ? rounded_to_float16(exact) : exact;
-  if (order_ == kFloat16Sum) return std::nearbyint(rounded_to_float16(t + zero_point));
-  return order_ == kAddThenRound   ? std::nearbyint(t + zero_point)
-         : order_ == kRoundThenAdd ? std::nearbyint(t) + zero_point
-                                   : std::nearbyint(t);
+  if (order_ == kFloat16Sum) return round_half_even(rounded_to_float16(t + zero_point));
+  return order_ == kAddThenRound   ? round_half_even(t + zero_point)
+         : order_ == kRoundThenAdd ? round_half_even(t) + zero_point
+                                   : round_half_even(t);
+}
+
+bool AffineArithmetic::takes_float16(const KernelTable& table, bool bounded, float scale) const {
+  if (!bounded || (fake_quantizer(table, true) == nullptr && quantizer(table, true) == nullptr)) return false;
+  const bool rounds_quotient = order_ == kFloat16Quotient && scaling_ == kDivide;
+  const bool is_narrow = constants_.low >= -kLargestRoundedQuotient && constants_.high <= kLargestRoundedQuotient;
+  return !rounds_quotient || (is_narrow && has_11_bits(scale));
 }
 
 BoundedKernel AffineArithmetic::fake_quantizer(const KernelTable& table, bool is_float16) const {

@@ -6,9 +6,6 @@
 
 namespace dynq {
 
-// The float16 value nearest to a float, half to even.
-float rounded_to_float16(float value);
-
 // The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output has codes,
 // not dequantized codes.
 //
@@ -47,9 +44,7 @@ class AffineArithmetic {
            float zero_point, bool bounded, bool wraps) const;
 
   // Whether run() takes float16.
-  bool takes_float16(const KernelTable& table, bool bounded) const {
-    return bounded && (fake_quantizer(table, true) != nullptr || quantizer(table, true) != nullptr);
-  }
+  bool takes_float16(const KernelTable& table, bool bounded, float scale) const;
 
  private:
   // The faster kernels, for elements that are bounded; null if there is none.

@@ -4,7 +4,7 @@
 // zero point per row or per column. core/layout.h cuts tensors into such blocks; kernels do not know ONNX. Files of one
 // instruction set include this header, those of simd/ and the header of the instructions, and nothing else: the linker
 // could choose an inline function of the standard library that was compiled for AVX-512 for the whole program. (What
-// this header includes has no functions but those of C, and constants.)
+// this header includes has no functions but static ones and those of C.)
 //
 // portable.cc and portable_products.cc define the correct results; every other kernel returns the same bits.
 //
@@ -49,6 +49,7 @@
 
 #include "core/compiler.h"
 #include "core/encodings.h"
+#include "kernels/numbers.h"
 
 namespace dynq {
 
@@ -74,7 +75,7 @@ constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 // unclamped one is.
 constexpr float kLargestSafeClip = 65536.0f;
 
-constexpr float kLargestFloat16 = 65504.0f;
+constexpr float kLargestRoundedQuotient = 1024.0f;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -296,8 +297,9 @@ struct KernelTable {
   BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
   RangeKernel ranges[2];  // of the smallest and the largest element; of the largest magnitude
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
-  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Null: float16 is converted
-  // to and from float.
+  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Those that round quotients
+  // x / scale to float16 are for scales of 11 significant bits or less and codes up to kLargestRoundedQuotient. Null:
+  // float16 is converted to and from float.
   QuantizeKernel quantize_f16[kArithmetics][kCodeKinds][kParameterKinds];  // not kOneDnn, not kWrapping
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];

@@ -30,22 +30,12 @@ T clamp(T value, T low, T high) {
 }
 
 // The low bits of value + kRoundingBias hold the rounded integer. Taking them as they are is faster than a conversion.
-int32_t round_half_even(float value) {
+int32_t round_to_int(float value) {
   constexpr int32_t kBitsOfRoundingBias = 0x4B400000;
   const float shifted = value + kRoundingBias;
   int32_t bits;
   memcpy(&bits, &shifted, sizeof bits);
   return bits - kBitsOfRoundingBias;
-}
-
-// Rounds half to even for any magnitude: from 2^23 on every float is an integer. Keeps the sign of zero, as ONNX's
-// Round does. (rintf is a call on a baseline without SSE4.1.)
-float round_any(float value) {
-  constexpr float kEveryFloatIsWhole = 8388608.0f;
-  const float magnitude = fabsf(value);
-  const float rounded =
-      magnitude < kEveryFloatIsWhole ? (magnitude + kEveryFloatIsWhole) - kEveryFloatIsWhole : magnitude;
-  return copysignf(rounded, value);
 }
 
 bool is_narrow(int32_t zp) { return zp >= -kNarrowZeroPoint && zp <= kNarrowZeroPoint; }
@@ -65,20 +55,20 @@ int32_t quantize_wide(float x, float scale, int32_t zp) {
 template <CodeKind kKind>
 int32_t quantize_onnx(float x, float scale, int32_t zp) {
   const float low = static_cast<float>(Code<kKind>::kMin - zp), high = static_cast<float>(Code<kKind>::kMax - zp);
-  return round_half_even(clamp(x / scale, low, high)) + zp;
+  return round_to_int(clamp(x / scale, low, high)) + zp;
 }
 
 template <CodeKind kKind>
 int32_t quantize_onednn(float x, float reciprocal, float zp) {
   const float low = static_cast<float>(Code<kKind>::kMin), high = static_cast<float>(Code<kKind>::kMax);
-  return round_half_even(clamp(x * reciprocal + zp, low, high));
+  return round_to_int(clamp(x * reciprocal + zp, low, high));
 }
 
 template <CodeKind kKind>
 int32_t quantize_wrapping(float x, float scale, int32_t zp) {
   constexpr float kAboveInt32 = 2147483648.0f, kHighestInt32 = 2147483520.0f;  // as floats
   const float quotient = x / scale;
-  const int32_t rounded = static_cast<int32_t>(round_any(clamp(quotient, -kAboveInt32, kHighestInt32)));
+  const int32_t rounded = static_cast<int32_t>(round_half_even(clamp(quotient, -kAboveInt32, kHighestInt32)));
   const uint32_t sum = static_cast<uint32_t>(quotient < kAboveInt32 ? rounded : INT32_MIN) + static_cast<uint32_t>(zp);
   return clamp(static_cast<int32_t>(sum), Code<kKind>::kMin, Code<kKind>::kMax);
 }
@@ -192,50 +182,15 @@ float wrap(float value, float low) {
   return static_cast<float>(byte >= 128 && low < 0 ? byte - 256 : byte);
 }
 
-uint32_t bits_of(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-float float_of(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-constexpr uint32_t kMagnitudeBits = 0x7fffffff, kInfiniteBits = 0x7f800000;
-
-// Subnormal numbers are converted by arithmetic on normal ones: floats that are denormal may be treated as 0.
-float widen_f16(uint16_t half) {
-  const uint32_t magnitude = half & 0x7fffu;
-  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604645e-8f;  // 2^-24
-  const uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
-  const uint32_t special = (magnitude << 13) | kInfiniteBits | (magnitude > 0x7c00 ? 0x400000u : 0);
-  const uint32_t bits = magnitude < 0x400 ? bits_of(subnormal) : magnitude < 0x7c00 ? normal : special;
-  return float_of(bits | ((half & 0x8000u) << 16));
-}
-
-uint16_t narrow_f16(float value) {
-  constexpr uint32_t kSmallestNormal = 0x38800000, kTooLarge = 0x47800000;  // 2^-14, 2^16
-  const uint32_t bits = bits_of(value), magnitude = bits & kMagnitudeBits;
-  // In 0.5 to 1, floats are 2^-24 apart, as subnormal numbers of float16 are.
-  const uint32_t subnormal = bits_of(float_of(magnitude < kSmallestNormal ? magnitude : 0) + 0.5f) - bits_of(0.5f);
-  const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13;
-  const uint32_t special = magnitude > kInfiniteBits ? 0x7e00 : 0x7c00;
-  const uint32_t half = magnitude < kSmallestNormal ? subnormal : magnitude < kTooLarge ? normal : special;
-  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
-}
-
 template <Scaling kScaling, RoundingOrder kOrder>
 float affine_code(const AffineBlock& block, float x, float scale, float zp) {
   const float exact = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
-  const float t = kOrder == kFloat16Quotient ? widen_f16(narrow_f16(exact)) : exact;
-  const float sum = kOrder == kFloat16Sum ? widen_f16(narrow_f16(t + zp)) : t + zp;
+  const float t = kOrder == kFloat16Quotient ? rounded_to_float16(exact) : exact;
+  const float sum = kOrder == kFloat16Sum ? rounded_to_float16(t + zp) : t + zp;
   const float low = block.wraps ? -kInfinity : block.low, high = block.wraps ? kInfinity : block.high;
-  const float code = kOrder == kRoundThenAdd ? clip(round_any(t) + zp, low, high)
-                     : adds_first(kOrder)    ? round_any(clip(sum, low, high))
-                                             : clip(round_any(t), low, high);
+  const float code = kOrder == kRoundThenAdd ? clip(round_half_even(t) + zp, low, high)
+                     : adds_first(kOrder)    ? round_half_even(clip(sum, low, high))
+                                             : clip(round_half_even(t), low, high);
   const float given = code != code ? block.nan_code : code, number = block.wraps ? wrap(given, block.low) : given;
   return block.integer_codes ? truncf(number) + block.code_offset : number;
 }
@@ -275,7 +230,7 @@ void bounded(const BoundedBlock& block) {
     const float zero = block.keeps_negative_zero ? -0.0f : 0.0f;
     map(src, dst, block.cols, [=](float x, int64_t) {
       const float t = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * reciprocal;
-      const float code = round_any(kAddFirst ? t + zp : t) + zero;
+      const float code = round_half_even(kAddFirst ? t + zp : t) + zero;
       const float difference = kAddFirst ? code - zp : code;
       return kScaling == kMultiply ? difference / scale : difference * scale;
     });
@@ -337,10 +292,10 @@ void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, fl
   }
 }
 
-float widen_bf16(uint16_t half) { return float_of(static_cast<uint32_t>(half) << 16); }
+float widen_bf16(uint16_t half) { return from_bits(static_cast<uint32_t>(half) << 16); }
 
 uint16_t narrow_bf16(float value) {
-  const uint32_t bits = bits_of(value);
+  const uint32_t bits = to_bits(value);
   const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = (bits >> 16 & 0x8000) | 0x7fc0;
   return static_cast<uint16_t>((bits & kMagnitudeBits) > kInfiniteBits ? nan : rounded);
 }

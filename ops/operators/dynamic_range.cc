@@ -122,11 +122,11 @@ class ScaleRule {
   float zero_point_of(float low, float scale, float quant_min, float quant_max) const {
     switch (rule_) {
       case ZeroPointRule::kRoundClipped:
-        return std::nearbyint(clip(quant_min - low / scale, quant_min, quant_max));
+        return round_half_even(clip(quant_min - low / scale, quant_min, quant_max));
       case ZeroPointRule::kSubtractRounded:
-        return clip(quant_min - std::nearbyint(low / scale), quant_min, quant_max);
+        return clip(quant_min - round_half_even(low / scale), quant_min, quant_max);
       case ZeroPointRule::kRoundNegated:
-        return clip(std::nearbyint(-low / scale), quant_min, quant_max);
+        return clip(round_half_even(-low / scale), quant_min, quant_max);
       case ZeroPointRule::kFloorNegated:
         return std::floor((0.0f - low) / scale);
       case ZeroPointRule::kNone:
@@ -275,7 +275,8 @@ class DynamicRangeQuantize : public Node {
 
   // Quantizes `count` elements from number `first` on.
   void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters, Buffers& buffers) const {
-    const bool is_direct = run.is_float16 && arithmetic_.takes_float16(*run.table, parameters.bounded);
+    const bool is_direct =
+        run.is_float16 && arithmetic_.takes_float16(*run.table, parameters.bounded, parameters.scale);
     const bool narrows = run.is_float16 && !is_direct && !to_codes_;
     const void* src = is_direct ? run.src.at(first) : run.src.read(first, count, buffers.src);
     void* to = to_codes_ ? run.dst + first : element(run.dst, run.floats, first);

@@ -184,12 +184,18 @@ void affine_of(const dynq::KernelTable& table, const Problem& problem, const flo
 // Changes the scales of a problem, and returns elements whose quotients are at most 1000, with ties of rounding. One
 // element of each row, a float16, stands at several places: its quotient is closest to a tie of rounding to integers,
 // or to a tie of float16 beside one, so that division, product and reciprocal differ.
-std::vector<float> bounded_ties(Random& random, Problem& problem) {
+std::vector<float> bounded_ties(const dynq::KernelTable& table, Random& random, Problem& problem,
+                                bool has_float16_scales) {
   std::vector<float> row_ties;
   for (float& scale : problem.scales) {
     const float x = static_cast<float>(random.integer(1024, 2047)) / 256;
     scale = x / (static_cast<float>(random.integer(16, 31)) + random.of({0.5f, 0.5f + 1.0f / 128}));
     row_ties.push_back(x);
+  }
+  if (has_float16_scales) {
+    Floats scales(table, problem.scales);
+    scales.round();
+    problem.scales = scales.wide;
   }
   std::vector<float> src = problem.ties(random);
   for (size_t i = 0; i < src.size(); ++i) {
@@ -205,7 +211,7 @@ uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16)
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& given, Hash& hash) {
     if (given.kind != kOrdinary) return;
     Problem problem = given;
-    Floats src(table, bounded_ties(random, problem));
+    Floats src(table, bounded_ties(table, random, problem, is_float16));
     if (is_float16) src.round();
     std::vector<uint8_t> dst(problem.elements(), 0xa5);
     const std::vector<int32_t> zps(problem.zps.size(), 0);
@@ -313,7 +319,7 @@ uint64_t hash_bounded(const dynq::KernelTable& table, int scaling, int order, bo
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& given, Hash& hash) {
     if (given.kind != kOrdinary) return;
     Problem problem = given;
-    Floats src(table, bounded_ties(random, problem));
+    Floats src(table, bounded_ties(table, random, problem, is_float16 && scaling == dynq::kDivide));
     if (is_float16) src.round();
     for (const bool keeps_negative_zero : {false, true}) {
       Floats dst(table, std::vector<float>(problem.elements(), 12345.0f));

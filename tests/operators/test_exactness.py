@@ -8,7 +8,7 @@ By default each pass covers every exponent, every tie of a code, and their neigh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,6 +226,99 @@ def test_ties_of_many_scales(isa: str, backend: str, codes: Any, exponents: tupl
     expected = expected_quantize(rows, scales, zps, codes, axis=0)
     assert_same(quantize(backend, rows, scales, zps, qtype="per_channel", axis=0), expected, rows)
     assert_same(quantize(backend, src, scales, zps, qtype="per_channel", axis=1), np.ascontiguousarray(expected.T), src)
+
+
+# float16
+
+
+def near_ties(scales: Array) -> Array:
+    """The float16 numbers nearest to the ties of 255 codes and their neighbors, one row for each scale."""
+    near = ((np.arange(255) + 0.5) * scales[:, np.newaxis]).astype(np.float16)
+    return np.concatenate([near, np.nextafter(near, np.float16(np.inf)), np.nextafter(near, np.float16(0))], axis=1)
+
+
+@pytest.mark.parametrize("exponent", [-24, -17, 0, 7])
+def test_ties_of_float16(isa: str, exponent: int) -> None:
+    """Scales of all 2^10 significands, subnormal ones too: per row, per column."""
+    scales = (np.arange(1024, 2048) * 2.0 ** (exponent - 10)).astype(np.float16)
+    src, zps = near_ties(scales.astype(np.float32)), np.zeros(1024, np.uint8)
+    expected = expected_quantize(src.astype(np.float32), scales.astype(np.float32), zps, np.uint8, axis=0)
+    assert len(np.unique(expected)) == 256
+    assert_same(quantize("native", src, scales, zps, qtype="per_channel", axis=0), expected, src)
+    columns = quantize("native", np.ascontiguousarray(src.T), scales, zps, qtype="per_channel", axis=1)
+    assert_same(np.ascontiguousarray(columns.T), expected, src)
+
+
+def compare_float32_scales(significands: Array, choose: Callable[[Array, Array], Array]) -> int:
+    """Compares rows of float16 that have float32 scales from 1 to 2 with NumPy's division.
+
+    Args:
+        significands: The last 23 bits of the scales.
+        choose: Gets scales and the matrix of near_ties(). True where an element matters; a row without is left out.
+
+    Returns:
+        The number of rows.
+    """
+    model = parse(
+        "float16[1, n] x, float[9] c",
+        "uint8[1, n] y, float[1, 1] s",
+        """like = Constant<value = uint8 {0}>()
+           y, s, z = ort_dynq.DynamicRangeQuantize<range_kind = 2, code_type = 2, output_dtype = 2>(x, c, like)""",
+    )
+    session = make_session(model, "native")
+    scales = (np.uint32(0x3F800000) | significands.astype(np.uint32)).view(np.float32)
+    src = near_ties(scales)
+    rows = np.flatnonzero(choose(scales, src).any(axis=1))
+    expected = np.rint(src[rows].astype(np.float32) / scales[rows, np.newaxis]).astype(np.uint8)
+    for row, codes in zip(rows, expected, strict=True):
+        x, largest = src[row : row + 1], src[row].max()
+        constants = np.float32([-np.inf, np.inf, 0, np.inf, largest, scales[row], 0, np.inf, 1])
+        actual, scale = session.run(None, {"x": x, "c": constants})
+        assert scale[0, 0] == scales[row]
+        assert_same(actual[0], codes, x[0])
+    return len(rows)
+
+
+def test_ties_of_float16_for_float32_scales(isa: str) -> None:
+    """If the significand of a scale is all ones, the reciprocal is nearest to the middle of two floats."""
+    few = np.arange(64)
+    random = np.random.default_rng(0).integers(0, 1 << 23, 1000)
+    significands = np.concatenate([few, (1 << 23) - 1 - few, random])
+    assert compare_float32_scales(significands, lambda _, src: src > 0) == len(significands)
+
+
+@pytest.mark.exhaustive
+def test_ties_of_float16_for_all_float32_scales(isa: str) -> None:
+    """All 2^23 significands: rows that have an element closer to a tie than a float32 quotient can tell."""
+
+    def hard(scales: Array, src: Array) -> Array:
+        ties = (np.tile(np.arange(255), 3) + 0.5) * scales[:, np.newaxis].astype(np.float64)
+        return np.abs(src - ties) < ties * 2.0**-23
+
+    parts = range(0, 1 << 23, 1 << 14)
+    rows = sum(compare_float32_scales(np.arange(first, first + (1 << 14)), hard) for first in parts)
+    assert rows > 1 << 17
+
+
+def test_rounded_quotients_of_float32_scales(isa: str) -> None:
+    """Float16 divided by float32, rounded to float16: quotients next to the middle of two float16 numbers at a tie."""
+    model = parse(
+        "float16[1, n] x, float[9] c",
+        "int8[1, n] y, float[1, 1] s",
+        """like = Constant<value = int8 {0}>()
+           y, s, z = ort_dynq.DynamicRangeQuantize<rounding_order = 3>(x, c, like)""",
+    )
+    session, rng = make_session(model, "native"), np.random.default_rng(0)
+    x = (rng.integers(1024, 2048, 2000) / 1024).astype(np.float32)
+    middles = rng.integers(32, 64, 2000) + 0.5 + rng.choice([-1, 1], 2000) / 64
+    scales = (x / middles).astype(np.float32)
+    expected = np.rint((x / scales).astype(np.float16)).astype(np.int8)
+    assert np.any(expected != np.rint((x * (1 / scales)).astype(np.float16)))  # the product would not do
+    for i in range(2000):
+        constants = np.float32([-np.inf, np.inf, 0, np.inf, x[i], scales[i], 0, np.inf, 1])
+        actual, scale = session.run(None, {"x": np.full((1, 100), x[i], np.float16), "c": constants})
+        assert scale[0, 0] == scales[i]
+        assert_same(actual, np.full((1, 100), expected[i]), x[i])
 
 
 # s32 zero points

@@ -74,6 +74,27 @@ def test_dynamic_range(scaling: int, order: int) -> None:
             compare("DynamicRangeQuantize", [src, CONSTANTS, np.array(like)], **kind, output_dtype=code)
 
 
+@pytest.mark.parametrize("operator", ["DynamicRangeFakeQuantize", "DynamicRangeQuantize"])
+def test_rows_of_every_scale(operator: str) -> None:
+    """All significands of rows divided by all significands of scales: codes up to 64, and some up to 4096."""
+    significands = np.arange(1024, 2048)
+    signs = np.where(np.arange(7 * 1024) % 3 == 0, -1, 1)
+    rows = np.concatenate([significands / 2.0**k for k in range(1, 8)]) * signs
+    integers = operator == "DynamicRangeQuantize"
+    for largest, some in ((64, significands), (4096, significands[::7])):
+        src = np.minimum(np.abs(rows), some[:, None]) * np.sign(rows)
+        src[:, 0] = some  # the scale is this element / largest
+        constants = CONSTANTS.copy()
+        constants[4], constants[6] = largest, 0
+        for order in (2, 3):
+            kind = {"rounding_order": order, "float16_scale": 1}
+            inputs = [src.astype(np.float16), constants]
+            if integers:
+                compare(operator, [*inputs, np.array(0, np.int8)], **kind, output_dtype=3)
+            else:
+                compare(operator, inputs, **kind, quant_min=-2 * largest, quant_max=2 * largest)
+
+
 def test_long_rows() -> None:
     """They are split into parts."""
     rng = np.random.default_rng(0)

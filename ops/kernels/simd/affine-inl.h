@@ -29,12 +29,6 @@ struct AffineMarkstein {
   V::F operator()(V::F x) const { return V::with_sign_of(quotient(V::max(V::negate(quotient.bound), x)), x); }
 };
 
-struct AffineProduct {
-  V::F factor;
-  AffineProduct(V::F, V::F factor_) : factor(factor_) {}
-  V::F operator()(V::F x) const { return V::mul(x, factor); }
-};
-
 // The constants of a block in vectors, prepared once.
 struct AffineVectors {
   V::F low, high, nan_code, code_offset;
@@ -124,7 +118,7 @@ void affine(const AffineBlock& block) {
   if (kOrder == kRoundThenAdd && block.integer_codes && !(is_small && are_whole(block.zps, count)))
     return portable_kernels().affine[kScaling][kOrder][kTarget][kParameters](block);  // codes have to be truncated
   if (kScaling != kDivide)
-    affine_with<AffineQuantizer<AffineProduct, kOrder>, kTarget, kOrder, kInverse, kParameters>(block);
+    affine_with<AffineQuantizer<Product, kOrder>, kTarget, kOrder, kInverse, kParameters>(block);
   else if (!(kOrder == kAddThenRound && !block.integer_codes) &&  // -tiny + 0 rounds to -0; if Markstein gives -0, +0
            block.low >= -kLargestSafeClip && block.high <= kLargestSafeClip && are_safe(block.scales, count) &&
            is_small)

@@ -1,16 +1,14 @@
 // bounded: fake quantization per row of elements whose codes the clip does not change. Uses affine-inl.h.
 
-// AffineMarkstein without clamps.
-struct BoundedMarkstein {
-  V::F scale, reciprocal;
-  BoundedMarkstein(V::F scale_, V::F reciprocal_) : scale(scale_), reciprocal(reciprocal_) {}
-  V::F operator()(V::F x) const {
-    const V::F q0 = V::mul(x, reciprocal);
-    return V::with_sign_of(V::fmadd(V::fnmadd(q0, scale, x), reciprocal, q0), x);
-  }
+// With the sign of x: the corrections of quotients turn -0 into +0.
+template <class Quotient>
+struct Signed {
+  Quotient quotient;
+  Signed(V::F scale, V::F reciprocal) : quotient(scale, reciprocal) {}
+  V::F operator()(V::F x) const { return V::with_sign_of(quotient(x), x); }
 };
 
-template <class Quotient, bool kInverse, BoundedOrder kOrder, class Floats>
+template <class Quotient, bool kInverse, bool kAddsZeroPoint, class Floats>
 void bounded_with(const BoundedBlock& block) {
   constexpr int64_t L = V::kLanes;
   const V::F zero = V::set1(block.keeps_negative_zero ? -0.0f : 0.0f);
@@ -22,9 +20,8 @@ void bounded_with(const BoundedBlock& block) {
     const Quotient quotient(scale, V::set1(kInverse ? scale_f32 : 1.0f / scale_f32));
     // An integer zero point that is added after rounding and subtracted again has no effect.
     const auto fake = [&](V::F x) {
-      const V::F t = kOrder == kRoundsQuotient ? V::rounded_to_f16(quotient(x)) : quotient(x);
-      const V::F code = V::add(V::round_float(kOrder == kAddsFirst ? V::add(t, zp) : t), zero);
-      const V::F difference = kOrder == kAddsFirst ? V::sub(code, zp) : code;
+      const V::F code = V::add(V::round_float(kAddsZeroPoint ? V::add(quotient(x), zp) : quotient(x)), zero);
+      const V::F difference = kAddsZeroPoint ? V::sub(code, zp) : code;
       return kInverse ? V::div(difference, scale) : V::mul(difference, scale);
     };
     int64_t i = 0;
@@ -35,15 +32,30 @@ void bounded_with(const BoundedBlock& block) {
   }
 }
 
-template <Scaling kScaling, BoundedOrder kOrder, class Floats = Float32>
+template <Scaling kScaling, BoundedOrder kOrder>
 void bounded(const BoundedBlock& block) {
-  if (kScaling == kDivide)
-    bounded_with<BoundedMarkstein, false, kOrder, Floats>(block);
+  constexpr bool kAdds = kOrder == kAddsFirst, kInverse = kScaling == kMultiply;
+  if constexpr (kScaling == kDivide && kOrder == kRoundsQuotient)
+    bounded_with<Rounded<Signed<Markstein<false>>>, false, false, Float32>(block);
+  else if constexpr (kScaling == kDivide)
+    bounded_with<Signed<Markstein<false>>, false, kAdds, Float32>(block);
+  else if constexpr (kOrder == kRoundsQuotient)
+    bounded_with<Rounded<Product>, kInverse, false, Float32>(block);
   else
-    bounded_with<AffineProduct, kScaling == kMultiply, kOrder, Floats>(block);
+    bounded_with<Product, kInverse, kAdds, Float32>(block);
 }
 
 template <Scaling kScaling, BoundedOrder kOrder>
 void bounded_f16(const BoundedBlock& block) {
-  bounded<kScaling, kOrder, NumericFloat16>(block);
+  constexpr bool kAdds = kOrder == kAddsFirst, kInverse = kScaling == kMultiply;
+  if constexpr (kScaling == kDivide && kOrder == kRoundsQuotient)
+    bounded_with<Signed<RoundedProduct>, false, false, NumericFloat16>(block);
+  else if constexpr (kScaling == kDivide && kOrder == kNoEffectOfZeroPoint)
+    bounded_with<Signed<Float16Quotient<false>>, false, false, NumericFloat16>(block);
+  else if constexpr (kScaling == kDivide)  // Float16Quotient is for quotients that are rounded to integers
+    bounded_with<Signed<Markstein<false>>, false, kAdds, NumericFloat16>(block);
+  else if constexpr (kOrder == kRoundsQuotient)
+    bounded_with<Rounded<Product>, kInverse, false, NumericFloat16>(block);
+  else
+    bounded_with<Product, kInverse, kAdds, NumericFloat16>(block);
 }

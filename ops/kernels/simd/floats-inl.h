@@ -43,11 +43,7 @@ struct Float16 {
     memcpy(part, p, static_cast<size_t>(n) * sizeof *p);
     return load(part);
   }
-  static float element(const uint16_t* p) {
-    alignas(64) float floats[V::kLanes];
-    V::store<false>(floats, load_part(p, 1));
-    return floats[0];
-  }
+  static float element(const uint16_t* p) { return widen_f16(dynq::load(p)); }
   template <bool>
   static void store(uint16_t* p, V::F a) {
     V::store_f16(reinterpret_cast<uint8_t*>(p), quiet(a));

@@ -15,26 +15,16 @@ struct OnnxQuantizer {
 
 // To codes of 4 bits: as OnnxQuantizer, but a bound of x clips the codes from above. The bound and its quotient are
 // rounded; for narrow zero points both errors are far less than a half.
-template <CodeKind kKind>
+template <CodeKind kKind, template <bool> class Quotient>
 struct BoundedQuantizer4 {
   static constexpr bool kNeedsReciprocal = true;
-  Markstein<false> quotient;
+  Quotient<false> quotient;
   V::I zp;
   V::F bound;
   BoundedQuantizer4(V::F scale, V::F reciprocal, V::I zp_, V::F bound_)
       : quotient(scale, reciprocal), zp(zp_), bound(bound_) {}
   static float bound_of(float scale, int32_t zp) { return scale * static_cast<float>((kKind == kU8 ? 15 : 7) - zp); }
   V::I operator()(V::F x) const { return V::round(quotient(V::min(bound, x))); }
-};
-
-// Rounded to float16, and at most its largest number, which is above every code that a narrow zero point can reach.
-struct RoundedQuotient {
-  static constexpr bool kNeedsReciprocal = true;
-  Markstein<false> quotient;
-  V::F bound;
-  RoundedQuotient(V::F scale, V::F reciprocal)
-      : quotient(scale, reciprocal), bound(V::mul(scale, V::set1(kLargestFloat16))) {}
-  V::F operator()(V::F x) const { return V::rounded_to_f16(quotient(V::min(bound, x))); }
 };
 
 template <class Quotient>
@@ -61,8 +51,8 @@ struct OneDnnQuantizer {
 
 template <class Quantizer>
 constexpr bool kHasBounds = false;
-template <CodeKind kKind>
-constexpr bool kHasBounds<BoundedQuantizer4<kKind>> = true;
+template <CodeKind kKind, template <bool> class Quotient>
+constexpr bool kHasBounds<BoundedQuantizer4<kKind, Quotient>> = true;
 
 // The parameters of a block, per row or per column, with what the quantizer derives from them.
 template <class Quantizer>
@@ -253,10 +243,6 @@ template <template <bool> class Quotient>
 struct QuantizerWith<kWrapping, Quotient> {
   using Type = WrappingQuantizer<Quotient<false>>;
 };
-template <template <bool> class Quotient>
-struct QuantizerWith<kRoundedQuotient, Quotient> {
-  using Type = OnnxQuantizer<RoundedQuotient>;
-};
 template <Arithmetic kArithmetic, template <bool> class Quotient>
 using QuantizerOf = typename QuantizerWith<kArithmetic, Quotient>::Type;
 
@@ -267,7 +253,7 @@ void quantize(const QuantizeBlock& block) {
   if (kArithmetic == kOneDnn) {
     quantize_with<OneDnnQuantizer, Codes, kParameters, false>(block);
   } else if (kArithmetic == kRoundedQuotient) {
-    quantize_with<QuantizerOf<kRoundedQuotient, Markstein>, Codes, kParameters, false>(block);
+    quantize_with<OnnxQuantizer<Rounded<Markstein<false>>>, Codes, kParameters, false>(block);
   } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
     // For one row, dividing is faster than computing reciprocals.
     quantize_with<QuantizerOf<kArithmetic, Division>, Codes, kParameters, false>(block);
@@ -281,15 +267,18 @@ void quantize(const QuantizeBlock& block) {
 
 template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
 void quantize_f16(const QuantizeBlock& block) {
-  quantize_with<QuantizerOf<kArithmetic, Markstein>, Codes8<kKind>, kParameters, false, Float16>(block);
+  if constexpr (kArithmetic == kRoundedQuotient)
+    quantize_with<OnnxQuantizer<RoundedProduct>, Codes8<kKind>, kParameters, false, Float16>(block);
+  else
+    quantize_with<OnnxQuantizer<Float16Quotient<>>, Codes8<kKind>, kParameters, false, Float16>(block);
 }
 
 template <CodeKind kKind, Parameters kParameters>
 void quantize_4bits(const QuantizeBlock& block) {
-  quantize_with<BoundedQuantizer4<kKind>, Codes4<kKind>, kParameters, false>(block);
+  quantize_with<BoundedQuantizer4<kKind, Markstein>, Codes4<kKind>, kParameters, false>(block);
 }
 
 template <CodeKind kKind, Parameters kParameters>
 void quantize_4bits_f16(const QuantizeBlock& block) {
-  quantize_with<BoundedQuantizer4<kKind>, Codes4<kKind>, kParameters, false, Float16>(block);
+  quantize_with<BoundedQuantizer4<kKind, Float16Quotient>, Codes4<kKind>, kParameters, false, Float16>(block);
 }

@@ -32,6 +32,61 @@ struct Markstein {
   }
 };
 
+// The same for a float16 x, with one operation less (Brisebarre, Muller, Raina: Accelerating correctly rounded
+// floating-point division when the divisor is known in advance, 2004): reciprocal + rest is 1/scale but for a relative
+// error of 2^-47. 16 of the 2^33 pairs of significands give a neighbor of the correctly rounded quotient. Neither has
+// 12 significant bits or less, as ties between codes and between float16 numbers have, so both are rounded to the same
+// code. tests/operators/test_exactness.py tests the float16 number next to each tie for all significands of scales.
+template <bool kIsBounded = true>
+struct Float16Quotient {
+  static constexpr bool kNeedsReciprocal = true;
+  V::F reciprocal, rest, bound;
+  Float16Quotient(V::F scale, V::F reciprocal_)
+      : reciprocal(reciprocal_), rest(rest_of(scale, reciprocal_)), bound(V::mul(scale, V::set1(kQuotientBound))) {}
+  static V::F rest_of(V::F scale, V::F reciprocal) {
+    const V::F error = V::fnmadd(reciprocal, scale, V::set1(1.0f));
+    const V::F first = V::mul(error, reciprocal);
+    return V::fmadd(first, error, first);
+  }
+  V::F operator()(V::F x) const {
+    if (kIsBounded) x = V::min(bound, x);
+    return V::fmadd(x, reciprocal, V::mul(x, rest));
+  }
+};
+
+// Rounds quotients to float16.
+template <class Quotient>
+struct Rounded {
+  static constexpr bool kNeedsReciprocal = true;
+  Quotient quotient;
+  Rounded(V::F scale, V::F reciprocal) : quotient(scale, reciprocal) {}
+  V::F operator()(V::F x) const { return V::rounded_to_f16(quotient(x)); }
+};
+
+struct Product {
+  V::F factor;
+  Product(V::F, V::F factor_) : factor(factor_) {}
+  V::F operator()(V::F x) const { return V::mul(x, factor); }
+};
+
+// x / scale rounded to float16, or a number that rounds to the same integer. x and the scale have 11 significant bits
+// or less, and the quotient is at most kLargestRoundedQuotient.
+//
+// The product p with the reciprocal is off by less than 2^-23 of its size. The quotient is further than that from the
+// middle of two float16 numbers, which has 12 significant bits, the last one set. So p and the quotient are rounded to
+// the same 11 bits. p + 8192 * p is rounded to a multiple of the last of them, and 8192 * p is such a multiple. If the
+// sum reaches the next power of two, the result may be the float16 number below that power of two instead of it. It
+// may also be a number too small for float16, or 0 instead of -0.
+struct RoundedProduct {
+  static constexpr bool kNeedsReciprocal = true;
+  V::F reciprocal;
+  RoundedProduct(V::F, V::F reciprocal_) : reciprocal(reciprocal_) {}
+  V::F operator()(V::F x) const {
+    const V::F p = V::mul(x, reciprocal), factor = V::set1(8192.0f);
+    return V::fnmadd(p, factor, V::fmadd(p, factor, p));
+  }
+};
+
 // Whether Markstein is exact for all these scales.
 inline bool are_safe(const float* scales, int64_t count) {
   int32_t unsafe = 0;

@@ -21,17 +21,15 @@ Range range(const void* elements, int64_t count) {
   for (; i + 4 * L <= count; i += 4 * L)
     for (int k = 0; k < 4; ++k) take(k, Floats::load(x + i + k * L));
   for (; i + L <= count; i += L) take(0, Floats::load(x + i));
-  // Lanes that have seen no element hold values that every element replaces.
-  alignas(64) float lowest[L], highest[L], not_finites[L];
-  V::store<false>(not_finites, V::add(V::add(not_finite[0], not_finite[1]), V::add(not_finite[2], not_finite[3])));
-  V::store<false>(lowest, V::min(V::min(low[0], low[1]), V::min(low[2], low[3])));
-  V::store<false>(highest, V::max(V::max(high[0], high[1]), V::max(high[2], high[3])));
-  float smallest = kInfinity, largest = kAbsMax ? 0.0f : -kInfinity, any_not_finite = 0.0f;
-  for (int64_t k = 0; k < L; ++k) {
-    if (lowest[k] < smallest) smallest = lowest[k];
-    if (highest[k] > largest) largest = highest[k];
-    any_not_finite += not_finites[k];
+  if (i < count && count >= L) {
+    take(1, Floats::load(x + count - L));
+    i = count;
   }
+  // Lanes that have seen no element hold values that every element replaces.
+  float smallest = V::lowest(V::min(V::min(low[0], low[1]), V::min(low[2], low[3])));
+  float largest = V::highest(V::max(V::max(high[0], high[1]), V::max(high[2], high[3])));
+  const V::F sum = V::add(V::add(not_finite[0], not_finite[1]), V::add(not_finite[2], not_finite[3]));
+  float any_not_finite = V::has_nan(sum, sum) ? kNan : 0.0f;
   for (; i < count; ++i) {
     const float element = Floats::element(x + i), v = kAbsMax && element < 0 ? -element : element;
     if (v < smallest) smallest = v;
@@ -42,6 +40,31 @@ Range range(const void* elements, int64_t count) {
   const bool is_nan = first != first;
   if (is_nan) return {first, first, any_not_finite};
   return {kAbsMax ? 0.0f : smallest, largest, any_not_finite};
+}
+
+// The bits of finite float16 numbers, or those of their magnitudes, as integers in the order of the numbers. Compilers
+// turn the loop into vectors of the instruction set. Infinity and NaN lie beyond the finite numbers.
+template <bool kAbsMax>
+Range range_f16(const void* elements, int64_t count) {
+  constexpr int16_t kOrderedInfinity = 0x7c00;
+  const auto ordered = [](uint16_t bits) {
+    const auto flipped = static_cast<uint16_t>(static_cast<int16_t>(bits) >> 15 & 0x7fff);  // if it is negative
+    return static_cast<int16_t>(kAbsMax ? bits & 0x7fff : bits ^ flipped);
+  };
+  const auto* x = static_cast<const uint16_t*>(elements);
+  int16_t low = INT16_MAX, high = INT16_MIN;
+  for (int64_t i = 0; i < count; ++i) {
+    const int16_t v = ordered(dynq::load(x + i));
+    if (!kAbsMax) low = v < low ? v : low;
+    high = v > high ? v : high;
+  }
+  if (high >= kOrderedInfinity || (!kAbsMax && low < -kOrderedInfinity))
+    return range<kAbsMax, Float16>(elements, count);
+  // ordered() turns what it returned into the bits again.
+  const auto number = [&](int16_t order) {
+    return widen_f16(static_cast<uint16_t>(ordered(static_cast<uint16_t>(order))));
+  };
+  return {kAbsMax ? 0.0f : number(low), number(high), 0.0f};
 }
 
 template <bool kAbsMax>

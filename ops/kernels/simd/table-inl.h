@@ -45,7 +45,7 @@ constexpr KernelTable make_table() {
       {{dequantize_f16<kU8, kPerRow>, dequantize_f16<kU8, kPerColumn>},
        {dequantize_f16<kS8, kPerRow>, dequantize_f16<kS8, kPerColumn>}},
       ORT_DYNQ_BOUNDED_TABLE(bounded_f16),
-      {range<false, Float16>, range<true, Float16>},
+      {range_f16<false>, range_f16<true>},
       {{quantize_4bits<kU8, kPerRow>, quantize_4bits<kU8, kPerColumn>},
        {quantize_4bits<kS8, kPerRow>, quantize_4bits<kS8, kPerColumn>}},
       {{dequantize_4bits<kU8, kPerRow>, dequantize_4bits<kU8, kPerColumn>},
