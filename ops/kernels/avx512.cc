@@ -134,6 +134,13 @@ struct V : Vector512 {
     const I shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts), values);  // uses the low 4 bits
   }
+  static I f16_twice(F a) { return _mm512_broadcast_i64x4(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+  // Stores the elements of `values`, sixteen of 16 bits twice, that 32 codes of 4 bits choose.
+  static void store_chosen_words(uint16_t* p, I values, const uint8_t* codes) {
+    const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    const I chosen = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));  // the low 4 bits of each 16
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi16(chosen, values));
+  }
   // Between 32 bytes of 4-bit codes and 64 bytes of codes.
   template <CodeKind kKind>
   static void widen_codes(const uint8_t* from, uint8_t* to) {

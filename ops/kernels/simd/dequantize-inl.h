@@ -75,6 +75,24 @@ void dequantize_rows(const DequantizeBlock& original) {
                                            block.cols, {V::set1(block.scales[row]), V::set1(block.zps[row])});
 }
 
+// Rows of float16 from codes of 4 bits: a row has sixteen different elements, which are converted once.
+template <class Codes, class Vector>
+void choose_rows_of_f16(const DequantizeBlock& original) {
+  constexpr int64_t L = V::kLanes;
+  const DequantizeBlock block = original;  // the compiler sees that stores do not change it
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const RowTable<Codes, Vector> table(V::set1(block.scales[row]), V::set1(block.zps[row]));
+    const V::I values = Vector::f16_twice(table.values);
+    const uint8_t* src = Codes::at(block.src, row * block.stride);
+    uint16_t* dst = static_cast<uint16_t*>(block.dst) + row * block.stride;
+    const auto store_at = [&](int64_t i) { Vector::store_chosen_words(dst + i, values, Codes::at(src, i)); };
+    if (block.cols == 2 * L)  // groups of 32, for which loops take as long as the work
+      store_at(0);
+    else
+      cover(0, block.cols, 2 * L, store_at);
+  }
+}
+
 // kRows rows at once, `stride` apart, so that the parameters of the columns are loaded once for all of them.
 template <class Floats, int kRows, class Codes, bool kStream>
 void dequantize_some_rows(const DequantizeBlock& block, int64_t first, int64_t stride) {
@@ -149,5 +167,8 @@ void dequantize_4bits(const DequantizeBlock& block) {
 
 template <CodeKind kKind, Parameters kParameters>
 void dequantize_4bits_f16(const DequantizeBlock& block) {
-  dequantize_with<Codes4<kKind>, kParameters, false, NumericFloat16>(block);
+  if constexpr (kParameters == kPerRow && V::kLanes == 16)
+    choose_rows_of_f16<Codes4<kKind>, V>(block);
+  else
+    dequantize_with<Codes4<kKind>, kParameters, false, NumericFloat16>(block);
 }
