@@ -35,6 +35,7 @@ struct V : Vector256 {
   static void store(float* p, F a) {
     kStream ? _mm256_stream_ps(p, a) : _mm256_storeu_ps(p, a);
   }
+  static constexpr bool kStreams = true;
   static void fence() { _mm_sfence(); }
 
   static I first(int64_t n) {
@@ -112,7 +113,7 @@ struct V : Vector256 {
   static void store_low_halves(uint8_t* p, I a) {
     store16(p, _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
-  // Saturates 4 * kLanes int16 of at most 15 to unsigned codes of 4 bits, and joins two of them to a byte.
+  // Raises 4 * kLanes int16 to 0, none of which is above 15, and joins two of them to a byte.
   using Packed4 = I;
   static Packed4 pack4(I ab, I cd) {
     return _mm256_maddubs_epi16(_mm256_packus_epi16(ab, cd), _mm256_set1_epi16(0x1001));  // the first + 16 * the second

@@ -29,6 +29,7 @@ struct V : Vector512 {
   static void store(float* p, F a) {
     kStream ? _mm512_stream_ps(p, a) : _mm512_storeu_ps(p, a);
   }
+  static constexpr bool kStreams = true;
   static void fence() { _mm_sfence(); }
 
   static __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
@@ -96,7 +97,7 @@ struct V : Vector512 {
   static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
   static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
-  // Saturates 4 * kLanes int16 of at most 15 to unsigned codes of 4 bits, and joins two of them to a byte.
+  // Raises 4 * kLanes int16 to 0, none of which is above 15, and joins two of them to a byte.
   using Packed4 = I;
   static Packed4 pack4(I ab, I cd) {
     return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd), _mm512_set1_epi16(0x1001));  // the first + 16 * the second

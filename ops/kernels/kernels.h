@@ -4,7 +4,7 @@
 // zero point per row or per column. core/layout.h cuts tensors into such blocks; kernels do not know ONNX. Files of one
 // instruction set include this header, those of simd/ and the header of the instructions, and nothing else: the linker
 // could choose an inline function of the standard library that was compiled for AVX-512 for the whole program. (What
-// this header includes has no functions but static ones and those of C.)
+// this header includes uses no functions but static ones and those of C.)
 //
 // portable.cc and portable_products.cc define the correct results; every other kernel returns the same bits.
 //
@@ -46,6 +46,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "core/compiler.h"
 #include "core/encodings.h"
@@ -75,6 +76,7 @@ constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
 // unclamped one is.
 constexpr float kLargestSafeClip = 65536.0f;
 
+// Up to this quotient RoundedProduct (simd/quotient-inl.h) rounds as float16 does.
 constexpr float kLargestRoundedQuotient = 1024.0f;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -289,8 +291,8 @@ struct ProductKernels {
 
 // The elementwise kernels of one instruction set.
 struct KernelTable {
-  // kRoundedQuotient: as kOnnx, but the quotient is rounded to float16 first. Only kPerRow, for safe scales; may be
-  // null.
+  // kRoundedQuotient: as kOnnx, but the quotient is rounded to float16 first. Only kPerRow, for safe scales and
+  // elements whose codes are not clipped; may be null.
   QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
   AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];

@@ -20,11 +20,11 @@ struct V : VectorNeon {
   // The conversion makes 0 of NaN.
   static I round(F a) { return vcvtnq_s32_f32(vmaxnmq_f32(a, set1(-2147483648.0f))); }
 
-  // There are no streaming stores.
   template <bool>
   static void store(float* p, F a) {
     VectorNeon::store(p, a);
   }
+  static constexpr bool kStreams = false;
   static void fence() {}
 
   // Saturates two vectors of int32 to one of int16.
@@ -89,7 +89,7 @@ struct V : VectorNeon {
   static I high_halves(I a) { return vreinterpretq_s32_u32(vshrq_n_u32(u32(a), 16)); }
   static I lowest_bits(I a) { return vandq_s32(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(u32(a)))); }
-  // Saturates 4 * kLanes int16 of at most 15 to unsigned codes of 4 bits, and joins two of them to a byte.
+  // Raises 4 * kLanes int16 to 0, none of which is above 15, and joins two of them to a byte.
   using Packed4 = uint8x8_t;
   static Packed4 pack4(I ab, I cd) {
     const uint8x8_t low = codes<kU8>(vreinterpretq_s16_s32(ab)), high = codes<kU8>(vreinterpretq_s16_s32(cd));

@@ -4,8 +4,8 @@
 // The reduced dimensions are `count` dimensions from `axis` on, or with `reduce_others` all others. In either case src
 // is a tensor of outer x rows x cols x inner elements, and the result has outer x cols elements. If inner is long
 // enough for vectors, src is read row by row, and each row gives one number. Otherwise it is read column by column: a
-// vector holds elements of several columns. Kernels read float16 only if each output is the range of one row; otherwise
-// float16 is converted first.
+// vector holds elements of several columns. Kernels read float16 only if each output is the range of one row;
+// otherwise float16 is converted first.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -110,9 +110,7 @@ class Reduce : public Node {
       results = joined * cols * inner;
     }
 
-    // Whether tasks reduce whole rows, one for each output.
-    bool has_rows() const { return !by_column && rows == 1 && inner > 0 && is_whole(); }
-    bool is_whole() const { return units >= kManyUnits || unit_elements <= 2 * kTaskElements; }
+    bool has_rows() const { return !by_column && rows == 1 && inner > 0; }  // one for each output
 
     void execute(Context& context) {
       if (outer * cols == 0) return;
@@ -120,7 +118,7 @@ class Reduce : public Node {
         for (int64_t i = 0; i < outer * cols; ++i) put(i, kInfinity, -kInfinity);
         return;
       }
-      if (is_whole())
+      if (units >= kManyUnits || unit_elements <= 2 * kTaskElements)
         whole_units(context);
       else
         for (int64_t unit = 0; unit < units; ++unit) split_unit(unit, context);
@@ -132,9 +130,8 @@ class Reduce : public Node {
       if (results > kJoinedColumns) partial.resize(static_cast<size_t>(2 * results * tasks));
       run_tasks(context, tasks, [&](int64_t task) {
         const int64_t first = task * batch, last = std::min(units, first + batch);
-        if (src_f16 != nullptr) return rows_f16(first, last);
         float few[2 * kJoinedColumns];
-        if (!by_column && rows == 1) {
+        if (src_f16 == nullptr && !by_column && rows == 1) {
           for (int64_t unit = first; unit < last; unit += kJoinedColumns)
             adjacent_rows(unit, std::min(kJoinedColumns, last - unit), few, few + kJoinedColumns);
           return;
@@ -183,6 +180,10 @@ class Reduce : public Node {
     void reduce(int64_t unit, int64_t part, int64_t of, float* lowest, float* highest) const {
       begin(lowest, highest, results);
       const RangesKernel kernel = kernels()[by_column ? kPerColumn : kPerRow];
+      if (src_f16 != nullptr) {
+        const uint16_t* row = src_f16 + unit * inner;
+        return reduce_f16(row + inner * part / of, row + inner * (part + 1) / of, *lowest, *highest);
+      }
       const float* x = begin_of(unit);
       if (by_column) {
         const int64_t all = rows / joined, first = all * part / of, last = all * (part + 1) / of;
@@ -201,6 +202,14 @@ class Reduce : public Node {
       }
     }
 
+    // The range kernel does not ignore a NaN that is the first element.
+    void reduce_f16(const uint16_t* first, const uint16_t* last, float& lowest, float& highest) const {
+      while (first < last && std::isnan(number(first))) ++first;
+      if (first == last) return;
+      const Range range = table.ranges_f16[kAbsMax](first, last - first);
+      lowest = range.low, highest = range.high;
+    }
+
     const RangesKernel* kernels() const { return kAbsMax ? table.abs_max_of : table.min_max_of; }
 
     // Reduces `count` units of one row each.
@@ -211,33 +220,9 @@ class Reduce : public Node {
       for (int64_t i = 0; i < count; ++i) store(unit + i, x + i * inner, lowest[i], highest[i], false);
     }
 
-    // The ranges of rows `first` to `last` of float16. As in store(), an extreme that is zero has the sign of the first
-    // zero.
-    void rows_f16(int64_t first, int64_t last) const {
-      for (int64_t row = first; row < last; ++row) {
-        const uint16_t* x = src_f16 + row * inner;
-        Range range = table.ranges_f16[kAbsMax](x, inner);
-        if (kAbsMax) range.high = std::fabs(range.high);  // a NaN may be negative
-        if (!kAbsMax && (range.low == 0 || range.high == 0)) {
-          const float zero = first_zero_f16(x);
-          range.low = range.low == 0 ? zero : range.low;
-          range.high = range.high == 0 ? zero : range.high;
-        }
-        put(row, range.low, range.high);
-      }
-    }
-
-    // The first zero of a row of float16 that has one.
-    static float first_zero_f16(const uint16_t* x) {
-      constexpr uint16_t kSign = 0x8000;
-      uint16_t bits;
-      do bits = load(x++);
-      while ((bits & ~kSign) != 0);
-      return bits == kSign ? -0.0f : 0.0f;
-    }
-
     // Combines a unit's results to its outputs.
     void finish(int64_t unit, const float* lowest, const float* highest) const {
+      if (src_f16 != nullptr) return store(unit, src_f16 + unit * inner, *lowest, *highest, false);
       const float* x = begin_of(unit);
       const int64_t count = by_column ? cols : 1, step = by_column ? inner : 1;
       const bool is_in_order = by_column && joined == 1 && inner == 1;
@@ -251,13 +236,14 @@ class Reduce : public Node {
 
     // Writes one output. x is the first element that it is reduced from: if that is NaN, the output is NaN. An extreme
     // that is zero has the sign of the first zero.
-    void store(int64_t index, const float* x, float l, float h, bool is_in_order) const {
+    template <class Element>
+    void store(int64_t index, const Element* x, float l, float h, bool is_in_order) const {
       if (!kAbsMax && !is_in_order && (l == 0 || h == 0)) {
         const float zero = first_zero(x);
         l = l == 0 ? zero : l;
         h = h == 0 ? zero : h;
       }
-      if (const float first = load(x); std::isnan(first)) l = h = kAbsMax ? std::fabs(first) : first;
+      if (const float first = number(x); std::isnan(first)) l = h = kAbsMax ? std::fabs(first) : first;
       put(index, l, h);
     }
 
@@ -266,12 +252,16 @@ class Reduce : public Node {
       dynq::store(high + index, h);
     }
 
-    float first_zero(const float* x) const {
+    template <class Element>
+    float first_zero(const Element* x) const {
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t i = row * cols * inner; i < row * cols * inner + inner; ++i)
-          if (const float zero = load(x + i); zero == 0) return zero;
+          if (const float zero = number(x + i); zero == 0) return zero;
       return 0;
     }
+
+    static float number(const float* x) { return load(x); }
+    static float number(const uint16_t* x) { return widen_f16(load(x)); }
   };
 
   int64_t axis_, count_;

@@ -770,7 +770,7 @@ size_t check_threads(const Problem& problem, const Result& expected) {
   for (std::thread& thread : threads) thread.join();
   size_t used = 0;
   for (Threads& caller : callers) {
-    for (Given& output : caller.result.outputs) unify_nans(output);
+    for (Given& output : caller.result.outputs) unify_nans(*problem.op, output);
     if (caller.result != expected) differ(problem, "a thread", expected, caller.result);
     used += caller.used;
   }

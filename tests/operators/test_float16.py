@@ -5,6 +5,7 @@ DynamicQuantize and DynamicDequantize are in test_formats.py.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -146,14 +147,18 @@ def test_reductions(shape: tuple[int, ...]) -> None:
             compare("ReduceMinMax", [src], **given)
 
 
-@pytest.mark.parametrize("cols", [32, 33, 100, 768])
-@pytest.mark.parametrize("rows", [1, 9, 100])
+@pytest.mark.parametrize(
+    ("rows", "cols"), [*itertools.product([1, 9, 100], [32, 33, 100, 768]), (1, 200001), (2, 200001)]
+)
 def test_rows_with_zeros_and_nan(rows: int, cols: int) -> None:
-    """An extreme that is zero has the sign of the first zero. A NaN counts only if it is the first element."""
+    """An extreme that is zero has the sign of the first zero. A NaN counts only if it is the first element.
+
+    One or two long rows are split into parts; here most of them begin with NaN.
+    """
     rng = np.random.default_rng(cols)
     src = rng.choice(np.float16([0.0, -0.0, 6e-8, 2]), (rows, cols)) * rng.choice(np.float16([1, -1]), (rows, 1))
     src[::2, 0] = rng.choice(np.float16([3, -3, np.inf]), src[::2, 0].shape)  # zeros come later
-    src[::3, 5] = np.nan
+    src[::3, 5 : 6 + cols * 3 // 4 * (cols > 1000)] = np.nan
     src[1::4, 0] = rng.choice(np.array([0x7E00, 0xFE00], np.uint16), src[1::4, 0].shape).view(np.float16)
     wide = src.astype(np.float32)
     first_zeros = wide[np.arange(rows), np.argmax(wide == 0, axis=1)]

@@ -14,13 +14,6 @@ inline bool are_whole(const float* zps, int64_t count) {
   return broken == 0;
 }
 
-// x / scale without a clamp: overflow gives infinity and NaN stays NaN.
-struct AffineDivision {
-  V::F scale;
-  AffineDivision(V::F scale_, V::F) : scale(scale_) {}
-  V::F operator()(V::F x) const { return V::div(x, scale); }
-};
-
 // Markstein clamped to both sides, which NaN passes, with the sign of x: the correction turns -0 into +0. For clips
 // well within kQuotientBound.
 struct AffineMarkstein {
@@ -109,7 +102,7 @@ void affine_with(const AffineBlock& block) {
 template <Scaling kScaling, RoundingOrder kOrder, AffineTarget kTarget, Parameters kParameters>
 void affine(const AffineBlock& block) {
   constexpr bool kInverse = kScaling == kMultiply;
-  constexpr auto kDividing = affine_with<AffineQuantizer<AffineDivision, kOrder>, kTarget, kOrder, false, kParameters>;
+  constexpr auto kDividing = affine_with<AffineQuantizer<Division<false>, kOrder>, kTarget, kOrder, false, kParameters>;
   if constexpr (kOrder == kFloat16Sum)  // rare
     return kScaling == kDivide ? kDividing(block)
                                : portable_kernels().affine[kScaling][kOrder][kTarget][kParameters](block);
@@ -124,5 +117,5 @@ void affine(const AffineBlock& block) {
            is_small)
     affine_with<AffineQuantizer<AffineMarkstein, kOrder>, kTarget, kOrder, false, kParameters>(block);
   else
-    affine_with<AffineQuantizer<AffineDivision, kOrder>, kTarget, kOrder, false, kParameters>(block);
+    affine_with<AffineQuantizer<Division<false>, kOrder>, kTarget, kOrder, false, kParameters>(block);
 }

@@ -23,8 +23,8 @@ struct Codes8 {
   static V::I load_part(const uint8_t* p, int64_t n) { return V::load_codes_part<kKind>(p, n); }
 };
 
-// Rows have at least kLeastColumnsOf4Bits. Stored codes are at most the highest one. `Vector` is V, which needs
-// store_32_codes4 only if kHasShortRows.
+// Rows have at least kLeastColumnsOf4Bits. pack() does not clip from above: no code exceeds the highest one. `Vector`
+// is V, which needs store_32_codes4 only if kHasShortRows.
 template <CodeKind kKind, class Vector = V>
 struct Codes4 {
   static constexpr int kBits = 4;

@@ -12,7 +12,7 @@ struct WidenBf16 {
   static void run(const uint8_t* from, uint8_t* to) { V::store_bits(to, V::load_bf16(from)); }
 };
 
-// Four vectors, which share the look for NaN.
+// Four vectors, which share one check for NaN.
 struct NarrowF16 {
   static constexpr int64_t kElements = 4 * V::kLanes, kFrom = 32, kTo = 16;
   static void run(const uint8_t* from, uint8_t* to) {

@@ -6,7 +6,7 @@
 // float to int32, without the zero point, which the caller adds.
 template <class Quotient>
 struct OnnxQuantizer {
-  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
+  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal, kNeedsBound = false;
   Quotient quotient;
   V::I zp;
   OnnxQuantizer(V::F scale, V::F reciprocal, V::I zp_) : quotient(scale, reciprocal), zp(zp_) {}
@@ -17,7 +17,7 @@ struct OnnxQuantizer {
 // rounded; for narrow zero points both errors are far less than a half.
 template <CodeKind kKind, template <bool> class Quotient>
 struct BoundedQuantizer4 {
-  static constexpr bool kNeedsReciprocal = true;
+  static constexpr bool kNeedsReciprocal = true, kNeedsBound = true;
   Quotient<false> quotient;
   V::I zp;
   V::F bound;
@@ -29,7 +29,7 @@ struct BoundedQuantizer4 {
 
 template <class Quotient>
 struct WrappingQuantizer {
-  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal;
+  static constexpr bool kNeedsReciprocal = Quotient::kNeedsReciprocal, kNeedsBound = false;
   Quotient quotient;
   V::I zp_int32;
   V::I zp;  // 0: operator() adds the zero point
@@ -39,7 +39,7 @@ struct WrappingQuantizer {
 };
 
 struct OneDnnQuantizer {
-  static constexpr bool kNeedsReciprocal = true;
+  static constexpr bool kNeedsReciprocal = true, kNeedsBound = false;
   V::F reciprocal, zp_f32;
   V::I zp;  // 0: operator() adds the zero point before rounding
   OneDnnQuantizer(V::F, V::F reciprocal_, V::I zp_)
@@ -48,11 +48,6 @@ struct OneDnnQuantizer {
     return V::round(V::min(V::set1(kQuotientBound), V::add(V::mul(x, reciprocal), zp_f32)));
   }
 };
-
-template <class Quantizer>
-constexpr bool kHasBounds = false;
-template <CodeKind kKind, template <bool> class Quotient>
-constexpr bool kHasBounds<BoundedQuantizer4<kKind, Quotient>> = true;
 
 // The parameters of a block, per row or per column, with what the quantizer derives from them.
 template <class Quantizer>
@@ -66,7 +61,7 @@ class Quantizers {
                                                   : storage_) {
     if (reciprocals_ == storage_)
       for (int64_t i = 0; i < count; ++i) storage_[i] = 1.0f / scales[i];
-    if constexpr (kHasBounds<Quantizer>)
+    if constexpr (Quantizer::kNeedsBound)
       for (int64_t i = 0; i < count; ++i) bounds_[i] = Quantizer::bound_of(scales[i], zps[i]);
   }
   Quantizer of_row(int64_t i) const {
@@ -82,7 +77,7 @@ class Quantizers {
  private:
   template <class Read>
   Quantizer quantizer(const Read& read) const {
-    if constexpr (kHasBounds<Quantizer>)
+    if constexpr (Quantizer::kNeedsBound)
       return {read(scales_), read(reciprocals_), read(zps_), read(bounds_)};
     else
       return {read(scales_), read(reciprocals_), read(zps_)};
@@ -92,11 +87,11 @@ class Quantizers {
   const int32_t* zps_;
   const float* reciprocals_;
   alignas(64) float storage_[Quantizer::kNeedsReciprocal ? kMaxParameters : 1];
-  alignas(64) float bounds_[kHasBounds<Quantizer> ? kMaxParameters : 1];
+  alignas(64) float bounds_[Quantizer::kNeedsBound ? kMaxParameters : 1];
 };
 
-// Stores Codes::kWhole elements of a row; pair(i) computes the i-th pair of vectors. The last one is read first: rows
-// of 4-bit codes take up to 10 % less time than in ascending order (AMD Zen 5).
+// Stores Codes::kWhole elements of a row; pair(i) computes the i-th pair of vectors. The last pair is computed first:
+// rows of 4-bit codes take up to 10 % less time than in ascending order (AMD Zen 5).
 template <class Codes, bool kStream, class Pair>
 void store_whole(uint8_t* dst, const Pair& pair) {
   const auto packed = [&](int64_t i) {
@@ -235,33 +230,24 @@ void quantize_with(const QuantizeBlock& block) {
     quantize_columns_with<Floats, Quantizer, Codes, kStream>(block);
 }
 
-template <Arithmetic kArithmetic, template <bool> class Quotient>
-struct QuantizerWith {
-  using Type = OnnxQuantizer<Quotient<true>>;
-};
-template <template <bool> class Quotient>
-struct QuantizerWith<kWrapping, Quotient> {
-  using Type = WrappingQuantizer<Quotient<false>>;
-};
-template <Arithmetic kArithmetic, template <bool> class Quotient>
-using QuantizerOf = typename QuantizerWith<kArithmetic, Quotient>::Type;
-
 template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
 void quantize(const QuantizeBlock& block) {
   using Codes = Codes8<kKind>;
-  const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
-  if (kArithmetic == kOneDnn) {
+  if constexpr (kArithmetic == kOneDnn) {
     quantize_with<OneDnnQuantizer, Codes, kParameters, false>(block);
-  } else if (kArithmetic == kRoundedQuotient) {
+  } else if constexpr (kArithmetic == kRoundedQuotient) {
     quantize_with<OnnxQuantizer<Rounded<Markstein<false>>>, Codes, kParameters, false>(block);
-  } else if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count)) {
-    // For one row, dividing is faster than computing reciprocals.
-    quantize_with<QuantizerOf<kArithmetic, Division>, Codes, kParameters, false>(block);
-  } else if (kArithmetic == kOnnx && can_stream(block, 1)) {
-    quantize_with<QuantizerOf<kOnnx, Markstein>, Codes, kParameters, true>(block);
-    V::fence();
   } else {
-    quantize_with<QuantizerOf<kArithmetic, Markstein>, Codes, kParameters, false>(block);
+    constexpr bool kWraps = kArithmetic == kWrapping;
+    using Dividing = std::conditional_t<kWraps, WrappingQuantizer<Division<false>>, OnnxQuantizer<Division<>>>;
+    using Correcting = std::conditional_t<kWraps, WrappingQuantizer<Markstein<false>>, OnnxQuantizer<Markstein<>>>;
+    const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
+    // For one row, dividing is faster than computing reciprocals.
+    if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count))
+      return quantize_with<Dividing, Codes, kParameters, false>(block);
+    if (kWraps || !can_stream(block, 1)) return quantize_with<Correcting, Codes, kParameters, false>(block);
+    quantize_with<Correcting, Codes, kParameters, !kWraps>(block);
+    V::fence();
   }
 }
 

@@ -1,6 +1,7 @@
 // Quotients x / scale of vectors. Shared by the quantize and the affine kernels.
 
-// x / scale, correctly rounded, and clamped to at most kQuotientBound if it is bounded.
+// x / scale, correctly rounded, and clamped to at most kQuotientBound if it is bounded. Otherwise overflow gives
+// infinity, and NaN stays NaN.
 template <bool kIsBounded = true>
 struct Division {
   static constexpr bool kNeedsReciprocal = false;
@@ -34,9 +35,9 @@ struct Markstein {
 
 // The same for a float16 x, with one operation less (Brisebarre, Muller, Raina: Accelerating correctly rounded
 // floating-point division when the divisor is known in advance, 2004): reciprocal + rest is 1/scale but for a relative
-// error of 2^-47. 16 of the 2^33 pairs of significands give a neighbor of the correctly rounded quotient. Neither has
-// 12 significant bits or less, as ties between codes and between float16 numbers have, so both are rounded to the same
-// code. tests/operators/test_exactness.py tests the float16 number next to each tie for all significands of scales.
+// error of 2^-47. 16 of the 2^33 pairs of significands give a neighbor of the correctly rounded quotient. Both have 20
+// significant bits or more. Ties between codes have 18 at most, so both neighbors are rounded to the same code.
+// tests/operators/test_exactness.py tests the float16 number next to each tie for all significands of scales.
 template <bool kIsBounded = true>
 struct Float16Quotient {
   static constexpr bool kNeedsReciprocal = true;

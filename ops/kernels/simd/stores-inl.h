@@ -5,7 +5,7 @@ template <class Block>
 bool can_stream(const Block& block, uintptr_t dst_size) {
   const uintptr_t row = static_cast<uintptr_t>(block.cols) * dst_size;
   const uintptr_t step = block.rows > 1 ? static_cast<uintptr_t>(block.stride) * dst_size : 0;
-  return block.stream && (reinterpret_cast<uintptr_t>(block.dst) | row | step) % 64 == 0;
+  return V::kStreams && block.stream && (reinterpret_cast<uintptr_t>(block.dst) | row | step) % 64 == 0;
 }
 
 // Calls run(at) for parts of `width` that cover [begin, cols), where cols >= width. The last part may overlap the one
