@@ -1,4 +1,4 @@
-// QuantizedConv: a convolution of 8-bit codes by packed 8-bit weights, to float32.
+// QuantizedConv: a convolution of 8-bit codes by packed 8-bit weights, to float32 or float16.
 //
 // kernels/portable_products.cc has the arithmetic, core/conv_image.h the form in which kernels read the input.
 // compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. A task writes
@@ -11,8 +11,10 @@
 
 #include "core/attributes.h"
 #include "core/conv_image.h"
+#include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
+#include "core/scratch.h"
 #include "core/sums.h"
 #include "kernels/kernels.h"
 
@@ -79,7 +81,8 @@ class QuantizedConv : public Node {
     shape.dims[1] = conv.channels;
     for (size_t i = 2; i < src.shape.rank; ++i) shape.dims[i] = conv.axes[kSpatialAxes - src.shape.rank + i].out;
     check_size(shape);
-    conv.dst = static_cast<float*>(context.output(0, shape));
+    conv.dst = context.output(0, shape);
+    conv.dst_storage = storage_of(bias.type);
     if (shape.elements() == 0) return;
     conv.src = static_cast<const uint8_t*>(src.data);
     conv.weights = static_cast<const int8_t*>(weight.data);
@@ -93,7 +96,7 @@ class QuantizedConv : public Node {
     all.weight_zp = one_zp;
     all.channel_scales = static_cast<const float*>(channel_scale.data);
     all.channel_sums = static_cast<const int32_t*>(channel_sum.data);
-    all.bias = static_cast<const float*>(bias.data);
+    all.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
     all.order = order_;
     all.lowest = activation_ == Activation::kNone ? -INFINITY : 0.0f;
     all.highest = activation_ == Activation::kRelu6 ? 6.0f : INFINITY;
@@ -109,10 +112,12 @@ class QuantizedConv : public Node {
     int64_t samples, channels, group_inputs, group_outputs, quads;
     const uint8_t* src;
     const int8_t* weights;
-    float* dst;
+    void* dst;
+    Storage dst_storage;
     uint8_t flip;
     QuadAxis quad_axis;
     ConvBlock all;  // what all blocks have in common
+    Scratch<float, 64> bias;
 
     int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }
     int64_t in_positions() const { return axes[0].in * axes[1].in * axes[2].in; }
@@ -195,7 +200,8 @@ class QuantizedConv : public Node {
       std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
       const int64_t positions = form.positions();
       const auto [n0, n1, n2] = tile.count;
-      // If positions are adjacent in the output, kernels write to it, and row by row, if that takes fewer vectors.
+      // If positions are adjacent in the output, kernels write to it, and row by row, if that takes fewer vectors;
+      // otherwise, and if the output is float16, to a buffer.
       const bool is_row = n0 * n1 == 1;
       const bool is_whole =
           n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out)));
@@ -203,14 +209,17 @@ class QuantizedConv : public Node {
       const ProductKernels& products = *active_isa().products;
       const bool in_tiles = products.conv_tiles != nullptr && fits_tiles(form);
       const int64_t most_channels = (in_tiles ? 2 : 1) * kBlockColumns;
+      const bool rounds = dst_storage.narrow != nullptr, is_direct = !rounds && (is_whole || by_rows);
+      const bool is_dense = is_whole || (by_rows && n2 == axes[2].out);  // in a buffer that is rounded
       const std::unique_ptr<float[]> sums(
-          is_whole || by_rows ? nullptr
-                              : new float[static_cast<size_t>(std::min(group_outputs, most_channels) * positions)]);
+          is_direct ? nullptr : new float[static_cast<size_t>(std::min(group_outputs, most_channels) * positions)]);
+      const std::unique_ptr<uint16_t[]> rounded(rounds && !is_dense ? new uint16_t[static_cast<size_t>(positions)]
+                                                                    : nullptr);
       ConvBlock block = all;
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
       block.image_row = form.row_positions();
-      block.dst_row = axes[2].out;
+      block.dst_row = is_direct ? axes[2].out : n2;  // for several rows
       block.position_bytes = form.position_bytes();
       block.kernel_rows = form.kernel_rows();
       block.image = image.get();
@@ -247,16 +256,18 @@ class QuantizedConv : public Node {
         block.channel_scales = all.channel_scales + channel;
         block.channel_sums = all.channel_sums + channel;
         block.bias = all.bias + channel;
-        float* to = dst + (sample * channels + channel) * out_positions();
-        if (is_whole || by_rows) {
-          block.dst = to + (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out + tile.first[2];
-          block.dst_stride = out_positions();
-          kernel(block);
-        } else {
-          block.dst = sums.get();
-          block.dst_stride = positions;
-          kernel(block);
-          copy_rows(form, tile, sums.get(), block.channels, to);
+        const int64_t to = (sample * channels + channel) * out_positions() +
+                           (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out + tile.first[2];
+        block.dst = is_direct ? static_cast<float*>(dst) + to : sums.get();
+        block.dst_stride = is_direct ? out_positions() : positions;
+        kernel(block);
+        for (int64_t c = 0; !is_direct && c < block.channels; ++c) {
+          const float* from = sums.get() + c * positions;
+          const int64_t begin = to + c * out_positions();
+          if (is_dense)
+            dst_storage.narrow(from, element(dst, dst_storage, begin), n0 * n1 * n2);
+          else
+            write_rows(form, tile, by_rows, from, rounded.get(), begin);
         }
         channel = next;
       }
@@ -277,12 +288,21 @@ class QuantizedConv : public Node {
                  divide_up(form.positions(), kBlockColumns) * (quads + kCopy);
     }
 
-    void copy_rows(const ConvImage& form, const ConvTile& tile, const float* from, int64_t count, float* to) const {
-      for (int64_t c = 0; c < count; ++c, from += form.positions(), to += out_positions())
-        for (int64_t i0 = 0; i0 < tile.count[0]; ++i0)
-          for (int64_t i1 = 0; i1 < tile.count[1]; ++i1)
-            std::memcpy(to + ((tile.first[0] + i0) * axes[1].out + tile.first[1] + i1) * axes[2].out + tile.first[2],
-                        from + form.position(i0, i1), static_cast<size_t>(tile.count[2]) * sizeof(float));
+    // Writes one channel of a tile: `sums` of all positions or, if `by_rows`, of those of the tile. `rounded` is a
+    // buffer for as many elements of float16, or null. `to` is the number of the first element.
+    void write_rows(const ConvImage& form, const ConvTile& tile, bool by_rows, const float* sums, uint16_t* rounded,
+                    int64_t to) const {
+      const auto [n0, n1, n2] = tile.count;
+      const void* from = sums;
+      if (rounded != nullptr) {
+        dst_storage.narrow(sums, rounded, by_rows ? n1 * n2 : form.positions());
+        from = rounded;
+      }
+      for (int64_t i0 = 0; i0 < n0; ++i0)
+        for (int64_t i1 = 0; i1 < n1; ++i1)
+          std::memcpy(element(dst, dst_storage, to + (i0 * axes[1].out + i1) * axes[2].out),
+                      element(from, dst_storage, by_rows ? i1 * n2 : form.position(i0, i1)),
+                      static_cast<size_t>(n2 * dst_storage.bits / 8));
     }
   };
 
@@ -388,9 +408,11 @@ Operator quantized_conv() {
   Operator op = {QuantizedConv::kName,
                  9,
                  {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}},
-                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}},
+                  {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat16, kInt32}, {kFloat16}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat16, kInt32}, {kFloat16}}},
                  make_node<QuantizedConv>,
-                 always_float};
+                 type_of_input<7>};
   op.columns_input = Operator::kNoInput;
   return op;
 }

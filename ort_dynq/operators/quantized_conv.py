@@ -1,4 +1,4 @@
-"""QuantizedConv: a convolution of codes by packed 8-bit weights, to float32, in one operator."""
+"""QuantizedConv: a convolution of codes by packed 8-bit weights, to float32 or float16, in one operator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from ..errors import DynqError
 from .encodings import Activation, AutoPad, QuadAxis, ScaleOrder
-from .function_text import integer, integers, reshape, scaled
+from .function_text import cast_like, integer, integers, reshape, scaled
 from .packing import packed_conv_shape, unpack_conv
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
-from .reference_ops import Array, Attributes, shape_text
-from .spec import Attribute, Family, Input, Operator, Signature
+from .reference_ops import Array, Attributes, rounded, shape_text
+from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 _ROWS = ("kernel shape", "stride", "dilation", "pad at the begin", "pad at the end")
 _LEAST = (1, 1, 1, 0, 0)
@@ -162,7 +162,8 @@ def _body(opset: int) -> str:
 
         row = {flat}(scale, n1)
         column = Unsqueeze(channel_scale, n1)
-        channel_bias = Unsqueeze(bias, n1)
+        real_bias = Cast<to = 1>(bias)
+        channel_bias = Unsqueeze(real_bias, n1)
         {scaled("real")}
         biased = Add(scaled, channel_bias)
         dst_counts = Slice(counts, lacking, end)
@@ -174,7 +175,8 @@ def _body(opset: int) -> str:
         is_relu6 = Equal(activation, {integer(Activation.RELU6.value)})
         lowest = Where(has_activation, zero, minus_infinity)
         highest = Where(is_relu6, six, infinity)
-        dst = Clip(images_of_sums, lowest, highest)
+        real_dst = Clip(images_of_sums, lowest, highest)
+        {cast_like("dst", "real_dst", "bias", opset)}
     }}"""
 
 
@@ -247,7 +249,7 @@ def _reference(given: Attributes, *arrays: Array) -> list[Array]:
     src, scale, zero_point, weight, weight_zero_point, channel_scale, channel_sum, bias, _ = inputs
     batch, channels = src.shape[:2]
     group, outputs, rank = given["group"], bias.size, len(axes)
-    dst = np.empty((batch, outputs, *(axis.positions for axis in axes)), np.float32)
+    dst = np.empty((batch, outputs, *(axis.positions for axis in axes)), bias.dtype)
     if dst.size == 0:
         return [dst]
     shape = (channels // group, *(axis.kernel for axis in axes))
@@ -266,7 +268,8 @@ def _reference(given: Attributes, *arrays: Array) -> list[Array]:
         sums = np.matmul(weights, patches).astype(np.int64).reshape(outputs, -1)
         exact = (sums - int(zero_point.item()) * channel_sum.astype(np.int64)[:, None]).astype(np.int32)
         real = _scaled(exact.astype(np.float32), np.float32(scale.item()), channel_scale[:, None], given["scale_order"])
-        result[...] = _activated(real + bias[:, None], Activation(given["activation"])).reshape(result.shape)
+        biased = _activated(real + bias[:, None].astype(np.float32), Activation(given["activation"]))
+        result[...] = rounded(biased, bias.dtype).reshape(result.shape)
     return [dst]
 
 
@@ -374,7 +377,7 @@ _INPUTS = (
         ("int32",),
         "[M]: the sum of the weights of each output channel after their zero point is subtracted.",
     ),
-    Input("bias", ("float32",), "[M]; -0.0 leaves the result unchanged."),
+    Input("bias", FLOATS, "[M]; -0.0 leaves the result unchanged."),
     Input(
         "geometry",
         ("int32",),
@@ -399,7 +402,7 @@ FAMILY = Family(
             "        (src - zero_point) * (weight - weight_zero_point)\n"
             "dst = float32(exact) * channel_scale * scale + bias; scale_order is the order of the multiplications",
             _INPUTS,
-            (Input("dst", ("float32",), "[N, M, O1, ..., Or]"),),
+            (Input("dst", FLOATS, "[N, M, O1, ..., Or], of the type of `bias`; float16 is rounded once."),),
             (
                 Attribute("group", 1, "The number of groups of channels; 1 or more."),
                 Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad),
@@ -413,7 +416,8 @@ FAMILY = Family(
                 Attribute("activation", Activation.NONE, "What follows the sum; `dst` stands for it.", Activation),
             ),
             tuple(
-                Signature((code, "float32", code, "int8", "int8", "float32", "int32", "float32", "int32"), ("float32",))
+                Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias, "int32"), (bias,))
+                for bias in FLOATS
                 for code in ("uint8", "int8")
             ),
             _body,

@@ -23,13 +23,13 @@ from .float16_graph import restore_zeros
 from .loop import convert, op_counts
 from .metadata import EXACT, FLOAT16_CASTS
 from .report import Finding, Report
-from .rules import PHASES, decomposed, float_matmul
+from .rules import PHASES, decomposed, float_conv, float_matmul
 
 if TYPE_CHECKING:
     from ..runtime import Model
 
 # Without a conversion by one of these rules, the Casts of float16_casts.py serve nothing.
-_NEED_CASTS = (decomposed.QUANTIZE.name, float_matmul.RULE.name)
+_NEED_CASTS = (decomposed.QUANTIZE.name, float_matmul.RULE.name, float_conv.RULE.name)
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 

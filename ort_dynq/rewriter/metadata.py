@@ -11,16 +11,16 @@ RULE = "ort_dynq.rule"
 """On every node that a rewrite adds: the name of the rule that added it."""
 
 ACTIVATION = "ort_dynq.activation"
-"""On a QuantizedMatMul that replaces a float product: the name, in the original model, of the float activation that was
+"""On a node that replaces a float product: the name, in the original model, of the float activation that was
 multiplied. Verification reads it."""
 
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
-"""On a QuantizedMatMul whose weights are those of the original before it rounds them to float16: "1". Verification
-compares both, and then the product of the former."""
+"""On a QuantizedMatMul or QuantizedConv whose weights are those of the original before it rounds them to float16: "1".
+Verification compares both, and then the product of the former."""
 
 ROUNDED_ACTIVATION = "ort_dynq.rounded_activation"
-"""On a QuantizedMatMul whose activation the original rounds to float16 after it dequantizes it: "1". Verification
-compares both activations, and then the product of the one before that rounding."""
+"""On a QuantizedMatMul or QuantizedConv whose activation the original rounds to float16 after it dequantizes it: "1".
+Verification compares both activations, and then the product of the one before that rounding."""
 
 DEQUANTIZES = "ort_dynq.dequantizes"
 """On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""

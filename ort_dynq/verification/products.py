@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, label
-from ..operators.packing import unpack
+from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..rewriter.facts.shapes import RESHAPES
 from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
 from ..rewriter.float16_casts import write_casts
@@ -180,18 +180,13 @@ class _Chain(NamedTuple):
         """Returns the product of these numbers, without the steps after it."""
         if self.product.op_type == "Conv":
             return convolve(x, weights, self.product)
-        return np.asarray(x @ (weights.T if self._is_transposed else weights))
-
-    def like_weights(self, stored: Array, weights: Array) -> Array:
-        """Returns B's weights, which may have padding, in the shape of A's."""
-        depth = self.depth(weights)
-        return stored[:depth].T if self._is_transposed else stored[:depth]
+        return np.asarray(x @ (weights.T if self.is_transposed else weights))
 
     def depth(self, weights: Array) -> int:
         """Returns K, the number of terms of each sum."""
         if self.product.op_type == "Conv":
             return math.prod(weights.shape[1:])
-        return len(weights.T if self._is_transposed else weights)
+        return len(weights.T if self.is_transposed else weights)
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
         """Returns the operand of a step, float64, as it broadcasts to the product."""
@@ -200,7 +195,7 @@ class _Chain(NamedTuple):
         return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
 
     @property
-    def _is_transposed(self) -> bool:
+    def is_transposed(self) -> bool:
         return self.product.attributes.get_int("transB", 0) != 0
 
     def values(self) -> list[ir.Value]:
@@ -255,10 +250,35 @@ def _run_perturbed(
     return disturbed.run(feeds, errors), ""
 
 
-def _rounded_weights(node: ir.Node) -> Array | None:
-    """Returns the weights of a QuantizedMatMul, float64 [K, N] with padding of K, if A has them rounded to float16.
+@dataclass(frozen=True)
+class _StoredWeights:
+    """The packed weights of a node of B, which A rounds to float16 after it dequantizes them."""
 
-    None: A has them as they are.
+    node: ir.Node
+    packed: npt.NDArray[np.int8]
+    zero_point: Array
+    scale: Array
+
+    def like(self, weights: Array, is_transposed: bool) -> Array:
+        """Returns them dequantized, float64, in the shape of A's weights if both have the same number of elements."""
+        if self.node.op_type == "QuantizedConv":
+            quad_axis = self.node.attributes.get_int("quad_axis", 0)
+            if packed_conv_shape(weights.shape, quad_axis) != self.packed.shape:
+                return np.empty(0)
+            codes = unpack_conv(self.packed, quad_axis, weights.shape).astype(np.float64)
+            channels = (-1, *[1] * (weights.ndim - 1))
+            return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
+        bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
+        depth = self.packed.shape[1] * (4 if bits == 8 else 8)  # with padding
+        codes = unpack(self.packed, depth, self.scale.shape[-1], bits).astype(np.float64)
+        # Those of groups have a row for each group; others broadcast.
+        zero_point, scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (self.zero_point, self.scale))
+        rows = ((codes - zero_point) * scale)[: len(weights.T if is_transposed else weights)]
+        return np.asarray(rows.T if is_transposed else rows)
+
+
+def _rounded_weights(node: ir.Node) -> _StoredWeights | None:
+    """Returns the weights of a node, if A has them rounded to float16; None if A has them as they are.
 
     Raises:
         DynqError: They are not constant.
@@ -268,18 +288,11 @@ def _rounded_weights(node: ir.Node) -> Array | None:
     tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
     if None in tensors or len(tensors) < 3:
         raise DynqError(f"the weights of {label(node)} are not constant, but its metadata have {ROUNDED_WEIGHTS}")
-    weight, zero_point, scale = (tensor.numpy() for tensor in tensors if tensor is not None)
-    bits, size = node.attributes.get_int("bits", 8), node.attributes.get_int("group_size", 0)
-    columns = scale.shape[-1]
-    depth = weight.shape[1] * (4 if bits == 8 else 8)
-    codes = unpack(weight, depth, columns, bits).astype(np.float64)
-    # Those of groups have a row for each group; others broadcast.
-    each_zp, each_scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (zero_point, scale))
-    return np.asarray((codes - each_zp) * each_scale)
+    return _StoredWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
 
 
 def _codes_of_rounded(node: ir.Node) -> list[ir.Value]:
-    """Returns codes, scale and zero point of a QuantizedMatMul whose activation A rounds to float16; empty if not."""
+    """Returns codes, scale and zero point of a node whose activation A rounds to float16; empty if it does not."""
     is_rounded = node.metadata_props.get(ROUNDED_ACTIVATION) == "1"
     return [value for value in node.inputs[:3] if value is not None] if is_rounded else []
 
@@ -314,7 +327,7 @@ def _judge(
     known: Mapping[str, Array],
     result: Array,
     activation: Array | None,
-    stored: Array | None,
+    stored: _StoredWeights | None,
 ) -> Product:
     """Compares a product.
 
@@ -334,7 +347,7 @@ def _judge(
         shapes = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
         return replace(product, problem=f"B's result is {shapes}")
     x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
-    of_b = weights if stored is None else chain.like_weights(stored, weights)
+    of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
     if stored is not None and not np.array_equal(of_b.astype(np.float16), weights):
         return replace(product, problem="B's weights, rounded to float16, are not A's")
     x_of_b = x if activation is None else activation

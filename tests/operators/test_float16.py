@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import convolutions
 import numpy as np
 import pytest
+from convolutions import conv_inputs, random_conv
 from helpers import Array, assert_same, matmul_inputs, with_one_nan
 from test_functions import Case, check
 
@@ -134,6 +136,34 @@ def test_every_value_as_a_bias() -> None:
     inputs, _ = matmul_inputs(rng, (3, 4), EVERY.size)
     scale = np.array([[0], [2.0**-12], [3]], np.float32)
     compare("QuantizedMatMul", [inputs[0], scale, *inputs[2:7], EVERY], scale_order=2)
+    inputs, _, given = conv_inputs(rng, (1, 1, 1, 5), EVERY.size, (1, 3))
+    for one in scale.ravel():
+        compare("QuantizedConv", [inputs[0], np.array(one), *inputs[2:7], EVERY, inputs[8]], **given, scale_order=2)
+
+
+def compare_conv(case: convolutions.Case) -> None:
+    """Compares a convolution with biases of float16; its results are subnormal, ordinary, and overflow."""
+    inputs, _, given = case
+    for factor in np.float32([1e-7, 1, 300]):
+        with np.errstate(all="ignore"):
+            bias = (inputs[7] * factor).astype(np.float16) + np.float16(0)  # zeros of Relu have any sign
+            scale = inputs[5] * factor
+        compare("QuantizedConv", [*inputs[:5], scale, inputs[6], bias, inputs[8]], **given)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_convolutions(is_wide: bool) -> None:
+    rng = np.random.default_rng(is_wide)
+    for _ in range(10 if is_wide else 60):
+        compare_conv(random_conv(rng, is_wide=is_wide))
+
+
+@pytest.mark.parametrize("group", [1, 16])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+def test_large_convolutions(kernel: tuple[int, int], strides: tuple[int, int], group: int) -> None:
+    """Of several tiles and tasks: positions are adjacent in the output, or in rows only."""
+    compare_conv(conv_inputs(np.random.default_rng(0), (2, 16, 60, 70), 32, kernel, strides=strides, group=group))
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (4096, 16), (16, 4096), (64, 4, 256)])
@@ -183,7 +213,8 @@ def test_which_operators_are_here() -> None:
         if any(signature.inputs.count("float16") == 1 for signature in operator.signatures)
     }
     assert found - {"DynamicQuantize", "DynamicDequantize"} == {
-        *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize", "QuantizedMatMul"),
+        *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize"),
+        *("QuantizedMatMul", "QuantizedConv"),
         *("DynamicRangeQuantize", "DynamicRangeFakeQuantize"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),

@@ -209,3 +209,76 @@ def test_verification_finds_another_activation(position: int) -> None:
     x = np.random.default_rng(6).normal(1, 3, (100, DEPTH)).astype(np.float16)
     problems = [product.problem for product in verify(model, proto, inputs={"x": x}).products]
     assert sorted(problems) == ["", "", "B's activation, rounded to float16, is not A's"]
+
+
+KERNEL = RNG.integers(-127, 128, (8, 6, 3, 3))
+KERNEL[:, 0, 0, 0] = 127
+KERNEL_WEIGHTS = (KERNEL * SCALES[:8].astype(np.float64).reshape(-1, 1, 1, 1)).astype(np.float16)
+RANGE = (
+    "l = ReduceMin<keepdims = 0>(x) h = ReduceMax<keepdims = 0>(x) o = Min(l, zero) t = Max(h, zero) w = Sub(t, o)"
+    " b = Div(w, levels) s = Clip(b, eps, limit) v = Div(o, s) i = Round(v) n = Neg(i) c = Clip(n, zero, levels)"
+    " z = Cast<to = 2>(c) q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+)
+SYMMETRIC = (
+    "a = Abs(x) m = ReduceMax<keepdims = 0>(a) s = Div(m, limit) v = Div(x, s) r = Round(v) c = Clip(r, low, limit)"
+    " d = Mul(c, s)"
+)
+CONVOLUTIONS = {
+    "decomposed": SYMMETRIC + " y = Conv<pads = [1, 1, 1, 1]>(d, kernel, shift)",
+    "bias": "y = Conv<pads = [1, 1, 1, 1]>(d, kernel, shift)",
+    "Relu": "r = Conv(d, kernel, shift) y = Relu(r)",
+    "DequantizeLinear": "k = DequantizeLinear<axis = 0>(kernel_codes, kernel_scales) y = Conv(d, k)",
+    "two": "r = Conv(d, kernel) e = Conv(d, kernel, shift) y = Concat<axis = 1>(r, e)",
+    "Transpose": "r = Conv(d, kernel, shift) y = Transpose<perm = [0, 2, 3, 1]>(r)",
+}
+
+
+def convolution(body: str) -> onnx.ModelProto:
+    """Convolutions of an activation that is quantized per tensor, from float16 to float16."""
+    text = body if body.startswith(SYMMETRIC) else f"{RANGE} {body}"
+    model = onnx.ModelProto.FromString(model_of(text, before="float16[2, 6, 20, 21] x", outputs="float16[] y"))
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.opset_import[0].version, model.ir_version = 21, 10
+    arrays = {"kernel": KERNEL_WEIGHTS, "shift": np.linspace(-3, 3, 8).astype(np.float16)}
+    arrays |= {"kernel_codes": KERNEL.astype(np.int8), "kernel_scales": SCALES[:8].astype(np.float16)}
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in arrays.items() if name in used
+    )
+    return model
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+@pytest.mark.parametrize("form", CONVOLUTIONS)
+def test_convolutions(isa: str, form: str) -> None:
+    model = convolution(CONVOLUTIONS[form])
+    assert "QuantizedConv" not in {each.operator for each in rewrite(model, exact=True).report.rewritten}
+    proto, x = rewrite(model).to_proto(), np.random.default_rng(6).normal(1, 3, (2, 6, 20, 21)).astype(np.float16)
+    nodes = [node for node in proto.graph.node if node.op_type == "QuantizedConv"]
+    assert len(nodes) == 1 + (form == "two")
+    found = verify(model, proto, inputs={"x": x})
+    assert found.passed, found
+    assert len(found.products) == len(nodes)
+    assert max(product.b_error for product in found.products) < 3
+    ours, plain = (session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto)))
+    assert_same(ours, plain)
+    expected = stock_session(model).run(None, {"x": x})[0].astype(np.float64)
+    assert np.abs(ours.astype(np.float64) - expected).max() < 2e-3 * np.abs(expected).max()  # of the roundings
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+def test_verification_finds_other_weights_of_a_convolution() -> None:
+    model = convolution(CONVOLUTIONS["bias"])
+    x = np.random.default_rng(6).normal(1, 3, (2, 6, 20, 21)).astype(np.float16)
+    for position, factor in ((3, 1), (5, 1.01)):
+        proto = rewrite(model).to_proto()
+        (node,) = [node for node in proto.graph.node if node.op_type == "QuantizedConv"]
+        keys = {entry.key for entry in node.metadata_props}
+        assert {ROUNDED_ACTIVATION, ROUNDED_WEIGHTS} <= keys
+        (weight,) = [each for each in proto.graph.initializer if each.name == node.input[position]]
+        array = numpy_helper.to_array(weight).copy()
+        array.reshape(-1)[0] = array.reshape(-1)[0] * factor - (position == 3)
+        weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+        problems = [product.problem for product in verify(model, proto, inputs={"x": x}).products]
+        assert problems == ["B's weights, rounded to float16, are not A's"]

@@ -105,7 +105,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         matrices = helpers.matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
         return [*matrices[:-1], (matrices[-1] % 64).astype(types[-1])]
     if operator.name == "QuantizedConv":
-        return conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
+        arrays = conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
+        return [*arrays[:7], arrays[7].astype(types[7]), arrays[8]]
     shapes: list[tuple[int, ...]] = [(7, 33), (), ()]
     spreads = [rng.normal(0, 60, shapes[0]), *(rng.uniform(1, 9, shape) for shape in shapes[1:])]
     if types[0] in ("uint8", "uint4"):  # whether negative floats become such codes depends on the CPU

@@ -72,14 +72,19 @@ class Weights:
         check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
 
 
-def grid_of_channels(elements: npt.NDArray[Any]) -> Grid | None:
+def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:
     """Returns float32 weights, [M, C / group, k1, ..., kr], as a grid of M columns; None if they are not one.
+
+    Args:
+        elements: The weights.
+        may_be_rounded: See :func:`ort_dynq.rewriter.facts.grid.grid_of`.
 
     Raises:
         Left: QuantizedConv does not take weights of this rank.
     """
     check_rank(elements.ndim)
-    grid = grid_of(elements.reshape(len(elements), -1).T) if elements.size else None
+    columns = elements.reshape(len(elements), -1).T
+    grid = grid_of(columns, may_be_rounded=may_be_rounded) if elements.size else None
     return None if grid is None or grid.group_size else grid
 
 

@@ -5,13 +5,12 @@ fake quantization | dequantization, Conv, [Mul by the activation's scale], [Add 
 
 The activation must have one scale for all elements, and the weights must be an 8-bit grid in every output channel
 (facts/grid.py). The integer sums are exact where a sum of floats is rounded, so the last bits differ: the rule does not
-apply if results must be exact. ConvTranspose is always left.
+apply if results must be exact. Weights may be a grid that was rounded to float16, and the activation may be rounded to
+float16 after it is dequantized, as before products of matrices. ConvTranspose is always left.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -19,8 +18,10 @@ from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, has_one_scale
 from ..builders.convolution import Weights, geometry_of_floats, grid_of_channels, replace_convolution, weights_of
 from ..builders.product_tail import Tail
+from ..builders.roundings import note_roundings, rounded_dequantizer_of, with_float32_scale
 from ..edit import Edit
 from ..facts.folding import evaluate
+from ..facts.grid import Grid
 from ..facts.values import has_one_element
 from ..metadata import ACTIVATION
 from ..report import Left
@@ -33,7 +34,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     a, w, bias = [*node.inputs, None, None, None][:3]
-    source = None if a is None else dequantizer_of(a)
+    rounded = rounded_dequantizer_of(a)
+    source = None if a is None else rounded or dequantizer_of(a)
     if a is None or w is None or source is None:
         return None
     if node.op_type == "ConvTranspose":
@@ -42,13 +44,15 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         raise Left("exact: an integer product changes the last bits")
     if not has_one_scale(source) or not _has_one_zero_point(source):
         raise Left(_NO_SCALE)
-    weights, scale = _weights(w, context)
+    weights, grid = _weights(w, context)
     facts, channels = context.facts, weights.channels
     geometry = geometry_of_floats(node, bias, weights)
     edit = context.edit("QuantizedConv", node)
     activation = context.shared(Activations).of(a, source, 1, context, edit)
+    if rounded is not None:
+        activation = with_float32_scale(activation, facts, edit)
     # The channel scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
+    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
     if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
         tail.take_scales(a, channels, facts)
     if bias is None:
@@ -56,6 +60,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     replace_convolution(tail, activation.codes, activation.zero_point, weights, geometry, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
+    note_roundings(edit, grid, of_activation=rounded is not None)
     return edit
 
 
@@ -68,8 +73,8 @@ def _has_one_zero_point(source: ir.Node) -> bool:
     return zero_point is None or has_one_element(zero_point)
 
 
-def _weights(w: ir.Value, context: Context) -> tuple[Weights, npt.NDArray[np.float32]]:
-    """Returns float weights as codes, and their scales, [1, M].
+def _weights(w: ir.Value, context: Context) -> tuple[Weights, Grid]:
+    """Returns float weights as codes, and as the grid of M columns that they are.
 
     Raises:
         Left: They are not constant, not known, or not a grid.
@@ -79,7 +84,7 @@ def _weights(w: ir.Value, context: Context) -> tuple[Weights, npt.NDArray[np.flo
     elements = evaluate(w, context.facts)
     if elements is None:
         raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
-    grid = grid_of_channels(elements)
+    grid = grid_of_channels(elements, may_be_rounded=True)
     if grid is None:
         raise Left("the weights are not an 8-bit grid in each output channel")
-    return weights_of(grid, elements.shape), grid.scale
+    return weights_of(grid, elements.shape), grid

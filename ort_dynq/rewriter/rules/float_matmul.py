@@ -18,18 +18,18 @@ import math
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ...operators import DOMAIN
 from ...operators.encodings import ScaleOrder
 from ..builders.activations import Activations, dequantizer_of, group_size_of
 from ..builders.product_tail import Channels, Tail, check_length
+from ..builders.roundings import note_roundings, rounded_dequantizer_of, with_float32_scale
 from ..builders.shared_grids import SharedGrids
 from ..edit import Edit
 from ..facts.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..facts.folding import evaluate
 from ..facts.grid import Grid, grid_of
 from ..facts.inference import Facts
-from ..facts.values import CODE_TYPES, cast_to, given_by_caller, producer_of
-from ..metadata import ACTIVATION, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ..facts.values import given_by_caller
+from ..metadata import ACTIVATION
 from ..report import Left
 from ..rule import Context, Rule
 
@@ -38,7 +38,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
         return None
     a, b, bias = [*node.inputs, None, None, None][:3]
-    rounded = None if a is None else _rounded_dequantizer_of(a)
+    rounded = rounded_dequantizer_of(a)
     source = None if a is None else rounded or dequantizer_of(a)
     if a is None or b is None or source is None:
         return None
@@ -63,11 +63,8 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     edit = context.edit("QuantizedMatMul", node)
     activations, count = context.shared(Activations), depth // (group_size or depth)
     activation = activations.of(a, source, count, context, edit)
-    if rounded is not None and activation.scale is not None:
-        cast = ir.node("Cast", [activation.scale], {"to": int(ir.DataType.FLOAT)})
-        wide = edit.insert(cast, before=node)
-        facts.note(wide, ir.DataType.FLOAT, activation.scale.shape)
-        activation = activation._replace(scale=wide)
+    if rounded is not None:
+        activation = with_float32_scale(activation, facts, edit)
     if group_size > common:
         activation = activations.in_smaller_groups(activation, count, group_size // common, edit)
     # The column scales come first: the product of two scales may be too small for float32.
@@ -81,31 +78,11 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
     if a.name is not None:
         edit.metadata[ACTIVATION] = a.name
-    notes = []
-    if rounded is not None:
-        edit.metadata[ROUNDED_ACTIVATION] = "1"
-        notes.append("the activation is that before the model rounds it to float16")
-    if grid.is_rounded:
-        edit.metadata[ROUNDED_WEIGHTS] = "1"
-        notes.append("the weights are multiples of their scales before the model rounds them to float16")
-    edit.note = "; ".join(notes)
+    note_roundings(edit, grid, of_activation=rounded is not None)
     return edit
 
 
 RULE = Rule("float matrix product", 13, _apply)
-
-
-def _rounded_dequantizer_of(value: ir.Value) -> ir.Node | None:
-    """Returns the DynamicDequantize to float16 whose output `value` is, cast to float32, or None."""
-    cast = producer_of(value, "Cast")
-    if cast is None or cast_to(cast) != ir.DataType.FLOAT or (half := cast.inputs[0]) is None:
-        return None
-    node = half.producer()
-    if node is None or (node.domain, node.op_type) != (DOMAIN, "DynamicDequantize") or len(node.inputs) < 3:
-        return None
-    codes, scales, zps = (None if each is None else each.dtype for each in node.inputs[:3])
-    has_types = scales == ir.DataType.FLOAT16 and codes in CODE_TYPES and zps in CODE_TYPES
-    return node if has_types else None
 
 
 def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
