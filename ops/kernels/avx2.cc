@@ -113,7 +113,7 @@ struct V : Vector256 {
   static void store_low_halves(uint8_t* p, I a) {
     store16(p, _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
-  // Raises 4 * kLanes int16 to 0, none of which is above 15, and joins two of them to a byte.
+  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins two of them to a byte.
   using Packed4 = I;
   static Packed4 pack4(I ab, I cd) {
     return _mm256_maddubs_epi16(_mm256_packus_epi16(ab, cd), _mm256_set1_epi16(0x1001));  // the first + 16 * the second

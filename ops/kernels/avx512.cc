@@ -97,7 +97,7 @@ struct V : Vector512 {
   static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
   static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
-  // Raises 4 * kLanes int16 to 0, none of which is above 15, and joins two of them to a byte.
+  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins two of them to a byte.
   using Packed4 = I;
   static Packed4 pack4(I ab, I cd) {
     return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd), _mm512_set1_epi16(0x1001));  // the first + 16 * the second
@@ -135,6 +135,7 @@ struct V : Vector512 {
     const I shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts), values);  // uses the low 4 bits
   }
+  // Sixteen elements of float16, in both halves.
   static I f16_twice(F a) { return _mm512_broadcast_i64x4(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
   // Stores the elements of `values`, sixteen of 16 bits twice, that 32 codes of 4 bits choose.
   static void store_chosen_words(uint16_t* p, I values, const uint8_t* codes) {

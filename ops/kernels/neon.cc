@@ -89,7 +89,7 @@ struct V : VectorNeon {
   static I high_halves(I a) { return vreinterpretq_s32_u32(vshrq_n_u32(u32(a), 16)); }
   static I lowest_bits(I a) { return vandq_s32(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(u32(a)))); }
-  // Raises 4 * kLanes int16 to 0, none of which is above 15, and joins two of them to a byte.
+  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins two of them to a byte.
   using Packed4 = uint8x8_t;
   static Packed4 pack4(I ab, I cd) {
     const uint8x8_t low = codes<kU8>(vreinterpretq_s16_s32(ab)), high = codes<kU8>(vreinterpretq_s16_s32(cd));

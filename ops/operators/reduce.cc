@@ -179,11 +179,11 @@ class Reduce : public Node {
     // Reduces part number `part` of `of` parts of a unit.
     void reduce(int64_t unit, int64_t part, int64_t of, float* lowest, float* highest) const {
       begin(lowest, highest, results);
-      const RangesKernel kernel = kernels()[by_column ? kPerColumn : kPerRow];
       if (src_f16 != nullptr) {
         const uint16_t* row = src_f16 + unit * inner;
         return reduce_f16(row + inner * part / of, row + inner * (part + 1) / of, *lowest, *highest);
       }
+      const RangesKernel kernel = kernels()[by_column ? kPerColumn : kPerRow];
       const float* x = begin_of(unit);
       if (by_column) {
         const int64_t all = rows / joined, first = all * part / of, last = all * (part + 1) / of;

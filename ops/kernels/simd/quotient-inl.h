@@ -33,7 +33,7 @@ struct Markstein {
   }
 };
 
-// The same for a float16 x, with one operation less (Brisebarre, Muller, Raina: Accelerating correctly rounded
+// The same for a float16 x, with one operation fewer (Brisebarre, Muller, Raina: Accelerating correctly rounded
 // floating-point division when the divisor is known in advance, 2004): reciprocal + rest is 1/scale but for a relative
 // error of 2^-47. 16 of the 2^33 pairs of significands give a neighbor of the correctly rounded quotient. Both have 20
 // significant bits or more. Ties between codes have 18 at most, so both neighbors are rounded to the same code.
