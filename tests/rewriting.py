@@ -17,8 +17,8 @@ from onnx import helper, numpy_helper
 
 import ort_dynq
 from ort_dynq.rewriter import Report, Result, rewrite
+from ort_dynq.rewriter.chains import dynamic_quantize_linear, reductions
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.rewriter.rules import dynamic_quantize_linear, reductions
 
 F = np.float32
 _RANGE = reductions.RULE.name

@@ -12,7 +12,7 @@ from ..graphs import graphs, label
 from ..operators import DOMAIN, OPERATORS
 from ..operators.encodings import CodeType
 from ..rewriter import Report, Result
-from ..rewriter.facts.inference import Facts
+from ..rewriter.analysis.inference import Facts
 from ..storage import explained, load
 from .extensions import CARRIED, NOT_CARRIED, variant_name
 

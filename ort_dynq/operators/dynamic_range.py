@@ -26,18 +26,7 @@ from .affine_arithmetic import (
 )
 from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
 from .function_text import cast_like, integer, integers, reshape, select
-from .reference_ops import (
-    ONE,
-    Array,
-    Attributes,
-    cast,
-    clip,
-    rounded,
-    row_maximum,
-    row_minimum,
-    shape_text,
-    to_float16,
-)
+from .reference_ops import ONE, Array, Attributes, cast, clip, rounded, row_maximum, row_minimum, shape_text, to_float16
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RANGE = (

@@ -16,11 +16,12 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, named
 from ..rewriter import Result
+from ..rewriter.chains import dynamic_quantize_linear
+from ..rewriter.convolutions import activation as conv_activation
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.report import too_old
 from ..rewriter.rule import Rule
-from ..rewriter.rules import conv_activation, dynamic_quantize_linear
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ..operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
-from ..rewriter.builders.activations import Activation
+from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit, call
-from ..rewriter.facts.inference import Facts
+from ..rewriter.products.activations import Activation
 from ..rewriter.report import Left
 from .options import Options
 

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
-from ..rewriter.builders.convolution import (
+from ..rewriter.analysis.values import given_by_caller, integer
+from ..rewriter.convolutions.convolution import (
     Weights,
     check_rank,
     geometry_of_floats,
@@ -21,13 +22,12 @@ from ..rewriter.builders.convolution import (
     replace_convolution,
     weights_of,
 )
-from ..rewriter.builders.product_tail import Channels, Tail
-from ..rewriter.builders.shared_initializers import SharedInitializers
 from ..rewriter.edit import Edit
-from ..rewriter.facts.values import given_by_caller, integer
 from ..rewriter.metadata import ACTIVATION
+from ..rewriter.products.tail import Channels, Tail
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
+from ..rewriter.shared_initializers import SharedInitializers
 from .activations import FloatActivations, check_activation
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release

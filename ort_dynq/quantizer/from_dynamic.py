@@ -9,14 +9,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..rewriter.builders.integer_product import grid_of_weights
-from ..rewriter.builders.product_tail import Channels, check_length, tail_of
+from ..rewriter.analysis.values import producer_of, skip_identity
+from ..rewriter.convolutions import integer_conv
 from ..rewriter.edit import Edit
-from ..rewriter.facts.values import producer_of, skip_identity
 from ..rewriter.metadata import ACTIVATION
+from ..rewriter.products.integer_product import grid_of_weights
+from ..rewriter.products.tail import Channels, check_length, tail_of
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
-from ..rewriter.rules import integer_conv
 from .activations import FloatActivations, check_activation
 from .options import Options
 

@@ -15,17 +15,17 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import ScaleOrder
 from ..operators.quantized_matmul import GROUP_UNIT
-from ..rewriter.builders.product_tail import Channels, Tail, check_length, check_sums
-from ..rewriter.builders.shared_grids import SharedGrids
-from ..rewriter.builders.shared_initializers import SharedInitializers
+from ..rewriter.analysis.inference import Facts
+from ..rewriter.analysis.values import given_by_caller
 from ..rewriter.edit import Edit
-from ..rewriter.facts.cost import is_tiny_matrix
-from ..rewriter.facts.grid import Grid, grid_of
-from ..rewriter.facts.inference import Facts
-from ..rewriter.facts.values import given_by_caller
 from ..rewriter.metadata import ACTIVATION
+from ..rewriter.policy.cost import is_tiny_matrix
+from ..rewriter.products.grid import Grid, grid_of
+from ..rewriter.products.shared_grids import SharedGrids
+from ..rewriter.products.tail import Channels, Tail, check_length, check_sums
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
+from ..rewriter.shared_initializers import SharedInitializers
 from .activations import FloatActivations, check_activation
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release

@@ -11,11 +11,11 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
-from ..rewriter.facts.values import producer_of
+from ..rewriter.analysis.values import producer_of
+from ..rewriter.chains import decomposed
 from ..rewriter.metadata import QUANTIZED
 from ..rewriter.report import Left
 from ..rewriter.rule import Context
-from ..rewriter.rules import decomposed
 from .from_dynamic import PRODUCTS
 
 _RUN_TIME = (

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..rewriter.facts.folding import evaluate
-from ..rewriter.facts.grid import Grid
-from ..rewriter.facts.inference import Facts
+from ..rewriter.analysis.folding import evaluate
+from ..rewriter.analysis.inference import Facts
+from ..rewriter.products.grid import Grid
 from ..rewriter.report import Left
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of a step: the temporary arrays take several times its size

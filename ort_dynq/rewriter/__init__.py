@@ -3,8 +3,9 @@
 A rewritten model contains a model-local function for each operator, whose body computes the same with standard
 operators (functions.py). So the model also runs without the plugin, but slowly.
 
-facts/ reads the model, rules/ decides what to change, builders/ has what several rules build, and edit.py changes the
-model. The loop (loop.py) applies the rules, checks opsets and writes the report.
+rules.py lists the rules. They stand by subject in chains/, products/, convolutions/ and float16/. They ask analysis/
+what is known of the model, and policy/ what ONNX Runtime does better. The loop (loop.py) applies the rules, checks
+opsets and writes the report.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import onnx
 import onnx_ir as ir
 
 from ..storage import explained, load, save, to_proto
-from .float16_casts import write_casts
-from .float16_graph import restore_zeros
+from .chains import decomposed
+from .convolutions import float_conv
+from .float16.casts import write_casts
+from .float16.graph import restore_zeros
 from .loop import convert, op_counts
 from .metadata import EXACT, FLOAT16_CASTS
+from .products import float_matmul
 from .report import Finding, Report
-from .rules import PHASES, decomposed, float_conv, float_matmul
+from .rules import PHASES
 
 if TYPE_CHECKING:
     from ..runtime import Model

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ..operators import DOMAIN, OPERATORS
 from . import metadata
-from .facts.inference import Facts
+from .analysis.inference import Facts
 
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, bodies, functions, graphs, label, with_subgraphs
-from .facts.inference import Facts
+from .analysis.inference import Facts
 from .functions import add_functions
 from .report import Finding, Left, Report, too_old
 from .rule import Context, Rule

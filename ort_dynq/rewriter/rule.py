@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
+from .analysis.inference import Facts
 from .edit import Edit
-from .facts.inference import Facts
 
 _T = TypeVar("_T")
 

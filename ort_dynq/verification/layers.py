@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import functions, graphs, subgraphs, values_of
-from ..rewriter.facts.shapes import RESHAPES
-from ..rewriter.facts.values import only_use
+from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.values import only_use
 from ..rewriter.metadata import ACTIVATION
 from .inputs import Array
 from .sessions import SessionError, open_session, run

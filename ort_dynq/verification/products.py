@@ -19,10 +19,10 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, label
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
-from ..rewriter.facts.shapes import RESHAPES
-from ..rewriter.facts.values import WIDE_TYPES, cast_to, only_use
-from ..rewriter.float16_casts import write_casts
-from ..rewriter.float16_graph import restore_zeros
+from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.values import WIDE_TYPES, cast_to, only_use
+from ..rewriter.float16.casts import write_casts
+from ..rewriter.float16.graph import restore_zeros
 from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ..storage import load
 from .convolution import convolve

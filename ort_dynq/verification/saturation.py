@@ -17,10 +17,10 @@ import onnx_ir as ir
 from .. import runtime
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs
-from ..rewriter.builders.unsigned_codes import nodes_of_unsigned
+from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import constant
-from ..rewriter.facts.inference import Facts
 from ..rewriter.metadata import RULE
+from ..rewriter.products.unsigned_codes import nodes_of_unsigned
 from ..storage import explained, load
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from quantizing import F, floats, model_of, operators, squared_error
 
 import ort_dynq
 from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups, release
-from ort_dynq.rewriter.facts.grid import Grid
+from ort_dynq.rewriter.products.grid import Grid
 from ort_dynq.rewriter.report import Left
 
 WEIGHTS = floats(192, 1030) * np.exp(floats(1, 1030, seed=1))

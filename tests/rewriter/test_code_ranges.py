@@ -1,4 +1,4 @@
-"""The proof that codes without a clip fit int8 (facts/code_ranges.py), and the products that depend on it."""
+"""The proof that codes without a clip fit int8 (analysis/code_ranges.py), and the products that depend on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ort_dynq import kernels
 from ort_dynq.operators import OPERATORS
 from ort_dynq.operators.encodings import AddedEpsilon, InverseScale, RangeConstants, Scaling
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.facts.code_ranges import are_codes_int8
+from ort_dynq.rewriter.analysis.code_ranges import are_codes_int8
 
 LARGEST = float(np.finfo(np.float32).max)
 EPSILON = {"lowest_range": 1e-10, "highest_range": LARGEST}

@@ -22,9 +22,9 @@ from rewriting import FOLDERS, MODELS, data_sets, has_products, load, nodes_of, 
 from ort_dynq import kernels, verify
 from ort_dynq.backends.options import Backend
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.float16_casts import saved_by_onnxruntime
+from ort_dynq.rewriter.float16 import operands as float16_operands
+from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.rewriter.rules import float16_operands
 
 # The calls of operators that each rewritten model must have, in the main graph, subgraphs and functions together.
 PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}

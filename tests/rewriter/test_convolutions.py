@@ -23,7 +23,7 @@ from rewriting import check, found, nodes_of, rows
 
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.facts.inference import Facts
+from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.report import STATIC
 
 F = np.float32

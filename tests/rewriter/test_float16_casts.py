@@ -13,8 +13,8 @@ from helpers import Array, assert_same, make_session, stock_session, with_one_na
 from onnx import numpy_helper, parser
 
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.float16_casts import write_casts
-from ort_dynq.rewriter.float16_graph import GraphCasts
+from ort_dynq.rewriter.float16.casts import write_casts
+from ort_dynq.rewriter.float16.graph import GraphCasts
 from ort_dynq.rewriter.metadata import FLOAT16_CASTS
 from ort_dynq.runtime import version
 from ort_dynq.storage import load

@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper, parser
 from test_float16_casts import CHAINS, rows
 
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.float16_casts import saved_by_onnxruntime
-from ort_dynq.rewriter.rules.float16_operands import MOVES, RULE
+from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
+from ort_dynq.rewriter.float16.operands import MOVES, RULE
 from ort_dynq.verification import verify
 
 CODES = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, limit) d = Div(x, s) r = Round(d)"

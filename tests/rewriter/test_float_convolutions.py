@@ -17,7 +17,7 @@ from rewriting import check, found, nodes_of
 
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.facts.cost import is_tiny_convolution
+from ort_dynq.rewriter.policy.cost import is_tiny_convolution
 
 F = np.float32
 M, C = 6, 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import Array, assert_same
 
-from ort_dynq.rewriter.facts.grid import Grid, grid_of
+from ort_dynq.rewriter.products.grid import Grid, grid_of
 
 F = np.float32
 

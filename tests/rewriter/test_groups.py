@@ -17,7 +17,7 @@ from rewriting import found, rows
 from test_products import asymmetric, check_products, model_of, symmetric
 
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.facts import cost
+from ort_dynq.rewriter.policy import cost
 
 F = np.float32
 K, N = 96, 18

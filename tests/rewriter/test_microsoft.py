@@ -14,8 +14,8 @@ from helpers import options, stock_session
 from onnx import helper
 from rewriting import WHOLE_CHAIN, check, found, parse, rows
 
-from ort_dynq.rewriter.facts.inference import Facts
-from ort_dynq.rewriter.facts.microsoft import _STAND_INS
+from ort_dynq.rewriter.analysis.inference import Facts
+from ort_dynq.rewriter.analysis.microsoft import _STAND_INS
 
 HIDDEN = "float[b, t, 16] x"
 BATCH, TOKENS = 2, 3

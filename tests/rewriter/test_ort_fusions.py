@@ -1,4 +1,4 @@
-"""facts/ort_fusions.py predicts, node by node, what the installed ONNX Runtime fuses.
+"""policy/ort_fusions.py predicts, node by node, what the installed ONNX Runtime fuses.
 
 Each case is a small model in ONNX's text form. The tests ask stock ONNX Runtime, at its default level, which of the
 model's QuantizeLinear and DequantizeLinear nodes are left, and compare the results with those without optimizations.
@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from ort_dynq.rewriter.facts.ort_fusions import fused_by_onnxruntime
+from ort_dynq.rewriter.policy.ort_fusions import fused_by_onnxruntime
 
 VERSION = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
 QDQ = ("QuantizeLinear", "DequantizeLinear")

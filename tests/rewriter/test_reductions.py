@@ -17,7 +17,7 @@ from rewriting import check, parse, rows
 
 from ort_dynq import kernels
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.rules.reductions import RULE
+from ort_dynq.rewriter.chains.reductions import RULE
 
 F = np.float32
 OPERATORS = ("ReduceAbsMax", "ReduceMinMax")

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 import ort_dynq
 from ort_dynq import cli, storage
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.facts.grid import grid_of
+from ort_dynq.rewriter.products.grid import grid_of
 
 WEIGHTS = np.arange(5, dtype=np.float32)
 QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLinear(m, s, z)"
@@ -346,7 +346,7 @@ def test_weights_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     codes[0, 7] = 255
     weights = (codes * rng.uniform(0.001, 0.02, 20).astype(np.float32)).astype(np.float32)
     whole = grid_of(weights)
-    monkeypatch.setattr("ort_dynq.rewriter.facts.grid._BLOCK", 100)
+    monkeypatch.setattr("ort_dynq.rewriter.products.grid._BLOCK", 100)
     parts = grid_of(weights)
     assert whole is not None
     assert parts is not None

@@ -1,1 +1,0 @@
-"""Parts of edits that several rules build."""

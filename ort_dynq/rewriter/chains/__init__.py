@@ -1,0 +1,1 @@
+"""Quantization chains: QuantizeLinear and DequantizeLinear, and chains of primitive operators."""

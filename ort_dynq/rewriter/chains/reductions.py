@@ -1,0 +1,136 @@
+"""The rule for ranges that no other rule has made part of a whole chain.
+
+ReduceMax(Abs(x))                                           -> ReduceAbsMax(x)
+ReduceMin(x), ReduceMax(x)                                  -> ReduceMinMax(x)
+ReduceMin(x) | ReduceMax(x), over the first dimensions      -> ReduceMinMax(x)
+
+The rule applies if the parameters of a quantization are computed from the range: over the first dimensions, over all
+dimensions but one, or before a chain that is left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators import DOMAIN
+from ..analysis.shapes import axes_of
+from ..analysis.values import integer, producer_of, skip_identity
+from ..edit import Edit, call
+from ..policy.cost import FEWEST_ELEMENTS
+from ..report import Left
+from ..rule import Context, Rule
+
+_MOST_NODES = 64
+# The operators between a range and a scale, a zero point, or the quotient that is rounded.
+_STEPS = frozenset(
+    {"Abs", "Add", "Cast", "Clip", "Div", "Equal", "Expand", "Floor", "Identity", "Max", "Min", "Mul", "Neg"}
+    | {"Reciprocal", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where"}
+)
+_ENDS = frozenset({"Round", "QuantizeLinear", "DequantizeLinear"})
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """The operand of a ReduceMin or ReduceMax, and the attributes of ReduceAbsMax."""
+
+    x: ir.Value
+    axis: int
+    count: int
+    reduce_others: int
+    keepdims: int
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("axis", "count", "reduce_others", "keepdims")}
+
+
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    if producer_of(node.outputs[0], "ReduceMin", "ReduceMax") is not node:
+        return None
+    reduction = _reduction(node)
+    if reduction is None or reduction.x.dtype != ir.DataType.FLOAT:
+        return None
+    abs_ = producer_of(reduction.x, "Abs")
+    if node.op_type == "ReduceMax" and abs_ is not None and abs_.inputs[0] is not None and abs_.graph is node.graph:
+        if not _quantizes(node.outputs[0]):
+            return None
+        if len(reduction.x.uses()) != 1 or reduction.x.is_graph_output():
+            raise Left("the magnitudes are used elsewhere, too")
+        edit = context.edit("ReduceAbsMax", node)
+        new = call(edit.operator, [skip_identity(abs_.inputs[0])], **reduction.attributes)
+        edit.replace(node.outputs[0], edit.insert_main(new, before=node))
+        return edit
+    other = _other_end(node, reduction)
+    if other is None and not _is_slow_alone(reduction):
+        return None
+    ends = [node] if other is None else [node, other]
+    if not all(_quantizes(end.outputs[0]) for end in ends):
+        return None
+    edit = context.edit("ReduceMinMax", node)
+    new = call(edit.operator, [reduction.x], **reduction.attributes)
+    edit.insert_main(new, before=node)
+    for end in ends:
+        edit.replace(end.outputs[0], new.outputs[int(end.op_type == "ReduceMax")])
+    return edit
+
+
+RULE = Rule("range", 13, _apply)
+
+
+def _is_slow_alone(reduction: _Reduction) -> bool:
+    """Returns whether one reduction alone takes longer than both in one pass, as over the first dimensions."""
+    shape = reduction.x.shape
+    if reduction.reduce_others or reduction.axis not in (0, -len(shape or ())) or reduction.count == len(shape or ()):
+        return False
+    return shape is None or not shape.is_static() or math.prod(shape.numpy()) >= FEWEST_ELEMENTS
+
+
+def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
+    """Returns the ReduceMin that belongs to a ReduceMax, or the reverse; `node` is the first of the two."""
+    op_type = "ReduceMin" if node.op_type == "ReduceMax" else "ReduceMax"
+    for use in reduction.x.uses():
+        other = use.node
+        if other.op_type == op_type and other.graph is node.graph and _reduction(other) == reduction:
+            return other
+    return None
+
+
+def _reduction(node: ir.Node) -> _Reduction | None:
+    """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
+    x, axes, attribute = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
+    keepdims = int(attribute == 1)  # ONNX Runtime takes every other value for 0
+    if x is None or axes is None or attribute is None or node.domain not in STANDARD_DOMAINS:
+        return None
+    if not axes:
+        return None if integer(node, "noop_with_empty_axes", 0) != 0 else _Reduction(x, 0, 0, 1, keepdims)
+    if x.shape is not None:
+        rank = len(x.shape)
+        axes = [axis % rank for axis in axes] if rank else axes
+        others = [axis for axis in range(rank) if axis not in axes]
+        if not _is_run(sorted(axes)) and _is_run(others):
+            return _Reduction(x, others[0], len(others), 1, keepdims)
+    axes = sorted(axes)
+    return _Reduction(x, axes[0], len(axes), 0, keepdims) if _is_run(axes) else None
+
+
+def _is_run(axes: list[int]) -> bool:
+    """Returns whether sorted axes are consecutive. It is not known if some axes are negative and others are not."""
+    return axes == list(range(axes[0], axes[0] + len(axes))) and (axes[0] < 0) == (axes[-1] < 0)
+
+
+def _quantizes(value: ir.Value) -> bool:
+    """Returns whether a parameter of a quantization is computed from `value`."""
+    todo, seen = [value], {value}
+    while todo and len(seen) <= _MOST_NODES:
+        for use in todo.pop().uses():
+            node = use.node
+            if (node.domain == DOMAIN and use.idx > 0) or (node.domain in STANDARD_DOMAINS and node.op_type in _ENDS):
+                return True
+            if node.domain in STANDARD_DOMAINS and node.op_type in _STEPS and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                todo.append(node.outputs[0])
+    return False

@@ -1,0 +1,1 @@
+"""Convolutions of quantized activations and weights."""

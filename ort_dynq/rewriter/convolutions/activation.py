@@ -1,0 +1,47 @@
+"""The rule for the activation function after a convolution of codes.
+
+QuantizedConv, Relu | Clip(0, 6)    -> QuantizedConv with the attribute `activation`
+
+The function is computed while the sums are in registers. As a node of its own, it takes up to a tenth of the time of a
+network.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...operators import DOMAIN
+from ...operators.encodings import Activation
+from ..analysis.bounds import bounds_of
+from ..analysis.values import attributes_of, is_zero, only_use, producer_of, skip_identity
+from ..edit import Edit, call
+from ..rule import Context, Rule
+
+_SIX = 6.0
+
+
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    activation = _activation_of(node)
+    value = node.inputs[0] if activation is not None else None
+    conv = None if value is None else skip_identity(value).producer()
+    if conv is None or conv.domain != DOMAIN or conv.op_type != "QuantizedConv":
+        return None
+    attributes, use = attributes_of(conv), only_use(conv.outputs[0])
+    if use is None or use.node is not node or attributes["activation"] != Activation.NONE:
+        return None
+    edit = context.edit("QuantizedConv", conv)
+    inputs = [each for each in conv.inputs if each is not None]
+    new = call("QuantizedConv", inputs, **{**attributes, "activation": int(activation or 0)})
+    edit.replace(node.outputs[0], edit.insert_main(new, before=conv))
+    return edit
+
+
+RULE = Rule("activation of a convolution", 13, _apply)
+
+
+def _activation_of(node: ir.Node) -> Activation | None:
+    if producer_of(node.outputs[0], "Relu") is node:
+        return Activation.RELU
+    bounds = bounds_of(node.outputs[0]) if producer_of(node.outputs[0], "Clip") is node else None
+    is_relu6 = bounds is not None and is_zero(bounds.least) and bounds.most == _SIX
+    return Activation.RELU6 if is_relu6 else None

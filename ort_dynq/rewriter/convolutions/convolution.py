@@ -1,0 +1,232 @@
+"""The convolution of an activation's codes by constant weights, and what follows it: they become QuantizedConv."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...operators.encodings import AutoPad
+from ...operators.packing import pack_conv
+from ..analysis.values import given_by_caller
+from ..edit import Edit, call
+from ..policy.cost import is_tiny_convolution
+from ..products.grid import Grid, grid_of
+from ..products.tail import Channels, Tail, check_sums
+from ..report import Left
+from ..rule import Context
+from ..shared_initializers import SharedInitializers
+
+_MOST_AXES = 3
+_AUTO_PADS = {
+    "NOTSET": AutoPad.EXPLICIT,
+    "VALID": AutoPad.EXPLICIT,
+    "SAME_UPPER": AutoPad.SAME_UPPER,
+    "SAME_LOWER": AutoPad.SAME_LOWER,
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a convolution.
+
+    Attributes:
+        codes: int8, [M, C / group, k1, ..., kr].
+        zero_point: int8, [1] or [M].
+    """
+
+    codes: npt.NDArray[np.int8]
+    zero_point: npt.NDArray[np.int8]
+
+    @property
+    def axes(self) -> int:
+        """The number of dimensions of the image, r."""
+        return self.codes.ndim - 2
+
+    @property
+    def channels(self) -> Channels:
+        """The output channels."""
+        return Channels(len(self.codes), self.axes)
+
+    @property
+    def sums(self) -> npt.NDArray[np.int32]:
+        """The sums of the codes minus their zero points, [M]."""
+        matrix = self.codes.reshape(len(self.codes), -1)
+        return np.asarray(matrix.sum(1, dtype=np.int32) - np.int32(matrix.shape[1]) * self.zero_point.astype(np.int32))
+
+    def check(self) -> None:
+        """Checks that QuantizedConv has a form for these weights.
+
+        Raises:
+            Left: It has not.
+        """
+        check_rank(self.codes.ndim)
+        if not self.codes.size:
+            raise Left("the weights are empty")
+        if self.zero_point.shape not in ((1,), (len(self.codes),)):
+            raise Left("the zero points of the weights are not one number for each output channel")
+        check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
+
+
+def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:
+    """Returns float32 weights, [M, C / group, k1, ..., kr], as a grid of M columns; None if they are not one.
+
+    Args:
+        elements: The weights.
+        may_be_rounded: See :func:`ort_dynq.rewriter.products.grid.grid_of`.
+
+    Raises:
+        Left: QuantizedConv does not take weights of this rank.
+    """
+    check_rank(elements.ndim)
+    columns = elements.reshape(len(elements), -1).T
+    grid = grid_of(columns, may_be_rounded=may_be_rounded) if elements.size else None
+    return None if grid is None or grid.group_size else grid
+
+
+def weights_of(grid: Grid, shape: tuple[int, ...]) -> Weights:
+    """Returns the codes of a grid of M columns as weights of a shape, [M, C / group, k1, ..., kr].
+
+    Raises:
+        Left: QuantizedConv has no form for them.
+    """
+    weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(shape), grid.zero_point.reshape(-1))
+    weights.check()
+    return weights
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a convolution reads its input.
+
+    Attributes:
+        table: int32, [5, r]: the kernel's shape, strides, dilations, pads at the begin and at the end.
+        group: The number of groups of channels.
+        auto_pad: Where the pads come from.
+    """
+
+    table: npt.NDArray[np.int32]
+    group: int
+    auto_pad: AutoPad
+
+
+def check_rank(rank: int) -> None:
+    """Checks that QuantizedConv takes weights of this rank.
+
+    Raises:
+        Left: It does not.
+    """
+    if not 3 <= rank <= 2 + _MOST_AXES:
+        raise Left(f"the weights are of rank {rank}, expected 3 to {2 + _MOST_AXES}")
+
+
+def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
+    """Returns the geometry of a Conv or ConvInteger.
+
+    Raises:
+        Left: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
+    """
+    if reason := given_by_caller(node):
+        raise Left(reason)
+    axes, kernel = weights.axes, list(weights.codes.shape[2:])
+    strides, dilations = (_integers(node, name, [1] * axes) for name in ("strides", "dilations"))
+    pads = _integers(node, "pads", [0] * 2 * axes)
+    if _integers(node, "kernel_shape", kernel) != kernel:
+        raise Left("the attribute kernel_shape is not the shape of the weights")
+    group = node.attributes["group"].value if "group" in node.attributes else 1
+    auto_pad = node.attributes["auto_pad"].value if "auto_pad" in node.attributes else "NOTSET"
+    if not isinstance(group, int) or not isinstance(auto_pad, str) or auto_pad not in _AUTO_PADS:
+        raise Left("the attribute group or auto_pad is not valid")
+    if min(pads) < 0:
+        raise Left("pads are negative")
+    if min(*strides, *dilations, group) < 1 or len(weights.codes) % group:
+        raise Left("the attribute strides, dilations or group is not valid")
+    is_same = _AUTO_PADS[auto_pad] != AutoPad.EXPLICIT
+    if is_same and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
+        raise Left("strides exceed the kernel's shape by more than 2, with auto_pad")
+    if auto_pad != "NOTSET":
+        pads = [0] * 2 * axes
+    table = np.array([kernel, strides, dilations, pads[:axes], pads[axes:]], np.int64)
+    if table.max() >= 2**31:
+        raise Left("an attribute exceeds int32")
+    return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
+
+
+def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -> Geometry:
+    """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it, and it pays.
+
+    Raises:
+        Left: It cannot, or does not.
+    """
+    if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
+        raise Left("the bias is not known to have one float32 number for each output channel")
+    geometry = geometry_of(node, weights)
+    if is_tiny_convolution(node, weights.codes):
+        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+    return geometry
+
+
+def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:
+    """Returns an attribute of as many integers as its default has.
+
+    Raises:
+        Left: It is not.
+    """
+    if name not in node.attributes:
+        return default
+    value = node.attributes[name].value
+    numbers = list(value) if isinstance(value, (list, tuple)) else []
+    if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
+        raise Left(f"the attribute {name} is not a list of {len(default)} integers")
+    return numbers
+
+
+def replace_convolution(
+    tail: Tail,
+    codes: ir.Value,
+    zero_point: ir.Value,
+    weights: Weights,
+    geometry: Geometry,
+    context: Context,
+    edit: Edit,
+) -> None:
+    """Puts QuantizedConv in place of a convolution and of everything up to the end of its tail.
+
+    Args:
+        tail: What follows the sums.
+        codes: The codes of the activation, uint8 or int8, [N, C, D1, ..., Dr].
+        zero_point: Their zero point, one number of the same type.
+        weights: The weights, which :meth:`Weights.check` has accepted. Their scales are those of the tail.
+        geometry: The geometry.
+        context: The context of the convolution.
+        edit: The edit of the convolution.
+    """
+
+    def initializer(elements: npt.NDArray[Any]) -> ir.Value:
+        return context.shared(SharedInitializers).of(elements, edit.node, edit)
+
+    packed, quad_axis = pack_conv(weights.codes)
+    scale, channel_scale, bias = tail.operands(weights.channels, context, edit)
+    main = call(
+        "QuantizedConv",
+        [
+            codes,
+            scale,
+            zero_point,
+            initializer(packed),
+            initializer(weights.zero_point),
+            channel_scale,
+            initializer(weights.sums),
+            bias,
+            initializer(geometry.table),
+        ],
+        group=geometry.group,
+        auto_pad=int(geometry.auto_pad),
+        quad_axis=int(quad_axis),
+        scale_order=int(tail.scale_order),
+    )
+    edit.replace(tail.last, edit.insert_main(main, before=tail.node))

@@ -1,1 +1,0 @@
-"""What the rules need to know of a model. Nothing in this package changes the model."""

@@ -1,0 +1,1 @@
+"""Chains and operands of float16 models."""

@@ -1,0 +1,211 @@
+"""Writes into a float16 model the Casts with which ONNX Runtime runs it, so that the rules find its chains in float32.
+
+ONNX Runtime has few float16 kernels for CPUs. At every optimization level it casts the inputs of all other nodes to
+float32, and their outputs back to float16; between two such nodes it leaves both Casts out. So most of a chain is
+computed in float32, and only some values are rounded to float16: those that a node with a float16 kernel reads.
+
+ONNX Runtime itself says which: it saves the graph that it runs. These nodes become float32 nodes here, with Casts where
+values are rounded. Nodes that select some of their elements or round them to integers then follow: between rounded
+values they give the same in float32. ONNX Runtime may treat the neighbours of these Casts in another way: it says that,
+too, and the model stays as it is. Otherwise the results of the model stay the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import ChainMap
+from typing import Any
+
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, values_of, with_subgraphs
+from ...runtime import MOST_COPIED, open_session, session_options, temporary_folder
+from ...storage import load, to_proto
+from ..analysis.inference import Facts
+from ..analysis.values import cast_to, constant_array, producer_of
+from ..functions import inlined
+from .graph import PREFIX, SELECTING, GraphCasts, is_cast
+
+_ENDS = ("Round", "DequantizeLinear")  # of chains that the rules find in float32
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+
+
+def write_casts(model: ir.Model) -> bool:
+    """Writes the Casts into the main graph and its subgraphs, if a Round or DequantizeLinear in them gives float16.
+
+    Results stay the same. If such a node may be in a model-local function, the calls of functions become nodes first,
+    as ONNX Runtime makes them: what a function rounds depends on the nodes beside each call.
+
+    Args:
+        model: The model, which is changed.
+
+    Returns:
+        Whether the model has such a node, and ONNX Runtime runs the model with and without the Casts, and rounds the
+        same values to float16. Otherwise it is unchanged.
+    """
+    if not any(_mentions_float16(graph) for _, graph in graphs(model)):
+        return False
+    if not _may_round_in_functions(model):
+        return _write_casts(model)
+    run = saved_by_onnxruntime(model)
+    if run is None:
+        return False
+    without_calls = inlined(model, kept={(node.domain, node.op_type) for node in proto_nodes(run)})
+    if without_calls is None or not _write_casts(without_calls, run):
+        return _write_casts(model)
+    model.graph = without_calls.graph
+    model.functions.clear()
+    model.functions.update(without_calls.functions)
+    return True
+
+
+def _write_casts(model: ir.Model, original: onnx.GraphProto | None = None) -> bool:
+    """Does what :func:`write_casts` says, and leaves functions as they are.
+
+    Args:
+        model: The model, which is changed.
+        original: The graph that ONNX Runtime runs for the original; None: the model is the original.
+    """
+    untouched = model.graph
+    model.graph = untouched.clone()
+    casts = _written(model, original)
+    if casts is None:
+        model.graph = untouched
+        return False
+    casts.simplify()
+    return True
+
+
+def _written(model: ir.Model, original: onnx.GraphProto | None) -> GraphCasts | None:
+    """Writes the Casts; returns None if the model does not need them, or if they change a result."""
+    all_graphs = [graph for _, graph in with_subgraphs(model.graph)]
+    ends = [end for graph in all_graphs for end in _ends(graph)]
+    if not ends:
+        return None
+    with Facts(model):
+        types = {value: value.dtype for graph in all_graphs for value in values_of(graph)}
+    if all(types[end] != ir.DataType.FLOAT16 for end in ends):
+        return None
+    names = {value.name for value in types if value.name}
+    is_saved = any(name.startswith(PREFIX) for name in names)  # by ONNX Runtime: its Casts are there
+    run = None if is_saved else saved_by_onnxruntime(model)
+    if run is None:
+        return None
+    casts = GraphCasts(model.graph, types, names)
+    casts.write(run)
+    written = saved_by_onnxruntime(model)
+    numbers: dict[object, int] = {}
+    expected = _expressions(original or run, numbers)
+    return None if written is None or _expressions(written, numbers) != expected else casts
+
+
+def _ends(graph: ir.Graph | ir.Function) -> list[ir.Value]:
+    return [node.outputs[0] for node in graph if node.outputs and producer_of(node.outputs[0], *_ENDS) is node]
+
+
+def _may_round_in_functions(model: ir.Model) -> bool:
+    """Returns whether a Round or DequantizeLinear in a function gives float16 in a call. Calls may differ in types."""
+    ends = [end for body in functions(model) for _, graph in with_subgraphs(body) for end in _ends(graph)]
+    with Facts(model) if ends else contextlib.nullcontext():
+        return any(end.dtype in (ir.DataType.FLOAT16, None) for end in ends)
+
+
+def _mentions_float16(graph: ir.Graph | ir.Function) -> bool:
+    """Returns whether an input, an initializer or a Cast of a graph is of float16: other values follow from these."""
+    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+    casts = (is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
+    return any(value.dtype == ir.DataType.FLOAT16 for value in (*graph.inputs, *initializers)) or any(casts)
+
+
+def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
+    """Returns the main graph that ONNX Runtime runs with optimizations off; it lacks the large initializers.
+
+    None: ONNX Runtime refuses the model.
+    """
+    small = ir.Model(model.graph.clone(), ir_version=model.ir_version, functions=list(model.functions.values()))
+    for name, value in list(small.graph.initializers.items()):
+        if value.const_value is None or value.const_value.size <= MOST_COPIED:
+            continue
+        value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
+        del small.graph.initializers[name]
+        if value not in small.graph.inputs:
+            small.graph.inputs.append(value)
+    options = session_options(optimize=False)
+    with temporary_folder() as folder:
+        path = os.path.join(folder, "model.onnx")
+        options.optimized_model_filepath = path
+        try:
+            open_session(to_proto(small), options)
+        except Exception:  # the types are ONNX Runtime's own
+            return None
+        saved = load(onnx.load(path, load_external_data=False))
+        with Facts(saved):  # ONNX knows no types of com.microsoft, nor of what follows
+            return to_proto(saved).graph
+
+
+def _expressions(
+    graph: onnx.GraphProto,
+    numbers: dict[object, int],
+    outer_types: ChainMap[str, int] | None = None,
+    outer_values: ChainMap[str, tuple[int, bool]] | None = None,
+) -> list[tuple[int, bool]]:
+    """Describes what a graph computes, without its Casts between floats.
+
+    Args:
+        graph: The graph as ONNX Runtime runs it.
+        numbers: The numbers of all expressions so far, which this function adds to.
+        outer_types, outer_values: The types and the expressions of the values around a subgraph, by name.
+
+    Returns:
+        The expressions of the outputs. An expression is an operator with the expressions of its inputs and of its
+        subgraphs, and says of each whether it is rounded to float16.
+    """
+    types: ChainMap[str, int] = ChainMap({}) if outer_types is None else outer_types.new_child()
+    values: ChainMap[str, tuple[int, bool]] = ChainMap({}) if outer_values is None else outer_values.new_child()
+    typed = (*graph.input, *graph.value_info, *graph.output)
+    types |= {value.name: value.type.tensor_type.elem_type for value in typed}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+    def number(expression: object) -> int:
+        return numbers.setdefault(expression, len(numbers))
+
+    def is_half(name: str) -> bool:
+        return types.get(name) == onnx.TensorProto.FLOAT16
+
+    def read(name: str) -> tuple[int, bool]:
+        return values.get(name) or (number(object()), False)  # ONNX Runtime may remove what only subgraphs read
+
+    depth = len(values.maps)
+    for i, value in enumerate(graph.input):  # those of subgraphs have other names after a function was inlined
+        values[value.name] = number(("input", value.name if depth == 1 else (depth, i))), is_half(value.name)
+    for tensor in graph.initializer:  # so have the constants of functions
+        values[tensor.name] = number(_content(ir.serde.deserialize_tensor(tensor).numpy())), is_half(tensor.name)
+    for node in graph.node:
+        is_standard = node.domain in STANDARD_DOMAINS
+        if is_standard and node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= _FLOATS:
+            source, is_rounded = read(node.input[0])
+            values[node.output[0]] = source, is_rounded or is_half(node.output[0])
+            continue
+        is_constant = is_standard and node.op_type == "Constant"  # ONNX Runtime leaves some in subgraphs
+        if is_constant and (elements := constant_array(ir.serde.deserialize_node(node).outputs[0])) is not None:
+            values[node.output[0]] = number(_content(elements)), is_half(node.output[0])
+            continue
+        inputs = tuple(read(name) if name else None for name in node.input)
+        inner = tuple(
+            tuple(_expressions(subgraph, numbers, types, values))
+            for _, subgraph in sorted(proto_subgraphs(node), key=lambda named: named[0])
+        )
+        expression = number((node.domain, node.op_type, inputs, inner))
+        floats = [read(name)[1] for name in node.input if types.get(name) in _FLOATS]
+        keeps = is_standard and node.op_type in SELECTING and bool(floats) and all(floats)
+        for i, name in enumerate(node.output):
+            values[name] = number((expression, i)), is_half(name) or (keeps and types.get(name) in _FLOATS)
+    return [read(output.name) for output in graph.output]
+
+
+def _content(elements: npt.NDArray[Any]) -> object:
+    is_text = elements.dtype == object
+    return str(elements.dtype), elements.shape, tuple(elements.flat) if is_text else elements.tobytes()

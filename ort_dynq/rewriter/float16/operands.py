@@ -1,0 +1,103 @@
+"""The rule for Casts from and to float16 beside operators of ours, which take and give float16 as well.
+
+Cast(x, float), operator to codes                        -> operator to codes, of x
+Cast(x, float), operator to floats, Cast(float16)        -> operator to floats, of x
+Cast(x, float), Reshape | Squeeze | ..., Cast(float16)   -> Reshape | Squeeze | ..., of x
+
+Which input may be float16 is in the signatures of the operators; the type of floats in the output follows from it. If
+that input is a constant, it becomes a float16 one, if it is the same. float16 is exact in float32, and the operators
+round their float32 result to float16 once, as the Cast does: no bit changes.
+
+ONNX Runtime, however, computes most standard operators of float16 in float32, and then removes Casts around them: such
+a node gives and reads values that are not rounded, whatever their type is. The rule leaves Casts beside such nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators import DOMAIN, OPERATORS
+from ..analysis.shapes import RESHAPES
+from ..analysis.values import cast_to, is_float16, producer_of
+from ..edit import Edit
+from ..rule import Context, Rule
+from ..shared_initializers import SharedInitializers
+
+MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
+"""Operators that only move elements: ONNX Runtime has float16 kernels of them."""
+_OLDEST_WITH_CASTLIKE = 15  # which function bodies round with
+
+
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    if context.function is not None:
+        return None  # its calls decide which nodes stand beside its parameters; those of float16 chains are inlined
+    if node.domain == DOMAIN and node.op_type in OPERATORS:
+        return _operator(node, context)
+    if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
+        source, roundings = _source_of_cast(node.inputs[0]), _roundings(node.outputs[0])
+        if source is not None and roundings:
+            return _edit(context.edit(f"{node.op_type} of float16", node), 0, source, roundings)
+    return None
+
+
+RULE = Rule("float16 operand", 13, _apply)
+
+
+def _operator(node: ir.Node, context: Context) -> Edit | None:
+    index, output_follows = OPERATORS[node.op_type].float16_input or (None, False)
+    value = node.inputs[index] if index is not None and index < len(node.inputs) else None
+    if index is None or value is None:
+        return None
+    roundings = _roundings(node.outputs[0]) if output_follows else []
+    read = [use.node for rounding in roundings for use in rounding.outputs[0].uses()]
+    if output_follows and not (roundings and all(map(_reads_rounded, read)) and context.opset >= _OLDEST_WITH_CASTLIKE):
+        return None
+    source = _source_of_cast(value)
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    edit = context.edit(f"{node.op_type} of float16", node)
+    if source is None and tensor is not None and output_follows and is_float16(elements := tensor.numpy()):
+        source = context.shared(SharedInitializers).of(elements.astype(np.float16), node, edit)
+    return None if source is None else _edit(edit, index, source, roundings)
+
+
+def _edit(edit: Edit, index: int, source: ir.Value, roundings: list[ir.Node]) -> Edit:
+    edit.replace_input(edit.node, index, source)
+    for rounding in roundings:
+        edit.replace(rounding.outputs[0], edit.node.outputs[0])
+    return edit
+
+
+def _source_of_cast(value: ir.Value) -> ir.Value | None:
+    """Returns the float16 value of which a value is the Cast to float32, if it is certainly rounded."""
+    cast = producer_of(value, "Cast")
+    source = None if cast is None else cast.inputs[0]
+    if source is None or source.dtype != ir.DataType.FLOAT16 or value.dtype != ir.DataType.FLOAT:
+        return None
+    producer, rounding = source.producer(), producer_of(source, "Cast")
+    if rounding is not None:
+        read = rounding.inputs[0]
+        is_float = read is not None and read.dtype == ir.DataType.FLOAT
+        is_rounded = is_float and producer_of(read, "Cast") is None  # of two Casts, ONNX Runtime may remove both
+    else:
+        is_rounded = producer is None or producer.domain == DOMAIN or producer_of(source, *MOVES) is producer
+    return source if is_rounded else None
+
+
+def _reads_rounded(node: ir.Node) -> bool:
+    """Returns whether a node certainly reads float16 values as they are rounded."""
+    if node.domain == DOMAIN:
+        return True
+    to_float = node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT
+    return node.domain in STANDARD_DOMAINS and (to_float or node.op_type in MOVES)
+
+
+def _roundings(value: ir.Value) -> list[ir.Node]:
+    """Returns the Casts to float16 that read a value; none if anything else does, or if several are graph outputs."""
+    nodes = [use.node for use in value.uses()]
+    casts = [node for node in nodes if node.op_type == "Cast" and node.domain in STANDARD_DOMAINS]
+    to_float16 = all(cast_to(cast) == ir.DataType.FLOAT16 for cast in casts)
+    named = sum(cast.outputs[0].is_graph_output() for cast in casts)
+    is_replaced = len(casts) == len(nodes) and to_float16 and (named == 0 or len(casts) == 1)
+    return casts if is_replaced and not value.is_graph_output() else []

@@ -1,0 +1,1 @@
+"""Where ONNX Runtime's own nodes are the better choice: its fusions, and tensors that are too small."""

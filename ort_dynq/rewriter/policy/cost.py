@@ -1,0 +1,116 @@
+"""Decides where an operator of ort_dynq costs more than it saves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..analysis.shapes import reshapes_of
+from ..analysis.values import CODE_TYPES, attributes_of
+from .ort_fusions import code_type, is_next_to_fused
+
+FEWEST_ELEMENTS = 2048
+"""A tensor with fewer elements gains nothing from a custom operator in place of one vectorized node: a call costs
+0.1 us more, an element 0.04 ns less."""
+_FEWEST_PRODUCTS = 4096
+_FEWEST_PRODUCTS_OF_GROUPS = 8192
+_FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
+_FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
+_FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
+# Kernels multiply 16 positions at once; a depthwise convolution does little else for each channel.
+_FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
+_ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
+
+
+def too_small(node: ir.Node) -> str | None:
+    """Returns the reason why a node gains nothing from becoming one operator of ort_dynq, or None.
+
+    A node is converted at any size next to an operator that ONNX Runtime fuses, correctly or not, and before an integer
+    product of int8 codes, which become uint8. If no dimension is fixed, the size is not known. If some are, such as a
+    layer's width, the others are assumed to be short.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear.
+    """
+    x, scale = node.inputs[:2]
+    if x is None or scale is None or x.shape is None or scale.shape is None:
+        return None
+    known = [dim for dim in x.shape if isinstance(dim, int)]
+    unknown = len(x.shape) - len(known)
+    if unknown > 0 and not known:
+        return None
+    quantizes, elements = node.op_type == "QuantizeLinear", math.prod(known) * _ASSUMED**unknown
+    rank, axis = len(x.shape), node.attributes.get_int("axis", 1)
+    if node.attributes.get_int("block_size", 0) > 0:
+        is_quick = (axis in (-1, rank - 1)) == quantizes
+    else:
+        is_quick = len(scale.shape) == 0 or tuple(scale.shape) == (1,) or (not quantizes and axis in (0, -rank))
+    has_kernels = scale.dtype == ir.DataType.FLOAT and code_type(node) in CODE_TYPES  # which ONNX Runtime fuses
+    if elements >= FEWEST_ELEMENTS or (has_kernels and (not is_quick or is_next_to_fused(node))):
+        return None
+    is_multiplied = quantizes and any(use.node.op_type == "MatMulInteger" for use in node.outputs[0].uses())
+    if is_multiplied and code_type(node) != ir.DataType.UINT8:
+        return None
+    assumed = f", with {_ASSUMED} for each dynamic dimension" if unknown else ""
+    return f"a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
+
+
+def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:
+    """Returns whether a product is so small that it does not pay for the nodes that reshape its rows' scales.
+
+    Args:
+        source: The operator of ort_dynq that quantizes the activation. Scales of rank 1 need these nodes.
+        columns: The number of output channels.
+    """
+    x = source.inputs[0]
+    if source.op_type != "DynamicFakeQuantize" or attributes_of(source)["qtype"] != "per_channel":
+        return False
+    if x is None or x.shape is None or not x.shape.is_static():
+        return False
+    return math.prod(x.shape.numpy()) * columns < _FEWEST_PRODUCTS
+
+
+def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
+    """Returns whether a product with scales of groups is so small that a product of floats takes less time.
+
+    Args:
+        activation: The left factor, [..., K]. A dimension that is not known is assumed to be short.
+        columns: The number of output channels.
+    """
+    if activation.shape is None:
+        return False
+    elements = math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in activation.shape)
+    is_reshaped = bool(reshapes_of(activation))
+    fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
+    return elements * columns < fewest
+
+
+def is_tiny_matrix(depth: int, columns: int) -> bool:
+    """Returns whether quantizing the activation of a float product costs more than integers save, for any rows.
+
+    Args:
+        depth: The length of a row of the activation.
+        columns: The number of output channels.
+    """
+    return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+
+
+def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
+    """Returns whether quantizing a Conv costs more than integers save; False if the size of the image is not known.
+
+    Args:
+        node: The Conv.
+        weights: Its weights, [M, C / group, k1, ..., kr].
+    """
+    shape = node.outputs[0].shape
+    lengths = [] if shape is None else [dim for dim in list(shape)[2:] if isinstance(dim, int)]
+    if shape is None or len(lengths) != weights.ndim - 2:
+        return False
+    batch = shape[0] if isinstance(shape[0], int) else 1
+    positions = math.prod(lengths)
+    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if weights.shape[1] == 1 else _FEWEST_POSITIONS):
+        return True
+    return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION

@@ -1,0 +1,238 @@
+"""Float weights as a grid of integers: one scale for each output channel, or for each of its groups, times codes.
+
+Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights, or each
+group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The scale is
+recovered, and every weight is compared bit for bit. Weights of float16 may be float16(code * scale) (float16_grid.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..analysis.values import is_float16
+from ..float16.grid import float16_scales
+
+_GROUP_SIZES = (256, 128, 64, 32, 16)
+_PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
+_PROBED_ROWS = 64
+_FEW_ROWS = 4  # they reject most candidates for a scale
+_LARGEST_ROUNDING = 2.0**-13
+_FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16 are multiples of some scale by chance
+_BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
+# Candidates for the code of the largest magnitude. 127 is the most frequent, 1 occurs in ternary weights. A multiple of
+# the true code would give multiples of all codes, so small candidates are next; 127 has no divisors.
+_LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
+
+    If `is_rounded`, they are float16 of the product.
+
+    Attributes:
+        codes: int8, [K, N]; 0 to 15 if `bits` is 4.
+        zero_point: int8, [groups, N], or [1] if all are equal.
+        scale: float32, [groups, N], or [1, N].
+        bits: 8 or 4.
+        group_size: The number of adjacent k that share a scale; 0 if all do.
+        is_rounded: Whether the weights are rounded to float16.
+    """
+
+    codes: npt.NDArray[np.int8]
+    zero_point: npt.NDArray[np.int8]
+    scale: npt.NDArray[np.float32]
+    bits: int = 8
+    group_size: int = 0
+    is_rounded: bool = False
+
+    @property
+    def sums(self) -> npt.NDArray[np.int32]:
+        """The sums of the codes minus their zero points, [groups, N]."""
+        depth, columns = self.codes.shape
+        size = self.group_size or depth
+        sums = self.codes.reshape(-1, size, columns).sum(1, dtype=np.int32)
+        return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
+
+    @property
+    def has_int32_sums(self) -> bool:
+        """Whether the sums of codes times weights are integers that int32 holds."""
+        largest = float(self.scale.max()) * 255 * 255 * len(self.codes)
+        return largest < 2**31 and bool((self.scale == np.rint(self.scale)).all())
+
+    def split(self, group_size: int) -> Grid:
+        """Returns the same grid in smaller groups; a scale for each column stays one."""
+        factor = (self.group_size or len(self.codes)) // group_size
+        scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
+        zero_point = self.zero_point if self.zero_point.ndim == 1 else np.repeat(self.zero_point, factor, 0)
+        return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
+
+
+def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:
+    """Returns the grid of float32 weights of shape [K, N]; None if they are not one.
+
+    One scale for each column is tried first, then groups, large ones first.
+
+    Args:
+        weights: The weights.
+        may_be_rounded: Whether weights that are numbers of float16 may be a grid that was rounded to it.
+    """
+    if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
+        return None
+    depth = len(weights)
+    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS and is_float16(weights)
+    for search in (_EXACT, _ROUNDED) if may_be_rounded else (_EXACT,):
+        for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
+            found = _numbers(weights, group_size or depth, search)
+            if found is not None:
+                grid = _grid(*found, group_size)
+                return None if grid is None else replace(grid, is_rounded=search is _ROUNDED)
+    return None
+
+
+def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
+    """Returns the grid of integer weights, [K, N], whose scales are 1; None if they are not 8-bit codes of one."""
+    if weights.ndim != 2 or weights.dtype.kind not in "iu" or not weights.size:
+        return None
+    if max(-int(weights.min()), int(weights.max())) > 255:
+        return None
+    return _grid(weights.astype(np.int16), np.ones((1, weights.shape[1]), np.float32), 0)
+
+
+def _numbers(
+    weights: npt.NDArray[np.float32], size: int, search: _Search
+) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
+    """Returns the multiples of the scales that the weights are, [K, N], and the scales, [K / size, N]."""
+    depth, columns = weights.shape
+    probe = _grouped(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)
+    if not (np.isfinite(probe).all() and all(map(search.has_scale, probe.T[:_PROBED_COLUMNS]))):
+        return None
+    numbers, scales = np.empty((depth, columns), np.int16), np.empty((depth // size, columns), np.float32)
+    for block in _blocks(weights):
+        grouped = _grouped(weights[:, block], size)
+        found = search.scales(grouped) if np.isfinite(grouped).all() else None
+        if found is None:
+            return None
+        scales[:, block] = found.reshape(depth // size, -1)
+        rounded = np.rint(grouped / found).reshape(size, depth // size, -1)
+        numbers[:, block] = rounded.transpose(1, 0, 2).reshape(depth, -1)
+    return numbers, scales
+
+
+def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_size: int) -> Grid | None:
+    """Returns the grid of integers and their scales; None if a zero point does not bring them into 8 bits."""
+    groups, columns = scale.shape
+    grouped = numbers.reshape(groups, -1, columns)
+    low, high = grouped.min(1), grouped.max(1)
+    # One group stays 8-bit: with 4 bits, products of 128 rows and more take up to a tenth longer on VNNI.
+    bits, zero_point = 4, np.where((low < -8) | (high > 7), np.maximum(-low, 0), 8)
+    if not group_size or (high + zero_point > 15).any() or (zero_point > 127).any():
+        bits, zero_point = 8, np.where((low < -128) | (high > 127), -128 - np.minimum(low, 0), 0)
+        if (high + zero_point > 127).any():
+            return None
+    codes = grouped + zero_point[:, None].astype(np.int16)
+    if (zero_point == zero_point[0, 0]).all():
+        zero_point = zero_point[0, :1]
+    return Grid(codes.reshape(numbers.shape).astype(np.int8), zero_point.astype(np.int8), scale, bits, group_size)
+
+
+def _grouped(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
+    """Returns the groups as columns, [size, K / size * N]; all groups of one place in K are adjacent."""
+    depth, columns = weights.shape
+    return weights.reshape(depth // size, size, columns).transpose(1, 0, 2).reshape(size, -1)
+
+
+def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
+    """Yields slices of columns of at most _BLOCK elements, or of one column."""
+    rows, columns = matrix.shape
+    step = max(1, _BLOCK // rows)
+    return (slice(i, i + step) for i in range(0, columns, step))
+
+
+class _Search(NamedTuple):
+    """How scales are found.
+
+    Attributes:
+        has_scale: Returns whether some scale fits one column of finite weights; it may be one of a sample only.
+        scales: Returns one scale for each column of finite weights, [rows, columns]; None if a column has none.
+    """
+
+    has_scale: Callable[[npt.NDArray[np.float32]], bool]
+    scales: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
+
+
+def _has_scale(column: npt.NDArray[np.float32]) -> bool:
+    """Returns whether some scale fits a sample of one column: all candidates at once."""
+    largest = np.abs(column).max()
+    sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
+    codes = np.array(_LARGEST_CODES, np.float32)
+    return largest == 0 or any(
+        (_fits(scale, codes, largest) & _is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
+    )
+
+
+def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+    """Returns one scale for each column; None if a column has none."""
+    largest = np.abs(weights).max(0)
+    scales = np.ones_like(largest)
+    todo = np.flatnonzero(largest)
+    few, sample = (weights[:: max(1, len(weights) // rows)] for rows in (_FEW_ROWS, _PROBED_ROWS))
+    ratios = np.abs(few[:, todo]) / largest[todo]
+    for code in map(np.float32, _LARGEST_CODES):
+        near = _near_integers(ratios, code)
+        is_done = np.zeros(todo.size, np.bool_)
+        for which in range(3):
+            near = near[~is_done[near]]
+            columns = todo[near]
+            scale = _candidates(largest[columns], code)[which]
+            found = np.flatnonzero(_fits(scale, code, largest[columns]))
+            for rows in (sample, weights):
+                found = found[_is_grid(rows[:, columns[found]], scale[found])]
+            scales[columns[found]] = scale[found]
+            is_done[near[found]] = True
+        if is_done.any():
+            todo, ratios = todo[~is_done], ratios[:, ~is_done]
+        if not todo.size:
+            return np.asarray(scales)
+    return None
+
+
+def _near_integers(ratios: npt.NDArray[np.float32], code: np.float32) -> npt.NDArray[np.intp]:
+    """Returns the columns of the ratios that are integers when multiplied by `code`, except for rounding.
+
+    A weight divided by the largest one, times the code of the latter, is the code of the weight. Both weights, the
+    quotient and the product are rounded: the error is at most 255 * 4 * 2**-24.
+    """
+    found = np.arange(ratios.shape[1])
+    for row in ratios:
+        products = (row if len(found) == len(row) else row[found]) * code
+        found = found[np.abs(products - np.rint(products)) < _LARGEST_ROUNDING]
+    return found
+
+
+def _candidates(largest: Any, code: Any) -> list[npt.NDArray[np.float32]]:
+    """Returns the scales that may round to the largest magnitude, times the code: the quotient and its neighbors."""
+    quotient = np.asarray(largest / code)
+    return [quotient, *(np.nextafter(quotient, np.float32(limit)) for limit in (0, np.inf))]
+
+
+def _fits(scale: npt.NDArray[np.float32], code: Any, largest: Any) -> npt.NDArray[np.bool_]:
+    with np.errstate(over="ignore"):
+        return np.asarray((scale > 0) & (code * scale == largest))
+
+
+def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray((np.rint(weights / scale) * scale == weights).all(0))
+
+
+_EXACT = _Search(_has_scale, _scales)
+_ROUNDED = _Search(
+    lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
+    lambda weights: float16_scales(weights, _LARGEST_CODES),
+)

@@ -1,0 +1,111 @@
+"""The rule that reports products of quantized data which no other rule has converted or reported. It changes nothing.
+
+MatMul | Gemm | Conv | ... of data that were quantized before it    -> unconverted
+
+A product that multiplies weights only, or floats that were never quantized, is not reported.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
+from ...operators import DOMAIN
+from ..analysis.values import only_use, uncast
+from ..edit import Edit
+from ..metadata import RULE as ADDED
+from ..report import FUSED, STATIC, Left, too_old
+from ..rule import Context, Rule
+
+_FLOAT_PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "Conv", "ConvTranspose"}
+    | {"FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"}  # of com.microsoft
+)
+_INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
+_QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
+_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+# Operators that keep quantized data quantized: they move, select or convert elements.
+_MOVES = frozenset(
+    {"Cast", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Relu", "Reshape"}
+    | {"Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+# Operators between the Round of a chain that is left and its result.
+_STEPS = frozenset({"Add", "Clip", "Div", "Max", "Min", "Mul", "Sub", "Where"})
+_MOST_NODES = 16
+_OLDEST_OPSET = 13
+_NO_TAIL = "the sums are not converted to float32 and multiplied by scales; ONNX Runtime multiplies uint8 codes fast"
+
+
+def _apply(node: ir.Node, context: Context) -> Edit | None:
+    """Reports a product of data that were quantized before it."""
+    if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
+        return None
+    if node.op_type in _QLINEAR_PRODUCTS:
+        raise Left("it is an integer operator of ONNX Runtime")
+    if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
+        return None
+    left, right = (_source(value, context) for value in [*node.inputs, None, None][:2])
+    if left is not None:
+        raise Left(_reason(node, *left, context))
+    if right is not None:
+        raise Left("only its second factor is quantized")
+    return None
+
+
+RULE = Rule("product that is left", 0, _apply)
+
+
+def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | None:
+    """Returns the node that quantized or dequantized data, and the operator that moved them afterwards, or "".
+
+    A node that another rule has left for a reason counts as one that quantizes.
+    """
+    todo, seen = [(value, "", True)], 0
+    while todo and seen < _MOST_NODES:
+        at, between, is_certain = todo.pop()
+        node, seen = None if at is None or context.facts.is_constant(at) else at.producer(), seen + 1
+        if node is None:
+            continue
+        if context.reported.get(node) or (is_certain and _is_quantizer(node, at)):
+            return node, between
+        if node.domain in STANDARD_DOMAINS and node.op_type in _MOVES:
+            moved = between if node.op_type in ("Identity", "Cast") else node.op_type
+            todo += [(each, moved, is_certain) for each in node.inputs[: None if node.op_type == "Concat" else 1]]
+        elif node.domain in STANDARD_DOMAINS and node.op_type in _STEPS:
+            todo += [(each, node.op_type, is_certain and uncast(each) is not None) for each in node.inputs]
+    return None
+
+
+def _is_quantizer(node: ir.Node, output: ir.Value | None) -> bool:
+    if node.domain == DOMAIN:
+        return "antize" in node.op_type and output is node.outputs[0]
+    return node.domain in RUNTIME_DOMAINS and node.op_type in _QUANTIZERS and output is node.outputs[0]
+
+
+def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> str:
+    """Returns why a product of data from `source` is left."""
+    is_linear = source.op_type in ("QuantizeLinear", "DequantizeLinear")
+    if is_linear and all(map(context.facts.is_constant, source.inputs[1:])):
+        return STATIC
+    if node.op_type in _INTEGER_PRODUCTS:
+        is_fused = source.op_type == "DynamicQuantizeLinear" and (
+            node.op_type == "MatMulIntegerToFloat" or _is_scaled(node.outputs[0])
+        )
+        return FUSED if is_fused and not between else _NO_TAIL
+    if reason := context.reported.get(source):
+        return reason if reason.startswith("ONNX Runtime fuses") else f"the quantization before it is left: {reason}"
+    if between:
+        return f"{between} stands between the quantization and the product"
+    if node.domain not in STANDARD_DOMAINS:
+        return f"ort_dynq has no integer product for {node.domain}.{node.op_type}"
+    if context.opset < _OLDEST_OPSET:
+        return too_old(context.opset, _OLDEST_OPSET)
+    return "its activation is quantized in a form that has no integer product"
+
+
+def _is_scaled(sums: ir.Value) -> bool:
+    """Returns whether sums are converted to float32 and multiplied."""
+    use = only_use(sums)
+    if use is None or use.node.op_type != "Cast":
+        return False
+    return (use := only_use(use.node.outputs[0])) is not None and use.node.op_type == "Mul"

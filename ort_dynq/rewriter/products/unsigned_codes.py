@@ -1,0 +1,136 @@
+"""Turns int8 codes and zero points into uint8 ones, which are 128 larger.
+
+ONNX Runtime multiplies uint8 by int8 codes 13 to 160 times faster than int8 by int8 codes on x86.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators import DOMAIN
+from ..analysis.inference import Facts
+from ..analysis.shapes import RESHAPES
+from ..analysis.values import CODE_TYPES, attributes_of, constant_array
+from ..edit import Edit, call, constant
+
+MOVES = ("Identity", "Transpose", *RESHAPES)
+_QUANTIZERS = ("DynamicRangeQuantize", "AffineQuantize", "DynamicQuantize")
+
+
+class UnsignedCodes:
+    """The uint8 forms of the int8 values of one model; all uses of a value share its uint8 form."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any value."""
+        self._facts = facts
+        self._unsigned: dict[ir.Value, ir.Value] = {}
+        self._scales: dict[ir.Value, ir.Value] = {}
+
+    def of(self, value: ir.Value, edit: Edit) -> ir.Value:
+        """Returns the uint8 form of codes or of a zero point: shifted if they are int8, else the value itself."""
+        return self.shifted(value, edit) if value.dtype == ir.DataType.INT8 else value
+
+    def of_wide(self, value: ir.Value, edit: Edit) -> ir.Value:
+        """Returns the uint8 form of the codes in int32 or int64 integers; see integer_product.wide_codes_of()."""
+        node = value.producer()
+        if value.dtype in CODE_TYPES or node is None:
+            return self.of(value, edit)
+        source = node.inputs[0]
+        assert source is not None
+        if node.op_type not in MOVES:  # a Cast, or the Sub of a zero point
+            return self.of_wide(source, edit)
+        if value not in self._unsigned:
+            self._move(value, node, self.of_wide(source, edit), edit)
+        return self._unsigned[value]
+
+    def shifted(self, value: ir.Value, edit: Edit) -> ir.Value:
+        """Returns the uint8 form of int8 codes or of an int8 zero point.
+
+        Args:
+            value: The value, whose type need not be known.
+            edit: The edit that inserts the nodes, if there is no uint8 form yet.
+        """
+        if value not in self._unsigned:
+            self._shift(value, edit)
+        unsigned = self._unsigned[value]
+        self._facts.note(unsigned, ir.DataType.UINT8, value.shape)
+        return unsigned
+
+    def scale_of(self, value: ir.Value) -> ir.Value:
+        """Returns the scale that replaced `value` when the codes of its operator became uint8, or `value`."""
+        return self._scales.get(value, value)
+
+    def _shift(self, value: ir.Value, edit: Edit) -> None:
+        node = value.producer()
+        elements = constant_array(value)
+        if elements is not None and node is not None:
+            self._unsigned[value] = edit.add_constant(unsigned_array(elements), before=node, origin=node)
+        elif node is not None and _is_quantizer(node):
+            self._shift_quantizer(node, edit)
+        elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in MOVES:
+            source = node.inputs[0]
+            assert source is not None
+            self._move(value, node, self.shifted(source, edit), edit)
+        else:
+            self._shift_by_nodes(value, edit)
+
+    def _move(self, value: ir.Value, node: ir.Node, unsigned: ir.Value, edit: Edit) -> None:
+        """Inserts `node`, which moves elements, once more for the uint8 form of its input."""
+        moved = ir.node(node.op_type, [unsigned, *node.inputs[1:]], dict(node.attributes))
+        self._unsigned[value] = edit.insert(moved, before=node, origin=node)
+        self._facts.note(self._unsigned[value], ir.DataType.UINT8, value.shape)
+
+    def _shift_quantizer(self, node: ir.Node, edit: Edit) -> None:
+        """Inserts the same operator of ort_dynq with uint8 outputs."""
+        inputs = [each for each in node.inputs if each is not None]
+        if node.op_type == "DynamicRangeQuantize":
+            inputs[2] = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
+        else:
+            inputs[2] = self.shifted(inputs[2], edit)
+        new = call(node.op_type, inputs, **{**attributes_of(node), "output_dtype": int(ir.DataType.UINT8)})
+        edit.insert(new, before=node, origin=node)
+        for i, (old, output) in enumerate(zip(node.outputs, new.outputs, strict=True)):
+            if i == 1:  # the scale
+                edit.replace(old, output)
+                self._scales[old] = output
+            else:
+                self._unsigned[old] = output
+
+    def _shift_by_nodes(self, value: ir.Value, edit: Edit) -> None:
+        """Inserts primitive operators after the node that provides the codes, or at the start of the graph."""
+        nodes, producer, graph = nodes_of_unsigned(value), value.producer(), value.graph
+        assert graph is not None
+        if producer is not None:
+            edit.insert_after(*nodes, after=producer)
+        else:
+            edit.insert(*nodes, before=graph[0], origin=graph[0])
+        self._unsigned[value] = nodes[-1].outputs[0]
+
+
+def unsigned_array(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Returns int8 codes as uint8 codes that are 128 larger."""
+    return codes.view(np.uint8) ^ np.uint8(0x80)
+
+
+def nodes_of_unsigned(codes: ir.Value) -> list[ir.Node]:
+    """Returns new nodes that compute the same; the output of the last one is the result."""
+    half = constant(np.array(128, np.int32))
+    wide = ir.node("Cast", [codes], {"to": int(ir.DataType.INT32)})
+    shifted = ir.node("Add", [wide.outputs[0], half.outputs[0]])
+    return [half, wide, shifted, ir.node("Cast", [shifted.outputs[0]], {"to": int(ir.DataType.UINT8)})]
+
+
+def _is_quantizer(node: ir.Node) -> bool:
+    """Returns whether a node is an operator of ort_dynq whose output type follows from its input 2."""
+    if node.domain != DOMAIN or node.op_type not in _QUANTIZERS:
+        return False
+    if node.op_type != "DynamicQuantize":
+        return True
+    # A sum that wraps around becomes another code if the zero point changes.
+    has_zero_points = len(node.inputs) > 2 and node.inputs[2] is not None
+    return has_zero_points and attributes_of(node)["arithmetic"] != "wrapping"

@@ -1,0 +1,37 @@
+"""Initializers that several nodes share: weights, scales and biases with the same elements are stored once."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .analysis.inference import Facts
+from .edit import Edit
+
+
+class SharedInitializers:
+    """The initializers that the rules have added to one model."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any initializer."""
+        self._values: dict[tuple[Any, ...], ir.Value] = {}
+
+    def of(self, elements: npt.NDArray[Any], node: ir.Node, edit: Edit) -> ir.Value:
+        """Returns an initializer of the graph of `node`, or a Constant in a function's body, that has these elements.
+
+        Args:
+            elements: The elements.
+            node: The old node that needs the value. Rules visit the nodes of a graph in order, so later ones can share
+                it.
+            edit: The edit that adds it, if the graph has none yet.
+        """
+        elements = np.ascontiguousarray(elements).reshape(elements.shape)
+        digest = hashlib.sha256(elements.data).digest() if elements.size else b""
+        key = node.graph, elements.dtype.str, elements.shape, digest
+        if key not in self._values:
+            self._values[key] = edit.add_initializer(elements, near=node)
+        return self._values[key]
