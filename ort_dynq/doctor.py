@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .backends.options import Backend
+    from .measuring.progress import Track
 
     Array = npt.NDArray[np.generic]
 
 _T = TypeVar("_T")
-Track = Callable[[Sequence[Any]], Iterable[Any]]  # iterates over the checks, and may show the progress
 
 _PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "numpy")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+    from .storage import Model
 
 OLDEST_ONNXRUNTIME = (1, 20)
 MOST_COPIED = 4096

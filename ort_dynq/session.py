@@ -12,7 +12,7 @@ from .errors import DynqError
 from .runtime import openable
 
 if TYPE_CHECKING:
-    from .runtime import Model
+    from .storage import Model
 
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
@@ -18,8 +17,8 @@ import onnx_ir as ir
 from .errors import DynqError
 from .graphs import subgraphs, with_subgraphs
 
-if TYPE_CHECKING:
-    from .runtime import Model
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+"""The forms in which a model is given: a path, a serialized model, a ModelProto or an onnx_ir Model."""
 
 # A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
 _LARGEST_PROTO = 1 << 30

@@ -17,7 +17,7 @@ from ..storage import explained, load
 from .extensions import CARRIED, NOT_CARRIED, variant_name
 
 if TYPE_CHECKING:
-    from ..runtime import Model
+    from ..storage import Model
 
 _CODES = (CodeType.UINT8, CodeType.INT8, CodeType.UINT4, CodeType.INT4)
 _CODE_NAMES: dict[object, str] = {code: code.name.lower() for code in _CODES}

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..measuring.progress import Track
+from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
 from ..rewriter import rewrite
 from .models import ModelTiming, operator_counts
 from .onnx_text import parse, tensor_type
-from .timing import Latency, Settings, Track, aligned, check_backend, interleave, latency, session_contender
 
 SHAPE = (512, 4096)
 

@@ -21,8 +21,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import DynqError
+from ..measuring.inputs import Array
 from ..runtime import temporary_folder
-from ..verification.inputs import Array
 
 FORMS = ("float", "conv_u8", "conv_s8")
 """How the convolutions are quantized.

@@ -23,12 +23,12 @@ import onnx
 from onnx import numpy_helper
 
 from ..errors import DynqError
+from ..measuring.inputs import Array
+from ..measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ..operators.encodings import Activation, AutoPad, ScaleOrder
 from ..operators.packing import pack_conv
-from ..verification.inputs import Array
 from ..verification.saturation import cpu_saturates
 from .onnx_text import parse, tensor_type
-from .timing import Contender, ContenderError, Settings, aligned, session_contender
 
 _SCALE, _ZERO_POINT = np.float32(0.02), np.uint8(128)
 _WEIGHT_ZERO_POINT = 123  # of uint8 weights

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DynqError
+from ..measuring.progress import Track
+from ..measuring.timing import Settings, check_backend, interleave
 from .convolution_contenders import Case, Convolution, contenders
-from .timing import Settings, Track, check_backend, interleave
 
 CONVOLUTIONS = {
     each.name: each

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 import onnx
 
 from ..errors import DynqError
-from ..rewriter import Report, rewrite
-from ..verification import sessions
-from ..verification.data import read_tensors
-from ..verification.inputs import Array, Input, make_feeds, resolve_inputs
-from .opening import Opening, measure_opening
-from .timing import (
+from ..measuring import sessions
+from ..measuring.data import read_tensors
+from ..measuring.inputs import Array, Input, make_feeds, resolve_inputs
+from ..measuring.progress import Track
+from ..measuring.timing import (
     ContenderError,
     Latency,
     Settings,
-    Track,
     aligned,
     check_backend,
     interleave,
     latency,
     session_contender,
 )
+from ..rewriter import Report, rewrite
+from .opening import Opening, measure_opening
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ..runtime import Model
+    from ..storage import Model
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import onnx
 
 from ..errors import DynqError
+from ..measuring.inputs import Array
+from ..measuring.progress import Track
+from ..measuring.timing import Settings, check_backend
 from ..rewriter import rewrite
-from ..verification.inputs import Array
 from . import convnets, transformers
 from .models import ModelTiming, time_model
-from .timing import Settings, Track, check_backend
 
 TOKENS = (1, 128)
 NETWORKS = {**dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)), "resnet": convnets.FORMS}

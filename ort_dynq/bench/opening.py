@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import runtime, storage
 from ..backends.register import register
 from ..errors import DynqError
-from ..verification.sessions import message
+from ..measuring.sessions import message
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -12,10 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
+from ..measuring.inputs import Array
+from ..measuring.progress import Track
+from ..measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
 from ..rewriter import rewrite
-from ..verification.inputs import Array
 from .onnx_text import parse, tensor_type
-from .timing import Contender, Settings, Track, aligned, check_backend, interleave, session_contender
 
 if TYPE_CHECKING:
     import onnx

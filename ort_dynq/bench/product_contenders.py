@@ -35,12 +35,12 @@ import onnx
 from onnx import numpy_helper
 
 from ..errors import DynqError
+from ..measuring.inputs import Array
+from ..measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ..operators.encodings import ScaleOrder
 from ..operators.packing import pack
-from ..verification.inputs import Array
 from ..verification.saturation import cpu_saturates
 from .onnx_text import parse, tensor_type
-from .timing import Contender, ContenderError, Settings, aligned, session_contender
 
 _FEW_ROWS = 16
 _FEW_ROWS_BYTES = 64 * 2**20, 128 * 2**20  # at least and at most

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DynqError
+from ..measuring.progress import Track
+from ..measuring.timing import Settings, check_backend, interleave
 from .product_contenders import Case, contenders
-from .timing import Settings, Track, check_backend, interleave
 
 ROWS = (1, 4, 16, 128, 512)
 SIZES = ((384, 384), (384, 1536), (768, 768), (768, 3072), (4096, 4096))

@@ -25,27 +25,27 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ..accuracy import Reference, measure_outputs, worst_snr
 from ..errors import DynqError
-from ..quantizer import quantize
-from ..runtime import temporary_folder
-from ..storage import load, tensors
-from ..verification.accuracy import Reference, measure_outputs, worst_snr
-from ..verification.data import Data
-from ..verification.inputs import Array
-from ..verification.sessions import SessionError, message
-from ..verification.verification import plain
-from .timing import (
+from ..measuring.data import Data
+from ..measuring.inputs import Array
+from ..measuring.plain import plain
+from ..measuring.progress import Track
+from ..measuring.sessions import SessionError, message
+from ..measuring.timing import (
     Contender,
     ContenderError,
     Latency,
     Settings,
-    Track,
     aligned,
     check_backend,
     interleave,
     latency,
     session_contender,
 )
+from ..quantizer import quantize
+from ..runtime import temporary_folder
+from ..storage import load, tensors
 
 FLOAT, OURS = "float", "ort_dynq"
 TOKENS = (1, 16, 128)

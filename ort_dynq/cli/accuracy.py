@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from ..accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
     from ..quantizer.selection import Selection
-    from ..verification.accuracy import Accuracy, OutputAccuracy, Reference
-    from ..verification.layer_accuracy import LayerAccuracy
 
 _MOST_LAYERS = 12  # in a table; JSON has all
 
@@ -44,7 +43,7 @@ def reference_of(arguments: argparse.Namespace, source: Path) -> Reference:
     if arguments.data and (shapes or inputs):
         raise DynqError("--data gives the values and shapes of all inputs; --input and --shape do not go with it")
     with working("running the float model"):
-        from ..verification.accuracy import Reference
+        from ..accuracy import Reference
 
         return Reference(source, arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 

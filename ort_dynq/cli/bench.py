@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..bench.models import ModelTiming
-    from ..bench.timing import Settings, Track
+    from ..measuring.progress import Track
+    from ..measuring.timing import Settings
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     bench = _choose(arguments.what)
     _check_options(arguments, bench)
     from .. import kernels
-    from ..bench.timing import Settings, machine
+    from ..measuring.timing import Settings, machine
     from ..system import cores
 
     threads = arguments.threads or (tuple(sorted({1, cores()})) if bench in (_OPS, _PRODUCTS, _CONVOLUTIONS) else (1,))

@@ -13,7 +13,8 @@ from .render import Figure, format_shape, one_line, ratio_style, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..bench.timing import Settings, Track
+    from ..measuring.progress import Track
+    from ..measuring.timing import Settings
 
 
 def operators(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:

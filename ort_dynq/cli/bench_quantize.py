@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..bench.quantization import QuantizationBench
-    from ..bench.timing import Settings, Track
+    from ..measuring.progress import Track
+    from ..measuring.timing import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outc
 
     found = bench_quantization(source, reference, settings, tokens=tokens, track=track)
     if target is not None:
-        from ..bench.timing import machine
+        from ..measuring.timing import machine
         from ..report.comparison import save
 
         save(found, machine(settings.backend), target)

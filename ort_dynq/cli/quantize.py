@@ -18,9 +18,9 @@ from .render import one_line, progress, table, working
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..accuracy import Reference
     from ..quantizer.selection import Selection
     from ..rewriter import Finding, Report, Result
-    from ..verification.accuracy import Reference
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         result = selection.result
     if reference is not None:
         with progress() as track:
-            from ..verification.accuracy import measure
+            from ..accuracy import measure
 
             accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
     with working(f"writing {target}"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
 
-    from ..bench.timing import Track
+    from ..measuring.progress import Track
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data by --data to see the accuracy"
 """The line on figures of accuracy that say little."""

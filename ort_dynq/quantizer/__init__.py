@@ -30,8 +30,8 @@ from .quantized_models import CHAINS, check_is_float
 from .weights import OF_ACTIVATIONS
 
 if TYPE_CHECKING:
-    from ..runtime import Model
-    from ..verification.data import Source
+    from ..measuring.data import Source
+    from ..storage import Model
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
@@ -89,7 +89,7 @@ def quantize(
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
         return quantize_layers(model, options, from_dynamic=from_dynamic)
-    from ..verification.accuracy import Reference
+    from ..accuracy import Reference
     from .selection import select
 
     def without(floats: frozenset[str]) -> Result:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..bench.timing import Settings, Track, interleave, session_contender
+from ..accuracy import LayerAccuracy, OutputAccuracy, Reference, measure_outputs, worst_snr
+from ..accuracy.layers import PRODUCTS, measure_layers
+from ..accuracy.outputs import running
 from ..errors import DynqError
+from ..measuring.plain import plain
+from ..measuring.progress import Track
+from ..measuring.timing import Settings, interleave, session_contender
 from ..rewriter import Result
 from ..storage import load
-from ..verification.accuracy import OutputAccuracy, Reference, measure_outputs, running, worst_snr
-from ..verification.layer_accuracy import PRODUCTS, LayerAccuracy, measure_layers
-from ..verification.verification import plain
 
 if TYPE_CHECKING:
     import onnx_ir as ir

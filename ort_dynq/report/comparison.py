@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..bench.quantization import FLOAT, QuantizationBench
-from ..bench.timing import Machine
+from ..measuring.timing import Machine
 from . import page
 
 _WIDTH, _HEIGHT = 720, 330

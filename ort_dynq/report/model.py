@@ -13,20 +13,21 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import doctor, rewriter
+from ..accuracy import Accuracy, Reference, measure
 from ..bench.models import Samples, sample
-from ..bench.timing import Latency, Machine, Settings, Track, latency, machine
 from ..errors import DynqError
 from ..graphs import graphs, label, named
+from ..measuring.inputs import Array, Input, make_feeds
+from ..measuring.profile import NodeTime, Profile, profile
+from ..measuring.progress import Track
+from ..measuring.sessions import SessionError
+from ..measuring.timing import Latency, Machine, Settings, latency, machine
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from ..rewriter.loop import op_counts
 from ..storage import load
 from ..verification import Verification, verify
-from ..verification.accuracy import Accuracy, Reference, measure
-from ..verification.inputs import Array, Input, make_feeds
-from ..verification.sessions import SessionError
 from . import page
-from .profile import NodeTime, Profile, profile
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

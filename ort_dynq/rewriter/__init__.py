@@ -30,7 +30,7 @@ from .report import Finding, Report
 from .rules import PHASES
 
 if TYPE_CHECKING:
-    from ..runtime import Model
+    from ..storage import Model
 
 # Without a conversion by one of these rules, the Casts of float16_casts.py serve nothing.
 _NEED_CASTS = (decomposed.QUANTIZE.name, float_matmul.RULE.name, float_conv.RULE.name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime import Model
+    from ..storage import Model
     from . import Finding, Report
 
 

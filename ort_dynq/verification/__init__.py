@@ -1,7 +1,7 @@
 """Verifies a model against another one: every output bit for bit, and integer products against float64."""
 
+from ..measuring.inputs import Input
 from .comparison import Comparison, Difference
-from .inputs import Input
 from .products import Product
 from .verification import Verification, verify
 

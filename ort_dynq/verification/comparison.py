@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import Array
+from ..measuring.inputs import Array
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .inputs import Array
+from ..measuring.inputs import Array
 
 
 def convolve(x: Array, w: Array, node: ir.Node) -> Array:

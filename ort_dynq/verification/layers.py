@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import functions, graphs, subgraphs, values_of
+from ..measuring.inputs import Array
+from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.values import only_use
 from ..rewriter.metadata import ACTIVATION
-from .inputs import Array
-from .sessions import SessionError, open_session, run
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

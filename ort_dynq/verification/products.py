@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, label
+from ..measuring.inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.values import WIDE_TYPES, cast_to, only_use
@@ -26,12 +27,11 @@ from ..rewriter.float16.graph import restore_zeros
 from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ..storage import load
 from .convolution import convolve
-from .inputs import Array
 from .layers import Disturbed, Layers, Override, Recorder, name_of
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..runtime import Model
+    from ..storage import Model
 
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _SMALLEST = 2.0**-149  # the smallest positive float32

@@ -24,7 +24,7 @@ from ..rewriter.products.unsigned_codes import nodes_of_unsigned
 from ..storage import explained, load
 
 if TYPE_CHECKING:
-    from ..runtime import Model
+    from ..storage import Model
 
 _SIGNED_INPUT = {"MatMulInteger": 1, "ConvInteger": 0}
 """The input that is int8, beside a uint8 one, in a product that saturates.

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
 from ..backends.register import register
 from ..errors import DynqError
+from ..measuring.inputs import Array, Input, make_feeds, resolve_inputs
+from ..measuring.plain import plain
+from ..measuring.sessions import SessionError, check_signature, open_session, run, run_original, signature
 from ..rewriter.metadata import QUANTIZED
 from .comparison import Comparison, compare, count_nans
-from .inputs import Array, Input, make_feeds, resolve_inputs
 from .products import Product, check_products
 from .saturation import cpu_saturates, without_saturation
-from .sessions import SessionError, check_signature, open_session, run, run_original, signature
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..runtime import Model
+    from ..storage import Model
 
 _NOTHING_COMPARED = (
     "nothing was compared: every output comes from a subgraph or function with integer products; inline A's functions "
@@ -82,7 +82,7 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. NaN and infinities, which JSON does not have, become text."""
         worst = None if self.worst_product is None else self.worst_product.name
-        return {"passed": self.passed, "worst_product": worst, **plain(asdict(self))}
+        return {"passed": self.passed, "worst_product": worst, **plain(self)}
 
 
 def verify(
@@ -177,12 +177,3 @@ def verify(
 
 def _is_quantized(session: ort.InferenceSession) -> bool:
     return QUANTIZED in session.get_modelmeta().custom_metadata_map
-
-
-def plain(value: Any) -> Any:
-    """Returns plain data for JSON: tuples become lists, NaN and infinities become text."""
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

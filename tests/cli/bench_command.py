@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ort_dynq import cli
-from ort_dynq.bench import timing
+from ort_dynq.measuring import timing
 
 MODELS = Path(__file__).parents[2] / "models"
 TOKEN = str(MODELS / "torch_token" / "model.onnx")

@@ -20,9 +20,9 @@ from onnxruntime.quantization import quantize_dynamic
 from ort_dynq import cli
 from ort_dynq.bench import convnets
 from ort_dynq.bench.quantization import Case, Form, FormTiming, QuantizationBench, sequence_axes
-from ort_dynq.bench.timing import Latency
+from ort_dynq.measuring.data import Data
+from ort_dynq.measuring.timing import Latency
 from ort_dynq.report import comparison
-from ort_dynq.verification.data import Data
 
 NAMES = ["float", "quantize_dynamic", "quantize_dynamic, per channel", "MatMulNBits 8", "MatMulNBits 4"]
 NAMES += ["ort_dynq int8", "ort_dynq int4"]

@@ -23,8 +23,8 @@ import pytest
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.measuring import profile as profiling
 from ort_dynq.report import model as model_report
-from ort_dynq.report import profile as profiling
 from ort_dynq.report.model import ModelReport, make_report
 from ort_dynq.rewriter.grouping import inspect
 

@@ -22,8 +22,8 @@ from onnxruntime.quantization import quantize_dynamic
 
 import ort_dynq
 from ort_dynq import kernels
+from ort_dynq.accuracy import Reference, measure_outputs
 from ort_dynq.bench import convnets, transformers
-from ort_dynq.verification.accuracy import Reference, measure_outputs
 from ort_dynq.verification.saturation import cpu_saturates
 
 ROOT = Path(__file__).parents[2]

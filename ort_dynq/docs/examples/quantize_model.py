@@ -11,7 +11,7 @@ import sys
 import onnxruntime
 
 import ort_dynq
-from ort_dynq.verification.accuracy import Reference, measure_outputs
+from ort_dynq.accuracy import Reference, measure_outputs
 
 
 def main(source: str, target: str, data: str | None = None) -> None:

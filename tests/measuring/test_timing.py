@@ -10,9 +10,8 @@ import helpers
 import numpy as np
 import onnx
 import pytest
-from bench_command import QUICK
 
-from ort_dynq.bench import timing
+from ort_dynq.measuring import timing
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -34,7 +33,7 @@ def test_contenders_take_turns(threads: int) -> None:
 def test_times_are_divided_by_the_repeats() -> None:
     event = threading.Event()
     one, many = (timing.Contender(lambda: event.wait(0.002), [], times) for times in (1, 1000))
-    a, b = timing.interleave([one, many], QUICK, 1)
+    a, b = timing.interleave([one, many], timing.Settings(seconds=0.001, warmup=1), 1)
     assert np.median(a) > 100 * np.median(b)
 
 

@@ -16,16 +16,16 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graphs import graphs, label
+from ..measuring.inputs import Array
 from ..operators import DOMAIN
 from ..storage import load
-from .inputs import Array
-from .layers import Disturbed, Layers, Override, Recorder, name_of
+from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
+from .reference import Reference
 from .signals import Channels, Noise
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..bench.timing import Track
-    from .accuracy import Reference
+    from ..measuring.progress import Track
 
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 """What a quantized layer becomes."""

@@ -16,12 +16,12 @@ import onnxruntime as ort
 from .. import runtime
 from ..backends.register import register
 from ..errors import DynqError
-from ..verification.inputs import Array
-from ..verification.sessions import SessionError, message
+from .inputs import Array
+from .sessions import SessionError, message
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..runtime import Model
+    from ..storage import Model
 
 _WARMUP, _MIN_RUNS = 2, 5
 _MAX_EVENTS = 20_000  # of about a kilobyte each in the trace

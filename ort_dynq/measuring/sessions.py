@@ -17,7 +17,7 @@ from .inputs import DTYPES, Array, Input
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..runtime import Model
+    from ..storage import Model
 
 # The errors of onnxruntime for files that are not models; every other one means that a model does not load.
 _NOT_A_MODEL = ("NoSuchFile", "InvalidProtobuf")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .inputs import Array
+from ..measuring.inputs import Array
 
 _FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
 

@@ -12,9 +12,9 @@ import inspect
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -23,15 +23,12 @@ from .. import __version__, kernels, runtime
 from ..backends.register import register
 from ..errors import DynqError
 from ..system import cores, cpu_name
-from ..verification.inputs import Array
-from ..verification.sessions import message
+from .inputs import Array
+from .sessions import message
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..runtime import Model
-
-Track = Callable[[Sequence[Any]], Iterable[Any]]
-"""Iterates over its argument, and may show the progress."""
+    from ..storage import Model
 
 _ALIGNMENT = 64  # bytes, as in ONNX Runtime's own buffers
 _TURN_SECONDS, _MIN_ROUNDS = 0.005, 5

@@ -1,33 +1,27 @@
-"""Compares the outputs of a quantized model with those of its float model, and its layers (layer_accuracy.py)."""
+"""Compares the outputs of a quantized model with the float model's."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, named
-from ..report.profile import profile
+from ..graphs import STANDARD_DOMAINS
+from ..measuring.sessions import SessionError, check_signature, open_session, run, signature
 from ..storage import load
-from .data import Data, Source, load_data
-from .inputs import Array
-from .layer_accuracy import LayerAccuracy, measure_layers
-from .layers import name_of
-from .saturation import without_saturation
-from .sessions import SessionError, check_signature, open_session, run, run_original, signature
+from ..verification.layers import name_of
+from .reference import Reference
 from .signals import Agreement, Cosines, Noise
-from .verification import plain
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
-    from ..bench.timing import Track
-    from ..runtime import Model
+    from ..storage import Model
 
 # A classifier's output: a linear layer, or one of the functions that follow it, whatever of _KEEPS_ORDER is behind it.
 _LINEAR = ("MatMul", "Gemm", "Conv")
@@ -61,112 +55,6 @@ class OutputAccuracy:
     max_abs: float | None = None
     agreement: float | None = None
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The comparison of a quantized model with its float model.
-
-    Attributes:
-        data: What both models ran on.
-        outputs: The outputs.
-        layers: The quantized layers of the main graph, the worst first.
-        unreachable: The number of quantized layers whose results are not compared, see :func:`measure_layers`.
-    """
-
-    data: Data
-    outputs: tuple[OutputAccuracy, ...]
-    layers: tuple[LayerAccuracy, ...]
-    unreachable: int = 0
-
-    @property
-    def snr_db(self) -> float:
-        """The smallest signal-to-noise ratio of an output, see :func:`worst_snr`."""
-        return worst_snr(self.outputs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON. Infinities, which JSON does not have, become text."""
-        found = {
-            "inputs": tuple(asdict(each) for each in self.data.inputs),
-            "seed": self.data.seed,
-            "sets": len(self.data.sets),
-            "generated": self.data.is_generated,
-            "snr_db": self.snr_db,
-            "outputs": tuple(asdict(each) for each in self.outputs),
-            "layers": tuple({**asdict(each), "has_outlier": each.has_outlier} for each in self.layers),
-            "unreachable": self.unreachable,
-        }
-        return {key: plain(value) for key, value in found.items()}
-
-
-class Reference:
-    """The outputs of the float model A on the data.
-
-    Attributes:
-        model: A, in a form whose integer products do not saturate.
-        declared: Its inputs, as a session has them.
-        data: The data.
-        names: The names of the outputs.
-        outputs: Their values, for each set.
-    """
-
-    def __init__(
-        self,
-        a: Model,
-        source: Source | None = None,
-        *,
-        inputs: Mapping[str, Array] | None = None,
-        shapes: Mapping[str, Sequence[int]] | None = None,
-        seed: int = 0,
-    ) -> None:
-        """Reads or generates the data and runs A in stock ONNX Runtime, all optimizations off.
-
-        Args:
-            a: The float model.
-            source, inputs, shapes, seed: As for :func:`load_data`.
-
-        Raises:
-            DynqError: A is not a model or does not run, or the data do not fit.
-        """
-        self.model, _ = without_saturation(a)
-        session = open_session(self.model, "A")
-        self.declared = session.get_inputs()
-        self.signature = signature(session)
-        self.data = load_data(source, session.get_inputs(), inputs=inputs, shapes=shapes, seed=seed)
-        self.names = [output.name for output in session.get_outputs()]
-        self.outputs = [
-            run_original(session, self.names, feeds, self.data.inputs, any_type=True) for feeds in self.data.sets
-        ]
-
-
-def measure(
-    reference: Reference,
-    b: Model,
-    *,
-    backend: Backend = "native",
-    seconds: float = 0.5,
-    threads: int = 1,
-    track: Track = iter,
-) -> Accuracy:
-    """Compares a quantized model B with its float model.
-
-    Args:
-        reference: The float model's outputs.
-        b: The quantized model, as :func:`ort_dynq.quantize` makes it.
-        backend: How B gets the operators, see :func:`ort_dynq.register`.
-        seconds: How long to measure the layers' share of the time; 0 not to.
-        threads: The number of intra-op threads of this measurement.
-        track: Shows the progress.
-
-    Raises:
-        DynqError: B does not run, or its inputs or outputs are not those of the float model.
-    """
-    with running():
-        outputs = measure_outputs(reference, b, backend=backend)
-        model = named(load(b))
-        shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
-        layers, unreachable = measure_layers(reference, model, backend=backend, shares=shares, track=track)
-    return Accuracy(reference.data, outputs, layers, unreachable)
 
 
 @contextlib.contextmanager
@@ -266,10 +154,3 @@ def _output(name: str, a: Sequence[Any], b: Sequence[Any], classifies: bool) -> 
         noise.max_abs if noise.elements else None,
         agreement.share,
     )
-
-
-def _shares(model: ir.Model, reference: Reference, backend: Backend, seconds: float, threads: int) -> dict[str, float]:
-    """Returns each node's share of the time of a run on the first set of data, by name."""
-    count = sum(1 for _ in model.graph.all_nodes())
-    found = profile(model, reference.data.sets[0], backend=backend, threads=threads, seconds=seconds, nodes=count)
-    return {node.name: node.ms / found.run_ms for node in found.nodes} if found.run_ms else {}

@@ -1,0 +1,95 @@
+"""Compares a quantized model with its float model: its outputs, and its layers one by one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from ..graphs import named
+from ..measuring.data import Data
+from ..measuring.plain import plain
+from ..measuring.profile import profile
+from ..storage import load
+from .layers import LayerAccuracy, measure_layers
+from .outputs import OutputAccuracy, measure_outputs, running, worst_snr
+from .reference import Reference
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+    from ..measuring.progress import Track
+    from ..storage import Model
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The comparison of a quantized model with its float model.
+
+    Attributes:
+        data: What both models ran on.
+        outputs: The outputs.
+        layers: The quantized layers of the main graph, the worst first.
+        unreachable: The number of quantized layers whose results are not compared, see :func:`measure_layers`.
+    """
+
+    data: Data
+    outputs: tuple[OutputAccuracy, ...]
+    layers: tuple[LayerAccuracy, ...]
+    unreachable: int = 0
+
+    @property
+    def snr_db(self) -> float:
+        """The smallest signal-to-noise ratio of an output, see :func:`worst_snr`."""
+        return worst_snr(self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON. Infinities, which JSON does not have, become text."""
+        found = {
+            "inputs": tuple(asdict(each) for each in self.data.inputs),
+            "seed": self.data.seed,
+            "sets": len(self.data.sets),
+            "generated": self.data.is_generated,
+            "snr_db": self.snr_db,
+            "outputs": tuple(asdict(each) for each in self.outputs),
+            "layers": tuple({**asdict(each), "has_outlier": each.has_outlier} for each in self.layers),
+            "unreachable": self.unreachable,
+        }
+        return {key: plain(value) for key, value in found.items()}
+
+
+def measure(
+    reference: Reference,
+    b: Model,
+    *,
+    backend: Backend = "native",
+    seconds: float = 0.5,
+    threads: int = 1,
+    track: Track = iter,
+) -> Accuracy:
+    """Compares a quantized model B with its float model.
+
+    Args:
+        reference: The float model's outputs.
+        b: The quantized model, as :func:`ort_dynq.quantize` makes it.
+        backend: How B gets the operators, see :func:`ort_dynq.register`.
+        seconds: How long to measure the layers' share of the time; 0 not to.
+        threads: The number of intra-op threads of this measurement.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: B does not run, or its inputs or outputs are not those of the float model.
+    """
+    with running():
+        outputs = measure_outputs(reference, b, backend=backend)
+        model = named(load(b))
+        shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
+        layers, unreachable = measure_layers(reference, model, backend=backend, shares=shares, track=track)
+    return Accuracy(reference.data, outputs, layers, unreachable)
+
+
+def _shares(model: ir.Model, reference: Reference, backend: Backend, seconds: float, threads: int) -> dict[str, float]:
+    """Returns each node's share of the time of a run on the first set of data, by name."""
+    count = sum(1 for _ in model.graph.all_nodes())
+    found = profile(model, reference.data.sets[0], backend=backend, threads=threads, seconds=seconds, nodes=count)
+    return {node.name: node.ms / found.run_ms for node in found.nodes} if found.run_ms else {}

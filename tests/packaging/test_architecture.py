@@ -1,0 +1,104 @@
+"""The folders of the package stand in one order, which docs/architecture.md gives: imports go down, never up."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ort_dynq"
+PUBLIC = "__init__"  # ort_dynq/__init__.py: its public names load the modules above it on first use
+
+
+def order() -> list[str]:
+    """The modules and folders from the ground up: the first column of the table in docs/architecture.md."""
+    page = (PACKAGE / "docs" / "architecture.md").read_text()
+    table = page.split("\n### `ort_dynq/`")[1].split("\n###")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    names = [name.split("/")[0].removesuffix(".py") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return [name for name in dict.fromkeys(names) if name != "docs"]
+
+
+def files() -> Iterator[Path]:
+    return (path for path in sorted(PACKAGE.rglob("*.py")) if "docs" not in path.relative_to(PACKAGE).parts)
+
+
+def imported(path: Path, tree: ast.AST) -> set[Path]:
+    """The files of the package that a file imports anywhere: in functions and for type annotations, too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.add(resolved(ROOT, alias.name.split("."), None))
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if node.level else ROOT
+            parts = node.module.split(".") if node.module else []
+            for alias in node.names:
+                found.add(resolved(base, parts, alias.name))
+    return {each for each in found if each is not None} - {path}
+
+
+def resolved(base: Path, parts: list[str], name: str | None) -> Path | None:
+    """The file that defines `name` of a module; None if that is no file of the package, or the version."""
+    folder = base.joinpath(*parts)
+    for candidate in ([] if name is None else [folder / f"{name}.py", folder / name / "__init__.py"]) + [
+        folder.with_suffix(".py"),
+        folder / "__init__.py",
+    ]:
+        if candidate.is_file() and PACKAGE in candidate.parents:
+            return None if candidate == PACKAGE / "__init__.py" and name == "__version__" else candidate
+    return None
+
+
+def part(path: Path) -> str:
+    """The folder or module of the package that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+IMPORTS = {path: imported(path, ast.parse(path.read_text())) for path in files()}
+
+
+def test_order_is_complete() -> None:
+    assert {*order()} == {part(path) for path in IMPORTS}
+
+
+def test_imports_go_down() -> None:
+    ranks = {name: rank for rank, name in enumerate(order())}
+    upward = defaultdict(set)
+    for path, targets in IMPORTS.items():
+        for target in targets:
+            if ranks[part(target)] > ranks[part(path)]:
+                upward[str(path.relative_to(PACKAGE))].add(str(target.relative_to(PACKAGE)))
+    assert not upward
+
+
+def test_no_circles_of_files() -> None:
+    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises a CycleError, which names the files
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("from ..bench import models", "bench/models.py"),
+        ("from ..verification import verify", "verification/__init__.py"),
+        ("def f():\n    from .layers import Layers", "accuracy/layers.py"),
+        ("if TYPE_CHECKING:\n    from ..cli.render import table", "cli/render.py"),
+        ("from .. import rewrite", "__init__.py"),
+        ("from .. import kernels", "kernels.py"),
+        ("import ort_dynq.cli.render", "cli/render.py"),
+        ("from ort_dynq.report import page", "report/page.py"),
+    ],
+)
+def test_imports_are_found(text: str, target: str) -> None:
+    assert imported(PACKAGE / "accuracy" / "outputs.py", ast.parse(text)) == {PACKAGE / target}
+
+
+def test_imports_of_others_are_not_found() -> None:
+    text = "import numpy\nfrom onnx import helper\nfrom .. import __version__"
+    assert imported(PACKAGE / "accuracy" / "outputs.py", ast.parse(text)) == set()
