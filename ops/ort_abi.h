@@ -1,12 +1,14 @@
 // The part of ONNX Runtime's C ABI that this library uses.
 //
-// ONNX Runtime's wheels contain no headers, so functions are called by their slot in the OrtApi table. Slots do not
-// change after a release ("The ordering of these fields MUST not change", onnxruntime_c_api.h).
-// tests/packaging/test_abi.py compares every number below with the real header if ORT_INCLUDE_DIR names one.
+// ONNX Runtime's wheels contain no headers, so the functions of struct OrtApi are called by their slot, which
+// ort_api_slots.h gives by name. tests/packaging/test_abi.py compares all declarations with the header if
+// ORT_INCLUDE_DIR names its directory.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "ort_api_slots.h"
 
 extern "C" {
 
@@ -20,9 +22,9 @@ struct OrtShapeInferContext;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtOpAttr;
 
-// OrtApi is a table of function pointers.
+// A table of function pointers. An older runtime has fewer of them.
 struct OrtApi {
-  void (*slots[1])(void);
+  void (*slots[ort_slot::kCount])(void);
 };
 
 struct OrtApiBase {
@@ -30,10 +32,14 @@ struct OrtApiBase {
   const char* (*GetVersionString)();
 };
 
-// Everything used here exists since API version 17 (ONNX Runtime 1.17), except for
-// GetTensorElementTypeAndShapeDataReference, which saves an allocation per input. It exists since 24 and is called only
-// then.
-constexpr uint32_t kOrtApiVersion = 17;
+// Versions of the API equal the minor versions of ONNX Runtime 1.x. kOldestApi is that of runtime.py: 1.18 and older
+// infer wrong output types. All functions below exist since then, except GetTensorElementTypeAndShapeDataReference.
+constexpr uint32_t kOldestApi = 20;
+constexpr uint32_t kNewestApi = 24;              // the last one in ort_api_slots.h
+constexpr uint32_t kApiWithShapeReference = 24;  // saves an allocation for each input
+
+// The version of OrtCustomOp whose members are set. A runtime reads the members of this version only.
+constexpr uint32_t kCustomOpVersion = 17;
 
 enum OrtErrorCode { ORT_OK = 0, ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum OrtOpAttrType { ORT_OP_ATTR_INT = 1, ORT_OP_ATTR_STRING = 5 };
@@ -53,7 +59,7 @@ enum ONNXTensorElementDataType : int {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4 = 22,
 };
 
-// Members are in the order of the header. `version` determines which of them the runtime reads.
+// Members are in the order of the header. The runtime reads those that `version` has.
 struct OrtCustomOp {
   uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
@@ -89,51 +95,50 @@ static_assert(sizeof(OrtCustomOp) == 26 * sizeof(void*), "OrtCustomOp has 26 wor
 static_assert(offsetof(OrtCustomOp, CreateKernelV2) == 17 * sizeof(void*), "CreateKernelV2 is word 17");
 static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "ReleaseAliasMap is word 25");
 
-// X(name, slot, result, parameters) for each function of OrtApi that is called.
-#define ORT_DYNQ_API_FUNCTIONS(X)                                                                                   \
-  X(CreateStatus, 0, OrtStatus*, (OrtErrorCode code, const char* message))                                          \
-  X(GetErrorMessage, 2, const char*, (const OrtStatus*))                                                            \
-  X(CreateCustomOpDomain, 26, OrtStatus*, (const char* name, OrtCustomOpDomain**))                                  \
-  X(CustomOpDomain_Add, 27, OrtStatus*, (OrtCustomOpDomain*, const OrtCustomOp*))                                   \
-  X(AddCustomOpDomain, 28, OrtStatus*, (OrtSessionOptions*, OrtCustomOpDomain*))                                    \
-  X(GetTensorMutableData, 51, OrtStatus*, (OrtValue*, void** data))                                                 \
-  X(CreateTensorTypeAndShapeInfo, 57, OrtStatus*, (OrtTensorTypeAndShapeInfo**))                                    \
-  X(SetTensorElementType, 58, OrtStatus*, (OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType))                  \
-  X(SetDimensions, 59, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const int64_t* dims, size_t count))                 \
-  X(GetTensorElementType, 60, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType*))           \
-  X(GetDimensionsCount, 61, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                                \
-  X(GetDimensions, 62, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, int64_t* dims, size_t count))                 \
-  X(GetSymbolicDimensions, 63, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, const char** names, size_t count))    \
-  X(GetTensorTypeAndShape, 65, OrtStatus*, (const OrtValue*, OrtTensorTypeAndShapeInfo**))                          \
-  X(KernelInfoGetAttribute_int64, 86, OrtStatus*, (const OrtKernelInfo*, const char* name, int64_t*))               \
-  X(KernelInfoGetAttribute_string, 87, OrtStatus*, (const OrtKernelInfo*, const char* name, char*, size_t*))        \
-  X(KernelContext_GetInputCount, 88, OrtStatus*, (const OrtKernelContext*, size_t*))                                \
-  X(KernelContext_GetInput, 90, OrtStatus*, (const OrtKernelContext*, size_t index, const OrtValue**))              \
-  X(KernelContext_GetOutput, 91, OrtStatus*, (OrtKernelContext*, size_t index, const int64_t*, size_t, OrtValue**)) \
-  X(ReleaseStatus, 93, void, (OrtStatus*))                                                                          \
-  X(ReleaseTensorTypeAndShapeInfo, 99, void, (OrtTensorTypeAndShapeInfo*))                                          \
-  X(KernelInfoGetAttributeArray_int64, 163, OrtStatus*,                                                             \
-    (const OrtKernelInfo*, const char* name, int64_t* values, size_t* count))                                       \
-  X(ShapeInferContext_GetInputCount, 267, OrtStatus*, (const OrtShapeInferContext*, size_t*))                       \
-  X(ShapeInferContext_GetInputTypeShape, 268, OrtStatus*,                                                           \
-    (const OrtShapeInferContext*, size_t index, OrtTensorTypeAndShapeInfo**))                                       \
-  X(ShapeInferContext_GetAttribute, 269, OrtStatus*, (const OrtShapeInferContext*, const char*, const OrtOpAttr**)) \
-  X(ShapeInferContext_SetOutputTypeShape, 270, OrtStatus*,                                                          \
-    (const OrtShapeInferContext*, size_t index, const OrtTensorTypeAndShapeInfo*))                                  \
-  X(SetSymbolicDimensions, 271, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const char** names, size_t count))         \
-  X(ReadOpAttr, 272, OrtStatus*, (const OrtOpAttr*, OrtOpAttrType, void* data, size_t length, size_t* written))     \
-  X(KernelContext_ParallelFor, 274, OrtStatus*,                                                                     \
-    (const OrtKernelContext*, void (*function)(void*, size_t), size_t total, size_t batches, void* data))           \
-  X(GetTensorElementTypeAndShapeDataReference, 414, OrtStatus*,                                                     \
+// X(name, result, parameters) for each function of OrtApi that is called.
+#define ORT_DYNQ_API_FUNCTIONS(X)                                                                               \
+  X(CreateStatus, OrtStatus*, (OrtErrorCode code, const char* message))                                         \
+  X(GetErrorMessage, const char*, (const OrtStatus*))                                                           \
+  X(CreateCustomOpDomain, OrtStatus*, (const char* name, OrtCustomOpDomain**))                                  \
+  X(CustomOpDomain_Add, OrtStatus*, (OrtCustomOpDomain*, const OrtCustomOp*))                                   \
+  X(AddCustomOpDomain, OrtStatus*, (OrtSessionOptions*, OrtCustomOpDomain*))                                    \
+  X(GetTensorMutableData, OrtStatus*, (OrtValue*, void** data))                                                 \
+  X(CreateTensorTypeAndShapeInfo, OrtStatus*, (OrtTensorTypeAndShapeInfo**))                                    \
+  X(SetTensorElementType, OrtStatus*, (OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType))                  \
+  X(SetDimensions, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const int64_t* dims, size_t count))                 \
+  X(GetTensorElementType, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType*))           \
+  X(GetDimensionsCount, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                                \
+  X(GetDimensions, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, int64_t* dims, size_t count))                 \
+  X(GetSymbolicDimensions, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, const char** names, size_t count))    \
+  X(GetTensorTypeAndShape, OrtStatus*, (const OrtValue*, OrtTensorTypeAndShapeInfo**))                          \
+  X(KernelInfoGetAttribute_int64, OrtStatus*, (const OrtKernelInfo*, const char* name, int64_t*))               \
+  X(KernelInfoGetAttribute_string, OrtStatus*, (const OrtKernelInfo*, const char* name, char*, size_t*))        \
+  X(KernelContext_GetInputCount, OrtStatus*, (const OrtKernelContext*, size_t*))                                \
+  X(KernelContext_GetInput, OrtStatus*, (const OrtKernelContext*, size_t index, const OrtValue**))              \
+  X(KernelContext_GetOutput, OrtStatus*, (OrtKernelContext*, size_t index, const int64_t*, size_t, OrtValue**)) \
+  X(ReleaseStatus, void, (OrtStatus*))                                                                          \
+  X(ReleaseTensorTypeAndShapeInfo, void, (OrtTensorTypeAndShapeInfo*))                                          \
+  X(KernelInfoGetAttributeArray_int64, OrtStatus*,                                                              \
+    (const OrtKernelInfo*, const char* name, int64_t* values, size_t* count))                                   \
+  X(ShapeInferContext_GetInputCount, OrtStatus*, (const OrtShapeInferContext*, size_t*))                        \
+  X(ShapeInferContext_GetInputTypeShape, OrtStatus*,                                                            \
+    (const OrtShapeInferContext*, size_t index, OrtTensorTypeAndShapeInfo**))                                   \
+  X(ShapeInferContext_GetAttribute, OrtStatus*, (const OrtShapeInferContext*, const char*, const OrtOpAttr**))  \
+  X(ShapeInferContext_SetOutputTypeShape, OrtStatus*,                                                           \
+    (const OrtShapeInferContext*, size_t index, const OrtTensorTypeAndShapeInfo*))                              \
+  X(SetSymbolicDimensions, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const char** names, size_t count))          \
+  X(ReadOpAttr, OrtStatus*, (const OrtOpAttr*, OrtOpAttrType, void* data, size_t length, size_t* written))      \
+  X(KernelContext_ParallelFor, OrtStatus*,                                                                      \
+    (const OrtKernelContext*, void (*function)(void*, size_t), size_t total, size_t batches, void* data))       \
+  X(GetTensorElementTypeAndShapeDataReference, OrtStatus*,                                                      \
     (const OrtValue*, ONNXTensorElementDataType*, const int64_t** dims, size_t* rank))
 
 // Calls through the table: `ort::GetDimensionsCount(api, info, &count)`.
 namespace ort {
-#define ORT_DYNQ_DEFINE_CALL(name, slot, result, parameters)                       \
-  constexpr size_t k##name##Slot = slot;                                           \
-  template <class... Arguments>                                                    \
-  result name(const OrtApi* api, Arguments... arguments) {                         \
-    return reinterpret_cast<result(*) parameters>(api->slots[slot])(arguments...); \
+#define ORT_DYNQ_DEFINE_CALL(name, result, parameters)                                       \
+  template <class... Arguments>                                                              \
+  result name(const OrtApi* api, Arguments... arguments) {                                   \
+    return reinterpret_cast<result(*) parameters>(api->slots[ort_slot::name])(arguments...); \
   }
 ORT_DYNQ_API_FUNCTIONS(ORT_DYNQ_DEFINE_CALL)
 #undef ORT_DYNQ_DEFINE_CALL

@@ -1,12 +1,13 @@
 // RegisterCustomOps: adapts the operators to ONNX Runtime.
 //
-// Each signature of an operator is one OrtCustomOp. ONNX Runtime merges those of one name into one schema and selects
-// the kernel by the types of inputs and outputs. The domain and its operators are static, since every session that
-// registers the library keeps pointers to them.
+// Each signature of an operator is one OrtCustomOp. ONNX Runtime merges the signatures of one name into one schema and
+// selects the kernel by the types of inputs and outputs. A process may load several copies of ONNX Runtime: each gets a
+// domain of its own, whose operators call its own API.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 
 #include "core/compiler.h"
@@ -17,9 +18,12 @@ namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
-// Minor versions of ONNX Runtime 1.x, which equal its API versions.
-constexpr int kOldestRuntime = 20;  // as in runtime.py; 1.18 and older infer wrong output types
-constexpr int kFirstWithShapeReference = 24;
+
+// The API of one copy of ONNX Runtime.
+struct Runtime {
+  const OrtApi* api;
+  uint32_t version;  // up to kNewestApi
+};
 
 // Throws the message of a status as an Error, and releases the status.
 void check(const OrtApi* api, OrtStatus* status) {
@@ -57,12 +61,12 @@ class NodeAttributes : public Attributes {
 
   int64_t integer(const char* name, int64_t absent) const override {
     int64_t value = absent;
-    return present(name, ort::KernelInfoGetAttribute_int64(api_, info_, name, &value)) ? value : absent;
+    return read(name, ort::KernelInfoGetAttribute_int64(api_, info_, name, &value)) ? value : absent;
   }
 
   std::string text(const char* name, const char* absent) const override {
     size_t size = 0;
-    if (!present(name, ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size)))
+    if (!read(name, ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size)))
       return absent;
     std::string value(size, '\0');
     check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, value.data(), &size));
@@ -72,27 +76,30 @@ class NodeAttributes : public Attributes {
 
   std::vector<int64_t> integers(const char* name) const override {
     size_t count = 0;
-    const auto read = [&](int64_t* values) {
-      return ort::KernelInfoGetAttributeArray_int64(api_, info_, name, values, &count);
-    };
-    if (!present(name, read(nullptr))) return {};
-    // ONNX Runtime reads an attribute of another type as an empty list.
+    if (!succeeded(api_, list(name, nullptr, &count))) return {};
     if (count == 0)
       throw Error(std::string("ort_dynq: the attribute ") + name +
                   " cannot be read: expected one integer or more in a list");
     std::vector<int64_t> values(count);
-    check(api_, read(values.data()));
+    check(api_, list(name, values.data(), &count));
     return values;
   }
 
  private:
-  // ONNX Runtime returns the same error code for an absent attribute and for one of another type. Only the message
-  // tells them apart.
-  bool present(const char* name, OrtStatus* status) const {
+  // ONNX Runtime reads any attribute as a list of integers, which is empty if the type is another one. The list cannot
+  // be read only if the node has no attribute of this name.
+  OrtStatus* list(const char* name, int64_t* values, size_t* count) const {
+    return ort::KernelInfoGetAttributeArray_int64(api_, info_, name, values, count);
+  }
+
+  // Whether an attribute was read: false if the node does not have it. Throws Error if it has another type, for which
+  // ONNX Runtime returns the same error code. Releases the status.
+  bool read(const char* name, OrtStatus* status) const {
     if (status == nullptr) return true;
     const std::string message = ort::GetErrorMessage(api_, status);
     ort::ReleaseStatus(api_, status);
-    if (message.find("No attribute with ") == std::string::npos)
+    size_t count = 0;
+    if (succeeded(api_, list(name, nullptr, &count)))
       throw Error(std::string("ort_dynq: the attribute ") + name + " cannot be read: " + message);
     return false;
   }
@@ -139,8 +146,8 @@ struct InfoDeleter {
 
 class RunContext : public Context {
  public:
-  RunContext(const OrtApi* api, bool has_shape_reference, OrtKernelContext* context)
-      : api_(api), has_shape_reference_(has_shape_reference), context_(context) {
+  RunContext(const Runtime& runtime, OrtKernelContext* context)
+      : api_(runtime.api), has_shape_reference_(runtime.version >= kApiWithShapeReference), context_(context) {
     check(api_, ort::KernelContext_GetInputCount(api_, context_, &inputs_));
   }
 
@@ -200,8 +207,7 @@ class RunContext : public Context {
 
 struct RunningNode {
   std::unique_ptr<Node> node;
-  const OrtApi* api;
-  bool has_shape_reference;
+  const Runtime& runtime;
 };
 
 // The dimensions of an input while shapes are inferred. A dimension has a length, a name, or neither (-1 and "").
@@ -235,9 +241,9 @@ struct Dimensions {
 };
 
 struct CustomOp : OrtCustomOp {
-  CustomOp(const OrtApi* api_, bool has_shape_reference_, const Operator& op_, const Signature& signature_)
-      : OrtCustomOp{}, api(api_), has_shape_reference(has_shape_reference_), op(op_), signature(signature_) {
-    version = kOrtApiVersion;
+  CustomOp(const Runtime& runtime_, const Operator& op_, const Signature& signature_)
+      : OrtCustomOp{}, runtime(runtime_), op(op_), signature(signature_) {
+    version = kCustomOpVersion;
     GetName = [](const OrtCustomOp* self) { return of(self).op.name; };
     GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // CPU
     GetInputTypeCount = [](const OrtCustomOp* self) { return of(self).signature.inputs.size(); };
@@ -260,21 +266,20 @@ struct CustomOp : OrtCustomOp {
   static const CustomOp& of(const OrtCustomOp* self) { return *static_cast<const CustomOp*>(self); }
 
   static OrtStatus* create(const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-    return guarded(api, [&] {
-      *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), api, of(self).has_shape_reference};
-    });
+    return guarded(api,
+                   [&] { *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), of(self).runtime}; });
   }
 
   static OrtStatus* compute(void* kernel, OrtKernelContext* context) {
     const RunningNode& running = *static_cast<RunningNode*>(kernel);
-    return guarded(running.api, [&] {
-      RunContext run(running.api, running.has_shape_reference, context);
+    return guarded(running.runtime.api, [&] {
+      RunContext run(running.runtime, context);
       running.node->compute(run);
     });
   }
 
   static OrtStatus* infer(const OrtCustomOp* self, OrtShapeInferContext* context) {
-    const OrtApi* api = of(self).api;
+    const OrtApi* api = of(self).runtime.api;
     const Operator& op = of(self).op;
     return guarded(api, [&] {
       const std::vector<OrtTensorTypeAndShapeInfo*> inputs = inputs_of(api, context);
@@ -313,47 +318,58 @@ struct CustomOp : OrtCustomOp {
                                                          static_cast<const OrtTensorTypeAndShapeInfo*>(info)));
   }
 
-  const OrtApi* api;
-  const bool has_shape_reference;
+  const Runtime& runtime;
   const Operator& op;
   const Signature& signature;
 };
 
-// The domain, created on first use. Several threads may register at the same time.
-OrtCustomOpDomain* domain(const OrtApi* api, bool has_shape_reference) {
+// The domain of one copy of ONNX Runtime. Its sessions keep pointers to the domain and the operators.
+struct Domain {
+  Runtime runtime;
+  std::deque<CustomOp> ops;
+  OrtCustomOpDomain* handle = nullptr;
+};
+
+// Creates the domain on first use. Several threads may register at the same time.
+OrtCustomOpDomain* domain_of(const Runtime& runtime) {
   static std::mutex mutex;
-  static OrtCustomOpDomain* made = nullptr;
   // Never destroyed: a session that is a global variable of the program may be destroyed after the library's own.
-  static auto& ops = *new std::deque<CustomOp>;
+  static auto& domains = *new std::map<const OrtApi*, Domain>;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (made != nullptr) return made;
-  OrtCustomOpDomain* fresh = nullptr;
-  check(api, ort::CreateCustomOpDomain(api, static_cast<const char*>(kDomain), &fresh));
-  ops.clear();
+  Domain& domain = domains[runtime.api];
+  if (domain.handle != nullptr) return domain.handle;
+  const OrtApi* api = runtime.api;
+  OrtCustomOpDomain* handle = nullptr;
+  check(api, ort::CreateCustomOpDomain(api, static_cast<const char*>(kDomain), &handle));
+  domain.runtime = runtime;
+  domain.ops.clear();
   for (const Operator& op : operators())
     for (const Signature& signature : op.signatures) {
-      ops.emplace_back(api, has_shape_reference, op, signature);
-      check(api, ort::CustomOpDomain_Add(api, fresh, static_cast<const OrtCustomOp*>(&ops.back())));
+      domain.ops.emplace_back(domain.runtime, op, signature);
+      check(api, ort::CustomOpDomain_Add(api, handle, static_cast<const OrtCustomOp*>(&domain.ops.back())));
     }
-  return made = fresh;
+  return domain.handle = handle;
 }
 
 }  // namespace
 }  // namespace dynq
 
 ORT_DYNQ_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
-  const char* runtime = base->GetVersionString();
-  const char* dot = std::strchr(runtime, '.');
-  const int64_t version = dot == nullptr ? 0 : std::strtol(dot + 1, nullptr, 10);
+  const char* name = base->GetVersionString();
+  char* dot = nullptr;
+  const long major = std::strtol(name, &dot, 10), minor = *dot == '.' ? std::strtol(dot + 1, nullptr, 10) : 0;
+  const bool is_old = major < 1 || (major == 1 && minor < static_cast<long>(kOldestApi));
   // GetApi() prints an error for a version that the runtime does not have.
-  const OrtApi* api = base->GetApi(version < dynq::kOldestRuntime ? 1 : kOrtApiVersion);
-  if (api == nullptr) return nullptr;  // without the API no status can be created
-  return dynq::guarded(api, [&] {
-    if (version < dynq::kOldestRuntime)
-      throw std::runtime_error("ort_dynq needs ONNX Runtime 1." + std::to_string(dynq::kOldestRuntime) +
-                               " or newer, this is " + runtime);
+  const uint32_t version = is_old                                               ? 1
+                           : major > 1 || minor > static_cast<long>(kNewestApi) ? kNewestApi
+                                                                                : static_cast<uint32_t>(minor);
+  const dynq::Runtime runtime = {base->GetApi(version), version};
+  if (runtime.api == nullptr) return nullptr;  // without the API no status can be created
+  return dynq::guarded(runtime.api, [&] {
+    if (is_old)
+      throw std::runtime_error("ort_dynq needs ONNX Runtime 1." + std::to_string(kOldestApi) + " or newer, this is " +
+                               name);
     dynq::active_isa();  // an invalid ORT_DYNQ_ISA is reported here, not in the first run
-    const bool has_shape_reference = version >= dynq::kFirstWithShapeReference;
-    dynq::check(api, ort::AddCustomOpDomain(api, options, dynq::domain(api, has_shape_reference)));
+    dynq::check(runtime.api, ort::AddCustomOpDomain(runtime.api, options, dynq::domain_of(runtime)));
   });
 }

@@ -25,23 +25,23 @@ struct OrtRunOptions;
 
 // The functions of OrtApi that open and run a session, beside those of ort_abi.h.
 #define SESSION_FUNCTIONS(X)                                                                                         \
-  X(CreateEnv, 3, OrtStatus*, (int level, const char* name, OrtEnv**))                                               \
-  X(CreateSession, 7, OrtStatus*, (OrtEnv*, const wchar_t* path, const OrtSessionOptions*, OrtSession**))            \
-  X(Run, 9, OrtStatus*,                                                                                              \
+  X(CreateEnv, OrtStatus*, (int level, const char* name, OrtEnv**))                                                  \
+  X(CreateSession, OrtStatus*, (OrtEnv*, const wchar_t* path, const OrtSessionOptions*, OrtSession**))               \
+  X(Run, OrtStatus*,                                                                                                 \
     (OrtSession*, const OrtRunOptions*, const char* const* names, const OrtValue* const* inputs, size_t,             \
      const char* const* output_names, size_t, OrtValue** outputs))                                                   \
-  X(CreateSessionOptions, 10, OrtStatus*, (OrtSessionOptions**))                                                     \
-  X(SetSessionGraphOptimizationLevel, 23, OrtStatus*, (OrtSessionOptions*, int level))                               \
-  X(RegisterCustomOpsLibrary, 29, OrtStatus*, (OrtSessionOptions*, const char* path, void** handle))                 \
-  X(SessionGetOutputCount, 31, OrtStatus*, (const OrtSession*, size_t*))                                             \
-  X(SessionGetOutputName, 37, OrtStatus*, (const OrtSession*, size_t, OrtAllocator*, char**))                        \
-  X(CreateTensorWithDataAsOrtValue, 49, OrtStatus*,                                                                  \
+  X(CreateSessionOptions, OrtStatus*, (OrtSessionOptions**))                                                         \
+  X(SetSessionGraphOptimizationLevel, OrtStatus*, (OrtSessionOptions*, int level))                                   \
+  X(RegisterCustomOpsLibrary, OrtStatus*, (OrtSessionOptions*, const char* path, void** handle))                     \
+  X(SessionGetOutputCount, OrtStatus*, (const OrtSession*, size_t*))                                                 \
+  X(SessionGetOutputName, OrtStatus*, (const OrtSession*, size_t, OrtAllocator*, char**))                            \
+  X(CreateTensorWithDataAsOrtValue, OrtStatus*,                                                                      \
     (const OrtMemoryInfo*, void*, size_t bytes, const int64_t*, size_t rank, ONNXTensorElementDataType, OrtValue**)) \
-  X(GetTensorShapeElementCount, 64, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                         \
-  X(CreateCpuMemoryInfo, 69, OrtStatus*, (int allocator, int memory, OrtMemoryInfo**))                               \
-  X(GetAllocatorWithDefaultOptions, 78, OrtStatus*, (OrtAllocator**))                                                \
-  X(ReleaseSession, 95, void, (OrtSession*))                                                                         \
-  X(ReleaseValue, 96, void, (OrtValue*))
+  X(GetTensorShapeElementCount, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, size_t*))                             \
+  X(CreateCpuMemoryInfo, OrtStatus*, (int allocator, int memory, OrtMemoryInfo**))                                   \
+  X(GetAllocatorWithDefaultOptions, OrtStatus*, (OrtAllocator**))                                                    \
+  X(ReleaseSession, void, (OrtSession*))                                                                             \
+  X(ReleaseValue, void, (OrtValue*))
 
 namespace {
 
@@ -53,9 +53,9 @@ const OrtApi* api;
 }
 
 // Calls `name` of OrtApi, whose parameters convert the arguments.
-#define DEFINE_CALL(name, slot, result, parameters)                                \
-  const auto name = [](auto... arguments) {                                        \
-    return reinterpret_cast<result(*) parameters>(api->slots[slot])(arguments...); \
+#define DEFINE_CALL(name, result, parameters)                                                \
+  const auto name = [](auto... arguments) {                                                  \
+    return reinterpret_cast<result(*) parameters>(api->slots[ort_slot::name])(arguments...); \
   };
 ORT_DYNQ_API_FUNCTIONS(DEFINE_CALL)
 SESSION_FUNCTIONS(DEFINE_CALL)
@@ -180,8 +180,8 @@ int main(int argc, char** argv) {
   if (runtime == nullptr) fail(std::string(argv[1]) + " cannot be loaded: error " + std::to_string(GetLastError()));
   const auto base = reinterpret_cast<const OrtApiBase* (*)()>(symbol(runtime, "OrtGetApiBase"))();
   std::printf("ONNX Runtime %s\n", base->GetVersionString());
-  api = base->GetApi(kOrtApiVersion);
-  if (api == nullptr) fail("this ONNX Runtime does not have version " + std::to_string(kOrtApiVersion) + " of its API");
+  api = base->GetApi(kOldestApi);
+  if (api == nullptr) fail("this ONNX Runtime does not have version " + std::to_string(kOldestApi) + " of its API");
   OrtEnv* env = nullptr;
   OrtSessionOptions* options = nullptr;
   void* plugin = nullptr;
