@@ -28,6 +28,7 @@ MOST_COPIED = 4096
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _FIRST_WITH_DATA_FOLDER = (1, 21)
+_OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
 
 
 def version() -> tuple[int, int]:
@@ -66,9 +67,37 @@ def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSess
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that is deleted after the block, except for files that a session still maps on Windows."""
-    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+def can_open(model: Model) -> bool:
+    """Returns whether onnxruntime opens a model with all optimizations off."""
+    try:
+        open_session(model, session_options(optimize=False))
+    except Exception:  # the types are onnxruntime's own
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """Gives a folder that is deleted after the block, except for files that a session still maps on Windows.
+
+    Raises:
+        DynqError: The folder cannot be created.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    except OSError as error:
+        place = f" in {os.path.dirname(error.filename)}" if error.filename else ""
+        raise DynqError(
+            f"a temporary folder cannot be created{place}: {error.strerror or error}; {_OTHER_FOLDER}"
+        ) from error
+    with folder as path:
+        yield path
+
+
+def unwritable(folder: str, error: Exception) -> DynqError:
+    """Returns the error of a temporary folder in which a file cannot be written: for example, its disk is full."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DynqError(f"the temporary folder {folder} cannot be written: {reason}; {_OTHER_FOLDER}")
 
 
 @contextlib.contextmanager
@@ -85,7 +114,8 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
             onnxruntime would read the external data of every later model from that folder.
 
     Raises:
-        DynqError: A ModelProto is too large for one protocol buffer, or the external data are in several folders.
+        DynqError: A ModelProto is too large for one protocol buffer; the external data are in several folders; the
+            temporary folder of a large model cannot be written.
     """
     if isinstance(model, str | os.PathLike):
         yield os.fspath(model)
@@ -102,8 +132,14 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
 
     if is_large(model):
         with temporary_folder() as temporary:
-            save(model, Path(temporary) / "model.onnx")
-            yield os.path.join(temporary, "model.onnx")
+            file = os.path.join(temporary, "model.onnx")
+            try:
+                save(model, Path(file))
+            except DynqError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise unwritable(temporary, error.__cause__) from error
+                raise
+            yield file
         return
     folder = _data_folder(model)
     if not folder or config_entry(options, _DATA_FOLDER):
@@ -173,5 +209,8 @@ def _file_of_absolute_paths(model: ir.Model) -> Iterator[str]:
                 value.const_value = ir.ExternalTensor(
                     path, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or ""
                 )
-            ir.save(model, file)
+            try:
+                ir.save(model, file)
+            except OSError as error:
+                raise unwritable(folder, error) from error
         yield file

@@ -54,7 +54,14 @@ def cpu_features() -> tuple[str, ...]:
 
 def cores() -> int:
     """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def load_average() -> float | None:
+    """The load average of the last minute; None on systems without one, such as Windows."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def package_version(distribution: str) -> str:

@@ -141,7 +141,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         found = bench.run(arguments, settings, track)
 
     def text() -> Iterator[RenderableType]:
-        yield one_line(f"{here.cpu}, {here.cores} cores, load {here.load:.1f} before")
+        yield one_line(f"{here.cpu}, {here.cores_and_load}")
         yield one_line(f"instruction set {here.isa}, backend {here.backend}")
         yield one_line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
         yield from found.text()

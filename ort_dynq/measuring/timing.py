@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ import onnxruntime as ort
 from .. import __version__, kernels, runtime
 from ..backends.register import register
 from ..errors import DynqError
-from ..system import cores, cpu_name
+from ..system import cores, cpu_name, load_average
 from .inputs import Array
 from .sessions import message
 
@@ -43,7 +42,8 @@ class Machine:
     Attributes:
         cpu: The name of the CPU.
         cores: The number of cores that this process may use.
-        load: The load average of the last minute. Other processes take cores from the timed threads.
+        load: The load average of the last minute; None if the system has none. Other processes take cores from the
+            timed threads.
         isa: The instruction set of ort_dynq's kernels.
         backend: How sessions get ort_dynq's operators.
         onnxruntime, ort_dynq, python: Versions.
@@ -51,12 +51,17 @@ class Machine:
 
     cpu: str
     cores: int
-    load: float
+    load: float | None
     isa: str
     backend: str
     onnxruntime: str
     ort_dynq: str
     python: str
+
+    @property
+    def cores_and_load(self) -> str:
+        """The number of cores and, if it is known, the load before the measurement, as a text."""
+        return f"{self.cores} cores" + ("" if self.load is None else f", load {self.load:.1f} before")
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def machine(backend: Backend = "native") -> Machine:
     return Machine(
         cpu=cpu_name(),
         cores=cores(),
-        load=os.getloadavg()[0],
+        load=load_average(),
         isa=kernels.isa(),
         backend=backend,
         onnxruntime=ort.__version__,

@@ -51,6 +51,12 @@ def test_links(page: Path) -> None:
         assert not anchor or anchor in anchors(linked), target
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "pyproject.toml"], ids=page_id)
+def test_no_address_of_a_repository(page: Path) -> None:
+    """The project has no public repository yet. Once it has, its addresses belong into pyproject.toml."""
+    assert not re.search(r"https?://[^\s)>\"]*ort[-_]dynq", page.read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_paths_in_the_repository(page: Path) -> None:
     """Paths that are written from the root of the repository exist."""

@@ -5,6 +5,7 @@ Windows under Wine.
 from __future__ import annotations
 
 import io
+import json
 import ntpath
 import os
 import platform
@@ -111,6 +112,32 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert system.cores() == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", str(MODEL), "--seconds", "0.01"),
+        ("report", str(MODEL), "-o", "report.html", "--seconds", "0.01"),
+    ],
+    ids=["bench", "report"],
+)
+def test_measurements_without_load_and_affinity(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Windows has neither. `mypy --platform win32` in .ci/run finds other uses of functions that it lacks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(os, "getloadavg")
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert cli.main([*arguments, "--json"]) == 0
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert machine["load"] is None
+    assert cli.main([*arguments]) == 0
+    shown = capsys.readouterr().out
+    if arguments[0] == "report":
+        shown = Path("report.html").read_text(encoding="utf-8")
+    assert f"{machine['cores']} cores" in shown
+    assert "load" not in shown.split(f"{machine['cores']} cores")[1].split("\n")[0]
 
 
 def test_texts_are_read_as_utf8() -> None:

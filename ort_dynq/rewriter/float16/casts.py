@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, values_of, with_subgraphs
-from ...runtime import MOST_COPIED, open_session, session_options, temporary_folder
+from ...runtime import MOST_COPIED, can_open, open_session, session_options, temporary_folder, unwritable
 from ...storage import load, to_proto
 from ..analysis.inference import Facts
 from ..analysis.values import cast_to, constant_array, producer_of
@@ -124,6 +124,9 @@ def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
     """Returns the main graph that ONNX Runtime runs with optimizations off; it lacks the large initializers.
 
     None: ONNX Runtime refuses the model.
+
+    Raises:
+        DynqError: The temporary folder, in which ONNX Runtime writes the graph, cannot be written.
     """
     small = ir.Model(model.graph.clone(), ir_version=model.ir_version, functions=list(model.functions.values()))
     for name, value in list(small.graph.initializers.items()):
@@ -133,15 +136,19 @@ def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
         del small.graph.initializers[name]
         if value not in small.graph.inputs:
             small.graph.inputs.append(value)
+    proto = to_proto(small)
     options = session_options(optimize=False)
     with temporary_folder() as folder:
         path = os.path.join(folder, "model.onnx")
         options.optimized_model_filepath = path
         try:
-            open_session(to_proto(small), options)
-        except Exception:  # the types are ONNX Runtime's own
+            open_session(proto, options)
+            written = onnx.load(path, load_external_data=False)
+        except Exception as error:  # the types are ONNX Runtime's own
+            if can_open(proto):
+                raise unwritable(folder, error) from error
             return None
-        saved = load(onnx.load(path, load_external_data=False))
+        saved = load(written)
         with Facts(saved):  # ONNX knows no types of com.microsoft, nor of what follows
             return to_proto(saved).graph
 
