@@ -19,16 +19,15 @@ from __future__ import annotations
 import functools
 import re
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from .. import kernels, library
+from .. import kernels
 from ..errors import DynqError
-from ..operators import DOMAIN, OPERATORS, Operator, Signature, reference
+from ..operators import DOMAIN, OPERATORS, Operator, Signature
 from .options import registered
 
 _defining = threading.Lock()
@@ -43,7 +42,7 @@ def define() -> str:
         The path of the library of onnxruntime-extensions, for ``register_custom_ops_library``.
 
     Raises:
-        DynqError: onnxruntime-extensions is missing, or ``ORT_DYNQ_ISA`` names an unknown instruction set.
+        DynqError: onnxruntime-extensions is missing.
     """
     with _defining:
         return _define_all()
@@ -57,25 +56,11 @@ def _define_all() -> str:
         raise DynqError(
             f"onnxruntime-extensions cannot be loaded: {error}; `pip install -U onnxruntime-extensions`"
         ) from error
-    run = _implementation()
     for operator in OPERATORS.values():
         for name, signature in _variants(operator):
-            _define(extensions, operator, name, signature, run)
+            _define(extensions, operator, name, signature)
     _wrap_sessions()
     return str(extensions.get_library_path())
-
-
-def _implementation() -> Callable[..., list[kernels.Array]]:
-    """The kernels; the NumPy reference if the native library cannot be loaded."""
-    try:
-        library.load()
-    except DynqError as error:
-        warnings.warn(
-            f"ort_dynq runs on NumPy, which is slower and gives the same results: {error}", RuntimeWarning, stacklevel=6
-        )
-        return reference.run
-    kernels.isa()  # raises the error of a wrong ORT_DYNQ_ISA here, not in the first run
-    return kernels.run
 
 
 def variant_name(operator: str, output_type: str) -> str:
@@ -97,9 +82,7 @@ def _variants(operator: Operator) -> list[tuple[str, Signature]]:
     return variants
 
 
-def _define(
-    extensions: Any, operator: Operator, name: str, signature: Signature, run: Callable[..., list[kernels.Array]]
-) -> None:
+def _define(extensions: Any, operator: Operator, name: str, signature: Signature) -> None:
     definition = extensions.PyCustomOpDef
     numbers = {
         kind: getattr(definition, f"dt_{kind.replace('float32', 'float')}")
@@ -111,7 +94,7 @@ def _define(
 
     def body(*inputs: kernels.Array, **attributes: Any) -> _Result | tuple[_Result, ...]:
         try:
-            outputs = run(operator.name, inputs, **attributes)
+            outputs = kernels.run(operator.name, inputs, **attributes)
             if outputs[0].dtype != dtypes[0]:
                 raise DynqError(
                     f"{operator.name}: output_dtype is {outputs[0].dtype}, but onnxruntime-extensions derives the "

@@ -46,8 +46,8 @@ def register(session_options: ort.SessionOptions, backend: Backend = "native") -
 
 
 def _register_library(options: ort.SessionOptions, backend: Backend) -> None:
+    kernels.isa()  # raises an error if the library is missing or ORT_DYNQ_ISA is wrong; later ones would be longer
     if backend == "native":
-        kernels.isa()  # raises an error if ORT_DYNQ_ISA is wrong; onnxruntime's error would be longer
         path = library.get_library_path()
     else:
         from . import extensions

@@ -1,9 +1,9 @@
 """The operators of the domain ``ort_dynq``: one file for each family, and the list of all.
 
-A family's file has, for each operator, the entry (types, attributes, documentation), the body of its function in a
-rewritten model, and the NumPy reference. The native library registers the same operators (ops/operators/, in files of
-the same names). The functions of rewritten models, the registration through
-onnxruntime-extensions and docs/operators.md are made from this list.
+A family's file has, for each operator, its types, attributes and documentation, and the body of its function in a
+rewritten model. The native library registers the same operators (ops/operators/, in files of the same names). The
+functions of rewritten models, the registration through onnxruntime-extensions and docs/operators.md are made from this
+list.
 """
 
 from __future__ import annotations

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-
-from ..errors import DynqError
 from .affine_arithmetic import (
     CHOICES,
     CODE_OFFSET,
     TO_CODES,
     TO_FLOATS,
-    AffineArithmetic,
     codes_text,
     floats_text,
     stored_text,
 )
 from .function_text import cast_like, integers
-from .reference_ops import Array, Attributes, check_zero_point, rounded, shape_text
 from .spec import FLOATS, Family, Input, Operator, Signature
 
 _SRC = Input("src", FLOATS, "Any shape.")
@@ -62,36 +55,6 @@ def _dequantize_body(opset: int) -> str:
     }}"""
 
 
-# References
-
-
-def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
-    def quantize(given: Attributes, src: Array, scale: Array, zero_point: Array) -> list[Array]:
-        arithmetic = AffineArithmetic(given, to_codes)
-        zp = _broadcast(src, scale, zero_point)
-        arithmetic.check_type("zero_point", zero_point)
-        result = arithmetic.run(src.astype(np.float32), scale, zp.astype(np.float32) - np.float32(arithmetic.offset))
-        return [result if to_codes else rounded(result, src.dtype)]
-
-    return quantize
-
-
-def _dequantize(given: Attributes, src: Array, scale: Array, zero_point: Array) -> list[Array]:
-    zp = _broadcast(src, scale, zero_point)
-    return [rounded((src.astype(np.float32) - zp.astype(np.float32)) * scale.astype(np.float32), scale.dtype)]
-
-
-def _broadcast(src: Array, scale: Array, zero_point: Array) -> Array:
-    """The zero point in a shape that broadcasts to src as the scale does, after the checks of both shapes."""
-    missing = src.ndim - scale.ndim
-    if missing < 0 or any(ours not in (1, full) for ours, full in zip(scale.shape, src.shape[missing:], strict=True)):
-        raise DynqError(
-            f"scale has shape {shape_text(scale.shape)}, expected one that broadcasts to {shape_text(src.shape)}"
-        )
-    check_zero_point("zero_point", zero_point, "scale", scale)
-    return zero_point.reshape(()) if zero_point.size == 1 else zero_point
-
-
 FAMILY = Family(
     "Affine",
     "`scale` and `zero_point` are inputs and broadcast as in NumPy. Every step is float32, in the order that the "
@@ -117,7 +80,6 @@ FAMILY = Family(
             TO_CODES,
             tuple(Signature((src, "float32", code), (code,)) for src in FLOATS for code in ("uint8", "int8")),
             _quantize_body,
-            _quantize(to_codes=True),
         ),
         Operator(
             "AffineFakeQuantize",
@@ -140,7 +102,6 @@ FAMILY = Family(
                 for zp in ("float32", "uint8", "int8", "int32")
             ),
             _fake_quantize_body,
-            _quantize(to_codes=False),
         ),
         Operator(
             "AffineDequantize",
@@ -155,7 +116,6 @@ FAMILY = Family(
             (),
             tuple(Signature((code, scale, code), (scale,)) for scale in FLOATS for code in ("uint8", "int8")),
             _dequantize_body,
-            _dequantize,
         ),
     ),
 )

@@ -1,21 +1,16 @@
 """The arithmetic from float32 to codes and back that the affine and the dynamic range operators share.
 
 Exporters write it with Div, Round, Add, Clip and Cast, in several orders. Attributes select the order. Below are the
-attributes, the text of function bodies, and the NumPy reference; in C++ it is the class AffineArithmetic.
+attributes and the text of function bodies; in C++ it is the class AffineArithmetic.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from ..errors import DynqError
 from .encodings import CodeType, NanCode, RoundingOrder, Scaling
 from .function_text import integer, select
-from .reference_ops import ONE, Array, Attributes, CodeDtype, cast, clip, to_float16
 from .spec import Attribute, flag
 
 CODES = (CodeType.UINT8, CodeType.INT8)
-CODE_DTYPES: dict[int, CodeDtype] = {CodeType.UINT8: np.uint8, CodeType.INT8: np.int8}
 
 
 def _attributes(code_type: CodeType, code_types: tuple[CodeType, ...], nan_code: NanCode) -> tuple[Attribute, ...]:
@@ -148,86 +143,3 @@ def stored_text(code: str, name: str) -> str:
     {name}_shifted = Add({name}_int, offset)
     {name} = Cast<to: int = @output_dtype>({name}_shifted)
     """
-
-
-class AffineArithmetic:
-    """The NumPy reference, and the checks of the attributes.
-
-    Attributes:
-        offset: What is added to a code of code_type to store it as output_dtype: 0, 128 or -128.
-    """
-
-    def __init__(self, given: Attributes, to_codes: bool) -> None:
-        """
-        Args:
-            given: The attributes of the operator.
-            to_codes: Whether the result is codes; otherwise it is floats.
-
-        Raises:
-            DynqError: Attributes exclude each other.
-        """
-        code_type = CodeType(given["code_type"])
-        nan_code, low, high = NanCode(given["nan_code"]), given["quant_min"], given["quant_max"]
-        name = code_type.name.lower()
-        stays_float = code_type == CodeType.FLOAT32
-        if (nan_code == NanCode.NAN) != stays_float:
-            expected = NanCode.describe([NanCode.NAN] if stays_float else [NanCode.ZERO, NanCode.QUANT_MIN])
-            raise DynqError(f"nan_code is {nan_code.text} for codes of {name}, expected {expected}")
-        if low > high:
-            raise DynqError(f"quant_min is {low}, quant_max {high}, expected quant_min <= quant_max")
-        if not stays_float:
-            limits = np.iinfo(CODE_DTYPES[code_type])
-            if low < limits.min or high > limits.max:
-                expected = f"{limits.min} to {limits.max} of {name}"
-                raise DynqError(f"codes are clipped to {low} to {high}, expected a range within {expected}")
-        output_dtype = given["output_dtype"] if to_codes else code_type
-        self._scaling, self._order = Scaling(given["scaling"]), RoundingOrder(given["rounding_order"])
-        self._to_codes, self._code_type = to_codes, code_type
-        self._output_dtype = np.dtype(CODE_DTYPES.get(output_dtype, np.float32))
-        self._low = np.float32(low if given["clip"] else -np.inf)
-        self._high = np.float32(high if given["clip"] else np.inf)
-        self._nan_replacement = {
-            NanCode.ZERO: np.float32(0),
-            NanCode.QUANT_MIN: self._low,
-            NanCode.NAN: np.float32(np.nan),
-        }[nan_code]
-        self.offset = 128 * (code_type - output_dtype)
-
-    def check_type(self, name: str, array: Array) -> None:
-        """Checks that an input, if the result is codes, has their type.
-
-        Raises:
-            DynqError: It has another type than output_dtype.
-        """
-        if self._to_codes and array.dtype != self._output_dtype:
-            raise DynqError(f"{name} is {array.dtype.name}, expected output_dtype, {self._output_dtype}")
-
-    def stored(self, codes: Array) -> Array:
-        """Codes or zero points of code_type as values of output_dtype."""
-        return (codes.astype(np.int32) + self.offset).astype(self._output_dtype)
-
-    def run(self, src: Array, scale: Array, zero_point: Array) -> Array:
-        """The codes, or the dequantized codes; the arguments are float32 and broadcast."""
-        if self._scaling == Scaling.DIVIDE:
-            t = src / scale
-        else:
-            t = src * (scale if self._scaling == Scaling.MULTIPLY else ONE / scale)
-        if self._order == RoundingOrder.FLOAT16_QUOTIENT:
-            t = to_float16(t)
-        if self._order == RoundingOrder.ROUND_THEN_ADD:
-            code = self._clip(np.rint(t) + zero_point)
-        elif self._order.adds_first:
-            t = t + zero_point
-            code = np.rint(self._clip(to_float16(t) if self._order == RoundingOrder.FLOAT16_SUM else t))
-        else:
-            code = self._clip(np.rint(t))
-        code = np.where(np.isnan(code), self._nan_replacement, code)
-        if self._code_type != CodeType.FLOAT32:
-            code = cast(code, CODE_DTYPES[self._code_type]).astype(np.float32)
-        if self._to_codes:
-            return self.stored(np.asarray(code))
-        difference = code - zero_point if self._order.has_zero_point else code
-        return np.asarray(difference / scale if self._scaling == Scaling.MULTIPLY else difference * scale)
-
-    def _clip(self, values: Array) -> Array:
-        return clip(values, self._low, self._high)

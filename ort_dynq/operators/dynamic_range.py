@@ -5,20 +5,14 @@ A row consists of the elements along the dimensions from `axis` on: axis -1 is p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import numpy as np
-
-from ..errors import DynqError
 from .affine_arithmetic import (
     CHOICES,
-    CODE_DTYPES,
     CODE_OFFSET,
     CODES,
     TO_CODES,
     TO_FLOATS,
-    AffineArithmetic,
     codes_text,
     floats_text,
     rounded_text,
@@ -26,7 +20,6 @@ from .affine_arithmetic import (
 )
 from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
 from .function_text import cast_like, integer, integers, reshape, select
-from .reference_ops import ONE, Array, Attributes, cast, clip, rounded, row_maximum, row_minimum, shape_text, to_float16
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RANGE = (
@@ -63,7 +56,6 @@ _RANGE = (
     flag("float16_range", 0, "1: the minimum and the maximum, or the largest magnitude, are rounded to float16."),
     flag("float16_scale", 0, "1: the scale is rounded to float16 before its bounds are applied to it."),
 )
-_SYMMETRIC_KINDS = (RangeKind.ABS_MAX, RangeKind.LARGER_SIDE)
 _SRC = Input("src", FLOATS, "Any shape.")
 _CONSTANTS = Input(
     "constants", ("float32",), f"{len(RangeConstants._fields)} elements: [the input constants](#the-input-constants)."
@@ -227,113 +219,6 @@ def _linear_body(opset: int) -> str:
     }}"""
 
 
-# References
-
-
-def _quantize(to_codes: bool) -> Callable[..., list[Array]]:
-    def quantize(given: Attributes, src: Array, constants: Array, like: Array | None = None) -> list[Array]:
-        arithmetic = AffineArithmetic(given, to_codes)
-        _check_range_attributes(given)
-        if like is not None:
-            arithmetic.check_type("like", like)
-        count = len(RangeConstants._fields)
-        if constants.shape != (count,):
-            raise DynqError(f"constants has shape {shape_text(constants.shape)}, expected {count}")
-        last = max(0, src.ndim - 1)
-        if not -src.ndim <= given["axis"] <= last:
-            raise DynqError(
-                f"axis is {given['axis']}, expected {-src.ndim} to {last} for src of shape {shape_text(src.shape)}"
-            )
-        axis = given["axis"] % max(1, src.ndim)
-        shape = (*src.shape[:axis], *(1 for _ in src.shape[axis:]))
-        rows = src.astype(np.float32).reshape(math.prod(shape), math.prod(src.shape[axis:]))
-        scale, zp = _row_parameters(given, rows, RangeConstants(*constants))
-        dst = arithmetic.run(rows, scale, zp).reshape(src.shape)
-        zero_point = arithmetic.stored(cast(zp, CODE_DTYPES[given["code_type"]])) if to_codes else zp
-        return [dst if to_codes else rounded(dst, src.dtype), scale.reshape(shape), zero_point.reshape(shape)]
-
-    return quantize
-
-
-def _check_range_attributes(given: Attributes) -> None:
-    kind, rule = RangeKind(given["range_kind"]), ZeroPointRule(given["zero_point_rule"])
-    inverse = InverseScale(given["inverse_scale"])
-    if inverse and kind != RangeKind.ABS_MAX:
-        raise DynqError(
-            f"inverse_scale is {inverse.text} for range_kind {kind.text}, expected range_kind {RangeKind.ABS_MAX.text}"
-        )
-    if kind in _SYMMETRIC_KINDS and rule != ZeroPointRule.NONE:
-        raise DynqError(
-            f"zero_point_rule is {rule.text} for range_kind {kind.text}, expected {ZeroPointRule.NONE.text}"
-        )
-
-
-def _row_parameters(given: Attributes, rows: Array, constants: RangeConstants) -> tuple[Array, Array]:
-    """The scale and the zero point of each row, as columns of float32."""
-    zero, kind = np.float32(0), given["range_kind"]
-    in_float16 = to_float16 if given["float16_range"] else np.asarray
-    if kind == RangeKind.ABS_MAX:
-        range_ = in_float16(row_maximum(np.abs(rows)))
-        low = np.zeros_like(range_)
-    else:
-        low, high = in_float16(row_minimum(rows)), in_float16(row_maximum(rows))
-        if kind == RangeKind.MIN_MAX_WITH_ZERO:
-            low = clip(low, constants.lowest_minimum, zero)
-            high = clip(high, zero, constants.highest_maximum)
-        if kind == RangeKind.LARGER_SIDE:
-            above, below = high / constants.highest_maximum, low / constants.lowest_minimum
-            range_ = np.where((below > above) | np.isnan(below), below, above)
-        else:
-            range_ = high - low
-
-    def bounded(values: Array, low: float, high: float, where: AddedEpsilon) -> Array:
-        return clip(values + low, -np.inf, high) if given["added_epsilon"] == where else clip(values, low, high)
-
-    range_ = bounded(range_, constants.lowest_range, constants.highest_range, AddedEpsilon.RANGE)
-    divided = (ONE / range_ if given["inverse_scale"] == InverseScale.RECIPROCAL else range_) / constants.divisor
-    is_quotient = given["inverse_scale"] == InverseScale.QUOTIENT
-    before_epsilon = constants.factor / divided if is_quotient else divided * constants.factor
-    if given["float16_scale"]:
-        before_epsilon = to_float16(before_epsilon)
-    scale = bounded(before_epsilon, constants.lowest_scale, constants.highest_scale, AddedEpsilon.SCALE)
-    scale = np.where(scale == 0, constants.scale_of_zero, scale)
-    zero_point = _zero_point(given, low, before_epsilon if given["zero_point_before_epsilon"] else scale)
-    if given["zero_point_type"] != CodeType.FLOAT32:
-        zero_point = cast(zero_point, CODE_DTYPES[given["zero_point_type"]]).astype(np.float32)
-    return scale, zero_point
-
-
-def _zero_point(given: Attributes, low: Array, scale: Array) -> Array:
-    quant_min, quant_max = np.float32(given["quant_min"]), np.float32(given["quant_max"])
-    rule = given["zero_point_rule"]
-    if rule == ZeroPointRule.ROUND_CLIPPED:
-        return np.rint(clip(quant_min - low / scale, quant_min, quant_max))
-    if rule == ZeroPointRule.SUBTRACT_ROUNDED:
-        return clip(quant_min - np.rint(low / scale), quant_min, quant_max)
-    if rule == ZeroPointRule.ROUND_NEGATED:
-        return clip(np.rint(-low / scale), quant_min, quant_max)
-    if rule == ZeroPointRule.FLOOR_NEGATED:
-        return np.floor((np.float32(0) - low) / scale)
-    return np.zeros_like(scale)
-
-
-def _quantize_linear(_: Attributes, src: Array) -> list[Array]:
-    rows = src.astype(np.float32).reshape(1, src.size)
-    low = clip(row_minimum(rows), -np.inf, np.float32(0))
-    high = clip(row_maximum(rows), np.float32(0), np.inf)
-    scale = np.where(high == low, ONE, (high - low) / np.float32(255))
-    steps = np.float32(0) - low / scale
-    zp = np.where(np.isnan(steps), np.float32(255), np.rint(clip(steps, 0, 255)))
-    codes = clip(np.rint(rows / scale) + zp, 0, 255)
-    codes = np.where(np.isnan(codes), np.float32(0), codes)
-    return [codes.astype(np.uint8).reshape(src.shape), scale.reshape(()), zp.astype(np.uint8).reshape(())]
-
-
-def _linear(given: Attributes, src: Array) -> list[Array]:
-    codes, scale, zp = _quantize_linear(given, src)
-    return [rounded((codes.astype(np.float32) - zp.astype(np.float32)) * scale, src.dtype)]
-
-
 _DOC = """\
 The range of each row gives its scale and zero point, with which the row is quantized. A row consists of the elements
 along the dimensions from `axis` on. Every step is float32; a float16 `dst` is rounded once.
@@ -382,7 +267,6 @@ FAMILY = Family(
                 for code in ("int8", "uint8")
             ),
             _range_body(to_codes=True),
-            _quantize(to_codes=True),
         ),
         Operator(
             "DynamicRangeFakeQuantize",
@@ -398,7 +282,6 @@ FAMILY = Family(
             (*_RANGE, *TO_FLOATS),
             tuple(Signature((src, "float32"), (src, "float32", "float32")) for src in FLOATS),
             _range_body(to_codes=False),
-            _quantize(to_codes=False),
         ),
         Operator(
             "DynamicQuantizeLinear",
@@ -413,7 +296,6 @@ FAMILY = Family(
             (),
             tuple(Signature((src,), ("uint8", "float32", "uint8")) for src in FLOATS),
             _quantize_linear_body,
-            _quantize_linear,
         ),
         Operator(
             "DynamicQuantizeDequantizeLinear",
@@ -424,7 +306,6 @@ FAMILY = Family(
             (),
             tuple(Signature((src,), (src,)) for src in FLOATS),
             _linear_body,
-            _linear,
         ),
     ),
 )

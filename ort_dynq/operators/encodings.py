@@ -1,8 +1,8 @@
 """The integers that attributes are encoded as, and the constants of the dynamic range operators.
 
 Attributes are integers, not strings: a function body has to compare them, and ONNX compares strings only from opset 19
-on. Each class below is one encoding. ops/core/encodings.h has the same enumerations; tests/operators/test_encodings.py
-compares the two. Attribute.check in spec.py rejects other values.
+on. Each class below is one encoding. ops/core/encodings.h has the same enumerations, with which the native library
+rejects other values; tests/operators/test_encodings.py compares the two.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ class Encoding(enum.IntEnum):
         """The value for messages and documentation: ``1 (multiply by the reciprocal)``."""
         return f"{int(self)} ({self.name.lower().replace('_', ' ')})"
 
-    @classmethod
-    def describe(cls, values: Iterable[Encoding] | None = None) -> str:
-        """The values as a list: ``0 (divide), 1 (multiply by the reciprocal) or 2 (multiply)``."""
-        return one_of(tuple(values or cls))
-
 
 def one_of(values: Iterable[str | int]) -> str:
     """The values of an attribute as a list for messages, with the names of encodings: ``2 (uint8) or 3 (int8)``."""
@@ -67,11 +62,6 @@ class RoundingOrder(Encoding):
     def adds_first(self) -> bool:
         """Whether the zero point is added before rounding to an integer."""
         return self in (RoundingOrder.ADD_THEN_ROUND, RoundingOrder.FLOAT16_SUM)
-
-    @property
-    def has_zero_point(self) -> bool:
-        """Whether the zero point is used."""
-        return self == RoundingOrder.ROUND_THEN_ADD or self.adds_first
 
 
 class ScaleOrder(Encoding):

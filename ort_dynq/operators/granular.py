@@ -1,20 +1,14 @@
 """DynamicQuantize, DynamicDequantize and DynamicFakeQuantize: scales per tensor, per channel or per group.
 
 The first two are oneDNN Graph's DynamicQuantize-1 and DynamicDequantize-1, for floats of 32 and 16 bits and codes of 8
-and 4 bits. The types of the latter are those of ml_dtypes.
+and 4 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-import ml_dtypes
-import numpy as np
-
-from ..errors import DynqError
 from .encodings import CodeType
-from .reference_ops import ONE, Array, Attributes, check_zero_point, rounded, shape_text
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _GRANULARITY = (
@@ -42,7 +36,6 @@ _GRANULARITY = (
         "dimensions. Empty: not given.",
     ),
 )
-_MOST_DIMENSIONS = 16  # kMaxRank of ops/core/operator.h
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _CODE_TYPES = ("uint8", "int8", "uint4", "int4")
 _ZERO_POINT_TYPES = ("uint8", "int8", "int32", "uint4", "int4")
@@ -113,143 +106,6 @@ def _axis(opset: int, further_attributes: str = "") -> str:
     return f"<axis: int = @axis{', block_size: int = @block_size' + further_attributes if opset >= 21 else ''}>"
 
 
-# References
-
-
-def _quantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
-    dtype = np.dtype(_code_type(given["output_dtype"], None if zps is None else zps.dtype.name))
-    scale, zp = _per_element(given, src, scales, zps)
-    src = src.astype(np.float32)
-    if given["arithmetic"] == "onednn":
-        return [_saturate(np.rint(src * (ONE / scale) + zp.astype(np.float32)), dtype).astype(dtype)]
-    if given["arithmetic"] == "wrapping":
-        steps = np.rint(src / scale)
-        is_int32 = (steps >= -(2.0**31)) & (steps < 2.0**31)
-        sums = np.where(is_int32, steps, -(2.0**31)).astype(np.int64) + zp
-        return [_saturate((sums + 2**31) % 2**32 - 2**31, dtype).astype(dtype)]
-    return [_codes(src, scale, zp, dtype).astype(dtype)]
-
-
-def _dequantize(given: Attributes, src: Array, scales: Array, zps: Array | None = None) -> list[Array]:
-    scale, zp = _per_element(given, src, scales, zps)
-    return [rounded((src.astype(np.int64) - zp).astype(np.float32) * scale, scales.dtype)]
-
-
-def _fake_quantize(given: Attributes, src: Array, scales: Array, zps: Array) -> list[Array]:
-    scale, zp = _per_element(given, src, scales, zps)
-    codes = _codes(src, scale, zp, zps.dtype)
-    return [((codes - zp).astype(np.float32) * scale).astype(np.float32)]
-
-
-def _codes(src: Array, scale: Array, zp: Array, dtype: np.dtype[Any]) -> Array:
-    """The codes of QuantizeLinear, as floats.
-
-    The sum is in float64, where it is exact unless the code saturates anyway.
-    """
-    return _saturate(np.rint(src / scale).astype(np.float64) + zp, dtype)
-
-
-def _saturate(codes: Array, dtype: np.dtype[Any]) -> Array:
-    """The codes within the type's limits, still as floats; a NaN becomes the lowest code."""
-    limits: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
-    low, high = int(limits.min), int(limits.max)
-    return np.where(np.isnan(codes), low, np.clip(codes, low, high))
-
-
-def _per_element(given: Attributes, src: Array, scales: Array, zps: Array | None) -> tuple[Array, Array]:
-    """Scales (float32) and zero points (int64) in shapes that broadcast to src."""
-    qtype, axis, block_size, group_shape = given["qtype"], given["axis"], given["block_size"], given["group_shape"]
-    if block_size < 0:
-        raise DynqError(f"block_size is {block_size}, expected 0 or more")
-    _check_group_shape(group_shape, qtype, block_size)
-    zero_points = np.zeros((), np.int64) if zps is None else zps.astype(np.int64)
-    if qtype == "auto":
-        is_single = scales.ndim <= 1 and scales.size == 1
-        qtype = "per_group" if block_size or group_shape else "per_tensor" if is_single else "per_channel"
-    along = 0
-    if qtype == "per_tensor":
-        if scales.ndim > 1 or scales.size != 1:
-            raise DynqError(
-                f"scales has shape {shape_text(scales.shape)}, expected one element of rank 0 or 1 for per_tensor"
-            )
-    elif qtype == "per_channel":
-        along = _checked_axis(axis, src)
-        if scales.ndim != 1:
-            raise DynqError(f"scales has shape {shape_text(scales.shape)}, expected rank 1 for per_channel")
-        if scales.size != src.shape[along]:
-            raise DynqError(f"scales has {scales.size} elements, src has {src.shape[along]} along axis {axis}")
-    else:
-        if scales.ndim != src.ndim:
-            raise DynqError(
-                f"scales has shape {shape_text(scales.shape)}, expected the rank of src, {src.ndim}, for per_group"
-            )
-        if block_size:
-            along = _checked_axis(axis, src)
-            sizes = [block_size if i == along else 1 for i in range(src.ndim)]
-            _check_counts(scales, src, sizes, f"blocks of {block_size} along axis {axis}")
-        elif group_shape:
-            if len(group_shape) != src.ndim or any(n % size for n, size in zip(src.shape, group_shape, strict=True)):
-                raise DynqError(
-                    f"src has shape {shape_text(src.shape)}, expected multiples of group_shape, "
-                    f"{shape_text(group_shape)}"
-                )
-            _check_counts(scales, src, group_shape, f"groups of {shape_text(group_shape)}")
-        else:
-            _check_groups(scales, src)
-    check_zero_point("zps", zero_points, "scales", scales)
-
-    def spread(parameters: Array) -> Array:
-        if parameters.size == 1:
-            return parameters.reshape(())
-        if qtype == "per_channel":
-            return parameters.reshape([-1 if i == along else 1 for i in range(src.ndim)])
-        for i, length in enumerate(src.shape):
-            size = block_size if block_size and i == along else length // max(1, parameters.shape[i])
-            parameters = np.repeat(parameters, min(size, length), axis=i)
-        return parameters[tuple(slice(length) for length in src.shape)]
-
-    return spread(scales.astype(np.float32)), spread(zero_points)
-
-
-def _checked_axis(axis: int, src: Array) -> int:
-    if not -src.ndim <= axis < src.ndim:
-        raise DynqError(
-            f"axis is {axis}, expected {-src.ndim} to {src.ndim - 1} for src of shape {shape_text(src.shape)}"
-        )
-    return axis % src.ndim
-
-
-def _check_group_shape(group_shape: Sequence[int], qtype: str, block_size: int) -> None:
-    text = f"group_shape is {shape_text(group_shape)}"
-    if len(group_shape) > _MOST_DIMENSIONS:
-        raise DynqError(f"group_shape has {len(group_shape)} sizes, expected at most {_MOST_DIMENSIONS}")
-    if any(size < 1 for size in group_shape):
-        raise DynqError(f"{text}, expected sizes of 1 or more")
-    if group_shape and qtype not in ("per_group", "auto"):
-        raise DynqError(f"{text} and qtype '{qtype}', expected qtype per_group or auto")
-    if group_shape and block_size:
-        raise DynqError(f"{text} and block_size {block_size}, expected one of them")
-
-
-def _check_counts(scales: Array, src: Array, sizes: Sequence[int], groups: str) -> None:
-    """Checks that there is a scale for each group of these sizes; the last group can be shorter."""
-    for i, (length, count, size) in enumerate(zip(src.shape, scales.shape, sizes, strict=True)):
-        if count != (expected := -(-length // size)):
-            raise DynqError(
-                f"scales has shape {shape_text(scales.shape)}, expected {expected} along dimension {i} for {groups} of "
-                f"src of shape {shape_text(src.shape)}"
-            )
-
-
-def _check_groups(scales: Array, src: Array) -> None:
-    for i, (length, groups) in enumerate(zip(src.shape, scales.shape, strict=True)):
-        if length % groups if groups else length:
-            raise DynqError(
-                f"scales has shape {shape_text(scales.shape)}, src {shape_text(src.shape)}: {groups} groups do not "
-                f"divide {length} elements along dimension {i}"
-            )
-
-
 FAMILY = Family(
     "Scales per tensor, channel or group",
     "`scales` and `zps` are inputs. `DynamicQuantize` and `DynamicDequantize` are the operators of the same names in "
@@ -292,7 +148,6 @@ FAMILY = Family(
                 for dst in sorted(_CODE_TYPES, key=lambda dst: dst != _code_type(0, zps))
             ),
             _quantize_body,
-            _quantize,
         ),
         Operator(
             "DynamicDequantize",
@@ -309,7 +164,6 @@ FAMILY = Family(
                 for zps in _ZERO_POINT_TYPES
             ),
             _standard("DequantizeLinear"),
-            _dequantize,
         ),
         Operator(
             "DynamicFakeQuantize",
@@ -329,7 +183,6 @@ FAMILY = Family(
             _GRANULARITY,
             tuple(Signature(("float32", "float32", zps), ("float32",)) for zps in ("uint8", "int8")),
             _fake_quantize_body,
-            _fake_quantize,
         ),
     ),
 )

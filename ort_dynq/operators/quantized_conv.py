@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-import numpy as np
-
-from ..errors import DynqError
 from .encodings import Activation, AutoPad, QuadAxis, ScaleOrder
 from .function_text import cast_like, integer, integers, reshape, scaled
-from .packing import packed_conv_shape, unpack_conv
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
-from .reference_ops import Array, Attributes, rounded, shape_text
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
-
-_ROWS = ("kernel shape", "stride", "dilation", "pad at the begin", "pad at the end")
-_LEAST = (1, 1, 1, 0, 0)
 
 
 def _body(opset: int) -> str:
@@ -197,162 +186,6 @@ def _indices(axis: int) -> str:
     """
 
 
-class _Inputs(NamedTuple):
-    src: Array
-    scale: Array
-    zero_point: Array
-    weight: Array
-    weight_zero_point: Array
-    channel_scale: Array
-    channel_sum: Array
-    bias: Array
-    geometry: Array
-
-
-class _Axis(NamedTuple):
-    """One spatial dimension: its length in src, kernel, stride, dilation and pads."""
-
-    length: int
-    kernel: int
-    stride: int
-    dilation: int
-    begin: int
-    end: int
-
-    @property
-    def span(self) -> int:
-        """The elements from the first to the last one under the kernel."""
-        return self.dilation * (self.kernel - 1) + 1
-
-    @property
-    def padded(self) -> int:
-        return self.length + self.begin + self.end
-
-    @property
-    def positions(self) -> int:
-        """The length in dst."""
-        return (self.padded - self.span) // self.stride + 1
-
-    def with_pads(self, auto_pad: AutoPad) -> _Axis:
-        """The pads that `auto_pad` gives, as ONNX's Conv computes them."""
-        if auto_pad == AutoPad.EXPLICIT:
-            return self
-        count = -(-self.length // self.stride)
-        pads = max((count - 1) * self.stride + self.span - self.length, 0)
-        begin = pads // 2 if auto_pad == AutoPad.SAME_UPPER else pads - pads // 2
-        return self._replace(begin=begin, end=pads - begin)
-
-
-def _reference(given: Attributes, *arrays: Array) -> list[Array]:
-    inputs = _Inputs(*arrays)
-    axes = _check(given, inputs)
-    src, scale, zero_point, weight, weight_zero_point, channel_scale, channel_sum, bias, _ = inputs
-    batch, channels = src.shape[:2]
-    group, outputs, rank = given["group"], bias.size, len(axes)
-    dst = np.empty((batch, outputs, *(axis.positions for axis in axes)), bias.dtype)
-    if dst.size == 0:
-        return [dst]
-    shape = (channels // group, *(axis.kernel for axis in axes))
-    codes = unpack_conv(weight, given["quad_axis"], (outputs, *shape)).reshape(outputs, -1).astype(np.float64)
-    weights = (codes - weight_zero_point.reshape(-1, 1)).reshape(group, outputs // group, -1)
-    pads = [(0, 0), *((axis.begin, axis.end) for axis in axes)]
-    last = tuple(range(1, rank + 1))
-    steps = [axis.stride for axis in axes] + [axis.dilation for axis in axes]
-    every = (slice(None), *(slice(None, None, step) for step in steps))
-    to_rows = (0, *(1 + rank + i for i in range(rank)), *last)
-    for image, result in zip(src, dst, strict=True):
-        padded = np.pad(image, pads, constant_values=zero_point.item()).astype(np.float64)
-        windows = np.lib.stride_tricks.sliding_window_view(padded, [axis.span for axis in axes], last)[every]
-        patches = windows.transpose(to_rows).reshape(group, math.prod(shape), -1)
-        # float64 holds every sum of these products: the error for long sums bounds them by 2**31.
-        sums = np.matmul(weights, patches).astype(np.int64).reshape(outputs, -1)
-        exact = (sums - int(zero_point.item()) * channel_sum.astype(np.int64)[:, None]).astype(np.int32)
-        real = _scaled(exact.astype(np.float32), np.float32(scale.item()), channel_scale[:, None], given["scale_order"])
-        biased = _activated(real + bias[:, None].astype(np.float32), Activation(given["activation"]))
-        result[...] = rounded(biased, bias.dtype).reshape(result.shape)
-    return [dst]
-
-
-def _activated(real: Array, activation: Activation) -> Array:
-    """Returns the numbers within the bounds of an activation; NaN and zeros stay as they are."""
-    if activation != Activation.NONE:
-        real = np.where(real < 0, np.float32(0), real)
-    return np.where(real > 6, np.float32(6), real) if activation == Activation.RELU6 else real
-
-
-def _scaled(real: Array, row: np.float32, column: Array, order: int) -> Array:
-    if order == ScaleOrder.SCALES_FIRST:
-        return np.asarray(real * (row * column))
-    return np.asarray(real * row * column if order == ScaleOrder.ROW_FIRST else real * column * row)
-
-
-def _check(given: Attributes, inputs: _Inputs) -> list[_Axis]:
-    """Checks attributes and shapes as the native operator does. Returns the spatial dimensions."""
-    src, scale, zero_point, weight, weight_zero_point, channel_scale, channel_sum, bias, geometry = inputs
-    group = given["group"]
-    if group < 1:
-        raise DynqError(f"group is {group}, expected 1 or more")
-    if not 3 <= src.ndim <= 5:
-        raise DynqError(f"src has shape {shape_text(src.shape)}, expected rank 3, 4 or 5: images, channels, then space")
-    axes = _check_geometry(src, geometry, AutoPad(given["auto_pad"]))
-    if bias.ndim != 1:
-        raise DynqError(f"bias has shape {shape_text(bias.shape)}, expected one element for each output channel")
-    channels, outputs = src.shape[1], bias.size
-    if channels == 0 or channels % group:
-        raise DynqError(f"src has {channels} channels, expected a multiple of group, {group}")
-    if outputs % group:
-        raise DynqError(f"bias has {outputs} elements, expected a multiple of group, {group}")
-    for name, array in (
-        ("channel_sum", channel_sum),
-        ("channel_scale", channel_scale),
-        ("weight_zero_point", weight_zero_point),
-    ):
-        if array.shape != (outputs,) and not (name == "weight_zero_point" and array.size == 1):
-            raise DynqError(
-                f"{name} has shape {shape_text(array.shape)}, expected {outputs}, one element for each output channel"
-            )
-    for name, array in (("scale", scale), ("zero_point", zero_point)):
-        if array.size != 1:
-            raise DynqError(f"{name} has shape {shape_text(array.shape)}, expected one element")
-    shape = (channels // group, *(axis.kernel for axis in axes))
-    is_symmetric = weight_zero_point.size == 1 and not weight_zero_point.any()
-    longest = LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM
-    if math.prod(shape) > longest:  # the text has the factors: their product may overflow in C++
-        raise DynqError(f"sums of {shape_text(shape)} products may overflow int32, expected at most {longest}")
-    quad_axis = QuadAxis(given["quad_axis"])
-    expected = packed_conv_shape((outputs, *shape), quad_axis)
-    if weight.shape != expected:
-        raise DynqError(
-            f"weight has shape {shape_text(weight.shape)}, expected {shape_text(expected)}, packed for quad_axis "
-            f"{quad_axis.text}"
-        )
-    return axes
-
-
-def _check_geometry(src: Array, geometry: Array, auto_pad: AutoPad) -> list[_Axis]:
-    rank = src.ndim - 2
-    if geometry.shape != (5, rank):
-        raise DynqError(
-            f"geometry has shape {shape_text(geometry.shape)}, expected 5x{rank}: kernel shape, strides, dilations, "
-            "pads at the begin and at the end"
-        )
-    for name, least, row in zip(_ROWS, _LEAST, geometry.tolist(), strict=True):
-        for i, value in enumerate(row):
-            if value < least:
-                raise DynqError(f"geometry has the {name} {value} for dimension {i + 2}, expected {least} or more")
-    axes = [
-        _Axis(length, *column).with_pads(auto_pad)
-        for length, column in zip(src.shape[2:], geometry.T.tolist(), strict=True)
-    ]
-    for i, axis in enumerate(axes):
-        if axis.span > axis.padded:
-            raise DynqError(
-                f"the kernel spans {axis.span} elements of dimension {i + 2}, expected at most {axis.padded}, the "
-                "length of src with its pads"
-            )
-    return axes
-
-
 _INPUTS = (
     Input("src", ("uint8", "int8"), "The codes of the activation: [N, C, D1, ..., Dr] with r = 1, 2 or 3."),
     Input("scale", ("float32",), "The scale of the activation: one element."),
@@ -421,7 +254,6 @@ FAMILY = Family(
                 for code in ("uint8", "int8")
             ),
             _body,
-            _reference,
         ),
     ),
 )

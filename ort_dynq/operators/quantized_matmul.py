@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
-from ..errors import DynqError
 from .encodings import ScaleOrder
 from .function_text import cast_like, integers, reshape, scaled, select
-from .packing import packed_shape, unpack
-from .reference_ops import Array, Attributes, check_zero_point, rounded, shape_text
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 GROUP_UNIT = 16
@@ -166,110 +159,6 @@ def _per_row(flat: str, name: str, value: str) -> str:
     """
 
 
-class _Inputs(NamedTuple):
-    src: Array
-    scale: Array
-    zero_point: Array
-    weight: Array
-    weight_zero_point: Array
-    column_scale: Array
-    column_sum: Array
-    bias: Array
-
-
-def _reference(given: Attributes, *arrays: Array) -> list[Array]:
-    inputs = _Inputs(*arrays)
-    groups = _check(given, inputs)
-    src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias = inputs
-    depth, columns = src.shape[-1], bias.size
-    weights = unpack(weight, depth, columns, given["bits"]).astype(np.int64)
-    weights = weights.reshape(groups, depth // groups, columns)
-    weight_zps = weight_zero_point.astype(np.int64) if given["bits"] == 8 else weight_zero_point.astype(np.int64) & 15
-    weights = weights - weight_zps.reshape((1, 1, 1) if weight_zps.size == 1 else (groups, 1, columns))
-    lead = src.shape[:-1]
-    rows = int(np.prod(lead))
-    codes = src.reshape(rows, groups, depth // groups).astype(np.int64)
-    # float64 holds every sum of these products: the error for long sums bounds them by 2**31.
-    sums = np.matmul(codes.transpose(1, 0, 2).astype(np.float64), weights.astype(np.float64)).astype(np.int64)
-    row_scale = np.broadcast_to(scale, (*lead, scale.shape[-1] if scale.size != 1 else 1))
-    row_scale = row_scale.reshape(rows, row_scale.shape[-1]).T[:, :, None]
-    row_zero_point = np.broadcast_to(zero_point, (*lead, zero_point.shape[-1] if zero_point.size != 1 else 1))
-    row_zero_point = row_zero_point.reshape(rows, row_zero_point.shape[-1]).T[:, :, None].astype(np.int64)
-    exact = (sums - row_zero_point * column_sum.reshape(groups, 1, columns)).astype(np.int32).astype(np.float32)
-    column = column_scale[:, None, :]
-    for factor in (column, row_scale):
-        if len(factor) > 1:
-            exact = exact * factor
-    total = np.full(exact.shape[1:], -0.0, np.float32)
-    for term in exact:
-        total = total + term
-    outside = [factor[0] for factor in (column, row_scale) if len(factor) == 1]
-    if len(outside) == 2 and given["scale_order"] == ScaleOrder.SCALES_FIRST:
-        outside = [row_scale[0] * column[0]]
-    elif given["scale_order"] == ScaleOrder.ROW_FIRST:
-        outside.reverse()
-    for factor in outside:
-        total = total * factor
-    return [rounded(total + bias.astype(np.float32), bias.dtype).reshape(*lead, columns)]
-
-
-def _check(given: Attributes, inputs: _Inputs) -> int:
-    """Checks attributes and shapes as the native operator does. Returns the number of groups."""
-    src, scale, zero_point, weight, weight_zero_point, column_scale, column_sum, bias = inputs
-    group_size, order = given["group_size"], ScaleOrder(given["scale_order"])
-    if group_size < 0 or group_size % GROUP_UNIT:
-        raise DynqError(f"group_size is {group_size}, expected 0 or a multiple of {GROUP_UNIT}")
-    if group_size and order != ScaleOrder.COLUMN_FIRST:
-        raise DynqError(f"scale_order is {order.text} for groups, expected {ScaleOrder.COLUMN_FIRST.text}")
-    if src.ndim == 0:
-        raise DynqError("src is a scalar, expected rank 1 or more")
-    depth, groups = src.shape[-1], 1
-    if group_size:
-        if depth == 0 or depth % group_size:
-            raise DynqError(f"group_size is {group_size}, expected a divisor of src's last dimension, {depth}")
-        groups = depth // group_size
-    if bias.ndim != 1:
-        raise DynqError(f"bias has shape {shape_text(bias.shape)}, expected one element for each column")
-    full = (groups, bias.size)
-    for name, array, is_valid in (
-        ("column_sum", column_sum, column_sum.shape == full),
-        ("column_scale", column_scale, column_scale.shape in (full, (1, bias.size))),
-        ("weight_zero_point", weight_zero_point, weight_zero_point.size == 1 or weight_zero_point.shape == full),
-    ):
-        if not is_valid:
-            raise DynqError(
-                f"{name} has shape {shape_text(array.shape)}, expected {shape_text(full)}, one element for each group "
-                "and column"
-            )
-    expected = packed_shape(depth, bias.size, given["bits"])
-    if weight.shape != expected:
-        raise DynqError(
-            f"weight has shape {shape_text(weight.shape)}, expected {shape_text(expected)}, packed for "
-            f"{given['bits']} bits"
-        )
-    _check_scale(src, scale, groups)
-    check_zero_point("zero_point", zero_point, "scale", scale)
-    is_symmetric = given["bits"] == 8 and weight_zero_point.size == 1 and not weight_zero_point.any()
-    longest = LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM
-    if (group_size or depth) > longest:
-        raise DynqError(f"sums of {group_size or depth} products may overflow int32, expected at most {longest}")
-    return groups
-
-
-def _check_scale(src: Array, scale: Array, groups: int) -> None:
-    """Checks that scale has one element, or src's leading dimensions, then ones, then 1 or the number of groups."""
-    if scale.size == 1 and scale.ndim <= src.ndim:
-        return
-    lead = src.shape[:-1]
-    same = next((i for i, (ours, its) in enumerate(zip(scale.shape, lead, strict=False)) if ours != its), len(lead))
-    is_valid = scale.ndim == src.ndim and scale.shape[-1] in (1, groups)
-    if not is_valid or any(length != 1 for length in scale.shape[same:-1]):
-        raise DynqError(
-            f"scale has shape {shape_text(scale.shape)}, src {shape_text(src.shape)}: expected src's leading "
-            f"dimensions, then 1 or the number of groups, {groups}; or one element"
-        )
-
-
 _INPUTS = (
     Input("src", ("uint8", "int8"), "The codes of the activation: any shape of rank 1 or more, [..., M, K]."),
     Input(
@@ -338,7 +227,6 @@ FAMILY = Family(
                 for code in ("uint8", "int8")
             ),
             _body,
-            _reference,
         ),
     ),
 )

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import numpy as np
-
-from ..errors import DynqError
 from .function_text import reshape
-from .reference_ops import Array, Attributes, row_maximum, row_minimum, shape_text
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RUN = (
@@ -106,31 +101,6 @@ def _reduce(opset: int, op_type: str, src: str, name: str) -> str:
         {name} = {reshape(opset)}({name}_view, dst_shape)"""
 
 
-# References
-
-
-def _reference(*extremes: Callable[[Array], Array]) -> Callable[..., list[Array]]:
-    """The reference of an operator with one output for each function of `extremes`, which reduces rows."""
-
-    def reduce(given: Attributes, src: Array) -> list[Array]:
-        axis, count, shape = given["axis"], given["count"], shape_text(src.shape)
-        if not -src.ndim <= axis <= src.ndim:
-            raise DynqError(f"axis is {axis}, expected {-src.ndim} to {src.ndim} for src of shape {shape}")
-        begin = axis + src.ndim if axis < 0 else axis
-        if not 0 <= count <= src.ndim - begin:
-            raise DynqError(f"count is {count}, expected 0 to {src.ndim - begin} for src of shape {shape}")
-        is_reduced = [(begin <= i < begin + count) != bool(given["reduce_others"]) for i in range(src.ndim)]
-        kept = [length for length, reduced in zip(src.shape, is_reduced, strict=True) if not reduced]
-        width = math.prod(length for length, reduced in zip(src.shape, is_reduced, strict=True) if reduced)
-        kept_first = sorted(range(src.ndim), key=lambda i: is_reduced[i])
-        rows = np.transpose(src.astype(np.float32), kept_first).reshape(math.prod(kept), width)
-        if given["keepdims"]:
-            kept = [1 if reduced else length for length, reduced in zip(src.shape, is_reduced, strict=True)]
-        return [extreme(rows).reshape(kept) for extreme in extremes]
-
-    return reduce
-
-
 FAMILY = Family(
     "Reductions",
     "The dimensions `axis` to `axis` + `count` - 1 are the *run*. Either the run is reduced, or all other dimensions "
@@ -146,7 +116,6 @@ FAMILY = Family(
             _RUN,
             tuple(Signature((src,), ("float32",)) for src in FLOATS),
             _body(is_abs_max=True),
-            _reference(lambda rows: row_maximum(np.abs(rows))),
         ),
         Operator(
             "ReduceMinMax",
@@ -160,7 +129,6 @@ FAMILY = Family(
             _RUN,
             tuple(Signature((src,), ("float32", "float32")) for src in FLOATS),
             _body(is_abs_max=False),
-            _reference(row_minimum, row_maximum),
         ),
     ),
 )

@@ -1,14 +1,12 @@
-"""The types that describe an operator: its inputs, attributes, signatures, function body and NumPy reference."""
+"""The types that describe an operator: its inputs, attributes, signatures and function body."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..errors import DynqError
-from .encodings import Encoding, one_of
-from .reference_ops import Array, Attributes
+from .encodings import Encoding
 
 FLOATS = ("float32", "float16")
 """The types of floats that most operators take."""
@@ -60,17 +58,6 @@ class Attribute:
         """The values that the attribute can have; empty if they are not listed."""
         return self.choices or tuple(self.encoding or ())
 
-    def check(self, value: str | int | Sequence[int]) -> None:
-        """Checks a value against the list of values. ops/core/attributes.cc has the same check with the same text.
-
-        Raises:
-            DynqError: The attribute cannot have this value.
-        """
-        values = self.values()
-        if values and value != self.default and value not in values:
-            given = f"'{value}'" if isinstance(value, str) else value
-            raise DynqError(f"{self.name} is {given}, expected {one_of(values)}")
-
 
 def flag(name: str, default: int, doc: str) -> Attribute:
     """An attribute that is 0 or 1."""
@@ -98,8 +85,6 @@ class Operator:
         body: Returns, for an opset version of ONNX, the body of the operator's function in a rewritten model, in
             ``onnx.parser``'s syntax. A model has one body for each operator name. A difference that a body cannot
             express by attributes therefore needs a separate operator.
-        reference: The operator in NumPy. It takes the attributes, all of them, and the inputs. Its errors do not name
-            the operator: :func:`ort_dynq.operators.reference.run` adds the name.
     """
 
     name: str
@@ -110,7 +95,6 @@ class Operator:
     attributes: tuple[Attribute, ...]
     signatures: tuple[Signature, ...]
     body: Callable[[int], str]
-    reference: Callable[..., list[Array]]
 
     @functools.cached_property
     def float16_input(self) -> tuple[int, bool] | None:
@@ -150,4 +134,4 @@ class Family:
     operators: tuple[Operator, ...]
 
 
-__all__ = ["FLOATS", "Array", "Attribute", "Attributes", "Family", "Input", "Operator", "Signature", "flag"]
+__all__ = ["FLOATS", "Attribute", "Family", "Input", "Operator", "Signature", "flag"]

@@ -13,8 +13,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
-from ort_dynq import cli, doctor, kernels, library
-from ort_dynq.operators import reference
+from ort_dynq import cli, doctor, kernels, library, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +70,7 @@ def test_incorrect_kernel_fails_the_self_test(
     assert cli.main(["doctor"]) == 1
     *_, advice, last = capsys.readouterr().out.splitlines()
     assert advice.startswith(
-        "self-test portable: DynamicRangeFakeQuantize on 5x1023 elements differs from the NumPy reference; "
+        "self-test portable: DynamicRangeFakeQuantize on 5x1023 elements differs from its function; "
     )
     assert last == "FAILED"
 
@@ -86,6 +85,7 @@ def test_missing_library_fails(capsys: pytest.CaptureFixture[str], monkeypatch: 
     found = checks(data)
     assert not found["native library"]
     assert not found["backend native"]
+    assert not found["backend extensions"]
     assert (data["isa"], data["isas"]) == ("", [])
     (check,) = (check for check in data["checks"] if check["name"] == "native library")
     assert (check["detail"], "install" in check["advice"]) == ("there is no library", True)
@@ -118,7 +118,12 @@ def test_old_onnxruntime_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_incorrect_result_of_a_session_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "run", lambda *_, **__: [np.zeros(50, np.uint8)])
+    class Wrong:
+        def run(self, *_: Any) -> list[Any]:
+            return [np.array([0, 127, 128, 128, 128, 130, 134, 255], np.uint8)]
+
+    monkeypatch.setattr(runtime, "open_session", lambda *_: Wrong())
     failure = doctor.examine().failure
     assert failure is not None
     assert failure.name == "backend native"
+    assert failure.detail == "DynamicQuantize gives [0, 127, 128, 128, 128, 130, 134, 255] in a session"

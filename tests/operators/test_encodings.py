@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from convolutions import conv_inputs
 from helpers import Array, assert_same
 
 from ort_dynq import DynqError, kernels
-from ort_dynq.operators import OPERATORS, Attribute, Operator, encodings, reference
+from ort_dynq.operators import OPERATORS, Attribute, Operator, encodings
 from ort_dynq.operators.encodings import Encoding, RangeConstants, RangeKind
 from ort_dynq.operators.packing import packed_shape
 
@@ -25,9 +24,6 @@ LISTED = [
     for attribute in operator.attributes
     if attribute.values()
 ]
-both = pytest.mark.parametrize("run", [kernels.run, reference.run], ids=["kernels", "reference"])
-
-Run = Callable[..., list[Array]]
 
 
 def arrays_of(operator: Operator) -> list[Array]:
@@ -48,9 +44,9 @@ def arrays_of(operator: Operator) -> list[Array]:
     return arrays
 
 
-def message(run: Run, operator: Operator, **given: Any) -> str:
+def message(operator: Operator, **given: Any) -> str:
     with pytest.raises(DynqError) as caught:
-        run(operator.name, arrays_of(operator), **given)
+        kernels.run(operator.name, arrays_of(operator), **given)
     return str(caught.value)
 
 
@@ -63,25 +59,23 @@ def test_every_encoding_is_used() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
-@both
-def test_the_inputs_of_these_tests_are_valid(run: Run, operator: Operator) -> None:
+def test_the_inputs_of_these_tests_are_valid(operator: Operator) -> None:
     """The errors below are therefore errors of attributes."""
-    run(operator.name, arrays_of(operator))
+    kernels.run(operator.name, arrays_of(operator))
 
 
 @pytest.mark.parametrize(("operator", "attribute"), LISTED)
-@both
-def test_the_error_for_an_unknown_value_lists_all_values(run: Run, operator: Operator, attribute: Attribute) -> None:
+def test_the_error_for_an_unknown_value_lists_all_values(operator: Operator, attribute: Attribute) -> None:
     """The native library lists the names and numbers of its enumeration."""
     values = attribute.values()
     expected = encodings.one_of(values)
     if isinstance(attribute.default, str):
-        found = message(run, operator, **{attribute.name: "unknown"})
+        found = message(operator, **{attribute.name: "unknown"})
         assert found == f"{operator.name}: {attribute.name} is 'unknown', expected {expected}"
         return
     for wrong in (min(values) - 1, max(values) + 1, 2**40):  # type: ignore[operator,type-var]
         if wrong != attribute.default:
-            found = message(run, operator, **{attribute.name: wrong})
+            found = message(operator, **{attribute.name: wrong})
             assert found == f"{operator.name}: {attribute.name} is {wrong}, expected {expected}"
 
 
@@ -111,15 +105,14 @@ def test_the_error_for_an_unknown_value_lists_all_values(run: Run, operator: Ope
         ),
     ],
 )
-@both
-def test_values_that_exclude_each_other(run: Run, name: str, given: dict[str, int], text: str) -> None:
-    assert message(run, OPERATORS[name], **given) == f"{name}: {text}"
+def test_values_that_exclude_each_other(name: str, given: dict[str, int], text: str) -> None:
+    assert message(OPERATORS[name], **given) == f"{name}: {text}"
 
 
 def test_texts_of_values() -> None:
     assert encodings.Scaling.MULTIPLY_BY_THE_RECIPROCAL.text == "1 (multiply by the reciprocal)"
-    assert encodings.Scaling.describe() == "0 (divide), 1 (multiply by the reciprocal) or 2 (multiply)"
-    assert encodings.NanCode.describe([encodings.NanCode.NAN]) == "2 (nan)"
+    assert encodings.one_of(encodings.Scaling) == "0 (divide), 1 (multiply by the reciprocal) or 2 (multiply)"
+    assert encodings.one_of([encodings.NanCode.NAN]) == "2 (nan)"
     assert all(member.meaning for encoding in ENCODINGS for member in encoding)
     assert [*encodings.CodeType] == [1, 2, 3, 21, 22]
 
@@ -133,13 +126,12 @@ def test_constants_have_the_fields_of_the_native_struct() -> None:
     assert tuple(names) == RangeConstants._fields
 
 
-@both
-def test_the_default_constants_change_nothing(run: Run) -> None:
+def test_the_default_constants_change_nothing() -> None:
     """The scale is the range itself."""
     src = np.float32([[-3, 0.5], [2, 7], [0, 0], [np.inf, 1]])
     for kind, expected in ((RangeKind.ABS_MAX, [3, 7, 0, np.inf]), (RangeKind.MIN_MAX, [3.5, 5, 0, np.inf])):
         constants = np.float32(RangeConstants())
-        _, scale, _ = run("DynamicRangeFakeQuantize", [src, constants], range_kind=kind)
+        _, scale, _ = kernels.run("DynamicRangeFakeQuantize", [src, constants], range_kind=kind)
         assert_same(scale, np.float32(expected).reshape(4, 1))
 
 
@@ -157,10 +149,9 @@ def test_the_default_constants_change_nothing(run: Run) -> None:
         ("scale_of_zero", 9, [7, 2, 9]),
     ],
 )
-@both
-def test_every_constant_is_at_the_index_of_its_field(run: Run, field: str, value: float, expected: list[float]) -> None:
+def test_every_constant_is_at_the_index_of_its_field(field: str, value: float, expected: list[float]) -> None:
     """On rows whose ranges, zero included, are -3 to 4, 0 to 2 and 0 to 0."""
     src = np.float32([[-3, 4], [1, 2], [0, 0]])
     constants = np.float32(RangeConstants()._replace(**{field: value}))
-    _, scale, _ = run("DynamicRangeFakeQuantize", [src, constants], range_kind=RangeKind.MIN_MAX_WITH_ZERO)
+    _, scale, _ = kernels.run("DynamicRangeFakeQuantize", [src, constants], range_kind=RangeKind.MIN_MAX_WITH_ZERO)
     assert_same(scale, np.float32(expected).reshape(3, 1))

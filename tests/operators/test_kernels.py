@@ -285,29 +285,44 @@ def problems(draw: st.DrawFn) -> tuple[Array, Array, Array | None, dict[str, Any
     return src, scales, zps, attributes, block, draw(st.sampled_from([0, 1, 4, 12]))
 
 
+def other_codes(arithmetic: str, src: Array, scales: Array, zps: Array, dtype: Any) -> Array:
+    """The codes in the arithmetic onednn or wrapping; the parameters have src's shape."""
+    with np.errstate(all="ignore"):
+        if arithmetic == "onednn":
+            codes = np.rint(src * (np.float32(1) / scales) + zps.astype(np.float32))
+        else:
+            steps = np.rint(src / scales)
+            steps = np.where((steps >= -(2.0**31)) & (steps < 2.0**31), steps, -(2.0**31))
+            codes = (steps.astype(np.int64) + zps).astype(np.int32).astype(np.float64)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return np.where(np.isnan(codes), low, np.clip(codes, low, high)).astype(dtype)
+
+
 @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(problems(), st.sampled_from(["onnx", "onednn"]))
+@given(problems(), st.sampled_from(["onnx", "onednn", "wrapping"]))
 def test_instruction_sets_agree(
     problem: tuple[Array, Array, Array | None, dict[str, Any], int, int], arithmetic: str
 ) -> None:
+    """The portable kernels equal ONNX Runtime or, in arithmetics that it does not have, NumPy."""
     src, scales, zps, attributes, block, offset = problem
     arrays = [None if array is None else misaligned(array, offset) for array in (src, scales, zps)]
     with kernels.use_isa("portable"):
         codes = dynamic_quantize(*arrays, **attributes, arithmetic=arithmetic)
         output = attributes.pop("output_dtype")
         floats = dynamic_dequantize(codes, *arrays[1:], **attributes)
-    if arithmetic == "onnx":  # the portable kernels equal ONNX Runtime
-        dtype = {2: np.uint8, 3: np.int8}[output]
-        expected = expected_quantize(
-            src,
-            scales,
-            zps,
-            dtype,
-            axis=attributes["axis"],
-            block=block,
-            groups=attributes["qtype"] == "per_group" and not block,
-        )
-        assert_same(codes, expected, src)
+    dtype, axis = {2: np.uint8, 3: np.int8}[output], attributes["axis"]
+    granularity: dict[str, Any] = {"axis": axis, "block": block}
+    granularity["groups"] = attributes["qtype"] == "per_group" and not block
+    if arithmetic == "onnx":
+        assert_same(codes, expected_quantize(src, scales, zps, dtype, **granularity), src)
+    else:
+        each = (spread(p, src.shape, axis, block) for p in (scales, np.zeros((), np.int8) if zps is None else zps))
+        assert_same(codes, other_codes(arithmetic, src, *each, dtype), src)
+    assert_same(floats, expected_dequantize(codes, scales, zps, **granularity), codes)
+    if zps is not None and zps.dtype != np.int32 and arithmetic == "onnx":
+        fake = kernels.run("DynamicFakeQuantize", [src, scales, zps], **attributes)[0]
+        its_codes = expected_quantize(src, scales, zps, zps.dtype, **granularity)
+        assert_same(fake, expected_dequantize(its_codes, scales, zps, **granularity), src)
     for name in kernels.supported_isas():
         with kernels.use_isa(name):
             assert_same(dynamic_quantize(*arrays, **attributes, output_dtype=output, arithmetic=arithmetic), codes, src)

@@ -1,4 +1,4 @@
-"""Wrong attributes, shapes and types of DynamicQuantize and DynamicDequantize give errors that name the mistake."""
+"""Wrong attributes, shapes and types give errors that name the mistake; those of products are in their own files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from helpers import Array, Shape, assert_same, handwritten, make_session, parse
+
+from ort_dynq import DynqError, kernels
+from ort_dynq.operators import OPERATORS
 
 
 @dataclass(frozen=True)
@@ -226,3 +229,79 @@ def test_wrong_types_and_counts_fail_at_creation(backend: str, op: str, inputs: 
     model = parse(inputs, f"{output}[] dst", f"dst = ort_dynq.{op}({names})")
     with pytest.raises(Exception, match=op):
         make_session(handwritten(model, backend), backend)
+
+
+CLIPPED = {"code_type": 3, "nan_code": 0}
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "shapes", "text"),
+    [
+        *(
+            (op, CLIPPED | given, shapes, text)
+            for op, shapes in (
+                ("AffineQuantize", ((2, 4), (1,), (1,))),
+                ("AffineFakeQuantize", ((2, 4), (1,), (1,))),
+                ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
+                ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
+            )
+            for given, text in (
+                ({"nan_code": 2}, "nan_code is 2 (nan) for codes of int8, expected 0 (zero) or 1 (quant min)"),
+                ({"quant_min": 5, "quant_max": 4}, "quant_min is 5, quant_max 4, expected quant_min <= quant_max"),
+                (
+                    {"quant_max": 128},
+                    "codes are clipped to -128 to 128, expected a range within -128 to 127 of int8",
+                ),
+            )
+        ),
+        *(
+            (op, {"code_type": code_type, "quant_min": 0, "output_dtype": 2}, shapes, text)
+            for op, shapes, text in (
+                ("AffineQuantize", ((2, 4), (1,), (1,)), "zero_point is int8, expected output_dtype, uint8"),
+                ("DynamicRangeQuantize", ((2, 4), (9,), (1,)), "like is int8, expected output_dtype, uint8"),
+            )
+            for code_type in (2, 3)
+        ),
+        ("AffineQuantize", {}, ((2, 4), (3,), (1,)), "scale has shape 3, expected one that broadcasts to 2x4"),
+        (
+            "AffineQuantize",
+            {},
+            ((2, 4), (1,), (4,)),
+            "zero_point has shape 4, expected that of scale, 1, or one element",
+        ),
+        (
+            "AffineDequantize",
+            {},
+            ((2, 4), (1, 1, 1), (1,)),
+            "scale has shape 1x1x1, expected one that broadcasts to 2x4",
+        ),
+        ("DynamicRangeQuantize", {}, ((2, 4), (8,), (1,)), "constants has shape 8, expected 9"),
+        *(
+            (op, {"axis": axis}, shapes, f"axis is {axis}, expected -2 to 1 for src of shape 2x4")
+            for op, shapes in (
+                ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
+                ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
+            )
+            for axis in (2, -3)
+        ),
+        *(
+            (op, given, ((2, 4),), f"{text} for src of shape 2x4")
+            for op in ("ReduceAbsMax", "ReduceMinMax")
+            for given, text in (
+                ({"axis": 3}, "axis is 3, expected -2 to 2"),
+                ({"axis": -3}, "axis is -3, expected -2 to 2"),
+                ({"count": -1}, "count is -1, expected 0 to 1"),
+                ({"count": 2}, "count is 2, expected 0 to 1"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_errors_of_other_operators(op: str, attributes: dict[str, int], shapes: tuple[Shape, ...], text: str) -> None:
+    """Errors of single values of attributes, and of those that exclude each other, are in test_encodings.py."""
+    signatures = OPERATORS[op].signatures
+    types = next((each.inputs for each in signatures if "int8" in each.inputs), signatures[0].inputs)
+    arrays = [np.ones(shape, type_) for shape, type_ in zip(shapes, types, strict=True)]
+    with pytest.raises(DynqError) as caught:
+        kernels.run(op, arrays, **attributes)
+    assert str(caught.value) == f"{op}: {text}"

@@ -25,7 +25,6 @@ from helpers import (
 )
 
 from ort_dynq import DynqError, kernels
-from ort_dynq.operators import reference
 from ort_dynq.operators.encodings import QuadAxis
 from ort_dynq.operators.packing import pack, pack_conv, packed_conv_shape, unpack_conv
 
@@ -303,16 +302,11 @@ def text_of(shape: Shape) -> str:
 
 
 def check_error(backend: str, inputs: list[Array], given: dict[str, int], text: str) -> None:
-    """The session, the kernels and the NumPy reference give the same error."""
+    """A session and the kernels alone give the same error."""
     with pytest.raises(Exception, match=re.escape(f"QuantizedConv: {text}")):
         run(backend, inputs, given)
-    texts = []
-    for direct in (kernels.run, reference.run):
-        with pytest.raises(DynqError) as caught:
-            direct("QuantizedConv", inputs, **given)
-        texts.append(str(caught.value))
-    assert texts[0] == texts[1]
-    assert texts[0].startswith(f"QuantizedConv: {text}")
+    with pytest.raises(DynqError, match=re.escape(f"QuantizedConv: {text}")):
+        kernels.run("QuantizedConv", inputs, **given)
 
 
 SRC: Shape = (2, 6, 5, 4)

@@ -437,6 +437,23 @@ def test_the_library_of_the_extensions_registered_twice(backend: Any, ours_first
         ort.InferenceSession(model_of().SerializeToString(), options)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_library_that_cannot_be_loaded(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both backends run its kernels. The error is one line, and the options stay as they are."""
+
+    def missing() -> Any:
+        raise DynqError("there is no library")
+
+    monkeypatch.setattr(library, "load", missing)
+    options = ort.SessionOptions()
+    with pytest.raises(DynqError) as caught:
+        register(options, backend)
+    assert str(caught.value) == "there is no library"
+    monkeypatch.undo()
+    session = ort.InferenceSession(handwritten(model_of(), backend).SerializeToString(), register(options, backend))
+    assert_same(session.run(None, FEEDS)[0], CODES)
+
+
 def test_an_unknown_backend() -> None:
     for use in (
         lambda: register(ort.SessionOptions(), "python"),  # type: ignore[arg-type]
