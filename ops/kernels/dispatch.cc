@@ -74,9 +74,18 @@ bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx
 
 [[maybe_unused]] bool has_avxvnni() noexcept { return has_avx2() && has_all(cpuid(7, 1, kEax), 1u << 4); }
 
-// Asks the operating system to let all threads of this process use the tiles. Linux refuses if an alternative signal
-// stack is too small for them.
-[[maybe_unused]] bool may_use_tiles() noexcept {
+#ifdef ORT_DYNQ_TILE_STAND_IN  // tests: functions in place of the tile instructions
+bool has_amx() noexcept { return has_avx512vnni(); }
+bool enable_tiles() noexcept { return true; }
+#else
+// Whether the CPU has AMX-int8 and the operating system can save its tiles.
+[[maybe_unused]] bool has_amx() noexcept {
+  return has_avx512vnni() && has_all(cpuid(7, 0, kEdx), 3u << 24) && saves(kTiles);
+}
+
+// Asks the operating system to let all threads of this process use the tiles, for good. Linux refuses if an alternative
+// signal stack is too small for them.
+[[maybe_unused]] bool enable_tiles() noexcept {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -91,19 +100,9 @@ bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx
   return false;
 #endif
 }
-
-// Whether the CPU has AMX-int8 and the operating system lets this process use it.
-[[maybe_unused]] bool has_amx() noexcept {
-#ifdef ORT_DYNQ_TILE_STAND_IN  // tests: functions in place of the instructions
-  return has_avx512vnni();
-#else
-  static const bool result =
-      has_avx512vnni() && has_all(cpuid(7, 0, kEdx), 3u << 24) && saves(kTiles) && may_use_tiles();
-  return result;
 #endif
-}
 #elif defined(ORT_DYNQ_ARM)
-// Of 64-bit ARM CPUs all have NEON, not all dot products (ARMv8.2) and their mixed form (I8MM, ARMv8.6).
+// All 64-bit ARM CPUs have NEON; newer ones have dot products (ARMv8.2) and their mixed form (I8MM, ARMv8.6).
 #if defined(__APPLE__)
 bool has(const char* feature) noexcept {
   int value = 0;
@@ -140,39 +139,43 @@ bool has(const char* feature) noexcept {
 #endif
 
 // Best first. To add an instruction set, write a file whose second line gives its compiler options (as avx2.cc; the
-// build reads them), declare its tables above, and add a line here: the name, the elementwise kernels, the products,
-// and whether the CPU has what they need. The build defines ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
+// build reads them), declare its tables above, and add a line here: the fields of InstructionSet. The build defines
+// ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
 const InstructionSet kInstructionSets[] = {
 #ifdef ORT_DYNQ_X86
 #ifndef ORT_DYNQ_WITHOUT_AMX
-    {"amx", &kAvx512Kernels, &kAmxProducts, has_amx},
+    {"amx", &kAvx512Kernels, &kAmxProducts, has_amx, enable_tiles},
 #endif
-    {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, has_avx512vnni},
-    {"avx512", &kAvx512Kernels, &kAvx2Products, has_avx512},
+    {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, has_avx512vnni, nullptr},
+    {"avx512", &kAvx512Kernels, &kAvx2Products, has_avx512, nullptr},
 #ifndef ORT_DYNQ_WITHOUT_AVXVNNI
-    {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni},
+    {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni, nullptr},
 #endif
-    {"avx2", &kAvx2Kernels, &kAvx2Products, has_avx2},
+    {"avx2", &kAvx2Kernels, &kAvx2Products, has_avx2, nullptr},
 #elif defined(ORT_DYNQ_ARM) && !defined(ORT_DYNQ_WITHOUT_NEON)
 #ifndef ORT_DYNQ_WITHOUT_NEONI8MM
-    {"neoni8mm", &kNeonKernels, &kNeonI8mmProducts, has_i8mm},
+    {"neoni8mm", &kNeonKernels, &kNeonI8mmProducts, has_i8mm, nullptr},
 #endif
 #ifndef ORT_DYNQ_WITHOUT_NEONDOT
-    {"neondot", &kNeonKernels, &kNeonDotProducts, has_dot},
+    {"neondot", &kNeonKernels, &kNeonDotProducts, has_dot, nullptr},
 #endif
-    {"neon", &kNeonKernels, &kNeonProducts, [] { return true; }},
+    {"neon", &kNeonKernels, &kNeonProducts, [] { return true; }, nullptr},
 #endif
-    {"portable", &portable_kernels(), &kPortableProducts, [] { return true; }},
+    {"portable", &portable_kernels(), &kPortableProducts, [] { return true; }, nullptr},
 };
 
 std::atomic<const InstructionSet*> active{nullptr};
 
-const InstructionSet& find(const char* origin, const char* name) {
+// The instruction set of this name, or the best one if there is no name; enabled.
+const InstructionSet& enabled(const char* origin, const char* name) {
   std::string names;
   for (const InstructionSet& set : kInstructionSets) {
     if (!set.is_supported()) continue;
-    if (name == nullptr || *name == '\0' || std::strcmp(name, set.name) == 0) return set;
-    names += (names.empty() ? "" : ", ") + std::string(set.name);
+    if (name == nullptr || *name == '\0' || std::strcmp(name, set.name) == 0) {
+      if (set.enable == nullptr || set.enable()) return set;
+    } else {
+      names += (names.empty() ? "" : ", ") + std::string(set.name);
+    }
   }
   throw std::runtime_error(std::string(origin) + " is '" + name +
                            "', expected one of those that this CPU supports: " + names);
@@ -183,7 +186,7 @@ const InstructionSet& find(const char* origin, const char* name) {
 const InstructionSet& active_isa() {
   const InstructionSet* set = active.load(std::memory_order_acquire);
   if (set == nullptr) {
-    set = &find("ORT_DYNQ_ISA", std::getenv("ORT_DYNQ_ISA"));
+    set = &enabled("ORT_DYNQ_ISA", std::getenv("ORT_DYNQ_ISA"));
     active.store(set, std::memory_order_release);
   }
   return *set;
@@ -192,7 +195,7 @@ const InstructionSet& active_isa() {
 const KernelTable& active_kernels() { return *active_isa().kernels; }
 
 void select_isa(const char* name) {
-  active.store(name == nullptr ? nullptr : &find("the instruction set", name), std::memory_order_release);
+  active.store(name == nullptr ? nullptr : &enabled("the instruction set", name), std::memory_order_release);
 }
 
 const char* supported_isa(size_t index) {

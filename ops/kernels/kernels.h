@@ -345,7 +345,8 @@ struct InstructionSet {
   const char* name;
   const KernelTable* kernels;
   const ProductKernels* products;
-  bool (*is_supported)();
+  bool (*is_supported)();  // by the CPU and the operating system
+  bool (*enable)();  // null, or asks the operating system for registers that it grants on request; called before use
 };
 
 // The instruction set in use: the one that ORT_DYNQ_ISA or select_isa() names, otherwise the best that this CPU

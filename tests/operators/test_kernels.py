@@ -231,6 +231,20 @@ def test_environment_variable() -> None:
         assert in_new_process(code, value).strip() == expected
 
 
+@pytest.mark.skipif(sys.platform != "linux" or "amx" not in kernels.supported_isas(), reason="needs AMX on Linux")
+@pytest.mark.parametrize("call", ["kernels.isa()", "kernels.supported_isas()"])
+def test_only_amx_asks_for_tiles(call: str) -> None:
+    """Other instruction sets leave the permissions of the process as they are."""
+    code = f"""import ctypes
+from ort_dynq import kernels
+{call}
+allowed = ctypes.c_uint64()
+assert ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(allowed)) == 0  # arch_prctl(ARCH_GET_XCOMP_PERM)
+print(allowed.value >> 18 & 1)"""
+    asked = [isa for isa in kernels.supported_isas() if in_new_process(code, isa).strip() == "1"]
+    assert asked == (["amx"] if call == "kernels.isa()" else [])
+
+
 @pytest.mark.parametrize("call", ["ort_dynq.kernels.isa()", "ort_dynq.register(onnxruntime.SessionOptions())"])
 def test_unknown_environment_variable(call: str) -> None:
     """The error lists the names; no other instruction set is used instead."""
