@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from onnx import numpy_helper
 Array = npt.NDArray[Any]
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests"))  # of the package `bench`, whose networks some scripts write
 MAX_IR_VERSION = 10
 MAX_OPSET = 21
 

@@ -1,4 +1,4 @@
-"""Writes small versions of the networks that `ort-dynq bench networks` measures."""
+"""Writes small versions of the networks that `python tests/bench networks` measures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from _common import Example, activations, main
-
-from ort_dynq.bench import transformers as networks
+from bench import transformers as networks
 
 HIDDEN, HEADS, FEED_FORWARD = 32, 4, 64
 

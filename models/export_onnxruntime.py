@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from _common import HERE, Example, activations, grid_weights, main, parse
+from bench import transformers as networks
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
@@ -23,8 +24,6 @@ from onnxruntime.quantization.quant_utils import QuantizationMode
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.optimizer import optimize_model
-
-from ort_dynq.bench import transformers as networks
 
 INT8_RANGE = "fixed_quantization_range_int8"
 

@@ -33,4 +33,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
-    return command.make_parser(COMMANDS)
+    return command.make_parser(command.PROGRAM, "Fast, exact dynamic quantization for ONNX Runtime on CPUs.", COMMANDS)

@@ -38,6 +38,11 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--shape", metavar="NAME=1x128x768", action="append", default=[], help="shape of a generated input"
     )
     data.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the generated values (default: 0)")
+    add_backend(parser)
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Adds --backend."""
     parser.add_argument(
         "--backend",
         choices=("native", "extensions"),
@@ -116,11 +121,6 @@ def decibels(text: str) -> float:
     return float(text)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Parses names separated by commas."""
-    return tuple(text.split(","))
-
-
 def positives(text: str) -> tuple[int, ...]:
     """Parses positive integers separated by commas."""
     return tuple(map(positive, text.split(",")))
@@ -131,14 +131,6 @@ def thread_counts(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of threads, or several like 1,2")
     return tuple(map(int, text.split(",")))
-
-
-def sizes(text: str) -> tuple[tuple[int, int], ...]:
-    """Parses sizes of matrices, ROWSxCOLUMNS, separated by commas."""
-    if not re.fullmatch(r"[1-9][0-9]{0,8}x[1-9][0-9]{0,8}(,[1-9][0-9]{0,8}x[1-9][0-9]{0,8})*", text):
-        raise argparse.ArgumentTypeError(f"{text} is not a size like 256x1024, or several like 64x64,256x1024")
-    rows_and_columns = (size.split("x") for size in text.split(","))
-    return tuple((int(rows), int(columns)) for rows, columns in rows_and_columns)
 
 
 def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from .accuracy import reference_of
-from .arguments import check_page
+from .arguments import check_page, positives
 from .command import Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
 from .verify import inputs_text
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that only this benchmark has."""
     group = parser.add_argument_group("quantize")
+    group.add_argument(
+        "--tokens",
+        type=positives,
+        metavar="N[,N]",
+        help="lengths of the model's sequence (default: 1,16,128 if it is dynamic)",
+    )
     group.add_argument(
         "--report", metavar="OUT.html", help="write a self-contained HTML page: accuracy against time as a picture"
     )

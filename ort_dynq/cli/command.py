@@ -84,7 +84,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             status = outcome.status
         sys.stdout.flush()
     except DynqError as error:
-        print(f"{PROGRAM}: error: {one_line(str(error))}", file=sys.stderr)
+        print(f"{parser.prog}: error: {one_line(str(error))}", file=sys.stderr)
         return BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -137,15 +137,15 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def make_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
+def make_parser(program: str, description: str, commands: Iterable[Command]) -> argparse.ArgumentParser:
     """Returns the parser of these subcommands. Parsed arguments have the function `run` of the chosen one."""
-    parser = _Parser(prog=PROGRAM, description="Fast, exact dynamic quantization for ONNX Runtime on CPUs.")
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser = _Parser(prog=program, description=description)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument(
         "--print-completion",
         choices=("bash", "zsh", "tcsh"),
         action=_PrintCompletion,
-        help=f'print a completion script for a shell and exit; for bash: eval "$({PROGRAM} --print-completion bash)"',
+        help=f'print a completion script for a shell and exit; for bash: eval "$({program} --print-completion bash)"',
     )
     subparsers = parser.add_subparsers(metavar="COMMAND")
     for command in commands:

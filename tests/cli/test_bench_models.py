@@ -10,7 +10,7 @@ import helpers
 import numpy as np
 import onnx
 import pytest
-from bench_command import MODELS, QUICK, TOKEN, check_latency, run_bench, run_bench_json
+from benching import MODELS, QUICK, TOKEN, check_latency, run_bench, run_bench_json
 
 from ort_dynq import DynqError
 from ort_dynq.bench import models, opening

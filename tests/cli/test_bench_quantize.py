@@ -14,11 +14,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 import quantizing
-from bench_command import MODELS, check_latency, run_bench, run_bench_json
+from bench import convnets
+from benching import MODELS, check_latency, run_bench, run_bench_json
 from onnxruntime.quantization import quantize_dynamic
 
 from ort_dynq import cli
-from ort_dynq.bench import convnets
 from ort_dynq.bench.quantization import Case, Form, FormTiming, QuantizationBench, sequence_axes
 from ort_dynq.measuring.data import Data
 from ort_dynq.measuring.timing import Latency
@@ -171,8 +171,8 @@ def test_errors(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFix
         (("quantize", model, "--data", str(tmp_path / "wrong.npz")), "wrong.npz"),
         (("quantize", model, "--report", model), "is the model itself"),
         (("quantize", model, "--report", str(tmp_path / "no" / "page.html")), "there is no folder"),
-        (("quantize", model, "--layers", "2"), "--layers is for `ort-dynq bench networks`, not for quantize"),
-        (("ops", "--data", data), "--data is for `ort-dynq bench quantize`, not for ops"),
+        (("quantize", model, "--opening"), "--opening is for `ort-dynq bench A.onnx`, not for quantize"),
+        ((model, "--data", data), "--data is for `ort-dynq bench quantize`, not for"),
         ((model, "--report", "page.html"), "--report is for `ort-dynq bench quantize`, not for"),
     ):
         assert cli.main(["bench", *arguments]) == 2

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from bench import transformers
 from helpers import Array, parse
 from onnx import numpy_helper
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.bench import transformers
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter import EXACT
 from ort_dynq.rewriter.metadata import ACTIVATION

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from bench import cli as developers
 
 import ort_dynq
 from ort_dynq import cli, documentation
@@ -165,7 +166,8 @@ def test_python_blocks(page: Path) -> None:
 
 
 def commands() -> list[str]:
-    quoted = r"`(ort-dynq [^`]*)`|^.*?&& (ort-dynq .*)$"
+    programs = "(?:ort-dynq|python tests/bench)"
+    quoted = rf"`({programs} [^`]*)`|^(?:.*?&& )?({programs} .*)$"
     return sorted({"".join(found) for page in PAGES for found in re.findall(quoted, page.read_text(), re.MULTILINE)})
 
 
@@ -173,7 +175,11 @@ def commands() -> list[str]:
 def test_commands(command: str) -> None:
     """Every command parses, both with and without the parts in brackets."""
     for text in (re.sub(r"\[[^\]]*\]", "", command), command.replace("[", "").replace("]", "")):
-        arguments = [word for word in shlex.split(text)[1:] if word != "…"]
+        program, _, rest = text.replace("python tests/bench", "developers").partition(" ")
+        if program == "developers":
+            assert developers.parser().parse_args(shlex.split(rest)).run
+            continue
+        arguments = [word for word in shlex.split(rest) if word != "…"]
         if arguments and arguments[-1] == "--shape":
             arguments.append("x=1x128x768")
         if len(arguments) < 2 and arguments[0] in {each.name for each in cli.COMMANDS} - {"doctor"}:

@@ -18,12 +18,12 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
+from bench import convnets, transformers
 from onnxruntime.quantization import quantize_dynamic
 
 import ort_dynq
 from ort_dynq import kernels
 from ort_dynq.accuracy import Reference, measure_outputs
-from ort_dynq.bench import convnets, transformers
 from ort_dynq.verification.saturation import cpu_saturates
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from bench import transformers
 from helpers import Array, assert_same, make_session, stock_session, with_one_nan
 from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, rows
 
-from ort_dynq.bench import transformers
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.report import STATIC
 

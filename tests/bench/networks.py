@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import onnx
 
-from ..errors import DynqError
-from ..measuring.inputs import Array
-from ..measuring.progress import Track
-from ..measuring.timing import Settings, check_backend
-from ..rewriter import rewrite
+from ort_dynq.bench.models import ModelTiming, time_model
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.inputs import Array
+from ort_dynq.measuring.progress import Track
+from ort_dynq.measuring.timing import Settings, check_backend
+from ort_dynq.rewriter import rewrite
+
 from . import convnets, transformers
-from .models import ModelTiming, time_model
 
 TOKENS = (1, 128)
 NETWORKS = {**dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)), "resnet": convnets.FORMS}
@@ -26,8 +27,8 @@ class Sizes:
     """The sizes of the networks.
 
     Attributes:
-        layers, hidden, heads: As for :func:`ort_dynq.bench.transformers.encoder`.
-        image: As for :func:`ort_dynq.bench.convnets.resnet`.
+        layers, hidden, heads: As for :func:`bench.transformers.encoder`.
+        image: As for :func:`bench.convnets.resnet`.
     """
 
     layers: int = 6

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..measuring.progress import Track
-from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
-from ..rewriter import rewrite
-from .models import ModelTiming, operator_counts
+from ort_dynq.bench.models import ModelTiming, operator_counts
+from ort_dynq.measuring.progress import Track
+from ort_dynq.measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
+from ort_dynq.rewriter import rewrite
+
 from .onnx_text import parse, tensor_type
 
 SHAPE = (512, 4096)

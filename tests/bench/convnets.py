@@ -20,9 +20,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..errors import DynqError
-from ..measuring.inputs import Array
-from ..runtime import temporary_folder
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.inputs import Array
+from ort_dynq.runtime import temporary_folder
 
 FORMS = ("float", "conv_u8", "conv_s8")
 """How the convolutions are quantized.

@@ -1,4 +1,4 @@
-"""`ort-dynq bench convolutions`: its JSON and text, and its checks of results."""
+"""`python tests/bench convolutions`: its JSON and text, and its checks of results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bench_command import QUICK, run_bench, run_bench_json
+from benching import QUICK, run_developers, run_developers_json
 
+from bench import convolution_contenders, convolutions
 from ort_dynq import DynqError
-from ort_dynq.bench import convolution_contenders, convolutions
+from ort_dynq.verification.saturation import cpu_saturates
 
 NAMES = ["ours s8", "ours u8", "ours float", "ConvInteger s8", "ConvInteger u8", "Conv", "QLinearConv"]
 SMALL = convolution_contenders.Convolution("small", (8, 24), (3, 3), (7, 5))
@@ -22,12 +23,12 @@ SMALL = convolution_contenders.Convolution("small", (8, 24), (3, 3), (7, 5))
 def assert_only_saturation(notes: Sequence[str]) -> None:
     """ONNX Runtime's own integer sums are wrong on some CPUs."""
     assert all(note.endswith("ONNX Runtime's sums saturate on this CPU") for note in notes)
-    assert not notes or convolution_contenders.cpu_saturates()
+    assert not notes or cpu_saturates()
 
 
 def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
     cases = ("3x3-512", "depthwise-3x3-256", "depthwise-5x5-96")
-    data = run_bench_json(capsys, "convolutions", "--cases", ",".join(cases), "--threads", "1,2")
+    data = run_developers_json(capsys, "convolutions", "--cases", ",".join(cases), "--threads", "1,2")
     assert [(each["threads"], each["name"]) for each in data["timings"]] == [*itertools.product((1, 2), cases)]
     assert_only_saturation(data["notes"])
     ratios = {
@@ -56,7 +57,9 @@ def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_bench(capsys, "convolutions", "--cases", "depthwise-3x3-256,3x3-256", "--threads", "1").splitlines()
+    lines = run_developers(
+        capsys, "convolutions", "--cases", "depthwise-3x3-256,3x3-256", "--threads", "1"
+    ).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("convolution  "))
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("convolution", "input", "weights", "stride", "threads"),

@@ -1,4 +1,4 @@
-"""The network of convolutions of `ort-dynq bench networks`: validity, results, structure, determinism."""
+"""The network of convolutions of `python tests/bench networks`: validity, results, structure, determinism."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import onnx
 import pytest
 from helpers import stock_session
 
+from bench import convnets
 from ort_dynq import DynqError
-from ort_dynq.bench import convnets
 
 SIZES = {"image": 40, "width": 8}
 

@@ -1,4 +1,4 @@
-"""`ort-dynq bench chains` and `ort-dynq bench networks`: JSON, text and the exactness of the chains."""
+"""`python tests/bench chains` and `python tests/bench networks`: JSON, text and the exactness of the chains."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import helpers
 import numpy as np
 import onnx
 import pytest
-from bench_command import check_latency, run_bench, run_bench_json
+from benching import check_latency, run_developers, run_developers_json
 
-from ort_dynq.bench import chains, convnets, transformers
-from ort_dynq.bench.onnx_text import parse
+from bench import chains, convnets, transformers
+from bench.onnx_text import parse
 from ort_dynq.rewriter import rewrite
 
 SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
@@ -23,7 +23,7 @@ def _narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_bench_json(capsys, "chains")
+    data = run_developers_json(capsys, "chains")
     assert {each["name"]: (each["nodes"], each["rewritten"]) for each in data["timings"]} == {
         "symmetric per token to int8": (8, {"DynamicRangeQuantize": 1}),
         "symmetric per token, fake-quantized": (8, {"DynamicRangeFakeQuantize": 1}),
@@ -38,7 +38,7 @@ def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_chains_text(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_bench(capsys, "chains").splitlines()
+    lines = run_developers(capsys, "chains").splitlines()
     assert sum(line.rstrip().endswith(("DynamicRangeQuantize", "DynamicRangeFakeQuantize")) for line in lines) == 4
 
 
@@ -55,7 +55,7 @@ def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
 
 @pytest.mark.usefixtures("_narrow_resnet")
 def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_bench_json(capsys, *SMALL, "--tokens", "1,3", "--image", "32")
+    data = run_developers_json(capsys, *SMALL, "--tokens", "1,3", "--image", "32")
     assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2, "image": 32}
     assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
         (network, form, tokens, 1)
@@ -72,7 +72,7 @@ def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*SMALL, "--networks", "decoder", "--forms", "torchao,float", "--tokens", "2", "--threads", "1,2")
-    lines = run_bench(capsys, *arguments).splitlines()
+    lines = run_developers(capsys, *arguments).splitlines()
     assert lines[4] == "encoder, decoder: layers 1, hidden size 16, heads 2"
     rows = [line.split() for line in lines if line.startswith("decoder ")]
     assert [row[:5] for row in rows] == [
@@ -84,7 +84,7 @@ def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("_narrow_resnet")
 def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_bench(capsys, *SMALL, "--forms", "token,conv_u8", "--tokens", "2", "--image", "32").splitlines()
+    lines = run_developers(capsys, *SMALL, "--forms", "token,conv_u8", "--tokens", "2", "--image", "32").splitlines()
     rows = [line.split()[:5] for line in lines if line.startswith(("encoder ", "decoder ", "resnet "))]
     assert rows == [
         ["encoder", "token", "float32", "2", "1"],
@@ -94,14 +94,14 @@ def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.
 
 
 def test_bench_networks_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_bench_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
+    data = run_developers_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
     assert data["timings"][0]["rewritten"] == {"DynamicRangeFakeQuantize": 4}
 
 
 def test_bench_networks_float16(capsys: pytest.CaptureFixture[str]) -> None:
     """The same operators as in float32; resnet has no such form."""
     arguments = (*SMALL, "--networks", "encoder", "--forms", "token,token_weights", "--tokens", "2", "--float16")
-    timings = run_bench_json(capsys, *arguments)["timings"]
+    timings = run_developers_json(capsys, *arguments)["timings"]
     assert [(each["name"], each["floats"]) for each in timings] == [
         (form, floats) for form in ("token", "token_weights") for floats in ("float32", "float16")
     ]

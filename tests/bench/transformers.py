@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..errors import DynqError
+from ort_dynq.errors import DynqError
 
 Array = npt.NDArray[Any]
 

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import DynqError
-from ..measuring.inputs import Array
-from ..measuring.progress import Track
-from ..measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
-from ..rewriter import rewrite
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.inputs import Array
+from ort_dynq.measuring.progress import Track
+from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
+from ort_dynq.rewriter import rewrite
+
 from .onnx_text import parse, tensor_type
 
 if TYPE_CHECKING:
     import onnx
 
-    from ..backends.options import Backend
+    from ort_dynq.backends.options import Backend
 
 SIZES = ((1, 64), (64, 64), (256, 1024), (4096, 4096))
 MISALIGNED_SIZES = ((256, 1000), (2560, 100), (4096, 60), (256, 1024))

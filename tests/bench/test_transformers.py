@@ -1,4 +1,4 @@
-"""The transformer networks of `ort-dynq bench networks`: validity, results, structure, determinism."""
+"""The transformer networks of `python tests/bench networks`: validity, results, structure, determinism."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from helpers import Array, stock_session
 from onnx import numpy_helper
 
+from bench import transformers
 from ort_dynq import DynqError
-from ort_dynq.bench import transformers
 
 LAYERS, HIDDEN, HEADS = 2, 48, 4
 SIZES = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}

@@ -1,4 +1,4 @@
-"""The convolutions that :mod:`ort_dynq.bench.convolutions` compares.
+"""The convolutions that :mod:`bench.convolutions` compares.
 
 All convolve the same values by the same weights, and add the same bias:
 
@@ -22,12 +22,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ..errors import DynqError
-from ..measuring.inputs import Array
-from ..measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
-from ..operators.encodings import Activation, AutoPad, ScaleOrder
-from ..operators.packing import pack_conv
-from ..verification.saturation import cpu_saturates
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.inputs import Array
+from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
+from ort_dynq.operators.encodings import Activation, AutoPad, ScaleOrder
+from ort_dynq.operators.packing import pack_conv
+from ort_dynq.verification.saturation import cpu_saturates
+
 from .onnx_text import parse, tensor_type
 
 _SCALE, _ZERO_POINT = np.float32(0.02), np.uint8(128)

@@ -1,7 +1,8 @@
-"""`ort-dynq bench products`: its JSON and text, its checks of results, and the plain read."""
+"""`python tests/bench products`: its JSON and text, its checks of results, and the plain read."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import re
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from bench_command import QUICK, run_bench, run_bench_json
+from benching import QUICK, run_developers, run_developers_json
 
+from bench import product_contenders
 from ort_dynq import DynqError, runtime
-from ort_dynq.bench import product_contenders
+from ort_dynq.measuring.timing import session_contender
 
 TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
 
@@ -35,7 +37,7 @@ def _no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_torch")
 def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--rows", "1,40,128", "--sizes", "64x48,32x20", "--threads", "1,2", "--group-size", "16")
-    data = run_bench_json(capsys, "products", *arguments)
+    data = run_developers_json(capsys, "products", *arguments)
     assert data["group_size"] == 16
     assert [(each["threads"], each["weights"], each["rows"]) for each in data["timings"]] == [
         (threads, list(weights), rows)
@@ -66,7 +68,7 @@ def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("_no_torch")
 def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_bench(capsys, "products", "--rows", "1,40", "--sizes", "64x48", "--threads", "1").splitlines()
+    lines = run_developers(capsys, "products", "--rows", "1,40", "--sizes", "64x48", "--threads", "1").splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("rows  weights"))
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
@@ -128,7 +130,7 @@ def test_sessions_hold_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(product_contenders, "_MOST_COPIES", 512)
     monkeypatch.setattr(product_contenders, "cold_bytes", lambda rows: 10 * 64 * 48)
     opened = []
-    real = product_contenders.session_contender
+    real = session_contender
 
     def counted(name: str, model: onnx.ModelProto, *rest: Any, **more: Any) -> Any:
         weights = [each.raw_data for each in model.graph.initializer if each.name.startswith("weights")]
@@ -163,7 +165,7 @@ def test_the_read_compares_every_byte(threads: int, monkeypatch: pytest.MonkeyPa
             return library.memcmp(*arguments)
 
     library = Library()
-    monkeypatch.setattr(product_contenders.ctypes, "CDLL", lambda _: type("C", (), {"memcmp": Function()}))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: type("C", (), {"memcmp": Function()}))
     read = product_contenders.read_contender(600, 4, threads)
     assert read.repeats == 4
     read.run()

@@ -1,4 +1,4 @@
-"""The products that :mod:`ort_dynq.bench.products` compares.
+"""The products that :mod:`bench.products` compares.
 
 All multiply activations by weights of the same size:
 
@@ -34,12 +34,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ..errors import DynqError
-from ..measuring.inputs import Array
-from ..measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
-from ..operators.encodings import ScaleOrder
-from ..operators.packing import pack
-from ..verification.saturation import cpu_saturates
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.inputs import Array
+from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
+from ort_dynq.operators.encodings import ScaleOrder
+from ort_dynq.operators.packing import pack
+from ort_dynq.verification.saturation import cpu_saturates
+
 from .onnx_text import parse, tensor_type
 
 _FEW_ROWS = 16

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DynqError
-from ..measuring.progress import Track
-from ..measuring.timing import Settings, check_backend, interleave
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.progress import Track
+from ort_dynq.measuring.timing import Settings, check_backend, interleave
+
 from .product_contenders import Case, contenders
 
 ROWS = (1, 4, 16, 128, 512)

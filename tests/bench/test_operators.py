@@ -1,4 +1,4 @@
-"""`ort-dynq bench ops`: its JSON and text, aligned and misaligned outputs, and the plain copy."""
+"""`python tests/bench ops`: its JSON and text, aligned and misaligned outputs, and the plain copy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import onnx
 import pytest
-from bench_command import QUICK, run_bench, run_bench_json
+from benching import QUICK, run_developers, run_developers_json
 
+from bench import operators
 from ort_dynq import DynqError, kernels, runtime
-from ort_dynq.bench import operators
 from ort_dynq.rewriter import rewrite
 
 OTHERS = (("float16", "uint8"), ("bfloat16", "uint8"), ("float32", "uint4"), ("float32", "int4"))
 
 
 def test_bench_ops_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_bench_json(capsys, "ops", "--sizes", "1x64,130x3", "--threads", "1,2", "--isa", "portable")
+    data = run_developers_json(capsys, "ops", "--sizes", "1x64,130x3", "--threads", "1,2", "--isa", "portable")
     versions = {"onnxruntime", "ort_dynq", "python"}
     assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", *versions}
     assert (data["machine"]["isa"], data["machine"]["backend"]) == ("portable", "native")
@@ -57,7 +57,7 @@ def test_bench_ops_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_ops_text(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run_bench(capsys, "ops", "--sizes", "2x3", "--threads", "1").splitlines()
+    lines = run_developers(capsys, "ops", "--sizes", "2x3", "--threads", "1").splitlines()
     assert re.fullmatch(r".+, [0-9]+ cores, load [0-9.]+ before", lines[0])
     assert lines[1] == f"instruction set {kernels.isa()}, backend native"
     assert re.fullmatch(r"onnxruntime [0-9.]+\S*, ort_dynq \S+, Python [0-9.]+\S*", lines[2])
@@ -68,13 +68,13 @@ def test_bench_ops_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_restores_the_instruction_set(capsys: pytest.CaptureFixture[str]) -> None:
     before = kernels.isa()
-    run_bench(capsys, "ops", "--sizes", "2x2", "--threads", "1", "--isa", "portable")
+    run_developers(capsys, "ops", "--sizes", "2x2", "--threads", "1", "--isa", "portable")
     assert kernels.isa() == before
 
 
 def test_bench_ops_misaligned_json_and_text(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("ops", "--misaligned", "--sizes", "3x20,2x64", "--threads", "1,2")
-    timings = run_bench_json(capsys, *arguments)["timings"]
+    timings = run_developers_json(capsys, *arguments)["timings"]
     assert [
         (each["threads"], tuple(each["shape"]), each["operator"], each["granularity"], each["offset"])
         for each in timings
@@ -90,7 +90,7 @@ def test_bench_ops_misaligned_json_and_text(capsys: pytest.CaptureFixture[str]) 
     for each in timings:
         assert each["ratio"] == pytest.approx(each["stock_ns"] / each["ours_ns"])
         assert min(each["ours_ns"], each["stock_ns"]) > 0
-    lines = run_bench(capsys, *arguments).splitlines()
+    lines = run_developers(capsys, *arguments).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("operator "))
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("operator", "scales", "tensor", "threads"),

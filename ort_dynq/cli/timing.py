@@ -1,0 +1,97 @@
+"""What all benchmarks share: arguments of a timing, lines about the machine, cells of tables; not a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .arguments import natural, seconds, thread_counts
+from .command import Outcome
+from .render import Figure, one_line, progress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..bench.models import ModelTiming
+    from ..measuring.progress import Track
+    from ..measuring.timing import Settings
+
+
+def add_timing(parser: argparse.ArgumentParser, *, threads: str, time: str) -> None:
+    """Adds --threads, --seconds, --warmup and --isa.
+
+    Args:
+        parser: The parser.
+        threads, time: The defaults of --threads and --seconds, for the help.
+    """
+    timing = parser.add_argument_group("timing")
+    timing.add_argument(
+        "--threads",
+        type=thread_counts,
+        metavar="N[,N]",
+        help=f"intra-op threads of ONNX Runtime (default: {threads})",
+    )
+    timing.add_argument("--seconds", type=seconds, metavar="S", help=f"time for each case (default: {time})")
+    timing.add_argument(
+        "--warmup", type=natural, default=2, metavar="N", help="untimed runs of each contender (default: 2)"
+    )
+    timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (default: the best one)")
+
+
+def timed(
+    arguments: argparse.Namespace,
+    run: Callable[[argparse.Namespace, Settings, Track], Outcome],
+    *,
+    time: float,
+    all_cores: bool = False,
+) -> Outcome:
+    """Runs a benchmark, and adds the machine and the settings to its outcome.
+
+    Args:
+        arguments: The arguments of :func:`add_timing`, --backend, and --exact if the benchmark has it.
+        run: The benchmark.
+        time: The default of --seconds.
+        all_cores: Whether --threads is 1 and the number of cores by default, otherwise 1.
+    """
+    from .. import kernels
+    from ..measuring.timing import Settings, machine
+    from ..system import cores
+
+    settings = Settings(
+        arguments.threads or (tuple(sorted({1, cores()})) if all_cores else (1,)),
+        arguments.seconds or time,
+        arguments.warmup,
+        arguments.backend,
+        getattr(arguments, "exact", False),
+    )
+    with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), progress() as track:
+        here = machine(settings.backend)
+        found = run(arguments, settings, track)
+
+    def text() -> Iterator[RenderableType]:
+        yield one_line(f"{here.cpu}, {here.cores_and_load}")
+        yield one_line(f"instruction set {here.isa}, backend {here.backend}")
+        yield one_line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
+        yield from found.text()
+
+    return Outcome({"machine": asdict(here), "settings": asdict(settings), **found.data}, text)
+
+
+def ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:
+    """Returns the median of stock ONNX Runtime, our median, and their ratio."""
+    stock, ours = (None if each is None else each.median_ms for each in (timing.stock, timing.ours))
+    stock_absent = "-" if ours is None else "fails"  # a model whose rewritten form fails is not timed at all
+    return Figure(stock, 4, stock_absent), Figure(ours, 4, "fails"), Figure(timing.ratio, 2)
+
+
+def rewritten_cell(timing: ModelTiming) -> str:
+    """Returns the operators that the rewriter added, with their counts."""
+    return ", ".join(f"{count} {operator}" for operator, count in (timing.rewritten or {}).items()) or "-"
+
+
+def problem_lines(timings: Sequence[ModelTiming]) -> Iterator[RenderableType]:
+    """Yields a line for each model that does not run."""
+    return (one_line(each.problem) for each in timings if each.problem)

@@ -1,0 +1,1 @@
+"""Benchmarks for developers: single operators, products, convolutions, chains and seeded networks."""

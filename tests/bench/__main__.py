@@ -1,0 +1,11 @@
+"""Runs the benchmarks: ``python tests/bench ops --help``."""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, so that its modules are those of `bench`
+
+from bench.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,364 @@
+"""The command line of the benchmarks for developers: ``python tests/bench``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ort_dynq import DynqError
+from ort_dynq.cli import command
+from ort_dynq.cli.arguments import add_backend, add_exact, positive, positives
+from ort_dynq.cli.command import Command, Outcome
+from ort_dynq.cli.render import Figure, format_shape, one_line, ratio_style, table
+from ort_dynq.cli.timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ort_dynq.measuring.progress import Track
+    from ort_dynq.measuring.timing import Settings
+
+PROGRAM = "python tests/bench"
+_THREADS = "1 and the number of cores"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one benchmark and returns the exit status.
+
+    Args:
+        argv: The arguments without the name of the program; None for those of the process.
+    """
+    return command.main(parser(), argv)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    return command.make_parser(PROGRAM, "Times ort_dynq's operators and seeded networks.", COMMANDS)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Parses names separated by commas."""
+    return tuple(text.split(","))
+
+
+def _sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parses sizes of matrices, ROWSxCOLUMNS, separated by commas."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}x[1-9][0-9]{0,8}(,[1-9][0-9]{0,8}x[1-9][0-9]{0,8})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a size like 256x1024, or several like 64x64,256x1024")
+    rows_and_columns = (size.split("x") for size in text.split(","))
+    return tuple((int(rows), int(columns)) for rows, columns in rows_and_columns)
+
+
+def _operator_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads=_THREADS, time="0.5")
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        metavar="RxC[,RxC]",
+        help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; "
+        "with --misaligned: 256x1000,2560x100,4096x60,256x1024)",
+    )
+    parser.add_argument(
+        "--misaligned", action="store_true", help="time outputs at 0, 16 and 32 bytes past a 64-byte boundary"
+    )
+    add_backend(parser)
+
+
+def _product_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads=_THREADS, time="0.5")
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        metavar="RxC[,RxC]",
+        help="sizes of the weights, inputs x outputs (default: 384x384,384x1536,768x768,768x3072,4096x4096)",
+    )
+    parser.add_argument(
+        "--rows", type=positives, metavar="N[,N]", help="rows of the activation (default: 1,4,16,128,512)"
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=(16, 32, 64, 128),
+        help="rows of the weights that share a scale, in 4-bit weights and in MatMulNBits (default: 32)",
+    )
+    add_backend(parser)
+
+
+def _convolution_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads=_THREADS, time="0.5")
+    parser.add_argument(
+        "--cases", type=_names, metavar="NAME[,NAME]", help="names in the first column of the table (default: all)"
+    )
+    add_backend(parser)
+
+
+def _chain_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads="1", time="0.5")
+    add_exact(parser)
+    add_backend(parser)
+
+
+def _network_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads="1", time="2")
+    parser.add_argument(
+        "--networks", type=_names, metavar="NAME[,NAME]", help="encoder, decoder or resnet (default: all)"
+    )
+    parser.add_argument(
+        "--forms", type=_names, metavar="NAME[,NAME]", help="forms of linear layers or convolutions (default: all)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=positives,
+        metavar="N[,N]",
+        help="tokens in the encoder's input, or in the decoder's past (default: 1,128)",
+    )
+    parser.add_argument("--layers", type=positive, metavar="N", help="layers of a transformer (default: 6)")
+    parser.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
+    parser.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
+    parser.add_argument("--float16", action="store_true", help="time transformers as float16 models, too")
+    parser.add_argument("--image", type=positive, metavar="N", help="pixels of resnet's images (default: 224)")
+    add_exact(parser)
+    add_backend(parser)
+
+
+def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times every operator, or the operators with misaligned outputs."""
+    if arguments.misaligned:
+        return _misaligned(arguments, settings, track)
+    from bench.operators import SIZES, bench_operators
+
+    timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
+    note = "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
+    types = ("types", lambda each: f"{each.floats}, {each.codes}")
+    return _table(timings, note, types, ("copy", lambda each: Figure(each.copy_ratio, 2)))
+
+
+def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from bench.operators import MISALIGNED_SIZES, bench_misaligned
+
+    timings = bench_misaligned(settings, arguments.sizes or MISALIGNED_SIZES, track=track)
+    note = "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
+    return _table(timings, note, ("offset", lambda each: each.offset))
+
+
+_Column = tuple[str, Callable[[Any], object]]
+
+
+def _table(timings: Sequence[Any], note: str, *further: _Column) -> Outcome:
+    """The outcome of timed operators, with further columns: their titles, and the cell of a timing."""
+
+    def text() -> Iterator[RenderableType]:
+        yield note
+        head = (
+            "operator",
+            "scales",
+            "tensor",
+            "threads",
+            "ours ns",
+            "stock ns",
+            "ratio",
+            *(name for name, _ in further),
+        )
+        rows = [
+            (
+                *(each.operator, each.granularity, format_shape(each.shape), each.threads),
+                *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
+                *(value(each) for _, value in further),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: ratio_style(row[6]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times QuantizedMatMul."""
+    from bench.product_contenders import cold_bytes
+    from bench.products import ROWS, SIZES, bench_products
+
+    rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
+    found = bench_products(settings, rows, weights, group_size=group_size, track=track)
+    cold = {count: cold_bytes(count) for count in rows}
+
+    def text() -> Iterator[RenderableType]:
+        yield f"medians in us; 4 bits and MatMulNBits: a scale for each {group_size} rows of the weights"
+        yield "MatMulInteger: and a DequantizeLinear; MatMulNBits: accuracy level 4, from float32, which it quantizes"
+        yield "ratios: MatMulInteger / ours 8; MatMulNBits 4 / ours 4; read: a plain read of the 8-bit weights / ours 8"
+        for size in sorted(set(cold.values()), reverse=True):
+            counts = ", ".join(str(count) for count in rows if cold[count] == size)
+            yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
+        yield ""
+        head = (
+            *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
+            *("MatMulNBits 8", "torch", "float", "read", "ratio"),
+        )
+        table_rows = [
+            (
+                *(each.rows, format_shape(each.weights), each.threads),
+                *(Figure(each.ours_8_us, 1), Figure(each.integer_us, 1), Figure(each.ratio_8, 2)),
+                *(Figure(each.ours_4_us, 1), Figure(each.nbits_4_us, 1), Figure(each.ratio_4, 2)),
+                *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1), Figure(each.float_us, 1)),
+                *(Figure(each.read_us, 1), Figure(each.read_ratio, 2)),
+            )
+            for each in found.timings
+        ]
+        yield table(head, table_rows, style=lambda row: ratio_style(row[5]))
+        yield ""
+        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
+        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
+        yield from map(one_line, found.notes)
+
+    return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
+
+
+def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times QuantizedConv."""
+    from bench.convolutions import CONVOLUTIONS, bench_convolutions
+
+    found = bench_convolutions(settings, arguments.cases or tuple(CONVOLUTIONS), track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "medians in us; ours: QuantizedConv from codes; ours float: DynamicQuantizeLinear and QuantizedConv"
+        yield "stock: ConvInteger, Cast, Mul and Add; Conv: of float32; QLinearConv: static, from codes to codes"
+        yield "s8, u8: symmetric int8 weights, and uint8 weights with a zero point; the others have s8 weights"
+        yield "ratios: stock / ours; Conv / ours float; QLinearConv / ours s8\n"
+        head = (
+            *("convolution", "input", "weights", "stride", "threads"),
+            *("ours s8", "stock s8", "ratio", "ours u8", "stock u8", "ratio"),
+            *("ours float", "Conv", "ratio", "QLinearConv", "ratio"),
+        )
+        rows = [
+            (
+                *(each.name, format_shape(each.input), format_shape(each.weights), each.stride, each.threads),
+                *(Figure(each.ours_s8_us, 1), Figure(each.integer_s8_us, 1), Figure(each.integer_s8_ratio, 2)),
+                *(Figure(each.ours_u8_us, 1), Figure(each.integer_u8_us, 1), Figure(each.integer_u8_ratio, 2)),
+                *(Figure(each.ours_float_us, 1), Figure(each.float_us, 1), Figure(each.float_ratio, 2)),
+                *(Figure(each.static_us, 1), Figure(each.static_ratio, 2)),
+            )
+            for each in found.timings
+        ]
+        yield table(head, rows, style=lambda row: ratio_style(row[13]))
+        yield ""
+        means = [(mean.name, mean.threads, mean.convolutions, Figure(mean.ratio, 2)) for mean in found.means]
+        mean_head = ("geometric mean", "threads", "convolutions", "ratio")
+        yield table(mean_head, means, style=lambda row: ratio_style(row[3]))
+        yield from map(one_line, found.notes)
+
+    return Outcome(asdict(found), text)
+
+
+def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from bench.chains import SHAPE, bench_chains
+
+    timings = bench_chains(settings, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield f"float32 {format_shape(SHAPE)}; ratio: stock / ours; / Relu: ours / one Relu over the same tensor\n"
+        head = ("chain", "nodes", "threads", "stock ms", "ours ms", "ratio", "Relu ms", "/ Relu", "rewritten to")
+        rows = [
+            (
+                *(each.name, each.nodes, each.threads),
+                *ratio_cells(each),
+                *(Figure(each.relu.median_ms, 4), Figure(each.relu_ratio, 2), rewritten_cell(each)),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: ratio_style(row[5]))
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from bench.networks import NETWORKS, TOKENS, Sizes, bench_networks
+
+    chosen = arguments.networks or tuple(NETWORKS)
+    _check_network_options(arguments, chosen)
+    given = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads", "image")}
+    network_sizes = Sizes(**{name: size for name, size in given.items() if size})
+    timings = bench_networks(
+        settings,
+        names=chosen,
+        forms=arguments.forms,
+        tokens=arguments.tokens or TOKENS,
+        sizes=network_sizes,
+        float16=arguments.float16,
+        track=track,
+    )
+
+    def text() -> Iterator[RenderableType]:
+        layers, hidden, heads, image = astuple(network_sizes)
+        yield "medians; ratio: stock / ours"
+        yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
+        yield "tokens: in the encoder's input, or in the decoder's past"
+        yield f"resnet: ResNet-18, images of {image}x{image}\n"
+        head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        rows = [
+            (
+                *(each.network, each.name, each.floats, each.tokens or "-", each.threads),
+                *ratio_cells(each),
+                rewritten_cell(each),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: ratio_style(row[7]))
+        yield from problem_lines(timings)
+
+    return Outcome({"sizes": asdict(network_sizes), "timings": list(map(asdict, timings))}, text)
+
+
+def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str]) -> None:
+    """Raises a DynqError if a size is given that none of the chosen networks has."""
+    from ort_dynq.operators.encodings import one_of
+
+    for takers, options in (
+        (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads", "float16")),
+        (("resnet",), ("image",)),
+    ):
+        for name in options:
+            if getattr(arguments, name) and not {*takers} & {*networks}:
+                raise DynqError(f"--{name} is for {one_of(takers)}, not for {one_of(networks)}")
+
+
+COMMANDS = (
+    Command(
+        "ops",
+        "QuantizeLinear and DequantizeLinear of float32, float16, bfloat16, uint8, uint4 and int4, and a plain copy",
+        (f"{PROGRAM} ops --threads 1 --isa avx2", f"{PROGRAM} ops --misaligned"),
+        _operator_arguments,
+        partial(timed, run=_operators, time=0.5, all_cores=True),
+    ),
+    Command(
+        "products",
+        "QuantizedMatMul with 8 and 4 bits, MatMulInteger, MatMulNBits, torch's int8 product if torch is installed, "
+        "MatMul of float32, and a plain read of the weights",
+        (f"{PROGRAM} products --rows 1,128 --sizes 768x3072 --threads 1",),
+        _product_arguments,
+        partial(timed, run=_products, time=0.5, all_cores=True),
+    ),
+    Command(
+        "convolutions",
+        "QuantizedConv, ConvInteger, Conv of float32 and QLinearConv",
+        (f"{PROGRAM} convolutions --cases 3x3-64,depthwise-3x3-64 --threads 1",),
+        _convolution_arguments,
+        partial(timed, run=_convolutions, time=0.5, all_cores=True),
+    ),
+    Command(
+        "chains",
+        "decomposed quantization chains, and a Relu on the same tensor",
+        (f"{PROGRAM} chains --threads 1",),
+        _chain_arguments,
+        partial(timed, run=_chains, time=0.5),
+    ),
+    Command(
+        "networks",
+        "transformers and a ResNet-18 with seeded weights",
+        (f"{PROGRAM} networks --forms token,tensor_u8",),
+        _network_arguments,
+        partial(timed, run=_networks, time=2.0),
+    ),
+)
