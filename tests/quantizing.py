@@ -94,4 +94,4 @@ def operators(result: Result) -> Counter[str]:
 
 
 def reasons(result: Result) -> list[str]:
-    return [finding.reason for finding in result.report.left]
+    return [finding.reason for finding in result.report.unconverted]

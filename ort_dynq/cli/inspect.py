@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield one_line(f"{arguments.model}: {report.summary}")
         yield f"{sum(report.before.values())} nodes, {sum(report.after.values())} after a rewrite"
         yield from _groups("rewritten", "becomes", "green", [each for each in groups if each.operator])
-        yield from _groups("left", "reason", "yellow", [each for each in groups if not each.operator])
+        yield from _groups("unconverted", "reason", "yellow", [each for each in groups if not each.operator])
 
     data = {"input": arguments.model, **report.to_dict(), "groups": list(map(asdict, groups))}
     return Outcome(data, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     report = result.report
 
     def text() -> Iterator[RenderableType]:
-        yield one_line(f"{source}: {len(report.rewritten)} layers quantized, {len(report.left)} left")
+        yield one_line(f"{source}: {len(report.rewritten)} layers quantized, {len(report.unconverted)} unconverted")
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
@@ -132,8 +131,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {
         "input": str(source),
         "output": str(target),
-        "quantized": list(map(asdict, report.rewritten)),
-        "left": list(map(asdict, report.left)),
+        "quantized": [finding.to_dict() for finding in report.rewritten],
+        "unconverted": [finding.to_dict() for finding in report.unconverted],
         "before": dict(report.before),
         "after": dict(report.after),
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
@@ -157,7 +156,8 @@ def _select(
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:
-    for title, last, findings in (("quantized", "becomes", report.rewritten), ("left", "reason", report.left)):
+    kinds = (("quantized", "becomes", report.rewritten), ("unconverted", "reason", report.unconverted))
+    for title, last, findings in kinds:
         counts = Counter((finding.op_type, _outcome(finding)) for finding in findings)
         if counts:
             yield ""

@@ -69,10 +69,12 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         rules = Counter(finding.rule for finding in report.rewritten)
         yield ""
         yield table(("rewritten", "rule"), [(count, rule) for rule, count in rules.most_common()])
-    if report.left:
-        reasons = Counter((finding.op_type, finding.reason) for finding in report.left)
+    if report.unconverted:
+        reasons = Counter((finding.op_type, finding.reason) for finding in report.unconverted)
         yield ""
-        yield table(("left", "operator", "reason"), [(count, *reason) for reason, count in reasons.most_common()])
+        yield table(
+            ("unconverted", "operator", "reason"), [(count, *reason) for reason, count in reasons.most_common()]
+        )
 
 
 COMMAND = Command(

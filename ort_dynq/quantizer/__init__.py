@@ -20,14 +20,13 @@ from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.convolutions import activation as conv_activation
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
-from ..rewriter.report import too_old
+from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Rule
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
 from .options import Options, checked
 from .quantized_models import CHAINS, check_is_float
-from .weights import OF_ACTIVATIONS
 
 if TYPE_CHECKING:
     from ..measuring.data import Source
@@ -115,7 +114,7 @@ def quantize_layers(
         _check_opset(quantized)
         report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
     report.findings = [finding for finding in report.findings if finding.rule in dict(_RULES)]
-    if not any(finding.reason != OF_ACTIVATIONS for finding in report.findings):
+    if all(finding.unconverted and finding.unconverted.reason == Reason.TWO_ACTIVATIONS for finding in report.findings):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
@@ -126,4 +125,4 @@ def quantize_layers(
 def _check_opset(model: ir.Model) -> None:
     versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
     if versions and versions[0] < _OLDEST_OPSET:
-        raise DynqError(too_old(versions[0], _OLDEST_OPSET))
+        raise DynqError(str(Unconverted(Reason.OPSET_TOO_OLD, opset=versions[0], oldest=_OLDEST_OPSET)))

@@ -11,7 +11,7 @@ from ..operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, 
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit, call
 from ..rewriter.products.activations import Activation
-from ..rewriter.report import Left
+from ..rewriter.reasons import Reason, Unconverted
 from .options import Options
 
 _STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
@@ -41,12 +41,12 @@ def check_activation(value: ir.Value) -> None:
     """Checks that a value can be quantized.
 
     Raises:
-        Left: Its type is not known to be float32.
+        Unconverted: Its type is not known to be float32.
     """
     if value.dtype is None:
-        raise Left("the type of the activation is not known")
+        raise Unconverted(Reason.ACTIVATION_TYPE_NOT_KNOWN)
     if value.dtype != ir.DataType.FLOAT:
-        raise Left(f"the activation is {value.dtype.name.lower()}, expected float32")
+        raise Unconverted(Reason.ACTIVATION_TYPE, dtype=value.dtype.name.lower())
 
 
 class FloatActivations:

@@ -25,7 +25,7 @@ from ..rewriter.convolutions.convolution import (
 from ..rewriter.edit import Edit
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.products.tail import Channels, Tail
-from ..rewriter.report import Left
+from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context
 from ..rewriter.shared_initializers import SharedInitializers
 from .activations import FloatActivations, check_activation
@@ -64,11 +64,11 @@ def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np
     """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
 
     Raises:
-        Left: They cannot become codes, or it does not pay.
+        Unconverted: They cannot become codes, or it does not pay.
     """
     check_rank(elements.ndim)
     if elements.shape[1] == 1:
-        raise Left("a convolution of single channels: one of floats is faster")
+        raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
     return weights_of(grid, elements.shape), grid.scale
 

@@ -15,7 +15,7 @@ from ..rewriter.edit import Edit
 from ..rewriter.metadata import ACTIVATION
 from ..rewriter.products.integer_product import grid_of_weights
 from ..rewriter.products.tail import Channels, check_length, tail_of
-from ..rewriter.report import Left
+from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context
 from .activations import FloatActivations, check_activation
 from .options import Options
@@ -30,12 +30,12 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         return None
     options.check(node)
     if node.op_type == "ConvInteger":
-        return integer_conv.RULE.apply(node, context)
+        return integer_conv.RULE.match(node, context)
     facts, (codes, _, zero_point) = context.facts, [*node.inputs, None, None, None][:3]
     quantizer = None if codes is None else producer_of(skip_identity(codes), "DynamicQuantizeLinear")
     x = None if quantizer is None else quantizer.inputs[0]
     if codes is None or quantizer is None or x is None or zero_point is not quantizer.outputs[2]:
-        raise Left("the activation is not quantized by DynamicQuantizeLinear")
+        raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
     grid = grid_of_weights(node, facts)
     check_length(grid)
@@ -47,7 +47,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         or skip_identity(tail.row) is not quantizer.outputs[1]
         or tail.subtracted is not None
     ):
-        raise Left("the sums are not converted to float32 and multiplied by the scale of the activation")
+        raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
     edit = context.edit("QuantizedMatMul", node)
     edit.note = "int8: the weights that are there" if options.weights == "int4" else ""
     activation = context.shared(FloatActivations).of_rows(x, edit, options)

@@ -23,7 +23,7 @@ from ..rewriter.policy.cost import is_tiny_matrix
 from ..rewriter.products.grid import Grid, grid_of
 from ..rewriter.products.shared_grids import SharedGrids
 from ..rewriter.products.tail import Channels, Tail, check_length, check_sums
-from ..rewriter.report import Left
+from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context
 from ..rewriter.shared_initializers import SharedInitializers
 from .activations import FloatActivations, check_activation
@@ -41,7 +41,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         return None
     facts, gemm = context.facts, _attributes_of(node)
     if facts.is_constant(a) and not facts.is_constant(b):
-        raise Left("the weights are the left factor")
+        raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
     make = functools.partial(_grid_of, b, gemm.is_transposed, options, facts)
@@ -50,10 +50,10 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
     bias = bias if gemm.beta else None
     if bias is not None and channels.bias(bias, facts) is None:
-        raise Left("the bias is not one number for each output channel")
+        raise Unconverted(Reason.BIAS)
     vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
     if bias is not None and gemm.beta != 1 and vector is None:
-        raise Left("the bias is computed at run time, and the attribute beta of the Gemm is not 1")
+        raise Unconverted(Reason.BIAS_AT_RUN_TIME)
     scale = _times(grid.scale, gemm.alpha, "the weights times the attribute alpha")
     vector = None if vector is None else _times(vector, gemm.beta, "the bias times the attribute beta")
     edit = context.edit("QuantizedMatMul", node)
@@ -87,10 +87,10 @@ def _attributes_of(node: ir.Node) -> _Attributes:
     """Returns the attributes of a MatMul or Gemm.
 
     Raises:
-        Left: The caller of a function gives one.
+        Unconverted: The caller of a function gives one.
     """
     if reason := given_by_caller(node):
-        raise Left(reason)
+        raise reason
     if node.op_type == "MatMul":
         return _Attributes()
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
@@ -101,12 +101,12 @@ def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.ND
     """Returns numbers times a factor.
 
     Raises:
-        Left: One of the products is not finite in float32.
+        Unconverted: One of the products is not finite in float32.
     """
     with np.errstate(all="ignore"):
         products = numbers * np.float32(factor)
     if not np.isfinite(products).all():
-        raise Left(f"{name} of the Gemm exceed float32")
+        raise Unconverted(Reason.GEMM_OVERFLOW, what=name)
     return np.asarray(products)
 
 
@@ -114,7 +114,7 @@ def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -
     """Returns constant weights, or their transpose, as codes, and what differs from the options.
 
     Raises:
-        Left: They cannot become codes, or it does not pay.
+        Unconverted: They cannot become codes, or it does not pay.
     """
     found = _grid(floats_of(b, facts), is_transposed, options)
     release(b)
@@ -127,12 +127,12 @@ def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Option
     Weights that are the result of a dequantization keep its codes.
     """
     if weights.ndim != 2:
-        raise Left(f"the weights are of rank {weights.ndim}, expected 2")
+        raise Unconverted(Reason.WEIGHTS_RANK, rank=weights.ndim, expected=2)
     if is_transposed:
         weights = weights.T
     depth, columns = weights.shape
     if is_tiny_matrix(depth, columns):
-        raise Left(f"{depth} x {columns} weights are too few: quantizing the activation costs more than integers save")
+        raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
     if (grid := grid_of(weights)) is not None and (grid.bits == 4 or options.weights == "int8"):
         return grid, ""
     if options.weights == "int4":

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs, label
-from ..rewriter.report import Left
+from ..rewriter.reasons import Reason, Unconverted
 
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
@@ -20,8 +20,6 @@ WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
 """The standard operators with weights that have no integer form here."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
-FOR_MIN_SNR = "stays float for the signal-to-noise ratio of the outputs"
-"""The reason why a layer is left that `min_snr` selects."""
 _MOST_NAMES = 3  # in a message
 
 
@@ -55,13 +53,13 @@ class Options:
         """Checks that a layer is not excluded.
 
         Raises:
-            Left: Its name matches a pattern, or it stays float for `min_snr`.
+            Unconverted: Its name matches a pattern, or it stays float for `min_snr`.
         """
         if label(node) in self.floats:
-            raise Left(FOR_MIN_SNR)
+            raise Unconverted(Reason.FOR_MIN_SNR)
         for pattern in self.exclude:
             if fnmatch.fnmatchcase(label(node), pattern):
-                raise Left(f"excluded by {pattern}")
+                raise Unconverted(Reason.EXCLUDED, pattern=pattern)
 
     def check_patterns(self, model: ir.Model) -> None:
         """Checks that each pattern matches a layer, if the model has layers.

@@ -14,7 +14,7 @@ from ..operators import DOMAIN
 from ..rewriter.analysis.values import producer_of
 from ..rewriter.chains import decomposed
 from ..rewriter.metadata import QUANTIZED
-from ..rewriter.report import Left
+from ..rewriter.reasons import Unconverted
 from ..rewriter.rule import Context
 from .from_dynamic import PRODUCTS
 
@@ -61,12 +61,12 @@ def _refuse_chain(node: ir.Node, context: Context) -> None:
     Raises:
         DynqError: It does.
     """
-    with contextlib.suppress(Left):
-        if decomposed.QUANTIZE.apply(node, context) is not None:
+    with contextlib.suppress(Unconverted):
+        if decomposed.QUANTIZE.match(node, context) is not None:
             raise DynqError(_RUN_TIME)
 
 
-CHAINS = dataclasses.replace(decomposed.QUANTIZE, apply=_refuse_chain)
+CHAINS = dataclasses.replace(decomposed.QUANTIZE, match=_refuse_chain)
 """The rule that refuses a model with chains such as ReduceMax, Div, Round, Clip, Mul; it converts nothing."""
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..rewriter.analysis.folding import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.products.grid import Grid
-from ..rewriter.report import Left
+from ..rewriter.reasons import Reason, Unconverted
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of a step: the temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays
@@ -22,35 +22,33 @@ _LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
 _ZERO_OF_4_BITS = 8
 _CLIPS = (1.0, 0.94, 0.88, 0.82, 0.76, 0.7)
 """The shares of a group's largest magnitude at which the search clips; smaller ones and more of them gain little."""
-OF_ACTIVATIONS = "a product of two activations"
-"""The reason why a product without weights is left."""
 
 
 def check_constant(weights: ir.Value, facts: Facts) -> None:
     """Checks that weights are constant.
 
     Raises:
-        Left: They are computed at run time, or a caller of the model may override them.
+        Unconverted: They are computed at run time, or a caller of the model may override them.
     """
     if weights.is_initializer() and weights.is_graph_input():
-        raise Left("the weights are an input of the model as well, which may override them; remove this input")
+        raise Unconverted(Reason.WEIGHTS_OVERRIDABLE)
     if not facts.is_constant(weights):
-        raise Left(OF_ACTIVATIONS)
+        raise Unconverted(Reason.TWO_ACTIVATIONS)
 
 
 def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
     """Returns constant float32 weights, which ONNX Runtime computes if they are not an initializer.
 
     Raises:
-        Left: They are not known, or of another type.
+        Unconverted: They are not known, or of another type.
     """
     elements = evaluate(weights, facts)
     if elements is None:
-        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
+        raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
     if elements.dtype != np.float32:
-        raise Left(f"the weights are {elements.dtype}, expected float32")
+        raise Unconverted(Reason.WEIGHTS_TYPE, dtype=elements.dtype)
     if not elements.size:
-        raise Left("the weights are empty")
+        raise Unconverted(Reason.WEIGHTS_EMPTY)
     return elements
 
 
@@ -82,7 +80,7 @@ def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:
         weights: float32, [K, N].
 
     Raises:
-        Left: The weights have NaN or an infinity.
+        Unconverted: The weights have NaN or an infinity.
     """
     depth, columns = weights.shape
     codes, scale = np.empty((depth, columns), np.int8), np.empty((1, columns), np.float32)
@@ -114,7 +112,7 @@ def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:
         group_size: The number of k in a group; it divides K.
 
     Raises:
-        Left: The weights have NaN or an infinity.
+        Unconverted: The weights have NaN or an infinity.
     """
     depth, columns = weights.shape
     codes, scale = np.empty((depth, columns), np.int8), np.empty((depth // group_size, columns), np.float32)
@@ -163,7 +161,7 @@ def _rounded(
 def _largest(magnitudes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Returns the magnitudes, if they are finite."""
     if not np.isfinite(magnitudes).all():
-        raise Left("the weights have NaN or an infinity")
+        raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
     return magnitudes
 
 

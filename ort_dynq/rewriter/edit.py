@@ -7,9 +7,9 @@ inputs from its creation on, so a rule makes all its checks before it creates no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ import onnx_ir as ir
 from ..operators import DOMAIN, OPERATORS
 from . import metadata
 from .analysis.inference import Facts
+
+_T = TypeVar("_T")
 
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
@@ -63,16 +65,17 @@ class Edit:
     """The changes that one rule makes at one node.
 
     Attributes:
-        operator: What the node becomes, for the report: the name of an operator.
         node: The node that the rule was applied to. New nodes inherit its metadata.
         facts: What is known of the model.
+        operator: What the node becomes, for the report; the operator of the main node if the rule does not say.
         metadata: More metadata for the main node.
         note: What the report says of the conversion; empty if there is nothing to say.
     """
 
-    operator: str
     node: ir.Node
     facts: Facts
+    _shared: dict[type, Any]
+    operator: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
     _main: ir.Node | None = None
@@ -81,6 +84,14 @@ class Edit:
     _inputs: list[tuple[ir.Node, int, ir.Value]] = field(default_factory=list)
     _values: dict[ir.Value, ir.Value] = field(default_factory=dict)
     _extra_outputs: list[ExtraOutput] = field(default_factory=list)
+
+    def shared(self, kind: Callable[[Facts], _T]) -> _T:
+        """Returns the object of a class that all edits of this rewrite share, and creates it at the first call."""
+        assert isinstance(kind, type)
+        if kind not in self._shared:
+            self._shared[kind] = kind(self.facts)
+        found: _T = self._shared[kind]
+        return found
 
     def insert(self, *nodes: ir.Node, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records new nodes, in order, before an old one.
@@ -108,6 +119,7 @@ class Edit:
     def insert_main(self, main: ir.Node, *, before: ir.Node) -> ir.Value:
         """Records the new node that gets the name and the doc string of :attr:`node`; returns its first output."""
         self._main = main
+        self.operator = self.operator or main.op_type
         return self.insert(main, before=before)
 
     def add_constant(self, elements: npt.ArrayLike, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:

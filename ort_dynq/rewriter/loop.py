@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, bodies, functions, graphs, label, with_subgraphs
 from .analysis.inference import Facts
+from .edit import Edit
 from .functions import add_functions
-from .report import Finding, Left, Report, too_old
+from .reasons import Reason, Unconverted
+from .report import Finding, Report
 from .rule import Context, Rule
 
 _FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
-_FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"
 
 
-def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = False) -> Report:
+def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bool = False) -> Report:
     """Applies rules to every node of a model, removes the weights that are no longer used, and adds the functions.
 
     Args:
@@ -27,7 +29,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule]], *, exact: bool = 
         exact: Whether every result must stay the same bit for bit.
 
     Returns:
-        What was converted, and what was left and why.
+        What was converted, and what was not and why.
     """
     fixed_inputs = _remove_fixed_inputs(model)
     report = Report(before=op_counts(model))
@@ -65,7 +67,7 @@ def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
     return inputs
 
 
-def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
+def _apply_rules(rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
     """Applies the first rule that concerns a node, to each node of a graph in turn."""
     findings = []
     for node in list(graph):
@@ -75,43 +77,51 @@ def _apply_rules(rules: Iterable[Rule], graph: ir.Graph | ir.Function, context: 
             finding = _apply(rule, node, context)
             if finding is not None:
                 findings.append(finding)
-                context.reported[node] = finding.reason
+                context.reported[node] = finding.unconverted
                 break
     return findings
 
 
-def _apply(rule: Rule, node: ir.Node, context: Context) -> Finding | None:
+def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
     """Applies one rule to one node; returns what it did, or None if the rule does not concern the node."""
-    problem = _opset_problem(rule, context) or context.facts.contradiction
+    problem = _problem(rule, context)
     if problem and not rule.reports_opset:
         return None
     if context.facts.is_folded(node, in_every_call=False):
         if context.facts.is_folded(node):
             return None
-        problem = problem or _FOLDED_IN_A_CALL
+        problem = problem or Unconverted(Reason.FOLDED_IN_A_CALL)
         context = replace(context, _shared={})  # the edit is not applied
-    found = Finding(label(node), node.op_type, context.path, rule.name, None)
+    found = Finding(label(node), node.op_type, context.path, rule.name)
     try:
-        edit = rule.apply(node, context)
-    except Left as left:
-        return replace(found, reason=problem or str(left))
-    if edit is None:
+        match = rule.match(node, context)
+    except Unconverted as why:
+        return replace(found, unconverted=problem or why)
+    if match is None:
         return None
     if problem:
-        edit.discard()
-        return replace(found, reason=problem)
+        if isinstance(match, Edit):
+            match.discard()
+        return replace(found, unconverted=problem)
+    if isinstance(match, Edit):  # the rule builds while it matches
+        edit = match
+    else:
+        edit = context.edit("", node)
+        rule.build(match, edit)
     edit.apply(rule.name)
-    return replace(found, operator=edit.operator, reason=edit.note)
+    return replace(found, operator=edit.operator, note=edit.note)
 
 
-def _opset_problem(rule: Rule, context: Context) -> str:
-    """Returns why a rule cannot convert nodes in this place, or an empty text."""
+def _problem(rule: Rule[Any], context: Context) -> Unconverted | None:
+    """Returns why a rule cannot convert nodes in this place, or None."""
     opset = context.facts.opset
     if opset < rule.oldest_opset:
-        return too_old(opset, rule.oldest_opset)
+        return Unconverted(Reason.OPSET_TOO_OLD, opset=opset, oldest=rule.oldest_opset)
     if context.opset != opset:  # one function for each operator serves the whole model
-        return f"its function is of opset {context.opset}, the model of opset {opset}"
-    return ""
+        return Unconverted(Reason.OPSET_OF_FUNCTION, function=context.opset, model=opset)
+    if context.facts.contradiction:
+        return Unconverted(Reason.CONTRADICTION, text=context.facts.contradiction)
+    return None
 
 
 def _used_initializers(model: ir.Model) -> list[ir.Value]:

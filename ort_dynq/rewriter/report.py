@@ -1,19 +1,14 @@
-"""The report of a rewrite: what was converted, and what was left and why."""
+"""The report of a rewrite: what was converted, and what was not and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..operators import DOMAIN
-
-FUSED = "ONNX Runtime fuses DynamicQuantizeLinear and MatMulInteger"
-"""The reason why a product is left that ONNX Runtime turns into a fast operator itself."""
-
-STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
-"""The reason why a product is left whose activation is not quantized with run-time scales."""
+from .reasons import Reason, Unconverted
 
 _DYNAMIC = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
@@ -21,34 +16,37 @@ _QUANTIZED = ("MatMulNBits", "QLinearMatMul", "QLinearConv", "QGemm", "QAttentio
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
 
 
-def too_old(opset: int, oldest: int) -> str:
-    """Returns the reason why nodes of a model of this opset are left."""
-    return f"the model is of opset {opset}, expected {oldest} or newer; onnx.version_converter converts it"
-
-
-class Left(Exception):
-    """Raised by a rule that concerns a node but leaves it unchanged; the text is the reason in the report."""
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One node that a rule converted, or left for a reason.
+    """One node that a rule converted, or that stays for a reason.
 
     Attributes:
         node: The name of the node, or of its first output if it has none.
         op_type: The operator of the node.
         graph: The path of its graph: ``main``, the path of a subgraph, or ``function <name>``.
         rule: The name of the rule.
-        operator: The operator that it became; None if it was left.
-        reason: Why it was left, or converted in another form than asked for; else empty.
+        operator: The operator that it became; None if it is unconverted.
+        unconverted: Why it is unconverted; None if it was converted.
+        note: In what form it was converted, if not in the one asked for; else empty.
     """
 
     node: str
     op_type: str
     graph: str
     rule: str
-    operator: str | None
-    reason: str = ""
+    operator: str | None = None
+    unconverted: Unconverted | None = None
+    note: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The text of :attr:`unconverted`, or :attr:`note`."""
+        return self.note if self.unconverted is None else str(self.unconverted)
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Returns the finding as plain data for JSON; `code` is None if the node was converted."""
+        fields = {name: getattr(self, name) for name in ("node", "op_type", "graph", "rule", "operator")}
+        return {**fields, "code": self.unconverted and self.unconverted.code, "reason": self.reason}
 
 
 @dataclass
@@ -65,35 +63,35 @@ class Report:
         return [finding for finding in self.findings if finding.operator is not None]
 
     @property
-    def left(self) -> list[Finding]:
-        """The findings that were left, each with its reason."""
+    def unconverted(self) -> list[Finding]:
+        """The findings that stay, each with its reason."""
         return [finding for finding in self.findings if finding.operator is None]
 
     @property
     def summary(self) -> str:
-        """One line: how much was converted and left; if nothing was converted, what the model has."""
-        left = f"{len(self.left)} to leave"
+        """One line: how much was converted and how much was not; if nothing was converted, what the model has."""
+        staying = f"{len(self.unconverted)} unconverted"
         if self.rewritten:
-            return f"{len(self.rewritten)} dynamic quantization chains and products to rewrite, {left}"
+            return f"{len(self.rewritten)} dynamic quantization chains and products to rewrite, {staying}"
         contents = "; ".join(self._contents())
-        return f"nothing to rewrite{f', {left}' if self.left else ''}{f': {contents}' if contents else ''}"
+        return f"nothing to rewrite{f', {staying}' if self.unconverted else ''}{f': {contents}' if contents else ''}"
 
     def _contents(self) -> list[str]:
         """Returns what a model has in which nothing was converted: its quantization, or else its products."""
-        of_left = Counter(finding.op_type for finding in self.left)
-        reasons = [(finding.op_type in _DYNAMIC, "ONNX Runtime fuses" in finding.reason) for finding in self.left]
-        is_fused = any(fuses for _, fuses in reasons) and all(fuses for is_dynamic, fuses in reasons if is_dynamic)
+        staying = Counter(finding.op_type for finding in self.unconverted)
+        fused = [(finding.op_type in _DYNAMIC, _is_fused(finding.unconverted)) for finding in self.unconverted]
+        is_fused = any(fuses for _, fuses in fused) and all(fuses for is_dynamic, fuses in fused if is_dynamic)
         parts = (
             (_listed(_only(self.before, *_DYNAMIC)), ", which ONNX Runtime fuses itself" if is_fused else ""),
             (
-                _listed(Counter(_only(self.before, *_LINEAR)) - of_left),
+                _listed(Counter(_only(self.before, *_LINEAR)) - staying),
                 " with constant scales, which ONNX Runtime handles itself",
             ),
             (_listed(_only(self.before, *_QUANTIZED)), ", quantized operators of ONNX Runtime"),
             (_listed({op: n for op, n in self.before.items() if op.startswith(f"{DOMAIN}.")}), ", from a rewrite"),
         )
         found = [listed + explanation for listed, explanation in parts if listed]
-        if found or self.left:
+        if found or self.unconverted:
             return found
         products = _listed(_only(self.before, *_PRODUCTS))
         return [f"no quantization with run-time scales{f', {products}' if products else ''}"]
@@ -102,11 +100,18 @@ class Report:
         """Returns the report as plain data for JSON."""
         return {
             "summary": self.summary,
-            "rewritten": [asdict(finding) for finding in self.rewritten],
-            "left": [asdict(finding) for finding in self.left],
+            "rewritten": [finding.to_dict() for finding in self.rewritten],
+            "unconverted": [finding.to_dict() for finding in self.unconverted],
             "before": dict(self.before),
             "after": dict(self.after),
         }
+
+
+def _is_fused(why: Unconverted | None) -> bool:
+    """Returns whether the reason, or that of the quantization before a product, is a fusion of ONNX Runtime."""
+    while why is not None and why.reason not in (Reason.FUSED, Reason.FUSED_MATMUL_INTEGER):
+        why = why.cause
+    return why is not None
 
 
 def _only(counts: Mapping[str, int], *operators: str) -> dict[str, int]:

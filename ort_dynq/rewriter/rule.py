@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from .analysis.inference import Facts
 from .edit import Edit
+from .reasons import Unconverted
 
 _T = TypeVar("_T")
+_M = TypeVar("_M")
 
 
 @dataclass
@@ -24,14 +26,14 @@ class Context:
         exact: Whether every result must stay the same bit for bit.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         function: The model-local function that encloses the node, at any depth; None in the main graph.
-        reported: The nodes that are in the report, and the reasons of those that were left.
+        reported: The nodes that are in the report, and why those stay that are unconverted.
     """
 
     facts: Facts
     exact: bool
     path: str = "main"
     function: ir.Function | None = None
-    reported: dict[ir.Node, str] = field(default_factory=dict)
+    reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
     _shared: dict[type, Any] = field(default_factory=dict)
 
     @property
@@ -42,7 +44,7 @@ class Context:
 
     def edit(self, operator: str, node: ir.Node) -> Edit:
         """Returns an empty edit of `node`, which becomes `operator`."""
-        return Edit(operator, node, self.facts)
+        return Edit(node, self.facts, self._shared, operator)
 
     def shared(self, kind: Callable[[Facts], _T]) -> _T:
         """Returns the object of a class that all nodes of this rewrite share, and creates it at the first call."""
@@ -54,19 +56,21 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A rule, which the loop (loop.py) applies to every node.
+class Rule(Generic[_M]):
+    """A rule, which the loop (loop.py) applies to every node. It recognizes first, and builds then.
 
     Attributes:
         name: The name in reports and metadata.
         oldest_opset: The oldest version of the standard operators that the rule converts.
-        apply: Returns the edit of a node, or None if the rule does not concern it. Raises Left if it does, but the node
-            has to stay. It makes all its checks before it creates nodes or asks a shared object for values.
-        reports_opset: Whether a node that the rule concerns is reported as left if the opset is too old. Otherwise
-            such nodes are not reported: these rules improve results of other rules.
+        match: Returns what it recognizes at a node, or None if the rule does not concern the node. Raises Unconverted
+            if it does, but the node has to stay. It changes nothing.
+        build: Records in an empty edit of the node the operator that takes the place of a match. It cannot fail.
+        reports_opset: Whether a node that the rule concerns is reported as unconverted if the opset is too old.
+            Otherwise such nodes are not reported: these rules improve results of other rules.
     """
 
     name: str
     oldest_opset: int
-    apply: Callable[[ir.Node, Context], Edit | None]
+    match: Callable[[ir.Node, Context], _M | None]
+    build: Callable[[_M, Edit], None] = lambda match, edit: None
     reports_opset: bool = False

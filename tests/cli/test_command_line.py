@@ -25,7 +25,7 @@ def test_rewrite_and_verify_exit_with_0(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[-1] == "PASSED"
     assert f"{target} is written" in lines
-    assert "28 dynamic quantization chains and products to rewrite, 12 to leave" in lines[0]
+    assert "28 dynamic quantization chains and products to rewrite, 12 unconverted" in lines[0]
     assert any(line.split() == ["QuantizeLinear", "16", "0"] for line in lines)
     assert any(line.split()[:2] == ["16", "QuantizeLinear"] for line in lines)
     assert any("fuses" in line and line.split()[:2] == ["8", "DequantizeLinear"] for line in lines)

@@ -37,10 +37,10 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", "--exclude", "down"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     assert lines == [
-        ["float.onnx:", "1", "layers", "quantized,", "2", "left"],
+        ["float.onnx:", "1", "layers", "quantized,", "2", "unconverted"],
         ["quantized", "operator", "becomes"],
         ["1", "MatMul", "QuantizedMatMul"],
-        ["left", "operator", "reason"],
+        ["unconverted", "operator", "reason"],
         ["1", "MatMul", "excluded", "by", "down"],
         ["1", "MatMul", "a", "product", "of", "two", "activations"],
         ["int8.onnx", "is", "written"],
@@ -68,7 +68,7 @@ def test_json_and_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("up", "QuantizedMatMul"),
         ("down", "QuantizedMatMul"),
     ]
-    assert [each["node"] for each in data["left"]] == ["scores"]
+    assert [each["node"] for each in data["unconverted"]] == ["scores"]
     assert data["output"] == "int4.onnx"
     assert data["before"] == {"MatMul": 3}
     model = onnx.load("int4.onnx")

@@ -165,7 +165,7 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert data["output"] == str(page)
     assert data["settings"]["threads"] == [2]
     assert data["verification"]["passed"] is True
-    assert (len(data["rewrite_report"]["rewritten"]), len(data["rewrite_report"]["left"])) == (28, 24)
+    assert (len(data["rewrite_report"]["rewritten"]), len(data["rewrite_report"]["unconverted"])) == (28, 24)
     assert data["machine"]["isa"] == ort_dynq.kernels.isa()
     assert {"before", "after", "ratio", "operators", "before_profile", "after_profile", "versions"} <= {*data}
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -19,7 +19,7 @@ def test_rewrite_writes_a_verified_model(folder: Path, capsys: pytest.CaptureFix
     data = run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", "--shape", "x=3x4")
     assert data["output"] == "fast.onnx"
     assert [each["operator"] for each in data["rewritten"]] == ["DynamicQuantize", "DynamicDequantize", "ReduceMinMax"]
-    assert data["left"] == []
+    assert data["unconverted"] == []
     assert data["after"]["ort_dynq.DynamicQuantize"] == data["before"]["QuantizeLinear"] == 1
     assert data["verification"]["passed"] is True
     assert data["verification"]["inputs"][0]["shape"] == [3, 4]
@@ -102,7 +102,7 @@ def test_rewrite_copies_external_data(folder: Path) -> None:
 def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--exact keeps float products. Without it, verification compares the integer products."""
     data = run_json(capsys, "inspect", str(ENCODER), "--exact")
-    assert (len(data["rewritten"]), len(data["left"])) == (28, 24)
+    assert (len(data["rewritten"]), len(data["unconverted"])) == (28, 24)
     exact = run_json(capsys, "rewrite", str(ENCODER), "-o", "exact.onnx", "--exact", "--verify")["verification"]
     assert (exact["passed"], exact["products"], exact["worst_product"]) == (True, [], None)
     fast = run_json(capsys, "rewrite", str(ENCODER), "-o", "fast.onnx", "--verify")["verification"]
@@ -123,11 +123,11 @@ def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "inspect", str(ENCODER))
-    assert (len(data["rewritten"]), len(data["left"])) == (28, 12)
+    assert (len(data["rewritten"]), len(data["unconverted"])) == (28, 12)
     assert [group["count"] for group in data["groups"]] == [8, 8, 8, 12, 4]
     assert cli.main(["inspect", str(ENCODER)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 12 to leave"
+    assert lines[0] == f"{ENCODER}: 28 dynamic quantization chains and products to rewrite, 12 unconverted"
     nodes = sum(data["before"].values()), sum(data["after"].values())
     assert lines[1] == f"{nodes[0]} nodes, {nodes[1]} after a rewrite"
     assert [line.split() for line in lines[3:7]] == [
@@ -136,7 +136,7 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
         ["8", "node_QuantizeLinear_*", "main", "QuantizeLinear", "DynamicRangeQuantize"],
         ["12", "node_matmul_*", "main", "MatMul", "QuantizedMatMul"],
     ]
-    assert lines[8].split() == ["left", "nodes", "graph", "operator", "reason"]
+    assert lines[8].split() == ["unconverted", "nodes", "graph", "operator", "reason"]
     assert lines[9].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
     assert "ONNX Runtime fuses" in lines[9]  # lines are not wrapped if there is no terminal
     assert lines[10].split()[0] == "4"

@@ -123,7 +123,7 @@ def test_rewritten_models_give_the_recorded_outputs(isa: str, backend: str, name
     operators = [node.op_type for node in model.graph.node if node.domain == "ort_dynq"]
     assert operators == [REWRITTEN[name]] if name in REWRITTEN else operators
     assert not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
-    assert result.report.left == []
+    assert result.report.unconverted == []
     onnx.checker.check_model(model, full_check=True)
     check(case, model, backend)
 
@@ -134,7 +134,7 @@ def test_codes_of_4_bits(isa: str, name: str) -> None:
     case = CASES[name]
     result = rewrite(opened(loadable(case)))
     if version() < (1, 23):
-        assert [finding.reason for finding in result.report.left] == [
+        assert [finding.reason for finding in result.report.unconverted] == [
             "the codes have 4 bits, and ONNX Runtime before 1.23 cannot run the operator's function"
         ]
         return
@@ -165,7 +165,7 @@ def test_other_types_are_not_rewritten(name: str) -> None:
     model = opened(case.model)
     result = rewrite(model)
     assert result.report.rewritten == []
-    (finding,) = result.report.left
+    (finding,) = result.report.unconverted
     assert "expected" in finding.reason or "output_dtype" in finding.reason
     assert [node.SerializeToString() for node in result.to_proto().graph.node] == [
         node.SerializeToString() for node in model.graph.node

@@ -26,7 +26,7 @@ def snr_of(model: onnx.ModelProto, result: Result, x: Array) -> float:
 
 
 def floats_of(result: Result) -> list[str]:
-    return [each.node for each in result.report.left if "signal-to-noise" in each.reason]
+    return [each.node for each in result.report.unconverted if "signal-to-noise" in each.reason]
 
 
 def test_the_layer_that_harms_the_outputs_stays_float() -> None:
@@ -54,7 +54,7 @@ def test_more_layers_stay_float_for_a_higher_ratio() -> None:
 
 def test_excluded_layers_stay_excluded() -> None:
     result = ort_dynq.quantize(with_outlier(), min_snr=30, data=DATA, exclude=["to_[a]"])
-    assert "excluded by to_[a]" in [each.reason for each in result.report.left if each.node == "to_a"]
+    assert "excluded by to_[a]" in [each.reason for each in result.report.unconverted if each.node == "to_a"]
     assert floats_of(result) == ["to_c"]
 
 

@@ -14,7 +14,7 @@ from quantizing import F, floats, model_of, operators, squared_error
 import ort_dynq
 from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups, release
 from ort_dynq.rewriter.products.grid import Grid
-from ort_dynq.rewriter.report import Left
+from ort_dynq.rewriter.reasons import Unconverted
 
 WEIGHTS = floats(192, 1030) * np.exp(floats(1, 1030, seed=1))
 GROUP = 32
@@ -90,7 +90,7 @@ def test_extreme_weights(quantize) -> None:  # type: ignore[no-untyped-def]
 def test_numbers_without_codes(quantize, number: float) -> None:  # type: ignore[no-untyped-def]
     weights = floats(64, 40)
     weights[3, 7] = number
-    with pytest.raises(Left, match="the weights have NaN or an infinity"):
+    with pytest.raises(Unconverted, match="the weights have NaN or an infinity"):
         quantize(weights)
 
 

@@ -86,7 +86,7 @@ def test_product_of_unclipped_floats(epsilon: str, divisor: int, operator: str |
     assert products == ([operator] if operator else [])
     check_products(model, {"x": x})
     if operator is None:
-        assert any("not proven to fit 8 bits" in each.reason for each in report.left)
+        assert any("not proven to fit 8 bits" in each.reason for each in report.unconverted)
     else:
         x[3, 5] = np.inf
         y = make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})[0]

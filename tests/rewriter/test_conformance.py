@@ -293,7 +293,7 @@ def test_operators(name: str) -> None:
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in rewritten_by)
     folded = {"ort_dynq.Constant", "ort_dynq.MatMulInteger"}  # weights; stock products of uint8 codes
     assert converted.keys() - folded <= expected_operators(name).keys() | (FAKES if has_products(name) else set())
-    assert all(finding.reason for finding in result.report.left)
+    assert all(finding.reason for finding in result.report.unconverted)
     assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == expected_operators(name).keys()
 
 
@@ -307,7 +307,7 @@ def test_exact_operators(name: str) -> None:
         weights = {"ort_dynq.DynamicDequantize": 1} if name == "row_square" else {}  # which are not folded
         assert operators(model) == expected_operators(name) | weights
     else:
-        assert any(finding.reason.startswith("exact: ") for finding in result.report.left)
+        assert any(finding.reason.startswith("exact: ") for finding in result.report.unconverted)
 
 
 @models

@@ -60,12 +60,12 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "activation of a convolution": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
-    "product that is left": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
+    "unconverted product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
 }
 CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Identity(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
 RULES = {rule.name: rule for phase in PHASES for rule in phase}
-REPORT_ONLY = ("truncated codes", "product that is left")
+REPORT_ONLY = ("truncated codes", "unconverted product")
 
 
 def model_of(nodes: str, place: str = "main", *, is_input: bool = False) -> onnx.ModelProto:
@@ -172,7 +172,7 @@ def test_calls_with_and_without_constants(nodes: str, tmp_path: Path) -> None:
     model.graph.output.append(helper.make_tensor_value_info("other", 1, None))
     result = rewrite(model)
     assert result.report.rewritten == []
-    assert {each.reason.partition(",")[0] for each in result.report.left} == {
+    assert {each.reason.partition(",")[0] for each in result.report.unconverted} == {
         "one call of its function passes constants"
     }
     assert nodes_left(result.to_proto(), tmp_path) == nodes_left(model, tmp_path)
@@ -211,7 +211,7 @@ def check_layer(model: onnx.ModelProto, folder: Path) -> None:
     """Checks that the layer becomes two nodes, and with `exact` one that quantizes and what ONNX Runtime leaves."""
     x = rows((9, 48), 3)
     result = rewrite(model)
-    assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"], result.report.left
+    assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"], result.report.unconverted
     assert nodes_left(result.to_proto(), folder) == 2
     check_products(model, {"x": np.nan_to_num(x, posinf=1, neginf=-1)})
     assert found(check(model, {"x": x})) == ["DynamicRangeFakeQuantize"]
@@ -243,7 +243,7 @@ def test_weights_that_a_function_gets(others: int, tmp_path: Path) -> None:
         model.graph.output.append(helper.make_tensor_value_info(f"y{i}", 1, None))
     report = rewrite(model).report
     assert found(report) == ["DynamicRangeFakeQuantize"] + ["QuantizedMatMul"] * (not others)
-    assert ["the weights are not known" in each.reason for each in report.left] == [True] * others
+    assert ["the weights are not known" in each.reason for each in report.unconverted] == [True] * others
     check(model, {"x": rows((9, 48), 3)})
     if not others:
         assert nodes_left(rewrite(model).to_proto(), tmp_path) == 6

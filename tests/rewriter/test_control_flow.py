@@ -92,7 +92,7 @@ def test_shapes_in_a_branch_where_the_calls_agree(rows_of_v: int, expected: list
     graph = f"float[9, 33] x, float[{rows_of_v}, 33] v, float[33] k"
     model = model_of(if_(INFERRED), "y = own.f(x, k); z = own.f(v, k)", parameters="x, k", graph=graph)
     assert check(model, {"x": rows((9, 33)), "v": rows((rows_of_v, 33)), "k": np.full(33, 0.5, F)}) == expected
-    reasons = [finding.reason for finding in rewrite(model).report.left]
+    reasons = [finding.reason for finding in rewrite(model).report.unconverted]
     assert ["not known to broadcast" in reason for reason in reasons] == [True] * (not expected)
 
 
@@ -112,7 +112,7 @@ def test_branch_of_a_function_of_another_opset() -> None:
     """The functions of the operators have the model's opset. (ONNX Runtime does not run such a model.)"""
     body = if_(chain("x", "inner").replace("ReduceMax(a, one)", "ReduceMax<axes = [-1]>(a)"))
     model = model_of(body, opset=17)
-    assert [finding.reason for finding in rewrite(model).report.left] == [
+    assert [finding.reason for finding in rewrite(model).report.unconverted] == [
         "its function is of opset 17, the model of opset 18"
     ]
 
@@ -182,7 +182,7 @@ def test_weights_that_a_function_is_given() -> None:
             low = Constant<value = float {{-128}}>() high = Constant<value = float {{127}}>()
             {chain("x", "dx")} y = MatMul(dx, w) }}"""
     )
-    assert ["not known" in finding.reason for finding in rewrite(model).report.left] == [True]
+    assert ["not known" in finding.reason for finding in rewrite(model).report.unconverted] == [True]
 
 
 def test_products_in_a_function() -> None:

@@ -24,7 +24,7 @@ from rewriting import check, found, nodes_of, rows
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.analysis.inference import Facts
-from ort_dynq.rewriter.report import STATIC
+from ort_dynq.rewriter.reasons import Reason
 
 F = np.float32
 M, C = 6, 4
@@ -91,7 +91,7 @@ def check_converted(model: onnx.ModelProto, *data: dict[str, Array], count: int 
     for exact in (False, True):
         report = check(model, *(data or (IMAGES,)), exact=exact)
         assert report.after["ort_dynq.QuantizedConv"] == count
-        assert [finding.reason for finding in report.left] == []
+        assert [finding.reason for finding in report.unconverted] == []
         activations = sum(each.op_type == "Relu" for each in report.rewritten)
         assert len(found(report)) == count + others + activations
     return report
@@ -327,7 +327,7 @@ def test_near_misses(old: str, new: str, reason: str) -> None:
     # The pads and factors of a row fit images of one size only.
     report = check(model, images(2, C, 9, 7) if "row" not in new else images(2, C, 9, 9))
     assert found(report) == []
-    assert [reason in finding.reason for finding in report.left] == [True], report.left
+    assert [reason in finding.reason for finding in report.unconverted] == [True], report.unconverted
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_sums_too_long() -> None:
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "C"
         report = check(model, images(1, channels, 2))
         assert found(report) == ([] if reason else ["QuantizedConv"])
-        assert [reason in finding.reason for finding in report.left] == ([True] if reason else [])
+        assert [reason in finding.reason for finding in report.unconverted] == ([True] if reason else [])
 
 
 def test_images_of_four_dimensions_stay() -> None:
@@ -367,7 +367,7 @@ def test_images_of_four_dimensions_stay() -> None:
     body = DYNAMIC + "i = ConvInteger(q, w, z, wz)\n f = Cast<to = 1>(i)\n k = Mul(s, ws)\n y = Mul(f, k)"
     report = check(model_of(body, constants, rank=6), images(1, C, 2, 3, 4, 2))
     assert found(report) == []
-    assert ["of rank 6, expected 3 to 5" in finding.reason for finding in report.left] == [True]
+    assert ["of rank 6, expected 3 to 5" in finding.reason for finding in report.unconverted] == [True]
 
 
 @pytest.mark.parametrize(
@@ -388,20 +388,20 @@ def test_attributes_that_are_not_valid(attributes: dict[str, Any], reason: str) 
     model = model_of(DYNAMIC + "i = ConvInteger(q, w, z, wz)\n f = Cast<to = 1>(i)\n" + TAIL, given())
     (node,) = (node for node in model.graph.node if node.op_type == "ConvInteger")
     node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
-    assert [reason in finding.reason for finding in rewrite(model).report.left] == [True]
+    assert [reason in finding.reason for finding in rewrite(model).report.unconverted] == [True]
 
 
 def test_static_quantization_is_left_alone() -> None:
     constants = given() | {"step": F(0.02), "z": np.uint8(7)}
     body = "q = QuantizeLinear(x, step, z)\n" + CONV + "y = Mul(f, ws)"
     report = check(model_of(body, constants), IMAGES)
-    assert (report.rewritten, [finding.reason for finding in report.left]) == ([], [STATIC])
+    assert (report.rewritten, [finding.reason for finding in report.unconverted]) == ([], [Reason.STATIC.value])
 
 
 def test_an_old_opset_is_reported() -> None:
     model = model_of(DYNAMIC + CONV + TAIL, given(), opset=12)
     report = check(model, IMAGES)
-    (finding,) = report.left
+    (finding,) = report.unconverted
     assert finding.reason == "the model is of opset 12, expected 13 or newer; onnx.version_converter converts it"
 
 
@@ -424,7 +424,7 @@ def test_in_a_function() -> None:
         result = rewrite(model)
         assert found(result.report) == (["QuantizedConv"] if is_converted else [])
         if not is_converted:
-            assert ["given by the function's caller" in each.reason for each in result.report.left] == [True]
+            assert ["given by the function's caller" in each.reason for each in result.report.unconverted] == [True]
         expected = stock_session(model).run(None, IMAGES)[0]
         session = make_session(result.to_proto(), "native")
         assert_same(session.run(None, IMAGES)[0], expected)

@@ -218,7 +218,7 @@ SAMPLED = sampled()
 def test_form(form: dict[str, str]) -> None:
     data = [{"x": rows((6, 3, 33), seed)} for seed in range(2)] + [{"x": rows((6, 3, 5), 2)}]
     report = check(chain(form), *data, stock_data=({"x": rows((6, 3, 33), 3, nan=True)},))
-    assert found(report) == ([expected(form)] if expected(form) else []), [f.reason for f in report.left]
+    assert found(report) == ([expected(form)] if expected(form) else []), [f.reason for f in report.unconverted]
 
 
 # Conversions that were wrong in earlier versions

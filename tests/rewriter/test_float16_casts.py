@@ -332,7 +332,7 @@ def test_chains_in_subgraphs_and_functions(place: str, name: str) -> None:
     model = in_place(place, name)
     result = rewrite(model, exact=True)
     assert operator_of(name) in {finding.operator for finding in result.report.rewritten}, result.report
-    assert not result.report.left
+    assert not result.report.unconverted
     assert result.report.rewritten[0].node.startswith("r")
     assert {function.domain for function in result.model.functions.values()} == {"ort_dynq"}
     for yes in (True, False):

@@ -66,7 +66,7 @@ def test_exact_rewrites_and_other_weights_stay() -> None:
     other = WEIGHTS.copy()
     other[5, 7] = np.nextafter(np.nextafter(other[5, 7], np.float16(9)), np.float16(9))
     result = rewrite(layer(other))
-    assert [finding.reason for finding in result.report.left if finding.op_type == "MatMul"] == [
+    assert [finding.reason for finding in result.report.unconverted if finding.op_type == "MatMul"] == [
         "the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K"
     ]
 

@@ -107,7 +107,7 @@ def check_converted(model: onnx.ModelProto, data: dict[str, Array], count: int =
     """Checks that the exact rewrite has the same bits, that the other one is verified, and both of its forms agree."""
     report = check(model, data, exact=True)
     assert "QuantizedConv" not in found(report)
-    assert sum(finding.reason.startswith("exact: ") for finding in report.left) == count
+    assert sum(finding.reason.startswith("exact: ") for finding in report.unconverted) == count
     result = rewrite(model)
     assert result.report.after["ort_dynq.QuantizedConv"] == count
     converted = result.to_proto()
@@ -167,7 +167,7 @@ def test_a_bias_of_unknown_length() -> None:
     model = model_of(ACTIVATIONS["symmetric"] + "y = Conv(dx, w, b)", WEIGHTS["folded"][1], inputs=", float[K] b")
     report = check(model, images(9, 8) | {"b": np.linspace(-3, 3, M).astype(F)}, exact=False)
     assert "QuantizedConv" not in found(report)
-    assert ["one float32 number for each output channel" in finding.reason for finding in report.left] == [True]
+    assert ["one float32 number for each output channel" in finding.reason for finding in report.unconverted] == [True]
 
 
 def test_a_bias_that_is_computed_at_run_time() -> None:
@@ -223,7 +223,7 @@ def test_what_is_left(body: str, weights: str, reason: str) -> None:
         report = check(model_of(body, constants | {"last": np.array([-1])}), images(9, 8), exact=exact)
         assert "QuantizedConv" not in found(report)
         if not exact:
-            assert [reason in finding.reason for finding in report.left] == [True], report.left
+            assert [reason in finding.reason for finding in report.unconverted] == [True], report.unconverted
 
 
 @pytest.mark.parametrize(("size", "is_left"), [(34, True), (35, False)])
@@ -234,7 +234,7 @@ def test_small_convolutions_stay(size: int, is_left: bool) -> None:
         dim.dim_value = length
     result = rewrite(model)
     assert ("QuantizedConv" not in found(result.report)) == is_left
-    assert ["too small" in finding.reason for finding in result.report.left] == [True] * is_left
+    assert ["too small" in finding.reason for finding in result.report.unconverted] == [True] * is_left
 
 
 @pytest.mark.parametrize(

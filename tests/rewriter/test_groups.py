@@ -166,7 +166,7 @@ def test_groups(activation: str, weights: str) -> None:
     )
     report = check_products(model, DATA, groups=K // 16)
     assert "QuantizedMatMul" in found(report)
-    assert not report.left
+    assert not report.unconverted
     converted = rewrite(model).to_proto()
     attributes = product_of(converted)
     assert (attributes["bits"], attributes["group_size"]) == (bits, math.gcd(row_group, group))
@@ -231,4 +231,6 @@ def test_groups_that_are_left_alone(body: str, reason: str) -> None:
     )
     report = rewrite(model).report
     assert "QuantizedMatMul" not in found(report)
-    assert any(reason in finding.reason for finding in report.left), [finding.reason for finding in report.left]
+    assert any(reason in finding.reason for finding in report.unconverted), [
+        finding.reason for finding in report.unconverted
+    ]

@@ -187,11 +187,11 @@ def test_a_chain_after_an_operator_of_onnxruntime() -> None:
 
 def test_the_reason_names_the_operator_that_hides_the_type() -> None:
     """The first one, not those after it whose types are unknown, too."""
-    (left,) = check(with_chain("g = com.microsoft.Inverse(x) h = Relu(g)")).left
+    (left,) = check(with_chain("g = com.microsoft.Inverse(x) h = Relu(g)")).unconverted
     assert left.reason == "the type of x is not known after com.microsoft.Inverse, expected float32"
     model = parse("h = com.microsoft.Inverse(x) s = ReduceMax(x) y = QuantizeLinear(h, s)", outputs="uint8[] y")
     model.opset_import.add(domain="com.microsoft", version=1)
-    assert [left.reason for left in check(model).left] == [
+    assert [left.reason for left in check(model).unconverted] == [
         "the type of x is not known after com.microsoft.Inverse, expected float32, float16 or bfloat16"
     ]
 

@@ -96,7 +96,7 @@ def test_products_of_integers(product: str) -> None:
     model = model_of(PRODUCTS[product], WEIGHTS)
     report = check(model, DATA, exact=True)
     assert found(report)[-1] == "QuantizedMatMul"
-    assert not report.left
+    assert not report.unconverted
     left = {*operators_of(model)} - {"Reshape", "Unsqueeze", "Flatten", "Shape", "Concat"}
     assert left - {"DynamicRangeQuantize", "DynamicQuantizeLinear"} == {"QuantizedMatMul"}
 
@@ -166,7 +166,7 @@ def test_transposed_activations(real: str, moved: str) -> None:
     result = rewrite(model)
     check(model, FINITE, exact=True)
     if not TRANSPOSED[moved]:
-        assert any("stands between" in each.reason for each in result.report.left)
+        assert any("stands between" in each.reason for each in result.report.unconverted)
         return
     assert found(result.report)[-1] == "QuantizedMatMul"
     assert not {"Mul", "Add"} & {*operators_of(model)}
@@ -245,7 +245,7 @@ LEFT: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "the sums are not converted": (CODES + INT32 + "k = Neg(i)\n y = Cast<to = 1>(k)", {}),
-    "the zero point is not of the type": (
+    "the zero point is of another type": (
         CODES + "wide_q = Cast<to = 6>(q)\n wa = Sub(wide_q, more)\n i = MatMul(wa, w)\n" + TAIL,
         {},
     ),
@@ -279,7 +279,7 @@ def test_products_of_integers_that_are_left(reason: str) -> None:
     inputs = {"x": rows((2, K, K), seed=4), "more": np.array(1, np.int32)}
     report = check(model, {value.name: inputs[value.name] for value in model.graph.input})
     assert "QuantizedMatMul" not in found(report)
-    assert [reason in finding.reason for finding in report.left] == [True]
+    assert [reason in finding.reason for finding in report.unconverted] == [True]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_sums_of_int32_that_may_overflow(depth: int, fits: bool) -> None:
     model = model_of(body, weights, inputs=f"uint8[M, {depth}] q, float s")
     report = check(model, {"q": np.full((2, depth), 255, np.uint8), "s": np.array(0.5, F)})
     assert found(report) == (["QuantizedMatMul"] if fits else [])
-    assert fits or ["overflow" in finding.reason for finding in report.left] == [True]
+    assert fits or ["overflow" in finding.reason for finding in report.unconverted] == [True]
 
 
 def test_a_scale_of_more_dimensions_than_the_product_stays() -> None:

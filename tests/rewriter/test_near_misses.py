@@ -47,7 +47,7 @@ def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None
     report = check(parse(WHOLE_CHAIN.replace(old, new)), {"x": rows((9, 33))})
     assert found(report) == operators_
     if reason is not None:
-        assert any(reason in finding.reason for finding in report.left), [f.reason for f in report.left]
+        assert any(reason in finding.reason for finding in report.unconverted), [f.reason for f in report.unconverted]
 
 
 UNCLIPPED_CHAIN = """a = Abs(x) m0 = ReduceMax(a, one) m = Clip(m0, eps) s = Div(m, c127) d = Div(x, s) r = Round(d)
@@ -86,7 +86,9 @@ def test_near_miss_without_a_clip(old: str, new: str, reason: str | None) -> Non
     model = parse(body, inputs="float[9, 33] x, float[9, 1] k", outputs="int8[] y")
     report = check(model, {"x": rows((9, 33)), "k": rows((9, 1), 1)})
     assert found(report) == (["DynamicRangeQuantize"] if reason is None else [])
-    assert reason is None or any(reason in each.reason for each in report.left), [each.reason for each in report.left]
+    assert reason is None or any(reason in each.reason for each in report.unconverted), [
+        each.reason for each in report.unconverted
+    ]
 
 
 def test_codes_that_wrap_around() -> None:
@@ -205,12 +207,14 @@ def test_reason(body: str, reason: str) -> None:
     model = parse(body, inputs="float[N, K] x, float k, float[M, 1] s", outputs=output)
     report = check(model)
     assert found(report) == []
-    assert [finding.reason for finding in report.left if reason in finding.reason], [f.reason for f in report.left]
+    assert [finding.reason for finding in report.unconverted if reason in finding.reason], [
+        f.reason for f in report.unconverted
+    ]
 
 
 def test_oldest_opset() -> None:
     body = "a = Abs(x) m = ReduceMax<axes = [-1]>(a) s = Div(m, c127) d = Div(x, s) r = Round(d) y = Mul(r, s)"
-    assert [finding.reason for finding in rewrite(parse(body, opset=12)).report.left] == [
+    assert [finding.reason for finding in rewrite(parse(body, opset=12)).report.unconverted] == [
         "the model is of opset 12, expected 13 or newer; onnx.version_converter converts it"
     ]
     assert found(check(parse(body, opset=13), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]
@@ -243,4 +247,4 @@ def test_operators_with_one_more_consumer() -> None:
 )
 def test_reason_why_a_model_is_left(name: str, reason: str) -> None:
     report = rewrite(MODELS / name / "model.onnx").report
-    assert [finding.reason for finding in report.left] == [reason]
+    assert [finding.reason for finding in report.unconverted] == [reason]

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, rows
 
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.report import STATIC
+from ort_dynq.rewriter.reasons import Reason
 
 F = np.float32
 K, N = 33, 18
@@ -168,7 +168,7 @@ def test_products_of_floats(activation: str, weights: str) -> None:
     model = model_of(ACTIVATIONS[activation] + text + "y = MatMul(dx, w)", arrays)
     report = check_products(model, DATA)
     assert "QuantizedMatMul" in found(report)
-    assert not report.left
+    assert not report.unconverted
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
@@ -311,7 +311,9 @@ def test_subtracted_multiples_of_the_column_sums(zero_point: int, more: int) -> 
         model = model_of(body, weights | {"sums": weights["others"] if sums is None else sums})
         report = check(model, DATA)
         assert ("QuantizedMatMul" in found(report)) == fits
-        assert ["not a zero point times" in finding.reason for finding in report.left] == ([] if fits else [True])
+        assert ["not a zero point times" in finding.reason for finding in report.unconverted] == (
+            [] if fits else [True]
+        )
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -479,7 +481,7 @@ def test_left_alone(reason: str) -> None:
     model = model_of(symmetric() + "dx = Mul(c, s)\n" + body, arrays, inputs=f"float[2, 6, {K}] x, float gain")
     report = check(model, {"x": DATA["x"][:, :6]} | {"gain": np.array(1.5, F)}, exact=False)
     assert found(report) == ["DynamicRangeFakeQuantize"]
-    assert [reason in finding.reason for finding in report.left] == [True]
+    assert [reason in finding.reason for finding in report.unconverted] == [True]
 
 
 @pytest.mark.parametrize(
@@ -495,7 +497,7 @@ def test_rows_that_are_reshaped_need_scales_of_their_own(axes: list[int], fits: 
     model = model_of(body, WEIGHTS["folded"][1] | {"axes": np.array(axes)})
     report = check_products(model, DATA)
     assert ("QuantizedMatMul" in found(report)) == fits
-    assert fits or ["reshaped" in finding.reason for finding in report.left] == [True]
+    assert fits or ["reshaped" in finding.reason for finding in report.unconverted] == [True]
 
 
 def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
@@ -506,7 +508,7 @@ def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
             tensor.CopyFrom(numpy_helper.from_array(F(-32768 if tensor.name == "low" else 32767), tensor.name))
     report = check(model, DATA, exact=False)
     assert found(report) == ["DynamicRangeFakeQuantize"]
-    assert [finding.reason for finding in report.left] == ["the codes do not fit 8 bits"]
+    assert [finding.reason for finding in report.unconverted] == ["the codes do not fit 8 bits"]
 
 
 @pytest.mark.parametrize(("depth", "fits"), [(65793, True), (65794, False)])
@@ -524,7 +526,7 @@ def test_sums_that_may_overflow(depth: int, fits: bool) -> None:
         ours = make_session(result.to_proto(), "native").run(None, {"x": x})[0]
         assert (np.abs(ours - x.astype(np.float64) @ weights) <= 2.0**-22 * depth * 63.5).all()
     else:
-        assert ["overflow" in finding.reason for finding in result.report.left] == [True]
+        assert ["overflow" in finding.reason for finding in result.report.unconverted] == [True]
 
 
 @pytest.mark.parametrize(("depth", "zero_point", "fits"), [(33025, 5, True), (33026, 5, False), (65793, 0, True)])
@@ -535,7 +537,7 @@ def test_long_integer_products(depth: int, zero_point: int, fits: bool) -> None:
     model = model_of(body, weights, inputs=f"uint8[M, {depth}] q, float s")
     report = check(model, {"q": np.full((2, depth), 255, np.uint8), "s": np.array(0.5, F)})
     assert found(report) == (["QuantizedMatMul"] if fits else [])
-    assert fits or ["overflow" in finding.reason for finding in report.left] == [True]
+    assert fits or ["overflow" in finding.reason for finding in report.unconverted] == [True]
 
 
 def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
@@ -544,7 +546,7 @@ def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
     model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
     report = check(model, DATA, exact=False)
     assert "QuantizedMatMul" not in found(report)
-    assert any("one scale for each row" in finding.reason for finding in report.left)
+    assert any("one scale for each row" in finding.reason for finding in report.unconverted)
 
 
 def test_what_onnxruntime_fuses_is_left_alone() -> None:
@@ -555,7 +557,9 @@ def test_what_onnxruntime_fuses_is_left_alone() -> None:
 
 def test_static_quantization_is_left_alone() -> None:
     body = "q = QuantizeLinear(x, eps, zq)\n i = MatMulInteger(q, wq, zq)\n f = Cast<to = 1>(i)\n y = Mul(f, ws)"
-    assert [finding.reason for finding in rewrite(model_of(body, INTEGER_WEIGHTS)).report.findings] == [STATIC]
+    assert [finding.reason for finding in rewrite(model_of(body, INTEGER_WEIGHTS)).report.findings] == [
+        Reason.STATIC.value
+    ]
 
 
 def test_rows_without_an_epsilon() -> None:
@@ -602,7 +606,7 @@ def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
     x = np.abs(rows((rows_, K), seed=3))
     report = check_products(model, {"x": np.where(np.isfinite(x), x, F(1))})
     assert ("QuantizedMatMul" in found(report)) != is_left
-    assert any("too small" in finding.reason for finding in report.left) == is_left
+    assert any("too small" in finding.reason for finding in report.unconverted) == is_left
 
 
 def test_weights_that_stay_float_are_folded() -> None:

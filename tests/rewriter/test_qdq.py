@@ -75,7 +75,7 @@ def test_dynamic_quantize_linear_that_is_fused() -> None:
         y = MatMul(d, wf)"""
     result = rewrite(linear(body))
     assert operators(result.to_proto()) == {}
-    assert "fuses" in result.report.left[0].reason
+    assert "fuses" in result.report.unconverted[0].reason
 
 
 def test_a_pair_of_float16_before_a_product() -> None:
@@ -140,4 +140,4 @@ def test_half_precision_and_4_bits(half: bool, codes: str, granularity: str, sca
     both = ["DynamicDequantize", "DynamicQuantize"]
     only_dequantizes = half and codes.endswith("8")  # before 1.30, ONNX Runtime does not round float16
     assert sorted(found(report)) == (both if is_converted else both[:1] if only_dequantizes else [])
-    assert len(report.left) == 2 - len(report.rewritten)
+    assert len(report.unconverted) == 2 - len(report.rewritten)

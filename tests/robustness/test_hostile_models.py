@@ -153,7 +153,7 @@ def test_a_model_without_standard_operators() -> None:
     model = model_of()
     del model.opset_import[:]
     model.opset_import.append(onnx.helper.make_opsetid("ort_dynq", 1))
-    assert "opset 0" in rewrite(model).report.left[0].reason
+    assert "opset 0" in rewrite(model).report.unconverted[0].reason
 
 
 # External data

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import OPERATORS
+from ..reasons import Reason, Unconverted
 
 CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
 WIDE_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
@@ -68,10 +69,10 @@ def is_given_by_caller(value: ir.Value | None) -> bool:
     return node is not None and given_by_caller(node) is not None
 
 
-def given_by_caller(node: ir.Node) -> str | None:
-    """Returns the reason why a node is left if an attribute refers to one of the enclosing function; else None."""
+def given_by_caller(node: ir.Node) -> Unconverted | None:
+    """Returns the reason why a node stays if an attribute refers to one of the enclosing function; else None."""
     name = next((name for name, attribute in node.attributes.items() if attribute.is_ref()), None)
-    return None if name is None else f"the attribute {name} is given by the function's caller"
+    return None if name is None else Unconverted(Reason.GIVEN_BY_CALLER, name=name)
 
 
 def data_type(node: ir.Node, name: str) -> ir.DataType:

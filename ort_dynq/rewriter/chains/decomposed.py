@@ -39,14 +39,13 @@ from ..analysis.values import (
     uncast,
 )
 from ..edit import Edit, call, constant
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .dynamic import unsupported
 from .range_chain import recipe_of
 from .range_operator import replace_range_chain
 
 _OLDEST_OPSET = 13
-_NO_INTEGERS = "the codes are not clipped to constant integers"
 _HALF = 128  # uint8 codes are int8 codes plus 128
 _LARGEST_CODE = 1 << 24  # float32 represents all integers up to here
 
@@ -109,11 +108,11 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
         return None
     try:
         return _replace_whole(chain, context)
-    except Left as left:
+    except Unconverted as why:
         if chain.clip is None and chain.code_type != ir.DataType.FLOAT:  # the operator for a range checks each row
-            codes = f"codes are cast to {chain.code_type.name.lower()} without a clip to its range"
-            raise Left(f"{codes}; and {left}") from None
-        return _replace_affine(chain, context, str(left))
+            codes = chain.code_type.name.lower()
+            raise Unconverted(Reason.CODES_NOT_CLIPPED, codes=codes).then(why) from None
+        return _replace_affine(chain, context, why)
 
 
 def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
@@ -136,7 +135,7 @@ def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
         if zero is not None and (zero_codes is None or zero_codes.dtype != codes.dtype):
             continue
         if not broadcasts(scale, codes) or (zero_codes is not None and not same_shape(zero_codes, scale)):
-            raise Left("the scale's shape is not known to broadcast to that of the codes")
+            raise Unconverted(Reason.SCALE_BROADCAST_TO_CODES)
         edit = context.edit("AffineDequantize", node)
         if zero_codes is None:
             zero_codes = edit.insert(constant(np.zeros((), codes.dtype.numpy())), before=node)
@@ -190,15 +189,15 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
             order, zero, last = RoundingOrder.ROUND_THEN_ADD, other, use.node.outputs[0]
     if clip is None and (use := only_use(last)) is not None and use.node.op_type == "Clip" and use.idx == 0:
         if any(map(is_given_by_caller, use.node.inputs[1:])):
-            raise Left("the bounds of the codes are given by the function's caller")
+            raise Unconverted(Reason.CODE_BOUNDS_GIVEN_BY_CALLER)
         if bounds_of(use.node.outputs[0]) is None:
-            raise Left(_NO_INTEGERS)
+            raise Unconverted(Reason.CODES_NOT_CLIPPED_TO_INTEGERS)
     if clip is None and (late := bounded_by(last)) is not None:
         last, bounded = late
         if (clip := _clip(bounded)) is None:
-            raise Left(_NO_INTEGERS)
+            raise Unconverted(Reason.CODES_NOT_CLIPPED_TO_INTEGERS)
     if zero is not None and constant_scalar(zero) is not None and not (does_not_grow(zero, x) or broadcasts(zero, x)):
-        raise Left("the zero point's shape is not known to broadcast to that of x")
+        raise Unconverted(Reason.ZERO_POINT_BROADCAST_TO_X)
 
     codes = _integers(last)
     chain = Chain(x, scale, zero, scaling, order, clip, ir.DataType.FLOAT, ir.DataType.FLOAT, last, False, node)
@@ -209,16 +208,16 @@ def _chain(node: ir.Node, facts: Facts) -> Chain | None:
         chain.output_dtype = _type_of(chain.last)
         low, high = (0, 255) if chain.code_type == ir.DataType.UINT8 else (-128, 127)
         if clip is not None and (clip[0] < low or clip[1] > high):
-            raise Left(f"codes are cast to {chain.code_type.name.lower()} without a clip to its range")
+            raise Unconverted(Reason.CODES_NOT_CLIPPED, codes=chain.code_type.name.lower())
     elif clip is not None and not bounded.keeps_negative_zero:
-        raise Left("codes that stay floats are clipped at 0 in a way that loses the sign of -0")
+        raise Unconverted(Reason.SIGN_OF_ZERO_LOST)
     elif clip is not None and 0 in clip and is_clipped_early != order.adds_first:
-        raise Left("codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign")
+        raise Unconverted(Reason.SIGN_OF_ZERO_DEPENDS)
     fake = _fake(chain) if shifted is None else None
     if fake is not None:
         chain.last, chain.is_fake = fake, True
     elif codes is None and shifted is None:
-        raise Left("the codes stay floats and are not dequantized by the same scale")
+        raise Unconverted(Reason.CODES_STAY_FLOATS)
     return chain
 
 
@@ -230,7 +229,7 @@ def _skip_neg(value: ir.Value) -> ir.Value:
 
 def _required(value: ir.Value | None) -> ir.Value:
     if value is None:
-        raise Left("an input is missing")
+        raise Unconverted(Reason.INPUT_MISSING)
     return value
 
 
@@ -355,17 +354,17 @@ def _replace_whole(chain: Chain, context: Context) -> Edit:
     """Returns the edit of the chain from the range of x on.
 
     Raises:
-        Left: The scale or the zero point is not computed from the range of x.
+        Unconverted: The scale or the zero point is not computed from the range of x.
     """
     zero = None if is_zero(constant_scalar(chain.zero_point)) else chain.zero_point
     recipe = recipe_of(chain.x, chain.scale, zero, *chain.bounds)
     if bool(recipe.inverse_scale) != (chain.scaling == Scaling.MULTIPLY):
-        raise Left("an inverse scale divides x, or a scale that is not inverse multiplies it")
+        raise Unconverted(Reason.INVERSE_SCALE_DIVIDES)
     if not chain.is_fake and recipe.zero_point_type not in (CodeType.FLOAT32, int(chain.code_type)):
-        raise Left("the zero point is of another type than the codes")
+        raise Unconverted(Reason.ZERO_POINT_TYPE)
     for each in (chain.scale, zero):
         if each is not None and not lines_up(each, chain.x, recipe.axis, recipe.keepdims):
-            raise Left("the shapes of scale and zero point are not known to match the rows of the range")
+            raise Unconverted(Reason.SHAPES_OF_RANGE)
     return replace_range_chain(
         chain.round,
         context,
@@ -379,31 +378,31 @@ def _replace_whole(chain: Chain, context: Context) -> Edit:
     )
 
 
-def _replace_affine(chain: Chain, context: Context, reason: str) -> Edit:
+def _replace_affine(chain: Chain, context: Context, why: Unconverted) -> Edit:
     """Returns the edit of the chain with its scale and zero point as the model computes them.
 
     Args:
         chain: The chain.
         context: The context of its Round.
-        reason: Why the range of x is not part of the chain, for the report.
+        why: Why the range of x is not part of the chain.
 
     Raises:
-        Left: The shapes or types do not fit.
+        Unconverted: The shapes or types do not fit.
     """
     if not broadcasts(chain.scale, chain.x):
-        raise Left(f"{reason}; and the scale's shape is not known to broadcast to that of x")
+        raise why.then(Unconverted(Reason.SCALE_BROADCAST_TO_X))
     zero = None if is_zero(constant_scalar(chain.zero_point)) else chain.zero_point
     if zero is not None and not (
         same_shape(zero, chain.scale) if constant_scalar(zero) is None else does_not_grow(zero, chain.scale)
     ):
-        raise Left(f"{reason}; and the zero point's shape is not known to be that of the scale")
+        raise why.then(Unconverted(Reason.ZERO_POINT_SHAPE))
     zero_point = None if zero is None else uncast(zero)
     if zero is not None and chain.is_fake:
         zero_point = zero_point or zero
     elif zero is not None and (
         zero_point is None or zero_point.dtype != chain.output_dtype or chain.output_dtype != chain.code_type
     ):
-        raise Left(f"{reason}; and the zero point is of another type than the codes")
+        raise why.then(Unconverted(Reason.ZERO_POINT_TYPE))
     last = chain.last.producer()
     assert last is not None
     edit = context.edit("AffineFakeQuantize" if chain.is_fake else "AffineQuantize", chain.round)

@@ -9,7 +9,7 @@ from ...runtime import version
 from ..analysis.microsoft import hiding_operator
 from ..analysis.values import CODE_TYPES
 from ..edit import Edit, call, constant
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -21,11 +21,11 @@ def replace_dequantize_linear(node: ir.Node, context: Context) -> Edit:
     """Returns the edit that makes a DynamicDequantize of a DequantizeLinear, with constant parameters or not.
 
     Raises:
-        Left: The types are not supported.
+        Unconverted: The types are not supported.
     """
     codes, scale, _ = inputs_of(node)
     if node.attributes.get_int("output_dtype", 0) not in (0, scale.dtype):
-        raise Left("output_dtype is not the type of the scale")
+        raise Unconverted(Reason.OUTPUT_DTYPE)
     check_parameters(node, codes.dtype)
     return replace_by_operator(node, context, "DynamicDequantize", codes.dtype, node.outputs[0])
 
@@ -72,30 +72,30 @@ def check_parameters(node: ir.Node, codes: ir.DataType | None) -> None:
     """Checks the types of the codes, the scale and the zero point.
 
     Raises:
-        Left: A type is not known or not supported.
+        Unconverted: A type is not known or not supported.
     """
     x, scale, zero_point = inputs_of(node)
     if codes not in _CODES:
         typed = x if node.op_type == "DequantizeLinear" or zero_point is None else zero_point
         raise unsupported("the codes", codes, "expected uint8, int8, uint4 or int4", typed)
     if codes not in CODE_TYPES and version() < _CASTS_4_BITS:
-        raise Left("the codes have 4 bits, and ONNX Runtime before 1.23 cannot run the operator's function")
+        raise Unconverted(Reason.FOUR_BITS_BEFORE_1_23)
     if scale.dtype not in FLOATS:
         raise unsupported("the scale", scale.dtype, "expected float32, float16 or bfloat16", scale)
     if node.op_type == "QuantizeLinear" and scale.dtype != x.dtype:
-        raise Left("the scale is not of the type of x")
+        raise Unconverted(Reason.SCALE_NOT_OF_TYPE_OF_X)
     if zero_point is not None and zero_point.dtype != codes:
         raise unsupported(
             "the zero point", zero_point.dtype, f"expected that of the codes, {codes.name.lower()}", zero_point
         )
 
 
-def unsupported(what: str, dtype: ir.DataType | None, expected: str, value: ir.Value) -> Left:
+def unsupported(what: str, dtype: ir.DataType | None, expected: str, value: ir.Value) -> Unconverted:
     """Returns the exception for a value, or something of its type, that has another type than the expected one."""
     if dtype is not None:
-        return Left(f"the type of {what} is {dtype.name.lower()}, {expected}")
+        return Unconverted(Reason.TYPE, what=what, dtype=dtype.name.lower(), expected=expected)
     operator = hiding_operator(value)
-    return Left(f"the type of {what} is not known{operator and f' after {operator}'}, {expected}")
+    return Unconverted(Reason.TYPE_NOT_KNOWN, what=what, after=operator and f" after {operator}", expected=expected)
 
 
 def qtype_of(node: ir.Node, scale: ir.Value) -> str:

@@ -25,7 +25,7 @@ from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
 from ..policy.cost import too_small
 from ..policy.ort_fusions import fused_by_onnxruntime
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .dynamic import (
     FLOATS,
@@ -49,17 +49,17 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
     if not _is_dynamic(node, "QuantizeLinear", facts):
         return None
     if (reason := given_by_caller(node)) is not None:
-        raise Left(reason)
+        raise reason
     x, _, zero_point = inputs_of(node)
     if x.dtype not in FLOATS:
         raise unsupported("x", x.dtype, "expected float32, float16 or bfloat16", x)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
-        raise Left("the attribute precision selects another type than float32 for the division")
+        raise Unconverted(Reason.PRECISION)
     output_dtype = data_type(node, "output_dtype")
     codes = output_dtype or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
     check_parameters(node, codes)
     if (reason := fused_by_onnxruntime(node, facts.is_constant)) is not None:
-        raise Left(reason)
+        raise reason
     if x.dtype != ir.DataType.FLOAT or codes not in CODE_TYPES:
         return _replace_without_dequantizer(node, context, codes)
     dq = _only_dequantizer(node, facts)
@@ -68,7 +68,7 @@ def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
         edit = replace_by_operator(node, context, "DynamicFakeQuantize", codes, dq.outputs[0])
     if edit is None:
         if (reason := too_small(node)) is not None:
-            raise Left(reason)
+            raise reason
         return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0])
     if dq is not None:
         edit.metadata[DEQUANTIZES] = "1"
@@ -79,13 +79,13 @@ def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
     if not _is_dynamic(node, "DequantizeLinear", context.facts):
         return None
     if (reason := given_by_caller(node)) is not None:
-        raise Left(reason)
+        raise reason
     if (reason := fused_by_onnxruntime(node, context.facts.is_constant)) is not None:
-        raise Left(reason)
+        raise reason
     edit = _replace_dynamic_quantize_linear(node, context)
     if edit is None:
         if (reason := too_small(node)) is not None:
-            raise Left(reason)
+            raise reason
         edit = replace_dequantize_linear(node, context)
     edit.metadata[DEQUANTIZES] = "1"
     return edit
@@ -95,11 +95,11 @@ def _replace_without_dequantizer(node: ir.Node, context: Context, codes: ir.Data
     """Returns the edit of a QuantizeLinear of 16-bit floats or to 4-bit codes."""
     is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
     if is_float16 and context.facts.opset >= _OLDEST_OPSET_OF_PRECISION and "precision" not in node.attributes:
-        raise Left("x is float16, and from opset 23 on, the quotient is rounded to float16 without precision = 1")
+        raise Unconverted(Reason.FLOAT16_QUOTIENT_ROUNDED)
     if is_float16 and version() < _ROUNDS_FLOAT16:
-        raise Left("x is float16, and ONNX Runtime before 1.30 truncates the quotient instead of rounding it")
+        raise Unconverted(Reason.FLOAT16_QUOTIENT_TRUNCATED)
     if (reason := too_small(node)) is not None:
-        raise Left(reason)
+        raise reason
     arithmetic = "wrapping" if is_float16 and version() < _SATURATES_FLOAT16 else "onnx"
     return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0], arithmetic=arithmetic)
 
@@ -170,7 +170,7 @@ def _replace_range_chain(node: ir.Node, context: Context, codes: ir.DataType | N
             last=node.outputs[0] if dq is None else dq.outputs[0],
             is_fake=dq is not None,
         )
-    except Left:  # scale and zero point are computed in another way
+    except Unconverted:  # scale and zero point are computed in another way
         return None
 
 

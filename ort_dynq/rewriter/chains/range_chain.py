@@ -33,16 +33,12 @@ from ..analysis.values import (
     rounded_to_float16,
     skip_identity,
 )
-from ..report import Left
+from ..reasons import Reason, Unconverted
 
-_UNKNOWN_RANGE = "the scale is not computed from the range of x"
 _ATTRIBUTES = (
     *("axis", "range_kind", "inverse_scale", "added_epsilon", "zero_point_rule", "zero_point_before_epsilon"),
     *("zero_point_type", "float16_range", "float16_scale"),
 )
-_ROUNDED_RANGE = "the range is rounded to float16, and not the minimum and the maximum"
-_BOUNDED_TWICE = "the range is bounded twice"
-_UNEQUAL_BOUNDS = "the bounds of the minimum and of the maximum do not match"
 
 
 @dataclass
@@ -95,7 +91,7 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
         quant_min, quant_max: The range of the codes, to which the zero point is clipped.
 
     Raises:
-        Left: They are computed in another way, or from something else.
+        Unconverted: They are computed in another way, or from something else.
     """
     recipe = Recipe()
     final = unreshaped(scale)
@@ -119,14 +115,14 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
         value, divisor = found
         recipe.set(divisor=divisor)
     if recipe.constants.divisor <= 0 or recipe.constants.factor <= 0:
-        raise Left("the range is multiplied or divided by a number that is not positive")
+        raise Unconverted(Reason.RANGE_FACTOR_NOT_POSITIVE)
     if not recipe.inverse_scale and (node := producer_of(value, "Reciprocal")) is not None:
         recipe.inverse_scale, value = InverseScale.RECIPROCAL, _input(node)
     low = _range(x, value, recipe)
     if recipe.inverse_scale and recipe.range_kind != RangeKind.ABS_MAX:
-        raise Left("an inverse scale is computed from another range than the maximum of |x|")
+        raise Unconverted(Reason.INVERSE_SCALE_OF_ANOTHER_RANGE)
     if recipe.takes_magnitude and not _is_positive(recipe):
-        raise Left("the scale is computed from the magnitude of a range that may be -0")
+        raise Unconverted(Reason.MAGNITUDE_OF_MINUS_ZERO)
     if zero_point is not None:
         _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
     return recipe
@@ -135,7 +131,7 @@ def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_m
 def _input(node: ir.Node, i: int = 0) -> ir.Value:
     value = node.inputs[i] if i < len(node.inputs) else None
     if value is None:
-        raise Left(f"{node.op_type} has no input {i}")
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=i)
     return skip_identity(value)
 
 
@@ -160,13 +156,13 @@ def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
             found = replace(found, value=magnitude_of)
         elif (inner := _bounds(value)).value is not value:
             if recipe.takes_magnitude and inner.most < 0:
-                raise Left("the scale is computed from the magnitude of a negative number")
+                raise Unconverted(Reason.MAGNITUDE_OF_NEGATIVE)
             if is_added:
-                raise Left(_BOUNDED_TWICE)
+                raise Unconverted(Reason.RANGE_BOUNDED_TWICE)
             found = inner.within(found)
         elif (added := _added(value)) is not None:
             if recipe.added_epsilon or found.least != -_INFINITY:
-                raise Left(_BOUNDED_TWICE)
+                raise Unconverted(Reason.RANGE_BOUNDED_TWICE)
             recipe.added_epsilon, is_added = where, True
             found = Bounded(*added, found.most)
         else:
@@ -193,7 +189,7 @@ def _bounds(value: ir.Value) -> Bounded:
     """Returns what a node bounds; `value` without bounds if it bounds nothing."""
     found = bounds_of(value)
     if found is None and producer_of(value, "Clip") is not None:
-        raise Left("a Clip's bounds are computed at run time")
+        raise Unconverted(Reason.CLIP_BOUNDS_AT_RUN_TIME)
     return found or Bounded(value)
 
 
@@ -203,10 +199,10 @@ def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
     equal = None if condition is None else producer_of(skip_identity(condition), "Equal")
     value, replacement = _input(where, 2), constant_scalar(where.inputs[1])
     if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
-        raise Left("the condition of a Where is not scale == 0")
+        raise Unconverted(Reason.WHERE_CONDITION)
     found = constant_operand(equal, commutative=True)
     if found is None or found[1] != 0 or found[0] is not value:
-        raise Left("the condition of a Where is not scale == 0")
+        raise Unconverted(Reason.WHERE_CONDITION)
     return value, replacement
 
 
@@ -219,24 +215,24 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     if (node := producer_of(value, "ReduceMax")) is not None:
         inner = producer_of(_exact(_input(node), recipe), "Abs")
         if inner is None or not _is_x(node, _input(inner), x):
-            raise Left("the scale is computed from the maximum of another value than |x|")
+            raise Unconverted(Reason.MAXIMUM_OF_ANOTHER_VALUE)
         recipe.axis, recipe.keepdims = _rows(node, x)
         return None
     if (node := producer_of(value, "Max")) is not None and len(node.inputs) == 2:
         _two_sided(x, node, recipe)
         if recipe.float16_range and recipe.range_kind == RangeKind.LARGER_SIDE:
-            raise Left(_ROUNDED_RANGE)
+            raise Unconverted(Reason.RANGE_ROUNDED)
         return None
     if (node := producer_of(value, "Sub")) is None:
-        raise Left(_UNKNOWN_RANGE)
+        raise Unconverted(Reason.RANGE_NOT_OF_X)
     if recipe.float16_range:
-        raise Left(_ROUNDED_RANGE)
+        raise Unconverted(Reason.RANGE_ROUNDED)
     low, high = _input(node, 1), _input(node, 0)
     low_end, high_end = _end(low, "ReduceMin"), _end(high, "ReduceMax")
     _same_rows(x, low_end.value, high_end.value, recipe)
     are_rounded = [rounded_to_float16(_bounds(end).value) is not None for end in (low, high)]
     if any(are_rounded) and not all(are_rounded):
-        raise Left("only one of minimum and maximum is rounded to float16")
+        raise Unconverted(Reason.ENDS_ROUNDED_APART)
     recipe.float16_range |= int(all(are_rounded))
     if is_zero(low_end.most) and is_zero(high_end.least):
         recipe.range_kind = RangeKind.MIN_MAX_WITH_ZERO
@@ -244,7 +240,7 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     elif (low_end.least, low_end.most, high_end.least, high_end.most) == (-_INFINITY, _INFINITY) * 2:
         recipe.range_kind = RangeKind.MIN_MAX
     else:
-        raise Left(_UNEQUAL_BOUNDS)
+        raise Unconverted(Reason.ENDS_BOUNDED_APART)
     return low
 
 
@@ -259,12 +255,12 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
             found = constant_operand(division, commutative=False)
             reduce = None if found is None else producer_of(found[0], "ReduceMin", "ReduceMax")
             if found is None or reduce is None:
-                raise Left(_UNKNOWN_RANGE)
+                raise Unconverted(Reason.RANGE_NOT_OF_X)
             ends[reduce.op_type] = found
         if len(ends) != 2 or ends["ReduceMin"][1] >= 0 or ends["ReduceMax"][1] <= 0:
-            raise Left(_UNKNOWN_RANGE)
+            raise Unconverted(Reason.RANGE_NOT_OF_X)
         if (recipe.constants.lowest_range, recipe.constants.highest_range) != (-_INFINITY, _INFINITY):
-            raise Left(_BOUNDED_TWICE)
+            raise Unconverted(Reason.RANGE_BOUNDED_TWICE)
         recipe.range_kind = RangeKind.LARGER_SIDE
         _same_rows(x, ends["ReduceMin"][0], ends["ReduceMax"][0], recipe)
         recipe.set(lowest_minimum=ends["ReduceMin"][1], highest_maximum=ends["ReduceMax"][1])
@@ -278,16 +274,16 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
         elif _reduces(end, "ReduceMax") and (positive is None or positive.op_type == "Abs"):
             high = _end(end, "ReduceMax")
     if low is None or high is None:
-        raise Left(_UNKNOWN_RANGE)
+        raise Unconverted(Reason.RANGE_NOT_OF_X)
     _same_rows(x, low.value, high.value, recipe)
     if low.most not in (0, _INFINITY) or high.least not in (0, -_INFINITY) or recipe.constants.highest_range < LARGEST:
-        raise Left(_UNEQUAL_BOUNDS)
+        raise Unconverted(Reason.ENDS_BOUNDED_APART)
     if low.least > -LARGEST or high.most < LARGEST:
-        raise Left("the minimum and the maximum are bounded away from 0")
+        raise Unconverted(Reason.ENDS_BOUNDED_AWAY_FROM_ZERO)
     # A bound at the largest float makes an infinite minimum or maximum finite, and so the range.
     if LARGEST in (-low.least, high.most):
         if low.least != -high.most or recipe.added_epsilon:
-            raise Left(_UNEQUAL_BOUNDS)
+            raise Unconverted(Reason.ENDS_BOUNDED_APART)
         recipe.set(highest_range=LARGEST)
 
 
@@ -308,7 +304,7 @@ def _end(value: ir.Value, op_type: str) -> Bounded:
     if (exact := rounded_to_float16(bounded.value)) is not None:
         bounded = replace(bounded, value=skip_identity(exact))
     if producer_of(bounded.value, op_type) is None:
-        raise Left(_UNKNOWN_RANGE)
+        raise Unconverted(Reason.RANGE_NOT_OF_X)
     return bounded
 
 
@@ -317,10 +313,10 @@ def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> No
     nodes = [producer_of(low, "ReduceMin"), producer_of(high, "ReduceMax")]
     for node in nodes:
         if node is None or not _is_x(node, _input(node), x):
-            raise Left("minimum and maximum are not those of x")
+            raise Unconverted(Reason.ENDS_NOT_OF_X)
     rows = {_rows(node, x) for node in nodes if node is not None}
     if len(rows) != 1:
-        raise Left("minimum and maximum are taken over different dimensions")
+        raise Unconverted(Reason.ENDS_OF_OTHER_DIMENSIONS)
     recipe.axis, recipe.keepdims = rows.pop()
 
 
@@ -334,7 +330,7 @@ def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
     """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; and keepdims."""
     keepdims = integer(reduce, "keepdims", 1)
     if keepdims is None:
-        raise Left("keepdims of the range is given by the function's caller")
+        raise Unconverted(Reason.RANGE_KEEPDIMS_GIVEN_BY_CALLER)
     return _axis(reduce, x), keepdims == 1
 
 
@@ -342,16 +338,16 @@ def _axis(reduce: ir.Node, x: ir.Value) -> int:
     rank = None if x.shape is None else len(x.shape)
     axes = axes_of(reduce)
     if axes is None:
-        raise Left("the dimensions of the range are computed at run time")
+        raise Unconverted(Reason.RANGE_DIMENSIONS_AT_RUN_TIME)
     if not axes:
         if integer(reduce, "noop_with_empty_axes", 0) != 0:
-            raise Left("the range reduces no dimension")
+            raise Unconverted(Reason.RANGE_OF_NO_DIMENSION)
         return 0
     if rank is None and any(axis >= 0 for axis in axes):
-        raise Left("the rank of x is not known")
+        raise Unconverted(Reason.RANK_NOT_KNOWN)
     last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
     if last != list(range(-len(last), 0)):
-        raise Left("the range is not over the last dimensions")
+        raise Unconverted(Reason.RANGE_NOT_OF_LAST_DIMENSIONS)
     return 0 if rank is not None and len(last) == rank else -len(last)
 
 
@@ -363,7 +359,7 @@ def _uncast(zero_point: ir.Value, recipe: Recipe) -> ir.Value:
         if recipe.zero_point_type == CodeType.FLOAT32 and to in (ir.DataType.UINT8, ir.DataType.INT8):
             recipe.zero_point_type = CodeType(to)
         elif to not in (ir.DataType.FLOAT, ir.DataType.INT32):
-            raise Left("the zero point is cast to another type than uint8 or int8")
+            raise Unconverted(Reason.ZERO_POINT_CAST)
         recipe.is_int32 |= to == ir.DataType.INT32
         value = unreshaped(_input(cast))
     recipe.is_int32 &= recipe.zero_point_type == CodeType.FLOAT32
@@ -391,14 +387,14 @@ def _zero_point(
     """
     value = _uncast(zero_point, recipe)
     if low is None:
-        raise Left("the zero point is not computed from the range of x")
+        raise Unconverted(Reason.ZERO_POINT_NOT_OF_RANGE)
 
     def clipped(v: ir.Value) -> ir.Value | None:
         """Returns what one or more Clips to the range of the codes clip, or None."""
         found = None
         while (bounds := all_bounds_of(v)).value is not v:
             if (bounds.least, bounds.most) != (quant_min, quant_max):
-                raise Left("the zero point is clipped to another range than the codes")
+                raise Unconverted(Reason.ZERO_POINT_CLIPPED_TO_ANOTHER_RANGE)
             found = v = bounds.value
         return found
 
@@ -453,7 +449,7 @@ def _zero_point(
             is_minimum = negated is not None and _input(negated) is low
             if quotient is not None and is_minimum and is_quotient(_input(rounded), _input(quotient)):
                 if recipe.zero_point_type == CodeType.FLOAT32:
-                    raise Left("the zero point stays a float, which may be -0")
+                    raise Unconverted(Reason.ZERO_POINT_MINUS_ZERO)
                 recipe.zero_point_rule = ZeroPointRule.ROUND_NEGATED
                 return
         elif (offset := subtracted(inner)) is not None:
@@ -465,5 +461,5 @@ def _zero_point(
                 if not recipe.is_int32 or (is_bounded and not recipe.zero_point_before_epsilon):
                     return
     if recipe.is_int32:
-        raise Left("the zero point is cast to int32, expected uint8 or int8")
-    raise Left("the zero point is computed from the range of x in an unknown way")
+        raise Unconverted(Reason.ZERO_POINT_INT32)
+    raise Unconverted(Reason.ZERO_POINT_UNKNOWN_WAY)

@@ -13,7 +13,7 @@ from ...operators.encodings import CodeType
 from ..analysis.shapes import unreshaped
 from ..analysis.values import skip_identity, uncast
 from ..edit import Edit, ExtraOutput, call, constant
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from .range_chain import Recipe
 
@@ -44,11 +44,11 @@ def replace_range_chain(
         is_fake: Whether the chain dequantizes its codes.
 
     Raises:
-        Left: The range is computed in another graph than that of `node`.
+        Unconverted: The range is computed in another graph than that of `node`.
     """
     start = None if recipe.start is None else recipe.start.producer()
     if start is None or start.graph is not node.graph:
-        raise Left("the range is computed in another graph than the quantization")
+        raise Unconverted(Reason.RANGE_IN_ANOTHER_GRAPH)
     # The new node goes where the range is complete. A copy of x may be computed later, so x itself is used.
     x = skip_identity(x)
     edit = context.edit("DynamicRangeFakeQuantize" if is_fake else "DynamicRangeQuantize", node)

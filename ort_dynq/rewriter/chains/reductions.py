@@ -5,7 +5,7 @@ ReduceMin(x), ReduceMax(x)                                  -> ReduceMinMax(x)
 ReduceMin(x) | ReduceMax(x), over the first dimensions      -> ReduceMinMax(x)
 
 The rule applies if the parameters of a quantization are computed from the range: over the first dimensions, over all
-dimensions but one, or before a chain that is left.
+dimensions but one, or before an unconverted chain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..analysis.shapes import axes_of
 from ..analysis.values import integer, producer_of, skip_identity
 from ..edit import Edit, call
 from ..policy.cost import FEWEST_ELEMENTS
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 _MOST_NODES = 64
@@ -59,7 +59,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         if not _quantizes(node.outputs[0]):
             return None
         if len(reduction.x.uses()) != 1 or reduction.x.is_graph_output():
-            raise Left("the magnitudes are used elsewhere, too")
+            raise Unconverted(Reason.MAGNITUDES_USED_ELSEWHERE)
         edit = context.edit("ReduceAbsMax", node)
         new = call(edit.operator, [skip_identity(abs_.inputs[0])], **reduction.attributes)
         edit.replace(node.outputs[0], edit.insert_main(new, before=node))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..analysis.shapes import broadcasts, same_shape
 from ..analysis.values import CODE_TYPES, cast_to, producer_of, skip_identity
 from ..edit import Edit
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 
@@ -31,7 +31,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     pairs = ((x, scale),) if quotient.op_type == "Div" else ((x, scale), (scale, x))
     if not any(broadcasts(small, large) and not same_shape(small, large) for large, small in pairs):
         return None
-    raise Left(f"the codes are {how}, expected Round")
+    raise Unconverted(Reason.NOT_ROUNDED, how=how)
 
 
 RULE = Rule("truncated codes", 10, _apply)

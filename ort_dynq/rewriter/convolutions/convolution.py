@@ -17,7 +17,7 @@ from ..edit import Edit, call
 from ..policy.cost import is_tiny_convolution
 from ..products.grid import Grid, grid_of
 from ..products.tail import Channels, Tail, check_sums
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from ..shared_initializers import SharedInitializers
 
@@ -62,13 +62,13 @@ class Weights:
         """Checks that QuantizedConv has a form for these weights.
 
         Raises:
-            Left: It has not.
+            Unconverted: It has not.
         """
         check_rank(self.codes.ndim)
         if not self.codes.size:
-            raise Left("the weights are empty")
+            raise Unconverted(Reason.WEIGHTS_EMPTY)
         if self.zero_point.shape not in ((1,), (len(self.codes),)):
-            raise Left("the zero points of the weights are not one number for each output channel")
+            raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
         check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
 
 
@@ -80,7 +80,7 @@ def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False
         may_be_rounded: See :func:`ort_dynq.rewriter.products.grid.grid_of`.
 
     Raises:
-        Left: QuantizedConv does not take weights of this rank.
+        Unconverted: QuantizedConv does not take weights of this rank.
     """
     check_rank(elements.ndim)
     columns = elements.reshape(len(elements), -1).T
@@ -92,7 +92,7 @@ def weights_of(grid: Grid, shape: tuple[int, ...]) -> Weights:
     """Returns the codes of a grid of M columns as weights of a shape, [M, C / group, k1, ..., kr].
 
     Raises:
-        Left: QuantizedConv has no form for them.
+        Unconverted: QuantizedConv has no form for them.
     """
     weights = Weights(np.ascontiguousarray(grid.codes.T).reshape(shape), grid.zero_point.reshape(-1))
     weights.check()
@@ -118,41 +118,41 @@ def check_rank(rank: int) -> None:
     """Checks that QuantizedConv takes weights of this rank.
 
     Raises:
-        Left: It does not.
+        Unconverted: It does not.
     """
     if not 3 <= rank <= 2 + _MOST_AXES:
-        raise Left(f"the weights are of rank {rank}, expected 3 to {2 + _MOST_AXES}")
+        raise Unconverted(Reason.WEIGHTS_RANK, rank=rank, expected=f"3 to {2 + _MOST_AXES}")
 
 
 def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     """Returns the geometry of a Conv or ConvInteger.
 
     Raises:
-        Left: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
+        Unconverted: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
     """
     if reason := given_by_caller(node):
-        raise Left(reason)
+        raise reason
     axes, kernel = weights.axes, list(weights.codes.shape[2:])
     strides, dilations = (_integers(node, name, [1] * axes) for name in ("strides", "dilations"))
     pads = _integers(node, "pads", [0] * 2 * axes)
     if _integers(node, "kernel_shape", kernel) != kernel:
-        raise Left("the attribute kernel_shape is not the shape of the weights")
+        raise Unconverted(Reason.CONV_KERNEL_SHAPE)
     group = node.attributes["group"].value if "group" in node.attributes else 1
     auto_pad = node.attributes["auto_pad"].value if "auto_pad" in node.attributes else "NOTSET"
     if not isinstance(group, int) or not isinstance(auto_pad, str) or auto_pad not in _AUTO_PADS:
-        raise Left("the attribute group or auto_pad is not valid")
+        raise Unconverted(Reason.CONV_GROUP_OR_AUTO_PAD)
     if min(pads) < 0:
-        raise Left("pads are negative")
+        raise Unconverted(Reason.CONV_PADS_NEGATIVE)
     if min(*strides, *dilations, group) < 1 or len(weights.codes) % group:
-        raise Left("the attribute strides, dilations or group is not valid")
+        raise Unconverted(Reason.CONV_STRIDES_DILATIONS_GROUP)
     is_same = _AUTO_PADS[auto_pad] != AutoPad.EXPLICIT
     if is_same and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
-        raise Left("strides exceed the kernel's shape by more than 2, with auto_pad")
+        raise Unconverted(Reason.CONV_STRIDES_WITH_AUTO_PAD)
     if auto_pad != "NOTSET":
         pads = [0] * 2 * axes
     table = np.array([kernel, strides, dilations, pads[:axes], pads[axes:]], np.int64)
     if table.max() >= 2**31:
-        raise Left("an attribute exceeds int32")
+        raise Unconverted(Reason.CONV_INT32)
     return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
 
 
@@ -160,13 +160,13 @@ def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -
     """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it, and it pays.
 
     Raises:
-        Left: It cannot, or does not.
+        Unconverted: It cannot, or does not.
     """
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
-        raise Left("the bias is not known to have one float32 number for each output channel")
+        raise Unconverted(Reason.BIAS_OF_CHANNELS)
     geometry = geometry_of(node, weights)
     if is_tiny_convolution(node, weights.codes):
-        raise Left("the convolution is too small: quantization and a custom operator cost more than integers save")
+        raise Unconverted(Reason.CONV_TOO_SMALL)
     return geometry
 
 
@@ -174,14 +174,14 @@ def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:
     """Returns an attribute of as many integers as its default has.
 
     Raises:
-        Left: It is not.
+        Unconverted: It is not.
     """
     if name not in node.attributes:
         return default
     value = node.attributes[name].value
     numbers = list(value) if isinstance(value, (list, tuple)) else []
     if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
-        raise Left(f"the attribute {name} is not a list of {len(default)} integers")
+        raise Unconverted(Reason.CONV_INTEGERS, name=name, length=len(default))
     return numbers
 
 

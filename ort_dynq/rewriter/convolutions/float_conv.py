@@ -23,11 +23,9 @@ from ..products.activations import Activations, dequantizer_of, has_one_scale
 from ..products.grid import Grid
 from ..products.roundings import note_roundings, rounded_dequantizer_of, with_float32_scale
 from ..products.tail import Tail
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Weights, geometry_of_floats, grid_of_channels, replace_convolution, weights_of
-
-_NO_SCALE = "a convolution needs one scale and one zero point for its whole activation"
 
 
 def _apply(node: ir.Node, context: Context) -> Edit | None:
@@ -39,11 +37,11 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if a is None or w is None or source is None:
         return None
     if node.op_type == "ConvTranspose":
-        raise Left("ort_dynq has no integer product for a transposed convolution")
+        raise Unconverted(Reason.CONV_TRANSPOSE)
     if context.exact:
-        raise Left("exact: an integer product changes the last bits")
+        raise Unconverted(Reason.EXACT)
     if not has_one_scale(source) or not _has_one_zero_point(source):
-        raise Left(_NO_SCALE)
+        raise Unconverted(Reason.ACTIVATION_ONE_SCALE)
     weights, grid = _weights(w, context)
     facts, channels = context.facts, weights.channels
     geometry = geometry_of_floats(node, bias, weights)
@@ -77,14 +75,14 @@ def _weights(w: ir.Value, context: Context) -> tuple[Weights, Grid]:
     """Returns float weights as codes, and as the grid of M columns that they are.
 
     Raises:
-        Left: They are not constant, not known, or not a grid.
+        Unconverted: They are not constant, not known, or not a grid.
     """
     if not context.facts.is_constant(w):
-        raise Left("the weights are computed at run time")
+        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     elements = evaluate(w, context.facts)
     if elements is None:
-        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
+        raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
     grid = grid_of_channels(elements, may_be_rounded=True)
     if grid is None:
-        raise Left("the weights are not an 8-bit grid in each output channel")
+        raise Unconverted(Reason.WEIGHTS_NOT_A_GRID_OF_CHANNELS)
     return weights_of(grid, elements.shape), grid

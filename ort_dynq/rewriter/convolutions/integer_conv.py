@@ -20,7 +20,7 @@ from ..chains.dynamic import unsupported
 from ..edit import Edit
 from ..products.integer_product import converted, is_static, weights_of
 from ..products.tail import tail_of
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Weights, check_rank, geometry_of, replace_convolution
 
@@ -41,15 +41,15 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     """Returns the edit that puts QuantizedConv in place of a convolution and its tail.
 
     Raises:
-        Left: The weights or zero points are not known, int32 may not hold the sums, or QuantizedConv does not have the
-            rank, an attribute or the tail of the convolution.
+        Unconverted: The weights or zero points are not known, int32 may not hold the sums, or QuantizedConv does not
+            have the rank, an attribute or the tail of the convolution.
     """
     codes, zero_point = [*node.inputs, None][:3:2]
     assert codes is not None
     if codes.dtype not in CODE_TYPES:
         raise unsupported("the codes", codes.dtype, "expected uint8 or int8", codes)
     if zero_point is not None and zero_point.shape is not None and any(dim != 1 for dim in zero_point.shape):
-        raise Left("the activation's zero point is not one number")
+        raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     elements, zeros = weights_of(node, context.facts)
     check_rank(elements.ndim)
     zeros = zeros.reshape(-1)
@@ -58,7 +58,7 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     geometry = geometry_of(node, weights)
     tail = tail_of(node, codes, weights.channels, context.facts)
     if tail is None:
-        raise Left("the sums are not converted to float32 and multiplied by one scale, or one for each output channel")
+        raise Unconverted(Reason.SUMS_NOT_SCALED_BY_CHANNEL)
     edit = context.edit("QuantizedConv", node)
     if zero_point is None:
         zero_point = edit.add_constant(np.zeros((), codes.dtype.numpy()), before=node)

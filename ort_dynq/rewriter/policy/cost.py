@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..analysis.shapes import reshapes_of
 from ..analysis.values import CODE_TYPES, attributes_of
+from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
 
 FEWEST_ELEMENTS = 2048
@@ -25,7 +26,7 @@ _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
-def too_small(node: ir.Node) -> str | None:
+def too_small(node: ir.Node) -> Unconverted | None:
     """Returns the reason why a node gains nothing from becoming one operator of ort_dynq, or None.
 
     A node is converted at any size next to an operator that ONNX Runtime fuses, correctly or not, and before an integer
@@ -55,7 +56,7 @@ def too_small(node: ir.Node) -> str | None:
     if is_multiplied and code_type(node) != ir.DataType.UINT8:
         return None
     assumed = f", with {_ASSUMED} for each dynamic dimension" if unknown else ""
-    return f"a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
+    return Unconverted(Reason.TENSOR_TOO_SMALL, elements=elements, assumed=assumed)
 
 
 def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ..analysis.values import data_type, given_by_caller
+from ..reasons import Reason, Unconverted
 
 _UINT8 = ir.DataType.UINT8
 _U8 = frozenset({_UINT8})
@@ -61,7 +62,7 @@ _GROUPS = {
 _FUSED = frozenset({*_GROUPS, "Where", "AveragePool", "Softmax"})
 
 
-def fused_by_onnxruntime(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> str | None:
+def fused_by_onnxruntime(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> Unconverted | None:
     """Returns the reason why a node must stay, or None.
 
     Args:
@@ -89,12 +90,12 @@ class _Matcher:
     def __init__(self, is_constant: Callable[[ir.Value | None], bool]) -> None:
         self._is_constant = is_constant
 
-    def reason(self, node: ir.Node) -> str | None:
+    def reason(self, node: ir.Node) -> Unconverted | None:
         """Returns which correct fusion `node` belongs to, as the reason why it stays, or None."""
         targets = _consumers(node) if node.op_type == "DequantizeLinear" else _producers(node)
         return next((reason for target in targets if (reason := self._group(target, node))), None)
 
-    def _group(self, op: ir.Node, member: ir.Node) -> str | None:
+    def _group(self, op: ir.Node, member: ir.Node) -> Unconverted | None:
         """Returns the correct fusion of `op` and the nodes around it, if `member` is one of them, or None."""
         group = _GROUPS.get(op.op_type) if op.domain == "" else None
         if group is None or len(op.outputs) != 1 or given_by_caller(op):
@@ -134,7 +135,7 @@ class _Matcher:
         if (q is not None and not _scale_is_right(q, None, group.rank_0)) or (member is not q and member not in dqs):
             return None
         chain = ", ".join(["DequantizeLinear"] * len(dqs)) + f" -> {op.op_type}" + (" -> QuantizeLinear" if q else "")
-        return f"ONNX Runtime fuses {chain} into {group.kernel if q else group.float_kernel}"
+        return Unconverted(Reason.FUSED, nodes=chain, kernel=group.kernel if q else group.float_kernel)
 
     def _quantizer(self, value: ir.Value) -> tuple[bool, ir.Node | None]:
         """Returns whether an operator's output allows a fusion, and its QuantizeLinear if there is one.

@@ -30,7 +30,7 @@ from ..analysis.values import (
     skip_identity,
 )
 from ..edit import Edit, call
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from .unsigned_codes import UnsignedCodes
 
@@ -43,8 +43,6 @@ _FEWEST_INPUTS = {  # a model written by hand may omit optional ones; then its p
     "DynamicQuantizeDequantizeLinear": 1,
 }
 _OTHER_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.UINT4, ir.DataType.INT4)
-_NO_SCALE_OF_ROWS = "the activation is not known to have one scale for each row"
-_OTHER_ZERO_POINT = "the zero point is of another type than the codes"
 
 
 def dequantizer_of(value: ir.Value) -> ir.Node | None:
@@ -106,13 +104,13 @@ class Activations:
             edit: The edit that inserts the nodes, if there are no codes yet.
 
         Raises:
-            Left: The codes cannot be multiplied as uint8, or their scales are not those of rows or groups.
+            Unconverted: The codes cannot be multiplied as uint8, or their scales are not those of rows or groups.
         """
         transposes, reshapes = _transposes_of(value), reshapes_of(value)
         last = [source, *transposes, *reshapes][-1]
         if last not in self._activations:
             if transposes and not _have_rank_of(transposes[0], source):
-                raise Left("the activation is transposed, and its scales are not known to have as many dimensions")
+                raise Unconverted(Reason.ACTIVATION_TRANSPOSED)
             activation = self._of_source(source, context, edit)
             if transposes:
                 activation = self._transposed(activation, source, transposes, edit)
@@ -184,9 +182,9 @@ class Activations:
         code_type = CodeType.INT8 if is_proven else _code_type(attributes)
         zero_point_type = attributes["zero_point_type"]
         if attributes["zero_point_rule"] == ZeroPointRule.FLOOR_NEGATED and zero_point_type != code_type:
-            raise Left("the zero point is not clipped to the codes' range")
+            raise Unconverted(Reason.ZERO_POINT_NOT_CLIPPED)
         if zero_point_type not in (CodeType.FLOAT32, code_type):
-            raise Left(_OTHER_ZERO_POINT)
+            raise Unconverted(Reason.ZERO_POINT_TYPE)
         if attributes["nan_code"] == NanCode.NAN and given is not None:
             marked = given
             if given.scale_of_zero == 0:  # the floats of a row of zeros are NaN; codes cannot be NaN, but the scale can
@@ -213,17 +211,17 @@ class Activations:
         code_type = _code_type(attributes)
         src, scale, zero_point = _inputs(source, 3)
         if not is_shape_of_rows(scale, src):
-            raise Left(_NO_SCALE_OF_ROWS)
+            raise Unconverted(Reason.ACTIVATION_SCALES)
         number = constant_scalar(zero_point)
         if number is not None and number.is_integer():
             low = -128 if code_type == CodeType.INT8 else 0
             if not low <= number <= low + 255:
-                raise Left("the zero point is not one of the codes")
+                raise Unconverted(Reason.ZERO_POINT_NO_CODE)
             zero_point = edit.add_constant(np.uint8(number - low), before=source, origin=source)
         elif zero_point.dtype == ir.DataType(code_type):
             zero_point = unsigned.of(zero_point, edit)
         else:
-            raise Left(_OTHER_ZERO_POINT)
+            raise Unconverted(Reason.ZERO_POINT_TYPE)
         new = call("AffineQuantize", [src, scale, zero_point], **_as_codes(attributes, code_type))
         codes = edit.insert(new, before=source, origin=source)
         if attributes["scaling"] == Scaling.MULTIPLY:
@@ -253,7 +251,7 @@ class Activations:
         elif is_shape_of_rows(scales, codes):
             scale, zero_point = scales, unsigned.of(zps, edit)
         else:
-            raise Left(_NO_SCALE_OF_ROWS)
+            raise Unconverted(Reason.ACTIVATION_SCALES)
         return Activation(unsigned.of(codes, edit), scale, zero_point)
 
     def _of_codes(self, source: ir.Node, unsigned: UnsignedCodes, edit: Edit) -> Activation:
@@ -270,7 +268,7 @@ class Activations:
         if qtype == "per_tensor" or (qtype == "per_group" and (_block(source) or is_shape_of_rows(scales, src))):
             return scales, unsigned.of(zps, edit)
         if qtype != "per_channel" or src.shape is None or len(src.shape) != 2 or axis not in (0, -2):
-            raise Left(_NO_SCALE_OF_ROWS)
+            raise Unconverted(Reason.ACTIVATION_SCALES)
         axes = edit.add_constant(np.array([1]), before=source, origin=source)
         zero_point, columns = unsigned.of(zps, edit), []
         for value in (scales, zero_point):
@@ -312,7 +310,7 @@ def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
         depth: The length of a row.
 
     Raises:
-        Left: The groups do not divide a row, or are not known, or QuantizedMatMul has no groups of this size.
+        Unconverted: The groups do not divide a row, or are not known, or QuantizedMatMul has no groups of this size.
     """
     block = _block(source)
     if not reshapes_of(value):
@@ -322,11 +320,11 @@ def group_size_of(value: ir.Value, source: ir.Node, depth: int) -> int:
     before = source.outputs[0]
     length = before.shape[-1] if before.shape else None
     if not isinstance(length, int) or length < 1 or (block and length != depth):
-        raise Left("the activation is reshaped so that its rows may change")
+        raise Unconverted(Reason.ACTIVATION_RESHAPED_ROWS)
     if block:
         return _checked_group(block, depth)
     if not _has_scale_of_each_row(source):
-        raise Left("the activation is reshaped, and not known to have one scale for each row or one for all")
+        raise Unconverted(Reason.ACTIVATION_RESHAPED_SCALES)
     return _checked_group(length, depth)
 
 
@@ -334,9 +332,9 @@ def _checked_group(group_size: int, depth: int) -> int:
     if group_size in (0, depth):
         return 0
     if depth % group_size:
-        raise Left(f"groups of {group_size} elements that share a scale do not divide a row of {depth}")
+        raise Unconverted(Reason.GROUPS_DO_NOT_DIVIDE, group_size=group_size, depth=depth)
     if group_size < 0 or group_size % GROUP_UNIT:
-        raise Left(f"groups of {group_size} elements share a scale, expected a multiple of {GROUP_UNIT}")
+        raise Unconverted(Reason.GROUPS_UNIT, group_size=group_size, unit=GROUP_UNIT)
     return group_size
 
 
@@ -437,13 +435,13 @@ def _code_type(attributes: Mapping[str, Any]) -> CodeType:
     """Returns the 8-bit type of a chain's codes, or the one that holds codes that stay floats.
 
     Raises:
-        Left: The codes need more than 8 bits.
+        Unconverted: The codes need more than 8 bits.
     """
     low, high = attributes["quant_min"], attributes["quant_max"]
     if attributes["code_type"] != CodeType.FLOAT32:
         return CodeType(attributes["code_type"])
     if not attributes["clip"]:
-        raise Left("the codes are not clipped, and not proven to fit 8 bits")
+        raise Unconverted(Reason.CODES_NOT_PROVEN)
     if low < -128 or high > (127 if low < 0 else 255):
-        raise Left("the codes do not fit 8 bits")
+        raise Unconverted(Reason.CODES_TOO_WIDE)
     return CodeType.INT8 if low < 0 else CodeType.UINT8

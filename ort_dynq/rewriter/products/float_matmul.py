@@ -25,7 +25,7 @@ from ..analysis.values import given_by_caller
 from ..edit import Edit
 from ..metadata import ACTIVATION
 from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .activations import Activations, dequantizer_of, group_size_of
 from .grid import Grid, grid_of
@@ -43,20 +43,20 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if a is None or b is None or source is None:
         return None
     if context.exact:
-        raise Left("exact: an integer product changes the last bits")
+        raise Unconverted(Reason.EXACT)
     facts = context.facts
     grid = _grid(node, b, context)
     depth, columns = grid.codes.shape
     rank = 1 if a.shape is None else len(a.shape)
     channels = Channels(columns, rank=rank)
     if bias is not None and channels.bias(bias, facts) is None:
-        raise Left("the bias is not one number for each output channel")
+        raise Unconverted(Reason.BIAS)
     if is_tiny_product_of_rows(source, columns):
-        raise Left("the product is too small: scaling its rows costs more than it saves")
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
     group_size = group_size_of(a, source, depth)
     common = math.gcd(group_size, grid.group_size)  # a multiple of 16, as both are; 0 stands for one group
     if (group_size or grid.group_size) and is_tiny_product_of_groups(a, columns):
-        raise Left("the product is too small: its groups cost more than integers save")
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
     if group_size:
         grid = grid.split(common)
     check_length(grid)
@@ -89,21 +89,21 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """Returns the grid of the weights, [K, N].
 
     Raises:
-        Left: They are not constant, not known or not a grid.
+        Unconverted: They are not constant, not known or not a grid.
     """
     if not context.facts.is_constant(b):
-        raise Left("the weights are computed at run time")
+        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     if reason := given_by_caller(node):
-        raise Left(reason)
+        raise reason
     if node.op_type == "Gemm":
         alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
         if node.attributes.get_int("transA", 0) != 0 or alpha != 1 or beta != 1:
-            raise Left("the attribute transA, alpha or beta of the Gemm is not the default")
+            raise Unconverted(Reason.GEMM_ATTRIBUTES)
     is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
     make = functools.partial(_grid_of, b, is_transposed, context.facts)
     grid = context.shared(SharedGrids).of(b, is_transposed, make)
     if grid is None:
-        raise Left("the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K")
+        raise Unconverted(Reason.WEIGHTS_NOT_A_GRID)
     return grid
 
 
@@ -111,9 +111,9 @@ def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:
     """Returns the grid of constant weights, or of their transpose; None if they are not a grid.
 
     Raises:
-        Left: They are not known.
+        Unconverted: They are not known.
     """
     weights = evaluate(b, facts)
     if weights is None:
-        raise Left("the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them")
+        raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
     return grid_of(weights.T if is_transposed else weights, may_be_rounded=True)

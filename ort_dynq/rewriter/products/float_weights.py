@@ -26,7 +26,6 @@ from ..analysis.values import CODE_TYPES, Use, given_by_caller, producer_of
 from ..chains.dynamic import inputs_of, replace_dequantize_linear, unsupported
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
-from ..report import Left
 from ..rule import Context, Rule
 from .activations import dequantizer_of
 
@@ -49,7 +48,7 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if not products:
         return None
     if reason := given_by_caller(node):
-        raise Left(reason)
+        raise reason
     if not context.exact and (edit := _fold(node, products, context)) is not None:
         return edit
     codes, scale, _ = inputs_of(node)

@@ -28,15 +28,12 @@ from ..analysis.inference import Facts
 from ..analysis.shapes import same_shape
 from ..analysis.values import constant_scalar, has_one_element, producer_of, skip_identity
 from ..edit import Edit
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .grid import Grid, grid_of_integers
 from .integer_product import converted, grid_of_weights, is_static, wide_codes_of
 from .tail import Channels, check_length, tail_of
 from .unsigned_codes import UnsignedCodes
-
-_OTHER_NUMBERS = "the numbers subtracted from the sums are not a zero point times the sums of the weights"
-_NO_TAIL = "the sums are not converted to float32"
 
 
 class _Factors(NamedTuple):
@@ -96,13 +93,13 @@ def _of_codes(node: ir.Node, context: Context) -> Edit:
     """Returns the edit that puts QuantizedMatMul in place of a MatMulInteger and its tail.
 
     Raises:
-        Left: See :func:`_as_one_operator`.
+        Unconverted: See :func:`_as_one_operator`.
     """
     codes, weights, zero_point = [*node.inputs, None][:3]
     assert codes is not None
     assert weights is not None
     if tail_of(node, codes, _columns(codes, weights), context.facts) is None:
-        raise Left(_NO_TAIL)
+        raise Unconverted(Reason.SUMS_NOT_CONVERTED)
     is_signed = codes.dtype == ir.DataType.INT8
     return _as_one_operator(
         node, _Factors(codes, codes, is_signed, zero_point, grid_of_weights(node, context.facts)), context
@@ -113,26 +110,26 @@ def _as_one_operator(node: ir.Node, factors: _Factors, context: Context) -> Edit
     """Returns the edit that puts QuantizedMatMul in place of a product and its tail.
 
     Raises:
-        Left: The weights or zero points are not known, or int32 may not hold the sums.
+        Unconverted: The weights or zero points are not known, or int32 may not hold the sums.
     """
     integers, codes, is_signed, zero_point, grid = factors
     channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
     tail = tail_of(node, codes, channels, context.facts)
     if tail is None:
-        raise Left(_NO_TAIL)
+        raise Unconverted(Reason.SUMS_NOT_CONVERTED)
     check_length(grid)
     number = 0 if zero_point is None else constant_scalar(zero_point)
     is_one = number is not None or zero_point is None or has_one_element(zero_point)
     if node.op_type == "MatMulInteger" and zero_point is not None and zero_point.shape is None:
         is_one = True  # it takes no other
     if not is_one and (tail.row is None or tail.is_row_moved or not _have_same_shape(zero_point, tail.row)):
-        raise Left("the activation's zero point is not one number, and is not known to have the shape of its scale")
+        raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     if tail.subtracted is not None:
         number = _zero_point_of(tail.subtracted, number, grid)
         if number is None:
-            raise Left(_OTHER_NUMBERS)
+            raise Unconverted(Reason.SUBTRACTED_NUMBERS)
     if number is not None and not 0 <= number + 128 * is_signed <= 255:
-        raise Left(_OTHER_NUMBERS)
+        raise Unconverted(Reason.SUBTRACTED_NUMBERS)
     edit = context.edit("QuantizedMatMul", node)
     unsigned = context.shared(UnsignedCodes)
     if number is not None:
@@ -161,14 +158,14 @@ def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
     """Returns integer weights [K, N] as 8-bit codes.
 
     Raises:
-        Left: They are not known, or do not fit 8 bits.
+        Unconverted: They are not known, or do not fit 8 bits.
     """
     elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     if elements is None:
-        raise Left("the weights are computed at run time")
+        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     grid = grid_of_integers(elements)
     if grid is None:
-        raise Left("the weights are not a matrix of integers of 8 bits")
+        raise Unconverted(Reason.WEIGHTS_NOT_8_BITS)
     return grid
 
 

@@ -22,7 +22,7 @@ from ..analysis.values import (
     skip_identity,
 )
 from ..edit import Edit
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from ..shared_initializers import SharedInitializers
 from .grid import Grid
@@ -52,7 +52,7 @@ def wide_codes_of(value: ir.Value | None) -> WideCodes | None:
     A zero point may be subtracted after the Cast; Reshape, Transpose and the like may precede and follow both.
 
     Raises:
-        Left: The zero point is not known to be one number for all codes, or one for each row.
+        Unconverted: The zero point is not known to be one number for all codes, or one for each row.
     """
     if value is None or value.dtype not in WIDE_TYPES:
         return None
@@ -68,11 +68,11 @@ def wide_codes_of(value: ir.Value | None) -> WideCodes | None:
         number = constant_scalar(zero_point)
         narrow = zero_point if number is not None else _narrow(zero_point)
         if narrow is None or (number is None and narrow.dtype != codes.dtype):
-            raise Left("the zero point is not of the type of the codes")
+            raise Unconverted(Reason.ZERO_POINT_TYPE)
         if not is_shape_of_rows(narrow, codes):
-            raise Left("the zero point is not known to be one number for each row, or for all codes")
+            raise Unconverted(Reason.ZERO_POINT_OF_ROWS)
         if is_moved and number is None and not has_one_element(narrow):
-            raise Left("the codes are reshaped after their zero points are subtracted")
+            raise Unconverted(Reason.CODES_RESHAPED)
         zero_point = narrow
     return WideCodes(codes, zero_point, value if is_moved else codes)
 
@@ -101,17 +101,17 @@ def converted(node: ir.Node, context: Context, as_one_operator: Callable[[ir.Nod
     Args:
         node: A MatMulInteger or ConvInteger.
         context: Its context.
-        as_one_operator: Returns the edit that makes one operator, or raises Left.
+        as_one_operator: Returns the edit that makes one operator, or raises Unconverted.
 
     Raises:
-        Left: It cannot become one operator, and its codes are not int8.
+        Unconverted: It cannot become one operator, and its codes are not int8.
     """
     codes, weights = node.inputs[:2]
     assert codes is not None
     assert weights is not None
     try:
         return as_one_operator(node, context)
-    except Left:
+    except Unconverted:
         if codes.dtype != ir.DataType.INT8:
             raise
         return _as_unsigned(node, codes, weights, context)
@@ -121,18 +121,18 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[npt.NDArray[np.int8], npt.N
     """Returns the weights of a product and their zero points, as int8: unsigned ones are 128 smaller.
 
     Raises:
-        Left: They are not known.
+        Unconverted: They are not known.
     """
     values = [*node.inputs, None, None][1:4:2]
     elements, zeros = (
         evaluate(each, facts) if each is not None and facts.is_constant(each) else None for each in values
     )
     if elements is None or (values[1] is not None and zeros is None):
-        raise Left("the weights or their zero points are computed at run time")
+        raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
     if zeros is None:
         zeros = np.zeros(1, elements.dtype)
     if zeros.dtype != elements.dtype:
-        raise Left("the zero points of the weights are of another type than the weights")
+        raise Unconverted(Reason.WEIGHTS_ZERO_POINT_TYPE)
     return _as_signed(elements), _as_signed(zeros)
 
 
@@ -140,14 +140,14 @@ def grid_of_weights(node: ir.Node, facts: Facts) -> Grid:
     """Returns the weights of a MatMulInteger, [K, N], and their zero points as int8; the scales are 1.
 
     Raises:
-        Left: They are not known.
+        Unconverted: They are not known.
     """
     elements, zeros = weights_of(node, facts)
     if elements.ndim != 2 or not elements.size:
-        raise Left("the weights are not a matrix, or empty")
+        raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
     columns = elements.shape[1]
     if zeros.shape not in ((), (1,), (columns,)):
-        raise Left("the zero points of the weights are not one number for each output channel")
+        raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
     zeros = zeros.reshape(1, -1) if (zeros != zeros.reshape(-1)[0]).any() else zeros.reshape(-1)[:1]
     return Grid(elements, zeros, np.ones((1, columns), np.float32))
 
@@ -160,11 +160,11 @@ def _as_unsigned(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Con
     """Returns the edit that makes uint8 codes of the int8 codes of a product, and uint8 weights unless they are small.
 
     Raises:
-        Left: The type of the weights is not known.
+        Unconverted: The type of the weights is not known.
     """
     zero_point, weights_zero_point = [*node.inputs[2:], None, None][:2]
     if weights.dtype not in CODE_TYPES:
-        raise Left("the type of the weights is not known")
+        raise Unconverted(Reason.WEIGHTS_TYPE_NOT_KNOWN)
     may_saturate = weights.dtype == ir.DataType.INT8 and not _is_small(weights, context.facts)
     edit = context.edit(node.op_type, node)
     unsigned, half = context.shared(UnsignedCodes), np.uint8(128)

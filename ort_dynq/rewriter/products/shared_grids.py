@@ -22,7 +22,7 @@ class SharedGrids:
         """Returns what `make` returns for weights, or for their transpose; all rules of one loop make the same.
 
         Raises:
-            Left: `make` raised it.
+            Unconverted: `make` raised it.
         """
         if (weights, is_transposed) in self._grids:
             found: _T = self._grids[weights, is_transposed]

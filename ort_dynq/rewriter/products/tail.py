@@ -21,7 +21,7 @@ from ..analysis.inference import Facts
 from ..analysis.shapes import RESHAPES, is_shape_of_rows, unreshaped
 from ..analysis.values import WIDE_TYPES, cast_to, has_one_element, only_use, producer_of, skip_identity
 from ..edit import Edit, call
-from ..report import Left
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from ..shared_initializers import SharedInitializers
 from .grid import Grid
@@ -314,7 +314,7 @@ def check_length(grid: Grid) -> None:
     """Checks that int32 holds the sums of products with these weights.
 
     Raises:
-        Left: It may not.
+        Unconverted: It may not.
     """
     check_sums(grid.group_size or len(grid.codes), grid.zero_point if grid.bits == 8 else None)
 
@@ -327,11 +327,11 @@ def check_sums(length: int, zero_point: npt.NDArray[np.int8] | None) -> None:
         zero_point: The zero points of 8-bit weights, int8; None for 4-bit weights.
 
     Raises:
-        Left: It may not.
+        Unconverted: It may not.
     """
     is_symmetric = zero_point is not None and zero_point.size == 1 and not zero_point.any()
     if length > (LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM):
-        raise Left(f"sums of {length} products may overflow int32")
+        raise Unconverted(Reason.SUMS_OVERFLOW, length=length)
 
 
 def is_row_scale(value: ir.Value | None, codes: ir.Value) -> bool:

@@ -14,7 +14,7 @@ from ...operators import DOMAIN
 from ..analysis.values import only_use, uncast
 from ..edit import Edit
 from ..metadata import RULE as ADDED
-from ..report import FUSED, STATIC, Left, too_old
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 _FLOAT_PRODUCTS = frozenset(
@@ -23,17 +23,21 @@ _FLOAT_PRODUCTS = frozenset(
 )
 _INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
 _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
+_OUR_QUANTIZERS = frozenset(
+    {"DynamicQuantize", "DynamicDequantize", "DynamicFakeQuantize", "DynamicQuantizeLinear"}
+    | {"DynamicQuantizeDequantizeLinear", "DynamicRangeQuantize", "DynamicRangeFakeQuantize"}
+    | {"AffineQuantize", "AffineFakeQuantize", "AffineDequantize"}
+)
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 # Operators that keep quantized data quantized: they move, select or convert elements.
 _MOVES = frozenset(
     {"Cast", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Relu", "Reshape"}
     | {"Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-# Operators between the Round of a chain that is left and its result.
+# Operators between the Round of an unconverted chain and its result.
 _STEPS = frozenset({"Add", "Clip", "Div", "Max", "Min", "Mul", "Sub", "Where"})
 _MOST_NODES = 16
 _OLDEST_OPSET = 13
-_NO_TAIL = "the sums are not converted to float32 and multiplied by scales; ONNX Runtime multiplies uint8 codes fast"
 
 
 def _apply(node: ir.Node, context: Context) -> Edit | None:
@@ -41,24 +45,24 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return None
     if node.op_type in _QLINEAR_PRODUCTS:
-        raise Left("it is an integer operator of ONNX Runtime")
+        raise Unconverted(Reason.INTEGER_OPERATOR)
     if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
         return None
-    left, right = (_source(value, context) for value in [*node.inputs, None, None][:2])
-    if left is not None:
-        raise Left(_reason(node, *left, context))
-    if right is not None:
-        raise Left("only its second factor is quantized")
+    activation, weights = (_source(value, context) for value in [*node.inputs, None, None][:2])
+    if activation is not None:
+        raise _reason(node, *activation, context)
+    if weights is not None:
+        raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
     return None
 
 
-RULE = Rule("product that is left", 0, _apply)
+RULE = Rule("unconverted product", 0, _apply)
 
 
 def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | None:
     """Returns the node that quantized or dequantized data, and the operator that moved them afterwards, or "".
 
-    A node that another rule has left for a reason counts as one that quantizes.
+    A node that is unconverted for a reason counts as one that quantizes.
     """
     todo, seen = [(value, "", True)], 0
     while todo and seen < _MOST_NODES:
@@ -78,29 +82,29 @@ def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | N
 
 def _is_quantizer(node: ir.Node, output: ir.Value | None) -> bool:
     if node.domain == DOMAIN:
-        return "antize" in node.op_type and output is node.outputs[0]
+        return node.op_type in _OUR_QUANTIZERS and output is node.outputs[0]
     return node.domain in RUNTIME_DOMAINS and node.op_type in _QUANTIZERS and output is node.outputs[0]
 
 
-def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> str:
-    """Returns why a product of data from `source` is left."""
+def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> Unconverted:
+    """Returns why a product of data from `source` is unconverted."""
     is_linear = source.op_type in ("QuantizeLinear", "DequantizeLinear")
     if is_linear and all(map(context.facts.is_constant, source.inputs[1:])):
-        return STATIC
+        return Unconverted(Reason.STATIC)
     if node.op_type in _INTEGER_PRODUCTS:
         is_fused = source.op_type == "DynamicQuantizeLinear" and (
             node.op_type == "MatMulIntegerToFloat" or _is_scaled(node.outputs[0])
         )
-        return FUSED if is_fused and not between else _NO_TAIL
-    if reason := context.reported.get(source):
-        return reason if reason.startswith("ONNX Runtime fuses") else f"the quantization before it is left: {reason}"
+        return Unconverted(Reason.FUSED_MATMUL_INTEGER if is_fused and not between else Reason.SUMS_NOT_SCALED)
+    if cause := context.reported.get(source):
+        return cause if cause.reason == Reason.FUSED else Unconverted(Reason.ACTIVATION_QUANTIZATION, cause=cause)
     if between:
-        return f"{between} stands between the quantization and the product"
+        return Unconverted(Reason.ACTIVATION_MOVED, operator=between)
     if node.domain not in STANDARD_DOMAINS:
-        return f"ort_dynq has no integer product for {node.domain}.{node.op_type}"
+        return Unconverted(Reason.NO_INTEGER_PRODUCT, operator=f"{node.domain}.{node.op_type}")
     if context.opset < _OLDEST_OPSET:
-        return too_old(context.opset, _OLDEST_OPSET)
-    return "its activation is quantized in a form that has no integer product"
+        return Unconverted(Reason.OPSET_TOO_OLD, opset=context.opset, oldest=_OLDEST_OPSET)
+    return Unconverted(Reason.ACTIVATION_FORM)
 
 
 def _is_scaled(sums: ir.Value) -> bool:

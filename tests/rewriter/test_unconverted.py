@@ -1,4 +1,4 @@
-"""Every product of quantized data that is left has a reason, and a model in which all is left says what it has."""
+"""Every unconverted product of quantized data has a reason. A model without conversions says what it has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from onnx import helper, numpy_helper
 from rewriting import load, parse
 
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.report import FUSED, STATIC, Report
+from ort_dynq.rewriter.reasons import Reason
+from ort_dynq.rewriter.report import Report
 
 CONSTANTS = {
     "w": np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32),
@@ -41,30 +42,32 @@ def report_of(nodes: str, *, opset: int = 18, inputs: str = "float[48, 48] x") -
         (f"{FAKE} y = com.microsoft.FusedMatMul(f, w)", "no integer product for com.microsoft.FusedMatMul"),
         (f"{FAKE} y = MatMul(x, f)", "only its second factor is quantized"),
         (f"{FAKE} y = MatMul(f, w)", "the weights are not an 8-bit grid"),
-        (f"{LINEAR} i = MatMulInteger(q, wq, z) j = Cast<to = 1>(i) y = Mul(j, s)", FUSED),
-        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "the sums are not converted to float32"),
-        (f"{LINEAR} t = Transpose(q) i = MatMulInteger(t, wq, z) j = Cast<to = 1>(i) y = Mul(j, i)", "sums are not"),
+        (f"{LINEAR} i = MatMulInteger(q, wq, z) j = Cast<to = 1>(i) y = Mul(j, s)", Reason.FUSED_MATMUL_INTEGER.value),
+        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "the int32 result is not cast and scaled"),
+        (f"{LINEAR} t = Transpose(q) i = MatMulInteger(t, wq, z) j = Cast<to = 1>(i) y = Mul(j, i)", "is not cast"),
         (f"{LINEAR} y = QLinearMatMul(q, s, z, q, s, z, s, z)", "it is an integer operator of ONNX Runtime"),
         (f"{LINEAR} j = Cast<to = 1>(q) y = MatMul(j, w)", "a form that has no integer product"),
-        ("q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)", STATIC),
-        (f"{TRUNCATED} q = Cast<to = 3>(d) f = Cast<to = 1>(q) y = MatMul(f, w)", "is left: the codes are truncated"),
+        ("q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)", Reason.STATIC.value),
+        (f"{TRUNCATED} q = Cast<to = 3>(d) f = Cast<to = 1>(q) y = MatMul(f, w)", ": the codes are truncated"),
         ("h = Cast<to = 16>(x) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) d = Div(h, m) r = Round(d) f = Mul(r, m)"
-         " g = Cast<to = 1>(f) y = MatMul(g, w)", "is left: the type of x is bfloat16"),
+         " g = Cast<to = 1>(f) y = MatMul(g, w)", "is unconverted: the type of x is bfloat16"),
     ],
 )  # fmt: skip
 def test_products_of_quantized_data_have_a_reason(nodes: str, reason: str) -> None:
-    left = [each for each in report_of(nodes).left if each.node == "y" or each.op_type == "MatMulInteger"]
-    assert [reason in each.reason for each in left] == [True], left
+    staying = [each for each in report_of(nodes).unconverted if each.node == "y" or each.op_type == "MatMulInteger"]
+    assert [reason in each.reason for each in staying] == [True], staying
 
 
 def test_products_of_images_have_a_reason() -> None:
     inputs = "float[1, 8, 20, 20] x"
     nodes = f"{LINEAR} u = DequantizeLinear(q, s, z) p = MaxPool<kernel_shape = [2, 2]>(u) y = Conv(p, filter)"
-    assert "MaxPool stands between" in report_of(nodes, inputs=inputs).left[0].reason
-    (found,) = report_of(f"{LINEAR} u = DequantizeLinear(q, s, z) y = ConvTranspose(u, filter)", inputs=inputs).left
+    assert "MaxPool stands between" in report_of(nodes, inputs=inputs).unconverted[0].reason
+    (found,) = report_of(
+        f"{LINEAR} u = DequantizeLinear(q, s, z) y = ConvTranspose(u, filter)", inputs=inputs
+    ).unconverted
     assert "transposed" in found.reason
     nodes = f"{LINEAR} u = DequantizeLinear(q, s, z) y = Conv(u, filter)"
-    (found,) = report_of(nodes, inputs=inputs, opset=12).left
+    (found,) = report_of(nodes, inputs=inputs, opset=12).unconverted
     assert found.reason == "the model is of opset 12, expected 13 or newer; onnx.version_converter converts it"
 
 
@@ -78,7 +81,7 @@ def test_products_of_images_have_a_reason() -> None:
     ],
 )
 def test_other_products_are_not_reported(nodes: str) -> None:
-    assert not report_of(nodes).left
+    assert not report_of(nodes).unconverted
 
 
 @pytest.mark.parametrize(
@@ -95,16 +98,16 @@ def test_other_products_are_not_reported(nodes: str) -> None:
 )
 def test_truncated_codes(nodes: str, reason: str) -> None:
     report = report_of(nodes)
-    assert [reason in each.reason for each in report.left] == [True] * bool(reason)
+    assert [reason in each.reason for each in report.unconverted] == [True] * bool(reason)
     assert not any(each.operator for each in report.findings if each.rule != "range")
 
 
 @pytest.mark.parametrize(
     ("name", "summary"),
     [
-        ("ort_dynamic", "2 to leave: 2 DynamicQuantizeLinear and 2 MatMulInteger, which ONNX Runtime fuses itself"),
+        ("ort_dynamic", "2 unconverted: 2 DynamicQuantizeLinear and 2 MatMulInteger, which ONNX Runtime fuses itself"),
         ("torch_lsq_constant", "no quantization with run-time scales, 1 MatMul"),
-        ("token_float16_glue", "1 to leave"),
+        ("token_float16_glue", "1 unconverted"),
     ],
 )
 def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> None:
@@ -118,12 +121,12 @@ def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> N
     [
         (
             "q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)",
-            "nothing to rewrite, 1 to leave: 1 DequantizeLinear and 1 QuantizeLinear with constant scales, which ONNX"
-            " Runtime handles itself",
+            "nothing to rewrite, 1 unconverted: 1 DequantizeLinear and 1 QuantizeLinear with constant scales, which"
+            " ONNX Runtime handles itself",
         ),
         ("y = MatMul(x, w)", "nothing to rewrite: no quantization with run-time scales, 1 MatMul"),
         ("y = Relu(x)", "nothing to rewrite: no quantization with run-time scales"),
-        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "nothing to rewrite, 1 to leave: 1 DynamicQuantizeLinear and 1"
+        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "nothing to rewrite, 1 unconverted: 1 DynamicQuantizeLinear and 1"
          " MatMulInteger"),
         (f"{LINEAR} y = Cast<to = 1>(q)", "nothing to rewrite: 1 DynamicQuantizeLinear"),
     ],

@@ -1,0 +1,218 @@
+"""Why a node stays as it is: every reason, with its code and its text.
+
+A rule raises :class:`Unconverted` with a :class:`Reason`. The text is made where it is shown.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(Enum):
+    """The reasons. The lower-case name is the code; the value is the text, with fields in braces."""
+
+    # The model, and what ONNX Runtime does with it
+    OPSET_TOO_OLD = "the model is of opset {opset}, expected {oldest} or newer; onnx.version_converter converts it"
+    OPSET_OF_FUNCTION = "its function is of opset {function}, the model of opset {model}"
+    CONTRADICTION = "{text}"
+    FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"
+    GIVEN_BY_CALLER = "the attribute {name} is given by the function's caller"
+    FUSED = "ONNX Runtime fuses {nodes} into {kernel}"
+    FUSED_MATMUL_INTEGER = "ONNX Runtime fuses DynamicQuantizeLinear and MatMulInteger"
+    STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
+    EXACT = "exact: an integer product changes the last bits"
+    TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
+    INPUT_MISSING = "an input is missing"
+    TYPE = "the type of {what} is {dtype}, {expected}"
+    TYPE_NOT_KNOWN = "the type of {what} is not known{after}, {expected}"
+
+    # QuantizeLinear and DequantizeLinear
+    OUTPUT_DTYPE = "output_dtype is not the type of the scale"
+    PRECISION = "the attribute precision selects another type than float32 for the division"
+    SCALE_NOT_OF_TYPE_OF_X = "the scale is not of the type of x"
+    FOUR_BITS_BEFORE_1_23 = "the codes have 4 bits, and ONNX Runtime before 1.23 cannot run the operator's function"
+    FLOAT16_QUOTIENT_ROUNDED = (
+        "x is float16, and from opset 23 on, the quotient is rounded to float16 without precision = 1"
+    )
+    FLOAT16_QUOTIENT_TRUNCATED = (
+        "x is float16, and ONNX Runtime before 1.30 truncates the quotient instead of rounding it"
+    )
+
+    # Chains of primitive operators
+    NOT_ROUNDED = "the codes are {how}, expected Round"
+    CODES_NOT_CLIPPED = "codes are cast to {codes} without a clip to its range"
+    CODES_NOT_CLIPPED_TO_INTEGERS = "the codes are not clipped to constant integers"
+    CODE_BOUNDS_GIVEN_BY_CALLER = "the bounds of the codes are given by the function's caller"
+    CODES_STAY_FLOATS = "the codes stay floats and are not dequantized by the same scale"
+    SIGN_OF_ZERO_LOST = "codes that stay floats are clipped at 0 in a way that loses the sign of -0"
+    SIGN_OF_ZERO_DEPENDS = (
+        "codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign"
+    )
+    SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to that of the codes"
+    SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to that of x"
+    ZERO_POINT_BROADCAST_TO_X = "the zero point's shape is not known to broadcast to that of x"
+    ZERO_POINT_SHAPE = "the zero point's shape is not known to be that of the scale"
+    ZERO_POINT_TYPE = "the zero point is of another type than the codes"
+    INVERSE_SCALE_DIVIDES = "an inverse scale divides x, or a scale that is not inverse multiplies it"
+    SHAPES_OF_RANGE = "the shapes of scale and zero point are not known to match the rows of the range"
+
+    # Ranges, and the scales and zero points that are computed from them
+    RANGE_IN_ANOTHER_GRAPH = "the range is computed in another graph than the quantization"
+    RANGE_NOT_OF_X = "the scale is not computed from the range of x"
+    RANGE_FACTOR_NOT_POSITIVE = "the range is multiplied or divided by a number that is not positive"
+    RANGE_ROUNDED = "the range is rounded to float16, and not the minimum and the maximum"
+    RANGE_BOUNDED_TWICE = "the range is bounded twice"
+    RANGE_OF_NO_DIMENSION = "the range reduces no dimension"
+    RANGE_NOT_OF_LAST_DIMENSIONS = "the range is not over the last dimensions"
+    RANGE_DIMENSIONS_AT_RUN_TIME = "the dimensions of the range are computed at run time"
+    RANGE_KEEPDIMS_GIVEN_BY_CALLER = "keepdims of the range is given by the function's caller"
+    RANK_NOT_KNOWN = "the rank of x is not known"
+    INVERSE_SCALE_OF_ANOTHER_RANGE = "an inverse scale is computed from another range than the maximum of |x|"
+    MAGNITUDE_OF_MINUS_ZERO = "the scale is computed from the magnitude of a range that may be -0"
+    MAGNITUDE_OF_NEGATIVE = "the scale is computed from the magnitude of a negative number"
+    MAXIMUM_OF_ANOTHER_VALUE = "the scale is computed from the maximum of another value than |x|"
+    MAGNITUDES_USED_ELSEWHERE = "the magnitudes are used elsewhere, too"
+    NO_INPUT = "{operator} has no input {index}"
+    CLIP_BOUNDS_AT_RUN_TIME = "a Clip's bounds are computed at run time"
+    WHERE_CONDITION = "the condition of a Where is not scale == 0"
+    ENDS_NOT_OF_X = "minimum and maximum are not those of x"
+    ENDS_OF_OTHER_DIMENSIONS = "minimum and maximum are taken over different dimensions"
+    ENDS_ROUNDED_APART = "only one of minimum and maximum is rounded to float16"
+    ENDS_BOUNDED_APART = "the bounds of the minimum and of the maximum do not match"
+    ENDS_BOUNDED_AWAY_FROM_ZERO = "the minimum and the maximum are bounded away from 0"
+    ZERO_POINT_NOT_OF_RANGE = "the zero point is not computed from the range of x"
+    ZERO_POINT_UNKNOWN_WAY = "the zero point is computed from the range of x in an unknown way"
+    ZERO_POINT_CAST = "the zero point is cast to another type than uint8 or int8"
+    ZERO_POINT_INT32 = "the zero point is cast to int32, expected uint8 or int8"
+    ZERO_POINT_CLIPPED_TO_ANOTHER_RANGE = "the zero point is clipped to another range than the codes"
+    ZERO_POINT_MINUS_ZERO = "the zero point stays a float, which may be -0"
+
+    # Activations of products
+    ACTIVATION_QUANTIZATION = "the quantization before it is unconverted: {cause}"
+    ACTIVATION_MOVED = "{operator} stands between the quantization and the product"
+    ACTIVATION_FORM = "its activation is quantized in a form that has no integer product"
+    ACTIVATION_RESHAPED_ROWS = "the activation is reshaped so that its rows may change"
+    ACTIVATION_RESHAPED_SCALES = (
+        "the activation is reshaped, and not known to have one scale for each row or one for all"
+    )
+    ACTIVATION_TRANSPOSED = "the activation is transposed, and its scales are not known to have as many dimensions"
+    ACTIVATION_SCALES = "the activation is not known to have one scale for each row"
+    ACTIVATION_ZERO_POINT = (
+        "the activation's zero point is not one number, and is not known to have the shape of its scale"
+    )
+    ACTIVATION_ONE_ZERO_POINT = "the activation's zero point is not one number"
+    ACTIVATION_ONE_SCALE = "a convolution needs one scale and one zero point for its whole activation"
+    ACTIVATION_TYPE = "the activation is {dtype}, expected float32"
+    ACTIVATION_TYPE_NOT_KNOWN = "the type of the activation is not known"
+    ACTIVATION_NOT_QUANTIZED = "the activation is not quantized by DynamicQuantizeLinear"
+    GROUPS_DO_NOT_DIVIDE = "groups of {group_size} elements that share a scale do not divide a row of {depth}"
+    GROUPS_UNIT = "groups of {group_size} elements share a scale, expected a multiple of {unit}"
+    CODES_NOT_PROVEN = "the codes are not clipped, and not proven to fit 8 bits"
+    CODES_TOO_WIDE = "the codes do not fit 8 bits"
+    CODES_RESHAPED = "the codes are reshaped after their zero points are subtracted"
+    ZERO_POINT_NOT_CLIPPED = "the zero point is not clipped to the codes' range"
+    ZERO_POINT_NO_CODE = "the zero point is not one of the codes"
+    ZERO_POINT_OF_ROWS = "the zero point is not known to be one number for each row, or for all codes"
+
+    # Weights of products
+    WEIGHTS_AT_RUN_TIME = "the weights are computed at run time"
+    WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME = "the weights or their zero points are computed at run time"
+    WEIGHTS_NOT_KNOWN = (
+        "the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them"
+    )
+    WEIGHTS_TYPE_NOT_KNOWN = "the type of the weights is not known"
+    WEIGHTS_TYPE = "the weights are {dtype}, expected float32"
+    WEIGHTS_NOT_A_GRID = "the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K"
+    WEIGHTS_NOT_A_GRID_OF_CHANNELS = "the weights are not an 8-bit grid in each output channel"
+    WEIGHTS_NOT_8_BITS = "the weights are not a matrix of integers of 8 bits"
+    WEIGHTS_NO_MATRIX = "the weights are not a matrix, or empty"
+    WEIGHTS_EMPTY = "the weights are empty"
+    WEIGHTS_RANK = "the weights are of rank {rank}, expected {expected}"
+    WEIGHTS_NOT_FINITE = "the weights have NaN or an infinity"
+    WEIGHTS_LEFT = "the weights are the left factor"
+    WEIGHTS_OVERRIDABLE = "the weights are an input of the model as well, which may override them; remove this input"
+    WEIGHTS_ZERO_POINTS = "the zero points of the weights are not one number for each output channel"
+    WEIGHTS_ZERO_POINT_TYPE = "the zero points of the weights are of another type than the weights"
+    WEIGHTS_TOO_FEW = "{depth} x {columns} weights are too few: quantizing the activation costs more than integers save"
+    ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
+    TWO_ACTIVATIONS = "a product of two activations"
+
+    # The sums of products, and what follows
+    SUMS_NOT_CONVERTED = "the sums are not converted to float32"
+    SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"
+    SUMS_NOT_SCALED_BY_CHANNEL = (
+        "the sums are not converted to float32 and multiplied by one scale, or one for each output channel"
+    )
+    SUMS_NOT_SCALED_BY_ACTIVATION = (
+        "the sums are not converted to float32 and multiplied by the scale of the activation"
+    )
+    SUMS_OVERFLOW = "sums of {length} products may overflow int32"
+    SUBTRACTED_NUMBERS = "the numbers subtracted from the sums are not a zero point times the sums of the weights"
+    BIAS = "the bias is not one number for each output channel"
+    BIAS_OF_CHANNELS = "the bias is not known to have one float32 number for each output channel"
+    BIAS_AT_RUN_TIME = "the bias is computed at run time, and the attribute beta of the Gemm is not 1"
+    GEMM_ATTRIBUTES = "the attribute transA, alpha or beta of the Gemm is not the default"
+    GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
+    PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
+    PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
+    NO_INTEGER_PRODUCT = "ort_dynq has no integer product for {operator}"
+    INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
+
+    # Convolutions
+    CONV_TRANSPOSE = "ort_dynq has no integer product for a transposed convolution"
+    CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
+    CONV_SINGLE_CHANNELS = "a convolution of single channels: one of floats is faster"
+    CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
+    CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
+    CONV_STRIDES_DILATIONS_GROUP = "the attribute strides, dilations or group is not valid"
+    CONV_PADS_NEGATIVE = "pads are negative"
+    CONV_STRIDES_WITH_AUTO_PAD = "strides exceed the kernel's shape by more than 2, with auto_pad"
+    CONV_INT32 = "an attribute exceeds int32"
+    CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"
+
+    # Layers of a float model that is quantized
+    FOR_MIN_SNR = "stays float for the signal-to-noise ratio of the outputs"
+    EXCLUDED = "excluded by {pattern}"
+    MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
+    NO_INTEGER_LAYER = "ort_dynq has no integer {operator}"
+
+    @property
+    def code(self) -> str:
+        """The name of the reason for programs, such as ``weights_at_run_time``."""
+        return self.name.lower()
+
+
+class Unconverted(Exception):
+    """A rule concerns a node, and the node stays as it is for a reason.
+
+    Attributes:
+        reason: The reason.
+        details: The fields of its text.
+        second: Why a second form failed as well, if the rule tried one.
+    """
+
+    def __init__(self, reason: Reason, **details: object) -> None:
+        """Fails with KeyError if a field of the text is missing."""
+        self.reason, self.details = reason, details
+        self.second: Unconverted | None = None
+        self._text = reason.value.format(**details)
+
+    def __str__(self) -> str:
+        """Returns the text for a person."""
+        return self._text if self.second is None else f"{self._text}; and {self.second}"
+
+    @property
+    def cause(self) -> Unconverted | None:
+        """Why another node stays that is the cause, or None."""
+        cause = self.details.get("cause")
+        return cause if isinstance(cause, Unconverted) else None
+
+    @property
+    def code(self) -> str:
+        """The code of the first reason."""
+        return self.reason.code
+
+    def then(self, second: Unconverted) -> Unconverted:
+        """Adds why a second form failed as well; returns self."""
+        self.second = second
+        return self
