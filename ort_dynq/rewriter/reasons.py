@@ -201,6 +201,15 @@ class Unconverted(Exception):
         """Returns the text for a person."""
         return self._text if self.second is None else f"{self._text}; and {self.second}"
 
+    def __eq__(self, other: object) -> bool:
+        """Compares reasons and fields."""
+        mine = (self.reason, self.details, self.second)
+        return isinstance(other, Unconverted) and mine == (other.reason, other.details, other.second)
+
+    def __hash__(self) -> int:
+        """Agrees with equality."""
+        return hash((self.reason, str(self)))
+
     @property
     def cause(self) -> Unconverted | None:
         """Why another node stays that is the cause, or None."""

@@ -9,6 +9,7 @@ MatMulInteger.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -19,7 +20,13 @@ from ..policy.cost import FEWEST_ELEMENTS
 from ..rule import Context, Rule
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _Match:
+    node: ir.Node
+    x: ir.Value
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     if producer_of(node.outputs[0], "DynamicQuantizeLinear") is not node:
         return None
     x, users = node.inputs[0], [use.node for use in node.outputs[0].uses()]
@@ -29,12 +36,14 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         return None
     if x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < FEWEST_ELEMENTS:
         return None
-    edit = context.edit("DynamicQuantizeLinear", node)
-    new = call(edit.operator, [x])
-    edit.insert_main(new, before=node)
-    for old, replacement in zip(node.outputs, new.outputs, strict=True):
+    return _Match(node, x)
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    new = call("DynamicQuantizeLinear", [match.x])
+    edit.insert_main(new, before=match.node)
+    for old, replacement in zip(match.node.outputs, new.outputs, strict=True):
         edit.replace(old, replacement)
-    return edit
 
 
-RULE = Rule("DynamicQuantizeLinear", 11, _apply)
+RULE = Rule("DynamicQuantizeLinear", 11, _match, _build)

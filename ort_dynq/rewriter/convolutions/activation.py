@@ -8,6 +8,8 @@ network.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from ...operators import DOMAIN
@@ -20,23 +22,34 @@ from ..rule import Context, Rule
 _SIX = 6.0
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _Match:
+    convolution: ir.Node  # a QuantizedConv without an activation function
+    activation: Activation
+    last: ir.Value
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     activation = _activation_of(node)
     value = node.inputs[0] if activation is not None else None
     conv = None if value is None else skip_identity(value).producer()
-    if conv is None or conv.domain != DOMAIN or conv.op_type != "QuantizedConv":
+    if activation is None or conv is None or conv.domain != DOMAIN or conv.op_type != "QuantizedConv":
         return None
-    attributes, use = attributes_of(conv), only_use(conv.outputs[0])
-    if use is None or use.node is not node or attributes["activation"] != Activation.NONE:
+    use = only_use(conv.outputs[0])
+    if use is None or use.node is not node or attributes_of(conv)["activation"] != Activation.NONE:
         return None
-    edit = context.edit("QuantizedConv", conv)
+    return _Match(conv, activation, node.outputs[0])
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    conv = match.convolution
     inputs = [each for each in conv.inputs if each is not None]
-    new = call("QuantizedConv", inputs, **{**attributes, "activation": int(activation or 0)})
-    edit.replace(node.outputs[0], edit.insert_main(new, before=conv))
-    return edit
+    new = call("QuantizedConv", inputs, **{**attributes_of(conv), "activation": int(match.activation)})
+    edit.node = conv  # the new node has its name
+    edit.replace(match.last, edit.insert_main(new, before=conv))
 
 
-RULE = Rule("activation of a convolution", 13, _apply)
+RULE = Rule("activation of a convolution", 13, _match, _build)
 
 
 def _activation_of(node: ir.Node) -> Activation | None:

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..analysis.values import only_use, uncast
-from ..edit import Edit
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -40,23 +39,23 @@ _MOST_NODES = 16
 _OLDEST_OPSET = 13
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+def _match(node: ir.Node, context: Context) -> None:
     """Reports a product of data that were quantized before it."""
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
-        return None
+        return
     if node.op_type in _QLINEAR_PRODUCTS:
         raise Unconverted(Reason.INTEGER_OPERATOR)
     if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
-        return None
+        return
     activation, weights = (_source(value, context) for value in [*node.inputs, None, None][:2])
     if activation is not None:
         raise _reason(node, *activation, context)
     if weights is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
-    return None
+    return
 
 
-RULE = Rule("unconverted product", 0, _apply)
+RULE: Rule[None] = Rule("unconverted product", 0, _match)
 
 
 def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | None:
