@@ -41,9 +41,10 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_page(source, target)
     shapes, inputs = given_data(arguments)
     with progress() as track:
-        from ..report.model import make_report
+        from ..bench.pair import measure_pair
+        from ..report.model import report_on
 
-        found = make_report(
+        pair = measure_pair(
             source,
             quantized=arguments.quantized,
             data=arguments.data,
@@ -56,6 +57,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             seconds=arguments.seconds,
             track=track,
         )
+    found = report_on(pair)
     found.save(target)
     passed = found.verification is None or found.verification.passed
 

@@ -1,40 +1,30 @@
-"""Collects the facts about a model and its rewrite: findings, verification, latencies and profiles."""
+"""The report on a model and its rewritten or quantized form: the figures of the page, and their plain data."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from .. import doctor, rewriter
-from ..accuracy import Accuracy, Reference, measure
-from ..bench.models import Samples, sample
-from ..errors import DynqError
-from ..graphs import graphs, label, named
-from ..measuring.inputs import Array, Input, make_feeds
-from ..measuring.profile import NodeTime, Profile, profile
-from ..measuring.progress import Track
-from ..measuring.sessions import SessionError
-from ..measuring.timing import Latency, Machine, Settings, latency, machine
+from ..accuracy import Accuracy
+from ..bench.models import Samples
+from ..bench.pair import Pair
+from ..measuring.inputs import Array, Input
+from ..measuring.plain import plain
+from ..measuring.profile import NodeTime, Profile
+from ..measuring.timing import Latency, Machine, Settings, latency
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
-from ..rewriter.loop import op_counts
-from ..storage import load
-from ..verification import Verification, verify
+from ..verification import Verification
 from . import page
 
-if TYPE_CHECKING:
-    from ..backends.options import Backend
-
-_STEPS = ("rewriting", "verifying", "timing both models", "profiling the original", "profiling the rewritten model")
 _BINS, _TAIL, _MARGIN = 60, 90, 1.2  # the histogram ends at this multiple of this percentile
-_PROFILE_SHARE = 0.2  # the share of each of the two profiles in the time for timing and profiling
 _MAX_NODES = 15  # in the tables of the HTML page; JSON has all nodes
 
 OURS, CHAINS, PRODUCTS, OTHERS, BETWEEN = KINDS = ("ours", "chains", "products", "others", "between")
@@ -153,7 +143,7 @@ class ModelReport:
             name: None if given[name] is None else given[name].to_dict()
             for name in ("rewrite_report", "verification", "accuracy")
         }
-        return {key: _plain(value) for key, value in given.items()}
+        return {key: plain(value) for key, value in given.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the HTML page atomically.
@@ -181,106 +171,28 @@ class ModelReport:
         )
 
 
-def make_report(
-    source: str | os.PathLike[str],
-    *,
-    quantized: str | os.PathLike[str] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    inputs: Mapping[str, Array] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    seed: int = 0,
-    backend: Backend = "native",
-    exact: bool = False,
-    threads: int = 1,
-    seconds: float = 5.0,
-    track: Track = iter,
-) -> ModelReport:
-    """Rewrites a model, verifies the result, and times and profiles both. Or compares it with a quantized model.
-
-    Args:
-        source: The model's path.
-        quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
-        data: With a quantized model: the path of the data (verification/data.py); None for `inputs` or generated ones.
-        inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
-        exact: As for :func:`ort_dynq.rewrite`.
-        threads: The number of intra-op threads of ONNX Runtime.
-        seconds: The time for timing and profiling together.
-        track: Shows the progress.
-
-    Raises:
-        DynqError: The file is not a model, the model does not run in stock ONNX Runtime with optimizations off, an
-            input does not fit, or the operators cannot be registered.
-    """
-    if quantized is None and data is not None:
-        raise DynqError("data are for the comparison with a quantized model; give the quantized model as well")
-    steps = iter(track(_STEPS))
-    next(steps)
-    original = named(load(source))
-    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
-    facts: dict[str, Any] = {
-        "model": os.fspath(source),
-        "bytes": os.path.getsize(source),
-        "machine": machine(backend),
-        "versions": doctor.versions(),
-        "settings": settings,
-        "seed": seed,
-    }
-    given, feeds = dict(inputs or {}), None
-    if quantized is None:
-        result = rewriter.rewrite(original, exact=exact)
-        next(steps)
-        verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
-        facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}
-        if not verification.failure:
-            feeds = make_feeds(verification.inputs, given, seed, zero_rows=False)
-    else:
-        model = named(load(quantized))
-        next(steps)
-        reference = Reference(source, data, inputs=given, shapes=shapes, seed=seed)
-        accuracy = measure(reference, model, backend=backend, seconds=seconds * _PROFILE_SHARE, threads=threads)
-        result = rewriter.Result(model, _report_of(original, model, accuracy))
-        facts |= {"accuracy": accuracy, "quantized": os.fspath(quantized), "inputs": reference.data.inputs}
-        facts["data"] = "" if data is None else os.fspath(data)
-        feeds = dict(reference.data.sets[0])
-    facts |= {"rewrite_report": result.report, "groups": tuple(grouped(result.report.findings))}
-    if feeds is None:
-        return ModelReport(**facts)
-    next(steps)
-    samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
-    facts |= _distributions(samples)
-    how: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
-    replaced = _names(original) - _names(result.model)
-    before: Profile | None = None
-    try:
-        next(steps)
-        if not samples.problem:
-            before = profile(original, feeds, nodes=sum(result.report.before.values()), **how)
-        next(steps)
-        after = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **how)
-    except SessionError as error:  # both models ran without the profiler
-        raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
-    next(steps, None)
-    facts["problem"] = samples.problem
+def report_on(pair: Pair) -> ModelReport:
+    """Returns the report of a model and its rewritten or quantized form."""
     return ModelReport(
-        **facts,
-        operators=tuple(_operators(before, after)),
-        before_profile=None if before is None else _side(before, replaced),
-        after_profile=_side(after, set()),
+        model=pair.model,
+        bytes=pair.bytes,
+        machine=pair.machine,
+        versions=doctor.versions(),
+        settings=pair.settings,
+        rewrite_report=pair.rewrite_report,
+        groups=tuple(grouped(pair.rewrite_report.findings)),
+        inputs=pair.inputs,
+        seed=pair.seed,
+        verification=pair.verification,
+        quantized=pair.quantized,
+        accuracy=pair.accuracy,
+        data=pair.data,
+        **({} if pair.samples is None else _distributions(pair.samples)),
+        operators=() if pair.after is None else tuple(_operators(pair.before, pair.after)),
+        before_profile=None if pair.before is None else _side(pair.before, pair.replaced),
+        after_profile=None if pair.after is None else _side(pair.after, frozenset()),
+        problem=pair.problem,
     )
-
-
-def _report_of(a: ir.Model, b: ir.Model, accuracy: Accuracy) -> rewriter.Report:
-    """Returns the report of a quantization that was made before: the layers that `accuracy` has."""
-    kinds = {node.name: node.op_type for node in a.graph}
-    findings = [
-        rewriter.Finding(each.name, kinds.get(each.name, ""), "main", "quantize", each.operator)
-        for each in accuracy.layers
-    ]
-    return rewriter.Report(findings, op_counts(a), op_counts(b))
-
-
-def _names(model: ir.Model) -> set[str]:
-    return {label(node) for _, graph in graphs(model) for node in graph}
 
 
 def _distributions(samples: Samples) -> dict[str, Any]:
@@ -311,7 +223,7 @@ def _operators(before: Profile | None, after: Profile) -> list[OperatorTime]:
     return sorted(operators, key=lambda each: -max(each.before_ms, each.after_ms))
 
 
-def _side(found: Profile, replaced: set[str]) -> Side:
+def _side(found: Profile, replaced: Collection[str]) -> Side:
     kinds = dict.fromkeys(KINDS, 0.0)
     groups: dict[tuple[object, ...], list[NodeTime]] = defaultdict(list)
     for node in found.nodes:
@@ -333,7 +245,7 @@ def _side(found: Profile, replaced: set[str]) -> Side:
     return Side(found, kinds, tuple(sorted(listed, key=lambda group: -group.ms)))
 
 
-def _kind(node: NodeTime, replaced: set[str]) -> str:
+def _kind(node: NodeTime, replaced: Collection[str]) -> str:
     if any(name in node.op_type for name in _PRODUCTS):  # ours, too, so that both models' products can be compared
         return PRODUCTS
     if node.op_type in OPERATORS:
@@ -347,11 +259,3 @@ def _counts(report: rewriter.Report) -> list[tuple[str, int, int]]:
     changed = sorted((op, *pair) for op, pair in counts.items() if pair[0] != pair[1])
     same = sum(before for before, after in counts.values() if before == after)
     return changed + ([("all others", same, same)] if same else [])
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return value

@@ -23,9 +23,10 @@ import pytest
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.bench import pair as pairs
+from ort_dynq.bench.pair import Pair, measure_pair
 from ort_dynq.measuring import profile as profiling
-from ort_dynq.report import model as model_report
-from ort_dynq.report.model import ModelReport, make_report
+from ort_dynq.report.model import ModelReport, report_on
 from ort_dynq.rewriter.grouping import inspect
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -34,8 +35,13 @@ HTML_NAME = '<img src=x onerror="alert(1)"><script>alert(2)</script>&amp; {{ 7 *
 
 
 @pytest.fixture(scope="module")
-def report() -> ModelReport:
-    return make_report(ENCODER, seconds=0.5)
+def pair() -> Pair:
+    return measure_pair(ENCODER, seconds=0.1)
+
+
+@pytest.fixture(scope="module")
+def report(pair: Pair) -> ModelReport:
+    return report_on(pair)
 
 
 @pytest.fixture
@@ -131,7 +137,7 @@ def test_summary_of_a_trace() -> None:
 )
 def test_report_on_special_models(name: str, title: str) -> None:
     """Models with subgraphs, without chains, and one that stock ONNX Runtime does not run at its default level."""
-    found = make_report(MODELS / name / "model.onnx", seconds=0.2)
+    found = report_on(measure_pair(MODELS / name / "model.onnx", seconds=0.05))
     assert found.verification.passed
     assert re.search(title, found.to_html())
     assert (found.before is None) == (found.before_profile is None) == bool(found.problem) == (name == "row_zero_point")
@@ -145,7 +151,7 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
     (node, *_) = (node for node in result.model.graph if node.op_type == "DynamicRangeQuantize")
     node.attributes.add(ir.AttrInt64("axis", 7))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.1"]) == 1
+    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.05"]) == 1
     page = (tmp_path / "r.html").read_text()
     assert "The rewritten model does not run" in page
     assert "FAILED" in page
@@ -156,7 +162,7 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
 
 def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
-    arguments = ["report", str(ENCODER), "-o", str(page), "--seconds", "0.2", "--threads", "2", "--exact"]
+    arguments = ["report", str(ENCODER), "-o", str(page), "--seconds", "0.05", "--threads", "2", "--exact"]
     assert cli.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"{page} is written", "PASSED"]
@@ -192,7 +198,7 @@ def test_wrong_output_path(
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_failure_before_the_page_is_replaced_keeps_the_old_one(
     error: BaseException,
-    report: ModelReport,
+    pair: Pair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -202,7 +208,7 @@ def test_failure_before_the_page_is_replaced_keeps_the_old_one(
 
     page = tmp_path / "r.html"
     page.write_text("old")
-    monkeypatch.setattr(model_report, "make_report", lambda *_, **__: report)
+    monkeypatch.setattr(pairs, "measure_pair", lambda *_, **__: pair)
     monkeypatch.setattr("os.replace", refuse)
     assert cli.main(["report", str(ENCODER), "-o", str(page)]) == (2 if isinstance(error, OSError) else 130)
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
@@ -302,15 +308,10 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
     assert all(version in page.words for version in report.versions.values())
 
 
-def test_names_are_escaped(evil: Path) -> None:
-    text = make_report(evil, seconds=0.1).to_html()
+def test_names_are_escaped(report: ModelReport, evil: Path) -> None:
+    text = report_on(measure_pair(evil, seconds=0.05)).to_html()
     page = _Page(text)
-    assert (
-        page.tags["script"]
-        == page.tags["img"]
-        == page.tags["b"] - _Page(make_report(ENCODER, seconds=0.1).to_html()).tags["b"]
-        == 0
-    )
+    assert page.tags["script"] == page.tags["img"] == page.tags["b"] - _Page(report.to_html()).tags["b"] == 0
     assert HTML_NAME in page.text
     assert "<b>bold.onnx" in page.text
 
@@ -330,7 +331,7 @@ def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("there is no chromium: `apt-get install chromium`")
-    pages = {"r.html": report, "evil.html": make_report(evil, seconds=0.1)}
+    pages = {"r.html": report, "evil.html": report_on(measure_pair(evil, seconds=0.05))}
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, found in pages.items():

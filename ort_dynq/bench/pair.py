@@ -1,0 +1,164 @@
+"""Measures a model and the model that was made from it, by a rewrite or by a quantization."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from .. import rewriter
+from ..accuracy import Accuracy, Reference, measure
+from ..errors import DynqError
+from ..graphs import graphs, label, named
+from ..measuring.inputs import Array, Input, make_feeds
+from ..measuring.profile import Profile, profile
+from ..measuring.progress import Track
+from ..measuring.sessions import SessionError
+from ..measuring.timing import Machine, Settings, machine
+from ..rewriter.loop import op_counts
+from ..storage import load
+from ..verification import Verification, verify
+from .models import Samples, sample
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+
+_STEPS = ("rewriting", "verifying", "timing both models", "profiling the original", "profiling the rewritten model")
+_PROFILE_SHARE = 0.2  # the share of each of the two profiles in the time for timing and profiling
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model and the model that was made from it: what changed, whether it is correct, and the times of both.
+
+    Attributes:
+        model: The path of the model.
+        bytes: The size of its file, without external data.
+        machine: The machine.
+        settings: How the models were timed.
+        rewrite_report: What was rewritten or quantized, what was left, and why.
+        replaced: The names of the nodes that the new model does not have.
+        inputs, seed: What both models ran on.
+        verification: The comparison of both models; None for a quantized model.
+        quantized: The path of the quantized model; empty if the new model is a rewrite.
+        accuracy: The comparison of the quantized model with the float model; None for a rewrite.
+        data: The path of the data of this comparison; empty if there is none.
+        samples: The run times of both; None if they were not timed.
+        before, after: The profiles of the model in stock ONNX Runtime and of the new model with the plugin; None for a
+            model that does not run.
+        problem: Why one of the models does not run; empty if both run.
+    """
+
+    model: str
+    bytes: int
+    machine: Machine
+    settings: Settings
+    rewrite_report: rewriter.Report
+    replaced: frozenset[str]
+    inputs: tuple[Input, ...]
+    seed: int
+    verification: Verification | None = None
+    quantized: str = ""
+    accuracy: Accuracy | None = None
+    data: str = ""
+    samples: Samples | None = None
+    before: Profile | None = None
+    after: Profile | None = None
+    problem: str = ""
+
+
+def measure_pair(
+    source: str | os.PathLike[str],
+    *,
+    quantized: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    backend: Backend = "native",
+    exact: bool = False,
+    threads: int = 1,
+    seconds: float = 5.0,
+    track: Track = iter,
+) -> Pair:
+    """Rewrites a model, verifies the result, and times and profiles both. Or compares it with a quantized model.
+
+    Args:
+        source: The model's path.
+        quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
+        data: With a quantized model: the path of the data (measuring/data.py); None for `inputs` or generated ones.
+        inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
+        exact: As for :func:`ort_dynq.rewrite`.
+        threads: The number of intra-op threads of ONNX Runtime.
+        seconds: The time for timing and profiling together.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: The file is not a model, the model does not run in stock ONNX Runtime with optimizations off, an
+            input does not fit, or the operators cannot be registered.
+    """
+    if quantized is None and data is not None:
+        raise DynqError("data are for the comparison with a quantized model; give the quantized model as well")
+    steps = iter(track(_STEPS))
+    next(steps)
+    original = named(load(source))
+    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
+    facts: dict[str, Any] = {
+        "model": os.fspath(source),
+        "bytes": os.path.getsize(source),
+        "machine": machine(backend),
+        "settings": settings,
+        "seed": seed,
+    }
+    given, feeds = dict(inputs or {}), None
+    if quantized is None:
+        result = rewriter.rewrite(original, exact=exact)
+        next(steps)
+        verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
+        facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}
+        if not verification.failure:
+            feeds = make_feeds(verification.inputs, given, seed, zero_rows=False)
+    else:
+        model = named(load(quantized))
+        next(steps)
+        reference = Reference(source, data, inputs=given, shapes=shapes, seed=seed)
+        accuracy = measure(reference, model, backend=backend, seconds=seconds * _PROFILE_SHARE, threads=threads)
+        result = rewriter.Result(model, _report_of(original, model, accuracy))
+        facts |= {"accuracy": accuracy, "quantized": os.fspath(quantized), "inputs": reference.data.inputs}
+        facts["data"] = "" if data is None else os.fspath(data)
+        feeds = dict(reference.data.sets[0])
+    facts |= {"rewrite_report": result.report, "replaced": _names(original) - _names(result.model)}
+    if feeds is None:
+        return Pair(**facts)
+    next(steps)
+    samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
+    facts |= {"samples": samples, "problem": samples.problem}
+    how: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
+    try:
+        next(steps)
+        if not samples.problem:
+            facts["before"] = profile(original, feeds, nodes=sum(result.report.before.values()), **how)
+        next(steps)
+        facts["after"] = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **how)
+    except SessionError as error:  # both models ran without the profiler
+        raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
+    next(steps, None)
+    return Pair(**facts)
+
+
+def _report_of(a: ir.Model, b: ir.Model, accuracy: Accuracy) -> rewriter.Report:
+    """Returns the report of a quantization that was made before: the layers that `accuracy` has."""
+    kinds = {node.name: node.op_type for node in a.graph}
+    findings = [
+        rewriter.Finding(each.name, kinds.get(each.name, ""), "main", "quantize", each.operator)
+        for each in accuracy.layers
+    ]
+    return rewriter.Report(findings, op_counts(a), op_counts(b))
+
+
+def _names(model: ir.Model) -> frozenset[str]:
+    return frozenset(label(node) for _, graph in graphs(model) for node in graph)
