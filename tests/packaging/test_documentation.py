@@ -190,7 +190,7 @@ def test_commands(command: str) -> None:
 
 
 def test_changelog_has_the_version() -> None:
-    assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "changelog.md").read_text()
+    assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "CHANGELOG.md").read_text()
 
 
 def test_diffs_in_contributing() -> None:
