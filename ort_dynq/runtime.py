@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from .errors import DynqError
+from .files import temporary_folder, unwritable
 
 if TYPE_CHECKING:
     import onnx
@@ -28,7 +28,6 @@ MOST_COPIED = 4096
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _FIRST_WITH_DATA_FOLDER = (1, 21)
-_OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
 
 
 def version() -> tuple[int, int]:
@@ -74,30 +73,6 @@ def can_open(model: Model) -> bool:
     except Exception:  # the types are onnxruntime's own
         return False
     return True
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[str]:
-    """Gives a folder that is deleted after the block, except for files that a session still maps on Windows.
-
-    Raises:
-        DynqError: The folder cannot be created.
-    """
-    try:
-        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    except OSError as error:
-        place = f" in {os.path.dirname(error.filename)}" if error.filename else ""
-        raise DynqError(
-            f"a temporary folder cannot be created{place}: {error.strerror or error}; {_OTHER_FOLDER}"
-        ) from error
-    with folder as path:
-        yield path
-
-
-def unwritable(folder: str, error: Exception) -> DynqError:
-    """Returns the error of a temporary folder in which a file cannot be written: for example, its disk is full."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return DynqError(f"the temporary folder {folder} cannot be written: {reason}; {_OTHER_FOLDER}")
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
-"""Reads and writes models. A file is written in one step: it is complete, or it is not there."""
+"""Reads and writes models and their external data."""
 
 from __future__ import annotations
 
 import contextlib
 import filecmp
 import graphlib
+import hashlib
+import mmap
 import os
+import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from .errors import DynqError
+from .files import is_being_replaced, move, replacing, target_of
 from .graphs import subgraphs, with_subgraphs
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
@@ -22,6 +25,7 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 # A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
 _LARGEST_PROTO = 1 << 30
+_HASH_DIGITS = 12
 
 
 def load(model: Model) -> ir.Model:
@@ -107,35 +111,97 @@ def _writable() -> Iterator[None]:
 
 
 def save(model: ir.Model, path: Path) -> None:
-    """Writes a model and its external data. Each file is written in one step: it is complete, or it is not there.
+    """Writes a model and its external data. Whenever it stops, `path` is the old model or the new one, with its data.
+
+    If the tensors in memory are too large for one protocol buffer, all initializers go to a new file beside the model,
+    ``NAME.<hash>.data``. Otherwise external data are copied beside it, unless they are there. The model is moved to
+    `path` last. Then data files of earlier saves are deleted, except those that `model` or a model in the folder uses.
+
+    Args:
+        model: The model. It is not changed.
+        path: The file to write; symbolic links are followed.
 
     Raises:
-        DynqError: A file cannot be written.
+        DynqError: A file cannot be written, or the external data of the model have changed.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise DynqError(f"{path} is not a file; choose another name")
-        sources = {os.path.realpath(tensor.path) for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)}
-        if os.path.realpath(path) in sources:
+        target = target_of(path)
+        external = [tensor for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)]
+        _check_sizes(external)
+        sources = {os.path.realpath(tensor.path) for tensor in external}
+        if str(target) in sources:
             raise DynqError(f"{path} has weights of the model; choose another name")
-        with replacing(path) as temporary:
-            if is_large(model):
-                data = path.with_name(f"{path.name}.data")
-                while os.path.realpath(data) in sources:  # keep the data of the original model
-                    data = data.with_name(f"{data.stem}_.data")
-                ir.save(model, temporary, format="protobuf", external_data=data.name)
-                os.replace(temporary.parent / data.name, data)
-            else:
-                for tensor in tensors(model):
+        large = is_large(model)
+        if (large or external) and os.path.realpath(path.parent) != str(target.parent):
+            raise DynqError(
+                f"{path} is a link into another folder, and ONNX Runtime does not find external data through it; "
+                f"choose {target}"
+            )
+        try:
+            with replacing(target) as temporary:
+                for tensor in _attribute_tensors(model) if large else external:
                     if isinstance(tensor, ir.ExternalTensor):
-                        _copy_beside(tensor, path.parent)
-                ir.save(model, temporary, format="protobuf")
+                        _copy_beside(tensor, target.parent)
+                if large:
+                    _write_pair(model, temporary, target)
+                else:
+                    ir.save(model, temporary, format="protobuf")
+        finally:
+            _delete_unused_data(target, sources)
     except OSError as error:
         raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
     except DynqError:
         raise
     except Exception as error:
         raise DynqError(f"{path} cannot be written, the model is not valid: {_first_line(error)}") from error
+
+
+def _write_pair(model: ir.Model, temporary: Path, target: Path) -> None:
+    """Writes a model to `temporary` and its initializers to a file beside `target`, which no model uses yet.
+
+    The name of that file has a hash of its content: it is new unless the content is the same.
+    """
+    unnamed = f"{target.name}.{'0' * _HASH_DIGITS}.data"
+    ir.save(model, temporary, format="protobuf", external_data=unnamed)
+    written = temporary.with_name(unnamed)
+    named = f"{target.name}.{_hash(written)}.data"
+    # Both names have the same length, so the file stays a valid protocol buffer.
+    temporary.write_bytes(temporary.read_bytes().replace(unnamed.encode(), named.encode()))
+    move(written, target.with_name(named))
+
+
+def _hash(path: Path) -> str:
+    found = hashlib.blake2b(digest_size=_HASH_DIGITS // 2)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _delete_unused_data(target: Path, sources: set[str]) -> None:
+    """Deletes the data of earlier saves to `target`, also of killed ones, unless a model in the folder uses them.
+
+    Args:
+        target: The model's file.
+        sources: Paths of files to keep.
+    """
+    name = re.compile(re.escape(target.name) + rf"\.[0-9a-f]{{{_HASH_DIGITS}}}\.data")
+    with contextlib.suppress(OSError):  # a later save deletes what stays
+        found = [path for path in target.parent.iterdir() if name.fullmatch(path.name) and str(path) not in sources]
+        if not found or is_being_replaced(target):  # another process may have moved its data here, but not its model
+            return
+        models = [path for path in {target, *target.parent.glob("*.onnx")} if path.is_file()]
+        for path in found:
+            if not any(_mentions(model, path.name) for model in models):
+                path.unlink()
+
+
+def _mentions(model: Path, name: str) -> bool:
+    with open(model, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(name.encode()) >= 0
 
 
 def is_large(model: ir.Model) -> bool:
@@ -147,13 +213,19 @@ def is_large(model: ir.Model) -> bool:
         return sum(tensor.numpy().nbytes for tensor in in_memory) > _LARGEST_PROTO  # it may be smaller than it declares
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in a new folder beside `path`. The file is moved to `path` if the block succeeds."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        yield temporary
-        os.replace(temporary, path)
+def _check_sizes(external: list[ir.ExternalTensor]) -> None:
+    """Rejects external data that are shorter than when the model was loaded: their rest would be missing in a copy."""
+    for tensor in external:
+        try:
+            size = os.path.getsize(tensor.path)
+        except OSError as error:
+            raise DynqError(f"the external data {tensor.path} cannot be read: {error.strerror or error}") from error
+        end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
+        if end > size:
+            raise DynqError(
+                f"the external data {tensor.path} have {size} bytes, but {tensor.name} ends at {end}: the file has "
+                "changed since the model was loaded"
+            )
 
 
 def _copy_beside(tensor: ir.ExternalTensor, folder: Path) -> None:
@@ -175,6 +247,10 @@ def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
                 for value in graph.initializers.values():
                     if value.const_value is not None:
                         yield value.const_value
+    yield from _attribute_tensors(model)
+
+
+def _attribute_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     for body in _bodies(model):
         for node in ir.traversal.RecursiveGraphIterator(body):
             for attribute in node.attributes.values():

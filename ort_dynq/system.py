@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 # Used by the kernels of ort_dynq (first row) and by ONNX Runtime's integer products (second row), on x86 and Arm.
 _FEATURES = (
@@ -62,6 +63,22 @@ def cores() -> int:
 def load_average() -> float | None:
     """The load average of the last minute; None on systems without one, such as Windows."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def try_lock(file: BinaryIO) -> bool:
+    """Locks an open file until it is closed or its process ends. False if it is locked, or has no locks."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def package_version(distribution: str) -> str:

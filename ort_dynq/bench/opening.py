@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from .. import runtime, storage
 from ..backends.register import register
 from ..errors import DynqError
+from ..files import temporary_folder
 from ..measuring.sessions import message
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def measure_opening(a: str | Path, b: str | Path | ir.Model, backend: Backend) -
     Raises:
         DynqError: A session cannot be opened.
     """
-    with runtime.temporary_folder() as folder:
+    with temporary_folder() as folder:
         if not isinstance(b, str | Path):
             storage.save(b, Path(folder) / "model.onnx")
             b = Path(folder) / "model.onnx"

@@ -27,6 +27,7 @@ import onnx_ir as ir
 
 from ..accuracy import Reference, measure_outputs, worst_snr
 from ..errors import DynqError
+from ..files import temporary_folder
 from ..measuring.data import Data
 from ..measuring.inputs import Array
 from ..measuring.plain import plain
@@ -44,7 +45,6 @@ from ..measuring.timing import (
     session_contender,
 )
 from ..quantizer import quantize
-from ..runtime import temporary_folder
 from ..storage import load, tensors
 
 FLOAT, OURS = "float", "ort_dynq"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from ..files import target_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,12 +73,10 @@ def check_target(source: Path, target: Path, *, force: bool) -> None:
     Raises:
         DynqError: The output cannot be written there.
     """
-    if not target.parent.is_dir():
-        raise DynqError(f"there is no folder {target.parent} to write {target.name} in")
-    if target.is_dir():
-        raise DynqError(f"{target} is a folder; -o takes the name of a file")
-    if target.exists() and not target.is_file():
-        raise DynqError(f"{target} is not a file; choose another name")
+    resolved = target_of(target)
+    folder = resolved.parent if target.is_symlink() else target.parent
+    if not folder.is_dir():
+        raise DynqError(f"there is no folder {folder} to write {target.name} in")
     if target.exists() and source.exists() and target.samefile(source) and not force:
         raise DynqError(f"{target} is the input itself; use --force to overwrite it")
 

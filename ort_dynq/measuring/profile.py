@@ -16,6 +16,7 @@ import onnxruntime as ort
 from .. import runtime
 from ..backends.register import register
 from ..errors import DynqError
+from ..files import temporary_folder
 from .inputs import Array
 from .sessions import SessionError, message
 
@@ -88,7 +89,7 @@ def profile(
         SessionError: The model does not load or run.
         DynqError: The operators cannot be registered.
     """
-    with runtime.temporary_folder() as folder:
+    with temporary_folder() as folder:
         options = runtime.session_options(threads=threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")

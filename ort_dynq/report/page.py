@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DynqError
-from ..storage import replacing
+from ..files import replacing
 
 
 def render(template: str, **values: Any) -> str:

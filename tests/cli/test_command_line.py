@@ -191,7 +191,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("rewrite empty.onnx -o fast.onnx", "empty.onnx is not an ONNX model"),
         ("rewrite . -o fast.onnx", ". is not an ONNX model"),
         ("rewrite model.onnx -o nowhere/fast.onnx", "there is no folder nowhere to write fast.onnx in"),
-        ("rewrite model.onnx -o .", ". is a folder; -o takes the name of a file"),
+        ("rewrite model.onnx -o .", ". is a folder; choose the name of a file"),
         ("rewrite model.onnx -o model.onnx", "model.onnx is the input itself; use --force to overwrite it"),
         ("rewrite model.onnx -o fast.onnx --verify --shape x=5x5", "x has shape [5, 5], expected [batch, 4]"),
         ("inspect missing.onnx", "there is no file missing.onnx"),

@@ -181,7 +181,7 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("output", "message"),
     [
         ("nowhere/r.html", "there is no folder"),
-        (".", "is a folder; -o takes the name of a file"),
+        (".", "is a folder; choose the name of a file"),
         ("model.onnx", "is the model itself; choose another name for the report"),
     ],
 )

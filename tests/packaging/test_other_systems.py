@@ -18,7 +18,7 @@ import onnx_ir as ir
 import pytest
 
 import ort_dynq
-from ort_dynq import cli, library, runtime, storage, system
+from ort_dynq import cli, files, library, storage, system
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "torchao_8da8w" / "model.onnx"
@@ -89,7 +89,7 @@ def test_an_output_that_another_program_has_open(monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_that_a_session_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows does not delete such a file."""
-    with monkeypatch.context() as context, runtime.temporary_folder() as folder:
+    with monkeypatch.context() as context, files.temporary_folder() as folder:
         (Path(folder) / "mapped").touch()
 
         def unlink(path: object, **_: object) -> None:

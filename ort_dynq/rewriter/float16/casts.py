@@ -21,8 +21,9 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from ...files import temporary_folder, unwritable
 from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, values_of, with_subgraphs
-from ...runtime import MOST_COPIED, can_open, open_session, session_options, temporary_folder, unwritable
+from ...runtime import MOST_COPIED, can_open, open_session, session_options
 from ...storage import load, to_proto
 from ..analysis.inference import Facts
 from ..analysis.values import cast_to, constant_array, producer_of

@@ -1,0 +1,137 @@
+"""Writes files in one step, so that each is complete or not there; creates temporary folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import DynqError
+from .system import try_lock
+
+_SUFFIX = ".saving"
+_LOCK, _CONTENT = "lock", "content"
+_OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
+
+
+def target_of(path: Path) -> Path:
+    """Returns the file, existing or not, that is written for `path`: symbolic links are followed.
+
+    Raises:
+        DynqError: `path` is not a regular file: for example, it is a folder, or a link to a device.
+    """
+    target = os.path.realpath(path)
+    if not os.path.exists(path) and not os.path.lexists(target):
+        return Path(target)
+    # /dev/stdout leads to a pipe, or to a deleted file. Its target is then not the path of a file.
+    if os.path.isfile(path) and os.path.isfile(target) and os.path.samefile(path, target):
+        return Path(target)
+    if os.path.isdir(path):
+        raise DynqError(f"{path} is a folder; choose the name of a file")
+    raise DynqError(f"{path} is not a file; choose another name")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path in a new hidden folder beside `path`. If the block succeeds, the file is moved to `path`.
+
+    If the process is killed, the folder ``.NAME.xxxxxxxx.saving`` stays. The next call for the same path deletes it.
+
+    Args:
+        path: The file to write, see :func:`target_of`. If it exists, it is replaced.
+
+    Raises:
+        DynqError: `path` is not a regular file.
+        OSError: The file cannot be written.
+    """
+    path = target_of(path)
+    for left in _hidden_folders(path):
+        with contextlib.suppress(OSError):
+            left.rmdir()  # its process was killed before it created the lock
+        if not _is_in_use(left):
+            _delete(left)
+    folder, lock = _new_hidden_folder(path)
+    try:
+        with lock:
+            yield folder / _CONTENT / path.name
+            move(folder / _CONTENT / path.name, path)
+    finally:
+        _delete(folder)
+
+
+def move(source: Path, target: Path) -> None:
+    """Moves a complete file to another name in the same file system, also over an existing file.
+
+    It is written to the disk first: after a power failure, the new name never stands for an incomplete file.
+    """
+    with open(source, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(source, target)
+
+
+def is_being_replaced(path: Path) -> bool:
+    """Returns whether :func:`replacing` is writing `path`, in this or another process."""
+    return any(map(_is_in_use, _hidden_folders(path)))
+
+
+def _new_hidden_folder(path: Path) -> tuple[Path, BinaryIO]:
+    """Creates a hidden folder with a lock. The system unlocks it when this process ends."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent))
+        with contextlib.suppress(FileNotFoundError):  # another process has found it empty and deleted it
+            lock = open(folder / _LOCK, "xb")  # noqa: SIM115
+            try_lock(lock)
+            (folder / _CONTENT).mkdir()
+            return folder, lock
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a hidden folder, its lock last: if this is interrupted, the next call for the file deletes the rest."""
+    shutil.rmtree(folder / _CONTENT, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hidden_folders(path: Path) -> list[Path]:
+    name = re.compile(re.escape(f".{path.name}.") + r"\w{8}" + re.escape(_SUFFIX))
+    try:
+        return [folder for folder in path.parent.iterdir() if name.fullmatch(folder.name)]
+    except OSError:  # the folder may be writable but not readable
+        return []
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Returns whether the process that created a hidden folder is alive, or may be."""
+    try:
+        with open(folder / _LOCK, "rb+") as lock:
+            return not try_lock(lock)
+    except OSError:  # the lock is not there yet
+        return True
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """Gives a folder that is deleted after the block, except for files that a session still maps on Windows.
+
+    Raises:
+        DynqError: The folder cannot be created.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    except OSError as error:
+        place = f" in {os.path.dirname(error.filename)}" if error.filename else ""
+        raise DynqError(
+            f"a temporary folder cannot be created{place}: {error.strerror or error}; {_OTHER_FOLDER}"
+        ) from error
+    with folder as path:
+        yield path
+
+
+def unwritable(folder: str, error: Exception) -> DynqError:
+    """Returns the error of a temporary folder in which a file cannot be written: for example, its disk is full."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DynqError(f"the temporary folder {folder} cannot be written: {reason}; {_OTHER_FOLDER}")
