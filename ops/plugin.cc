@@ -18,6 +18,9 @@ namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
+// As VERSION in ort_dynq/operators/__init__.py. ONNX Runtime uses the kernels if a model imports this version or a
+// newer one. If a model imports an older version, it runs the functions that the model stores.
+constexpr int kDomainVersion = 2;
 
 // The API of one copy of ONNX Runtime.
 struct Runtime {
@@ -255,8 +258,8 @@ struct CustomOp : OrtCustomOp {
     };
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
-    GetStartVersion = [](const OrtCustomOp*) { return 1; };
-    GetEndVersion = [](const OrtCustomOp*) { return 1; };
+    GetStartVersion = [](const OrtCustomOp*) { return kDomainVersion; };
+    GetEndVersion = [](const OrtCustomOp*) { return kDomainVersion; };
     CreateKernelV2 = create;
     KernelComputeV2 = compute;
     KernelDestroy = [](void* node) { delete static_cast<RunningNode*>(node); };

@@ -181,12 +181,13 @@ def _session(backend: Backend) -> str:
     from . import runtime
     from .backends.prepare import ready_for_extensions
     from .backends.register import register
+    from .operators import DOMAIN, VERSION
 
     model = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21, "ort_dynq": 1]>
-        doctor (float[n] x, float s, uint8 z) => (uint8[n] y) {
-            y = ort_dynq.DynamicQuantize(x, s, z)
-        }"""
+        f"""<ir_version: 10, opset_import: ["": 21, "{DOMAIN}": {VERSION}]>
+        doctor (float[n] x, float s, uint8 z) => (uint8[n] y) {{
+            y = {DOMAIN}.DynamicQuantize(x, s, z)
+        }}"""
     )
     options = register(runtime.session_options(), backend)
     session = runtime.open_session(ready_for_extensions(model).model if backend == "extensions" else model, options)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from helpers import Array, stock_session
 
-from ort_dynq.operators import OPERATORS
+from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.rewriter.functions import make_function
 
 _TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
@@ -57,7 +57,7 @@ def make_model(operator: str, opset: int, inputs: Sequence[str], given: str) -> 
     heads = ", ".join(f"{_TYPES[type_]}[] {name}" for type_, name in zip(inputs, names, strict=True))
     tails = ", ".join(f"{_TYPES[type_]}[] {name}" for type_, name in zip(outputs, results, strict=True))
     model = onnx.parser.parse_model(
-        f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : 1]> '
+        f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : {VERSION}]> '
         f"g ({heads}) => ({tails}) "
         f"{{ {', '.join(results)} = ort_dynq.{operator} {given} ({', '.join(names)}) }}"
     )

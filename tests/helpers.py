@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
-from ort_dynq.operators import OPERATORS
+from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.packing import pack
 
 Array = npt.NDArray[Any]
@@ -79,7 +79,7 @@ def stock_session(model: bytes | onnx.ModelProto, *, optimize: bool = False, thr
 
 def parse(inputs: str, outputs: str, body: str, *, opset: int = 21) -> onnx.ModelProto:
     """A model from the text of its inputs, outputs and nodes, one node to a line."""
-    head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : 1]>'
+    head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : {VERSION}]>'
     return onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {body} }}")
 
 

@@ -25,6 +25,7 @@ from onnx import numpy_helper
 from ort_dynq.errors import DynqError
 from ort_dynq.measuring.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
+from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.operators.encodings import Activation, AutoPad, ScaleOrder
 from ort_dynq.operators.packing import pack_conv
 from ort_dynq.verification.saturation import cpu_saturates
@@ -270,7 +271,7 @@ def _model(convolution: Convolution, form: _Form) -> onnx.ModelProto:
         form.nodes,
         opset=21,
     )
-    model.opset_import.add(domain="ort_dynq", version=1)
+    model.opset_import.add(domain=DOMAIN, version=VERSION)
     model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in form.constants.items())
     return model
 

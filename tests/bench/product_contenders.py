@@ -37,6 +37,7 @@ from onnx import numpy_helper
 from ort_dynq.errors import DynqError
 from ort_dynq.measuring.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
+from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.operators.encodings import ScaleOrder
 from ort_dynq.operators.packing import pack
 from ort_dynq.verification.saturation import cpu_saturates
@@ -264,8 +265,8 @@ def _model(product: _Product, shape: Sequence[int], count: int) -> onnx.ModelPro
         "\n".join(product.nodes.replace("#", str(i)) for i in range(count)),
         opset=21,
     )
-    for domain in ("ort_dynq", "com.microsoft"):
-        model.opset_import.add(domain=domain, version=1)
+    model.opset_import.add(domain=DOMAIN, version=VERSION)
+    model.opset_import.add(domain="com.microsoft", version=1)
     constants = {**product.shared, **{f"weights{i}": _variant(product.weights, i) for i in range(count)}}
     model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in constants.items())
     return model

@@ -672,7 +672,7 @@ def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
     kind = "int8" if node == "DynamicDequantize" else "float"
     given = "(x, s, z)" if zero_point else "(x, s)"
     model = onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": 18, "ort_dynq": 1]> g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
+        <ir_version: 8, opset_import: ["": 18, "ort_dynq": 2]> g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
         <int8 z = {{3}}> {{ dx = ort_dynq.{node}{given} y = MatMul(dx, w) }}""")
     model.graph.initializer.append(numpy_helper.from_array(WEIGHTS["folded"][1]["w"], "w"))
     result = rewrite(model)

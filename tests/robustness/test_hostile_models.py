@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 import ort_dynq
 from ort_dynq import cli, storage
+from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.products.grid import grid_of
 
@@ -152,7 +153,7 @@ def test_a_node_without_outputs() -> None:
 def test_a_model_without_standard_operators() -> None:
     model = model_of()
     del model.opset_import[:]
-    model.opset_import.append(onnx.helper.make_opsetid("ort_dynq", 1))
+    model.opset_import.append(onnx.helper.make_opsetid("ort_dynq", VERSION))
     assert "opset 0" in rewrite(model).report.unconverted[0].reason
 
 
