@@ -1,11 +1,13 @@
-"""Fixtures that run a test on every instruction set and backend; the option --exhaustive; the summary of a run."""
+"""Fixtures that run a test on instruction sets and backends; the option --exhaustive; the summary of a run."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,17 +33,25 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-# They differ in their products only, from the next instruction set in the list.
+# These differ from the next instruction set in the list only in their products.
 _ONLY_PRODUCTS = ("amx", "avx512vnni", "avxvnni", "neoni8mm", "neondot")
+_PRODUCT_ISAS = kernels.supported_isas()  # the best first, `portable` last
+_ISAS = [name for name in _PRODUCT_ISAS if name not in _ONLY_PRODUCTS]
 
 
-@pytest.fixture(params=[name for name in kernels.supported_isas() if name not in _ONLY_PRODUCTS])
+def _best_and_portable(isas: list[str]) -> list[Any]:
+    """Parameters of a fixture. The instruction sets between the best and the portable one are exhaustive."""
+    between = isas[1:-1]
+    return [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in between)) for name in isas]
+
+
+@pytest.fixture(params=_best_and_portable(_ISAS))
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The instruction set in use during the test, of an operator that is not a product."""
     yield from _use_isa(request)
 
 
-@pytest.fixture(params=kernels.supported_isas())
+@pytest.fixture(params=_best_and_portable(_PRODUCT_ISAS))
 def product_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The instruction set in use during the test, of a product."""
     yield from _use_isa(request)
@@ -68,7 +78,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--exhaustive"):
         for item in items:
             if item.get_closest_marker("exhaustive"):
-                item.add_marker(pytest.mark.skip(reason="exhaustive: `pytest --exhaustive` runs it"))
+                item.add_marker(pytest.mark.skip(reason="exhaustive"))
+
+
+def pytest_collection_finish() -> None:
+    """Python's garbage collector took a third of the time of a run: it visited thousands of collected tests, which live
+    until the end, again and again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
 
 
 # The summary. With pytest-xdist, the process that writes it runs no tests, but receives all reports.
@@ -87,18 +106,24 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _isas_without_tests(config: pytest.Config) -> list[str]:
-    """The instruction sets of this machine that no test of a whole run ran on.
+    """The instruction sets of this machine that a whole run should have run, but no test ran on.
 
     test_every_instruction_set_of_this_cpu_is_run compares the list of instruction sets with /proc/cpuinfo.
     """
-    selections = ("keyword", "markexpr", "deselect", "lf", "stepwise", "collectonly")
+    selections = ("keyword", "deselect", "lf", "stepwise", "collectonly")
     is_whole_run = config.args == config.getini("testpaths") and not any(
         config.getoption(each, None) for each in selections
     )
     is_worker = hasattr(config, "workerinput")
+    by_default = {_PRODUCT_ISAS[0], _ISAS[0], _ISAS[-1]}
+    selected = {
+        (False, ""): by_default,
+        (True, ""): {*_PRODUCT_ISAS},
+        (True, "exhaustive"): {*_PRODUCT_ISAS} - by_default,
+    }.get((config.getoption("--exhaustive"), config.getoption("markexpr")), set())
     if is_worker or not is_whole_run:
         return []
-    return [name for name in kernels.supported_isas() if not _ran[name]]
+    return [name for name in _PRODUCT_ISAS if name in selected and not _ran[name]]
 
 
 def pytest_report_header() -> str:
@@ -112,8 +137,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"product kernels that ran in C++ alone: {', '.join(sorted(_products))}")
     for name in _isas_without_tests(terminalreporter.config):
         terminalreporter.write_line(f"FAILED: this machine has {name}, but no test ran on it", red=True)
-    left_out = sum("exhaustive" in report.keywords for report in terminalreporter.stats.get("skipped", []))
+    skipped = terminalreporter.stats.get("skipped", [])
+    exhaustive = (Path(report.location[0]) for report in skipped if "exhaustive" in report.keywords)
+    left_out = Counter(path.parent.name for path in exhaustive)
     if left_out and not terminalreporter.config.getoption("--exhaustive"):
+        folders = ", ".join(f"{folder} {count}" for folder, count in sorted(left_out.items()))
         terminalreporter.write_line(
-            f"{left_out} exhaustive tests were left out; `pytest --exhaustive -m exhaustive` runs them"
+            f"left out: {left_out.total()} exhaustive tests ({folders}); `pytest --exhaustive -m exhaustive` runs them"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,18 @@ SIGNATURES = [
 # Replaces the fixture `backend` in tests of many shapes and values: both backends call the same kernels, so one run is
 # enough.
 native_only = pytest.mark.parametrize("backend", ["native"])
+
+
+def every(step: int, values: Iterable[Any], first: int = 0) -> list[Any]:
+    """Parameters of a test: by default every `step`-th value from `first` on, with --exhaustive all values."""
+    parameters = [
+        value if hasattr(value, "marks") else pytest.param(*value) if isinstance(value, tuple) else pytest.param(value)
+        for value in values
+    ]
+    return [
+        each if index % step == first else each._replace(marks=(*each.marks, pytest.mark.exhaustive))
+        for index, each in enumerate(parameters)
+    ]
 
 
 # Sessions
