@@ -4,7 +4,7 @@
 
 #include "core/compiler.h"
 #include "core/operator.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {

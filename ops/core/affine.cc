@@ -54,8 +54,8 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
 }
 
-const AffineKernel* AffineArithmetic::kernels(const KernelTable& table, bool wraps) const {
-  return (wraps ? portable_kernels() : table).affine[scaling_][order_][target_];
+const AffineKernel* AffineArithmetic::kernels(const ElementwiseKernels& table, bool wraps) const {
+  return (wraps ? kPortableKernels : table).affine[scaling_][order_][target_];
 }
 
 bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
@@ -95,14 +95,14 @@ float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
                                    : round_half_even(t);
 }
 
-bool AffineArithmetic::takes_float16(const KernelTable& table, bool bounded, float scale) const {
+bool AffineArithmetic::takes_float16(const ElementwiseKernels& table, bool bounded, float scale) const {
   if (!bounded || (fake_quantizer(table, true) == nullptr && quantizer(table, true) == nullptr)) return false;
   const bool rounds_quotient = order_ == kFloat16Quotient && scaling_ == kDivide;
   const bool is_narrow = constants_.low >= -kLargestRoundedQuotient && constants_.high <= kLargestRoundedQuotient;
   return !rounds_quotient || (is_narrow && has_11_bits(scale));
 }
 
-BoundedKernel AffineArithmetic::fake_quantizer(const KernelTable& table, bool is_float16) const {
+BoundedKernel AffineArithmetic::fake_quantizer(const ElementwiseKernels& table, bool is_float16) const {
   if (target_ != kToFloat || order_ == kFloat16Sum) return nullptr;
   const BoundedOrder order = order_ == kAddThenRound      ? kAddsFirst
                              : order_ == kFloat16Quotient ? kRoundsQuotient
@@ -110,13 +110,13 @@ BoundedKernel AffineArithmetic::fake_quantizer(const KernelTable& table, bool is
   return (is_float16 ? table.bounded_f16 : table.bounded)[scaling_][order];
 }
 
-QuantizeKernel AffineArithmetic::quantizer(const KernelTable& table, bool is_float16) const {
+QuantizeKernel AffineArithmetic::quantizer(const ElementwiseKernels& table, bool is_float16) const {
   if (target_ == kToFloat || scaling_ != kDivide || adds_first(order_)) return nullptr;
   const Arithmetic arithmetic = order_ == kFloat16Quotient ? kRoundedQuotient : kOnnx;
   return (is_float16 ? table.quantize_f16 : table.quantize)[arithmetic][target_ == kToU8 ? kU8 : kS8][kPerRow];
 }
 
-void AffineArithmetic::run(const KernelTable& table, const void* src, void* dst, bool is_float16, int64_t count,
+void AffineArithmetic::run(const ElementwiseKernels& table, const void* src, void* dst, bool is_float16, int64_t count,
                            float scale, float zero_point, bool bounded, bool wraps) const {
   const Extent extent{1, count, count};
   if (const BoundedKernel kernel = bounded ? fake_quantizer(table, is_float16) : nullptr) {

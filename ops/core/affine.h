@@ -9,7 +9,7 @@ namespace dynq {
 // The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output has codes,
 // not dequantized codes.
 //
-//   scaling, rounding_order  the formulas of kernels.h
+//   scaling, rounding_order  the formulas of kernels/elementwise.h
 //   quant_min, quant_max     codes are clipped to them, unless clip is 0; integer codes wrap around then
 //   code_type                the type that the chain casts codes to; float32: it does not
 //   output_dtype             the type of codes in the output; if it is not code_type, codes are shifted by 128
@@ -27,7 +27,7 @@ class AffineArithmetic {
   uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
 
   // The affine kernels, for each of Parameters, and their constants.
-  const AffineKernel* kernels(const KernelTable& table) const { return kernels(table, constants_.wraps); }
+  const AffineKernel* kernels(const ElementwiseKernels& table) const { return kernels(table, constants_.wraps); }
   const AffineConstants& constants() const { return constants_; }
 
   // Whether all elements between low and high, both finite, have a code within the clip, and the faster kernels are
@@ -40,17 +40,17 @@ class AffineArithmetic {
 
   // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:
   // may_wrap() holds. `is_float16`: floats of src and dst are float16, not float; only if takes_float16().
-  void run(const KernelTable& table, const void* src, void* dst, bool is_float16, int64_t count, float scale,
+  void run(const ElementwiseKernels& table, const void* src, void* dst, bool is_float16, int64_t count, float scale,
            float zero_point, bool bounded, bool wraps) const;
 
   // Whether run() takes float16.
-  bool takes_float16(const KernelTable& table, bool bounded, float scale) const;
+  bool takes_float16(const ElementwiseKernels& table, bool bounded, float scale) const;
 
  private:
   // The faster kernels, for elements that are bounded; null if there is none.
-  BoundedKernel fake_quantizer(const KernelTable& table, bool is_float16) const;
-  QuantizeKernel quantizer(const KernelTable& table, bool is_float16) const;
-  const AffineKernel* kernels(const KernelTable& table, bool wraps) const;
+  BoundedKernel fake_quantizer(const ElementwiseKernels& table, bool is_float16) const;
+  QuantizeKernel quantizer(const ElementwiseKernels& table, bool is_float16) const;
+  const AffineKernel* kernels(const ElementwiseKernels& table, bool wraps) const;
 
   // The code of x before it is clipped.
   float code_of(float x, float scale, float zero_point) const;

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "core/rounding.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
@@ -60,7 +60,7 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
       channels_(channels),
       width_quads_(form_ == kChannelQuads ? 1 : divide_up(axes[2].kernel, kQuad)),
       tile_(tile),
-      interleave_(active_isa().products->interleave) {
+      interleave_(active_isa().products->interleave_quads) {
   for (int i = 0; i < kSpatialAxes; ++i)
     layouts_[i] = layout(axes[i], tile.first[i], tile.count[i], form_ != kWidthQuads || i < 2,
                          (form_ != kOverlapping || i < 2) && rows_of(tile.count, i) > 1);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/encodings.h"
-#include "kernels/kernels.h"
+#include "kernels/convolutions.h"
 
 namespace dynq {
 

@@ -1,10 +1,12 @@
 #include "core/formats.h"
 
+#include "kernels/dispatch.h"
+
 namespace dynq {
 
 Storage storage_of(Type type) {
   const auto converted = [=](int64_t wide_bytes, Format format) -> Storage {
-    const KernelTable& kernels = active_kernels();
+    const ElementwiseKernels& kernels = active_kernels();
     return {bits_of(type), wide_bytes, kernels.widen[format], kernels.narrow[format]};
   };
   switch (type) {

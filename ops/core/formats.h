@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/operator.h"
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 
 namespace dynq {
 

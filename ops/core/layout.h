@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/granularity.h"
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 
 namespace dynq {
 
@@ -19,7 +19,7 @@ struct Elementwise {
 };
 
 struct QuantizeWork : Elementwise {
-  const QuantizeKernel* kernels;           // for narrow zero points (kernels.h)
+  const QuantizeKernel* kernels;           // for narrow zero points (elementwise.h)
   const QuantizeKernel* portable;          // for all others
   const QuantizeKernel* direct = nullptr;  // for src as it is stored, narrow zero points and safe scales; may be null
 };

@@ -8,8 +8,8 @@
 // quads of k for 16 columns, as weights are packed; their product adds to 16 x 16 sums of int32. The kernel holds 2 x 2
 // tiles of sums, stores them to a buffer, and makes floats from there.
 //
-// Convolutions read their codes from tiles of 16 adjacent positions and 16 quads of a run, which image_tiles() makes of
-// the image: there the tile of a kernel position begins at any position.
+// Convolutions read their codes from tiles of 16 adjacent positions and 16 quads of a run, which pack_conv_tiles()
+// makes of the image: there the tile of a kernel position begins at any position.
 //
 // Tests replace the tile instructions by functions (tests/native/tile_stand_in.h), because few machines have them.
 // Hence the floats are vectors of the compiler, which it can build for every processor.
@@ -23,7 +23,7 @@
 #include <immintrin.h>
 #endif
 
-#include "kernels/kernels.h"
+#include "kernels/products.h"
 
 namespace dynq {
 
@@ -81,7 +81,7 @@ struct Weights {
 
 // One step of 64 k. Tiles 0 to 3 are sums, 4 and 5 codes, 6 and 7 weights.
 template <int kRowTiles, int kColumnTiles>
-inline void step(const uint8_t* codes, int64_t codes_stride, const int8_t* first, const int8_t* second) {
+inline void multiply_step(const uint8_t* codes, int64_t codes_stride, const int8_t* first, const int8_t* second) {
   _tile_loadd(6, first, kTileBytes);
   if (kColumnTiles > 1) _tile_loadd(7, second, kTileBytes);
   _tile_loadd(4, codes, kTileBytes);
@@ -111,16 +111,16 @@ inline void store_sums(uint32_t* sums) {
 
 // Writes the sums of products of up to 32 rows and up to 32 columns to sums[32][32].
 template <int kRowTiles, int kColumnTiles>
-void multiply(const uint8_t* codes, int64_t codes_stride, const Weights& weights, int64_t depth, uint32_t* sums) {
+void multiply_tiles(const uint8_t* codes, int64_t codes_stride, const Weights& weights, int64_t depth, uint32_t* sums) {
   zero_sums();
   const int64_t whole = depth / kTileBytes * kTile;
   for (int64_t at = 0; at < whole; at += kTile) {
-    step<kRowTiles, kColumnTiles>(codes + at, codes_stride, weights.blocks[0] + at, weights.blocks[1] + at);
+    multiply_step<kRowTiles, kColumnTiles>(codes + at, codes_stride, weights.blocks[0] + at, weights.blocks[1] + at);
     for (const int8_t* next : weights.next)
       for (int64_t line = 0; next != nullptr && line < kTile; line += 64) __builtin_prefetch(next + at + line);
   }
   if (depth % kTileBytes != 0)
-    step<kRowTiles, kColumnTiles>(codes + whole, codes_stride, weights.tails[0], weights.tails[1]);
+    multiply_step<kRowTiles, kColumnTiles>(codes + whole, codes_stride, weights.tails[0], weights.tails[1]);
   store_sums<kRowTiles, kColumnTiles>(sums);
 }
 
@@ -156,7 +156,7 @@ inline void store_columns(float* to, Floats vector, int64_t count) {
 
 // Makes floats of up to 32 rows of 16 columns of sums[32][32]. The first one is block's element [row, column].
 template <ScaleOrder kOrder, Store kStore>
-void to_floats(const ProductBlock& block, const uint32_t* sums, int64_t row, int64_t column) {
+void scale_and_store(const ProductBlock& block, const uint32_t* sums, int64_t row, int64_t column) {
   const int64_t count = block.cols - column;
   const Floats column_scale = load_columns<Floats, kStore>(block.column_scales + column, count);
   const Floats bias = load_columns<Floats, kStore>(block.bias + column, count);
@@ -179,16 +179,19 @@ void to_floats(const ProductBlock& block, const uint32_t* sums, int64_t row, int
 }
 
 using Multiply = void (*)(const uint8_t*, int64_t, const Weights&, int64_t, uint32_t*);
-constexpr Multiply kMultiply[2][2] = {{multiply<1, 1>, multiply<1, 2>}, {multiply<2, 1>, multiply<2, 2>}};
+constexpr Multiply kMultiply[2][2] = {{multiply_tiles<1, 1>, multiply_tiles<1, 2>},
+                                      {multiply_tiles<2, 1>, multiply_tiles<2, 2>}};
 
-using ToFloats = void (*)(const ProductBlock&, const uint32_t*, int64_t, int64_t);
-constexpr ToFloats kToFloats[][3] = {
-    {to_floats<kScalesFirst, kWhole>, to_floats<kScalesFirst, kPart>, to_floats<kScalesFirst, kStreamed>},
-    {to_floats<kRowFirst, kWhole>, to_floats<kRowFirst, kPart>, to_floats<kRowFirst, kStreamed>},
-    {to_floats<kColumnFirst, kWhole>, to_floats<kColumnFirst, kPart>, to_floats<kColumnFirst, kStreamed>},
+using ScaleAndStore = void (*)(const ProductBlock&, const uint32_t*, int64_t, int64_t);
+constexpr ScaleAndStore kScaleAndStore[][3] = {
+    {scale_and_store<kScalesFirst, kWhole>, scale_and_store<kScalesFirst, kPart>,
+     scale_and_store<kScalesFirst, kStreamed>},
+    {scale_and_store<kRowFirst, kWhole>, scale_and_store<kRowFirst, kPart>, scale_and_store<kRowFirst, kStreamed>},
+    {scale_and_store<kColumnFirst, kWhole>, scale_and_store<kColumnFirst, kPart>,
+     scale_and_store<kColumnFirst, kStreamed>},
 };
 
-void tiles(const ProductBlock& block) {
+void gemm_qc8w_tiles(const ProductBlock& block) {
   const uintptr_t row_bytes = static_cast<uintptr_t>(block.dst_stride) * sizeof(float);
   const bool stream = block.stream && (reinterpret_cast<uintptr_t>(block.dst) | row_bytes) % sizeof(Floats) == 0;
   const int64_t whole = block.depth / kTileBytes * kTile, tail = block.depth % kTileBytes * kBlockColumns;
@@ -211,7 +214,7 @@ void tiles(const ProductBlock& block) {
       kMultiply[block.rows - row > kTileRows][is_pair](codes, block.codes_stride, weights, block.depth, sums);
       for (int64_t i = 0; i < (is_pair ? 2 : 1); ++i) {
         const Store store = count < (i + 1) * kBlockColumns ? kPart : stream ? kStreamed : kWhole;
-        kToFloats[block.order][store](block, sums + i * kBlockColumns, row, column + i * kBlockColumns);
+        kScaleAndStore[block.order][store](block, sums + i * kBlockColumns, row, column + i * kBlockColumns);
       }
       weights.next[0] = weights.next[1] = nullptr;
     }
@@ -263,16 +266,16 @@ void transpose(const void* from, int64_t stride, int64_t rows, void* to) {
 }
 
 // The tiles of 16 quads follow each other; in each, as many positions as a quad has in the image.
-void image_tiles(const ConvBlock& block) {
-  uint8_t* to = block.tiles;
-  const int64_t tiles_bytes = kTileRows * block.run_bytes, slack = 2 * kTile;
-  __builtin_memset(to + conv_tiles_bytes(block.run, block.run_bytes) - slack, 0, slack);
-  for (int64_t first = 0; first < block.run; first += kTileRows, to += tiles_bytes) {
-    const uint8_t* from = block.image + first * block.run_bytes;
-    const int64_t rows = block.run - first < kTileRows ? block.run - first : kTileRows;
+void pack_conv_tiles(const ConvBlock& block) {
+  uint8_t* to = block.scratch.tiles;
+  const int64_t tiles_bytes = kTileRows * block.input.run_bytes, slack = 2 * kTile;
+  __builtin_memset(to + conv_tiles_bytes(block.input.run, block.input.run_bytes) - slack, 0, slack);
+  for (int64_t first = 0; first < block.input.run; first += kTileRows, to += tiles_bytes) {
+    const uint8_t* from = block.input.image + first * block.input.run_bytes;
+    const int64_t rows = block.input.run - first < kTileRows ? block.input.run - first : kTileRows;
     // The last ones write beyond: to what is written next, or to the slack.
-    for (int64_t at = 0; at < block.run_bytes; at += kTileBytes)
-      transpose(from + at, block.run_bytes, rows, to + at * kTileRows);
+    for (int64_t at = 0; at < block.input.run_bytes; at += kTileBytes)
+      transpose(from + at, block.input.run_bytes, rows, to + at * kTileRows);
   }
 }
 
@@ -282,10 +285,11 @@ struct LastQuads {
   int64_t first;
   alignas(64) int8_t weights[2][2 * kTile] = {};
 
-  explicit LastQuads(const ConvBlock& block) : first(block.quads < kTileRows ? 0 : block.quads - kTileRows + 1) {
+  explicit LastQuads(const ConvBlock& block)
+      : first(block.input.quads < kTileRows ? 0 : block.input.quads - kTileRows + 1) {
     for (int64_t i = 0; i * kBlockColumns < block.channels; ++i)
-      __builtin_memcpy(weights[i], block.weights + i * block.weights_stride + first * kTileBytes,
-                       static_cast<size_t>((block.quads - first) * kTileBytes));
+      __builtin_memcpy(weights[i], block.weights.packed + i * block.weights.stride + first * kTileBytes,
+                       static_cast<size_t>((block.input.quads - first) * kTileBytes));
     use_memory(weights);
   }
 };
@@ -293,24 +297,25 @@ struct LastQuads {
 // Writes the sums of products of up to 32 positions and up to 32 channels to sums[32][32]. Codes of 16 quads of a run
 // meet those of all runs before the next 16: runs read the same codes, which then stay in the first-level cache.
 template <int kRowTiles, int kColumnTiles>
-void conv_multiply(const ConvBlock& block, const LastQuads& last, int64_t position, uint32_t* sums) {
+void conv_multiply_tiles(const ConvBlock& block, const LastQuads& last, int64_t position, uint32_t* sums) {
   zero_sums();
-  const uint8_t* codes = block.tiles + position * kTileBytes;
-  for (int64_t i = 0; i < block.run; i += kTileRows, codes += kTileRows * block.run_bytes)
-    for (int64_t quad = i; quad < block.quads; quad += block.run) {
+  const uint8_t* codes = block.scratch.tiles + position * kTileBytes;
+  for (int64_t i = 0; i < block.input.run; i += kTileRows, codes += kTileRows * block.input.run_bytes)
+    for (int64_t quad = i; quad < block.input.quads; quad += block.input.run) {
       const bool is_last = quad >= last.first;
       const int64_t at = (is_last ? quad - last.first : quad) * kTileBytes;
-      const int8_t* first = (is_last ? last.weights[0] : block.weights) + at;
-      const int8_t* second = (is_last ? last.weights[1] : block.weights + block.weights_stride) + at;
-      step<kRowTiles, kColumnTiles>(codes + block.offsets[quad - i] * kTileRows, kTile, first, second);
+      const int8_t* first = (is_last ? last.weights[0] : block.weights.packed) + at;
+      const int8_t* second = (is_last ? last.weights[1] : block.weights.packed + block.weights.stride) + at;
+      multiply_step<kRowTiles, kColumnTiles>(codes + block.input.offsets[quad - i] * kTileRows, kTile, first, second);
     }
   store_sums<kRowTiles, kColumnTiles>(sums);
 }
 
 // Makes floats of sums[32][32]: all channels, up to 32 positions of a row.
-void conv_to_floats(const ConvBlock& block, const uint32_t* sums, int64_t row, int64_t col) {
-  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
-  const int32_t* code_sums = block.code_sums + row * block.image_row + col;  // and kConvSlack elements more
+void conv_scale_and_store(const ConvBlock& block, const uint32_t* sums, int64_t row, int64_t col) {
+  const bool has_weight_zps = has_zero_points(block.weights);
+  const int32_t* code_sums =
+      block.scratch.code_sums + row * block.input.row_stride + col;  // and kConvSlack elements more
   for (int64_t i = 0; i < kPair && col + i < block.cols; i += kTileRows)
     for (int64_t first = 0; first < block.channels; first += kBlockColumns) {
       alignas(64) uint32_t channels[kTileRows][kBlockColumns];
@@ -318,22 +323,24 @@ void conv_to_floats(const ConvBlock& block, const uint32_t* sums, int64_t row, i
       const int64_t end = block.channels - first < kBlockColumns ? block.channels - first : kBlockColumns;
       for (int64_t c = 0; c < end; ++c) {
         const int64_t channel = first + c;
-        const float channel_scale = load(block.channel_scales + channel), bias = load(block.bias + channel);
-        const float scale1 = block.order == kScalesFirst ? block.scale * channel_scale
-                             : block.order == kRowFirst  ? block.scale
-                                                         : channel_scale;
-        const float scale2 = block.order == kScalesFirst ? 1.0f
-                             : block.order == kRowFirst  ? channel_scale
-                                                         : block.scale;
-        Sums exact = load_columns<Sums, kWhole>(channels[c], kBlockColumns) -
-                     static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(load(block.channel_sums + channel));
+        const float channel_scale = load(block.scaling.channel_scales + channel),
+                    bias = load(block.scaling.bias + channel);
+        const float scale1 = block.scaling.order == kScalesFirst ? block.scaling.scale * channel_scale
+                             : block.scaling.order == kRowFirst  ? block.scaling.scale
+                                                                 : channel_scale;
+        const float scale2 = block.scaling.order == kScalesFirst ? 1.0f
+                             : block.scaling.order == kRowFirst  ? channel_scale
+                                                                 : block.scaling.scale;
+        Sums exact =
+            load_columns<Sums, kWhole>(channels[c], kBlockColumns) -
+            static_cast<uint32_t>(block.scaling.zp) * static_cast<uint32_t>(load(block.scaling.channel_sums + channel));
         if (has_weight_zps)
-          exact -= static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]) *
+          exact -= static_cast<uint32_t>(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel]) *
                    load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(code_sums) + i, kTileRows);
         Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats) * scale1 * scale2 + bias;
-        real = real < block.lowest ? Floats{} + block.lowest : real;
-        real = real > block.highest ? Floats{} + block.highest : real;
-        float* dst = block.dst + channel * block.dst_stride + row * block.dst_row + col + i;
+        real = real < block.scaling.lowest ? Floats{} + block.scaling.lowest : real;
+        real = real > block.scaling.highest ? Floats{} + block.scaling.highest : real;
+        float* dst = block.output.dst + channel * block.output.channel_stride + row * block.output.row_stride + col + i;
         if (const int64_t count = block.cols - col - i; count < kTileRows)
           store_columns<kPart>(dst, real, count);
         else
@@ -343,38 +350,53 @@ void conv_to_floats(const ConvBlock& block, const uint32_t* sums, int64_t row, i
 }
 
 using ConvMultiply = void (*)(const ConvBlock&, const LastQuads&, int64_t, uint32_t*);
-constexpr ConvMultiply kConvMultiply[2][2] = {{conv_multiply<1, 1>, conv_multiply<1, 2>},
-                                              {conv_multiply<2, 1>, conv_multiply<2, 2>}};
+constexpr ConvMultiply kConvMultiply[2][2] = {{conv_multiply_tiles<1, 1>, conv_multiply_tiles<1, 2>},
+                                              {conv_multiply_tiles<2, 1>, conv_multiply_tiles<2, 2>}};
 
 void conv_tiles(const ConvBlock& block) {
   const bool is_pair = block.channels > kBlockColumns;
   const LastQuads last(block);
-  use_memory(block.tiles);
+  use_memory(block.scratch.tiles);
   alignas(64) uint32_t sums[kPair * kPair];
   const TileConfiguration before = configure_tiles();
   for (int64_t row = 0; row < block.rows; ++row)
     for (int64_t col = 0; col < block.cols; col += kPair) {
-      kConvMultiply[block.cols - col > kTileRows][is_pair](block, last, row * block.image_row + col, sums);
-      conv_to_floats(block, sums, row, col);
+      kConvMultiply[block.cols - col > kTileRows][is_pair](block, last, row * block.input.row_stride + col, sums);
+      conv_scale_and_store(block, sums, row, col);
     }
   restore_tiles(before);
 }
 
-void one_group(const ProductBlock& block) { kAvx512VnniProducts.one_group(block); }
-void groups8(const ProductBlock& block) { kAvx512VnniProducts.groups8(block); }
-void groups4(const ProductBlock& block) { kAvx512VnniProducts.groups4(block); }
+// Functions that call kAvx512VnniProducts: its pointers would be copied when the library is loaded, by code that is
+// compiled for AVX-512.
+void gemm_qc8w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qc8w(block); }
+void gemm_qb8w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb8w(block); }
+void gemm_qb4w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb4w(block); }
 void conv(const ConvBlock& block) { kAvx512VnniProducts.conv(block); }
-void sum_codes(const ConvBlock& block) { kAvx512VnniProducts.sum_codes(block); }
-void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
-  kAvx512VnniProducts.interleave(rows, count, flip, to);
+void sum_conv_codes(const ConvBlock& block) { kAvx512VnniProducts.sum_conv_codes(block); }
+void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
+  kAvx512VnniProducts.interleave_quads(rows, count, flip, to);
+}
+
+constexpr ProductKernels product_kernels() {
+  ProductKernels table = {};
+  table.gemm_qc8w = gemm_qc8w;
+  table.gemm_qb8w = gemm_qb8w;
+  table.gemm_qb4w = gemm_qb4w;
+  table.gemm_qc8w_tiles = gemm_qc8w_tiles;
+  table.gemm_qb8w_tiles = gemm_groups_tiles<8>;
+  table.gemm_qb4w_tiles = gemm_groups_tiles<4>;
+  table.conv = conv;
+  table.sum_conv_codes = sum_conv_codes;
+  table.conv_tiles = conv_tiles;
+  table.pack_conv_tiles = pack_conv_tiles;
+  table.interleave_quads = interleave_quads;
+  return table;
 }
 
 }  // namespace
 
-// Functions and not the pointers of kAvx512VnniProducts: those would be copied when the library is loaded, by code that
-// is compiled for AVX-512.
-extern const ProductKernels kAmxProducts = {one_group,      groups8,        groups4,   tiles,
-                                            tile_groups<8>, tile_groups<4>, conv,      conv_tiles,
-                                            image_tiles,    sum_codes,      interleave};
+extern const ProductKernels kAmxProducts;
+constexpr ProductKernels kAmxProducts = product_kernels();
 
 }  // namespace dynq

@@ -198,9 +198,9 @@ using C = P;
 
 }  // namespace
 
-extern const KernelTable kAvx2Kernels;
-constexpr KernelTable kAvx2Kernels = make_table();
+extern const ElementwiseKernels kAvx2Kernels;
+constexpr ElementwiseKernels kAvx2Kernels = elementwise_kernels();
 extern const ProductKernels kAvx2Products;
-constexpr ProductKernels kAvx2Products = kProducts;
+constexpr ProductKernels kAvx2Products = product_kernels();
 
 }  // namespace dynq

@@ -165,7 +165,7 @@ struct V : Vector512 {
 
 }  // namespace
 
-extern const KernelTable kAvx512Kernels;
-constexpr KernelTable kAvx512Kernels = make_table();
+extern const ElementwiseKernels kAvx512Kernels;
+constexpr ElementwiseKernels kAvx512Kernels = elementwise_kernels();
 
 }  // namespace dynq

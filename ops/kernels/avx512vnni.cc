@@ -64,6 +64,6 @@ using C = P;
 }  // namespace
 
 extern const ProductKernels kAvx512VnniProducts;
-constexpr ProductKernels kAvx512VnniProducts = kProducts;
+constexpr ProductKernels kAvx512VnniProducts = product_kernels();
 
 }  // namespace dynq

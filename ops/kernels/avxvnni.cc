@@ -30,6 +30,6 @@ using C = P;
 }  // namespace
 
 extern const ProductKernels kAvxVnniProducts;
-constexpr ProductKernels kAvxVnniProducts = kProducts;
+constexpr ProductKernels kAvxVnniProducts = product_kernels();
 
 }  // namespace dynq

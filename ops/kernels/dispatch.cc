@@ -19,15 +19,15 @@
 #include <string>
 
 #include "core/compiler.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 
 #ifdef ORT_DYNQ_X86
-extern const KernelTable kAvx2Kernels, kAvx512Kernels;
+extern const ElementwiseKernels kAvx2Kernels, kAvx512Kernels;
 extern const ProductKernels kAvx2Products, kAvxVnniProducts, kAvx512VnniProducts, kAmxProducts;
 #elif defined(ORT_DYNQ_ARM)
-extern const KernelTable kNeonKernels;
+extern const ElementwiseKernels kNeonKernels;
 extern const ProductKernels kNeonProducts, kNeonDotProducts, kNeonI8mmProducts;
 #endif
 
@@ -161,7 +161,7 @@ const InstructionSet kInstructionSets[] = {
 #endif
     {"neon", &kNeonKernels, &kNeonProducts, [] { return true; }, nullptr},
 #endif
-    {"portable", &portable_kernels(), &kPortableProducts, [] { return true; }, nullptr},
+    {"portable", &kPortableKernels, &kPortableProducts, [] { return true; }, nullptr},
 };
 
 std::atomic<const InstructionSet*> active{nullptr};
@@ -192,7 +192,7 @@ const InstructionSet& active_isa() {
   return *set;
 }
 
-const KernelTable& active_kernels() { return *active_isa().kernels; }
+const ElementwiseKernels& active_kernels() { return *active_isa().kernels; }
 
 void select_isa(const char* name) {
   active.store(name == nullptr ? nullptr : &enabled("the instruction set", name), std::memory_order_release);

@@ -181,9 +181,9 @@ struct C : SignedConvNeon {
 
 }  // namespace
 
-extern const KernelTable kNeonKernels;
-constexpr KernelTable kNeonKernels = make_table();
+extern const ElementwiseKernels kNeonKernels;
+constexpr ElementwiseKernels kNeonKernels = elementwise_kernels();
 extern const ProductKernels kNeonProducts;
-constexpr ProductKernels kNeonProducts = kProducts;
+constexpr ProductKernels kNeonProducts = product_kernels();
 
 }  // namespace dynq

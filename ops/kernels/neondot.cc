@@ -33,6 +33,6 @@ struct C : SignedConvNeon {
 }  // namespace
 
 extern const ProductKernels kNeonDotProducts;
-constexpr ProductKernels kNeonDotProducts = kProducts;
+constexpr ProductKernels kNeonDotProducts = product_kernels();
 
 }  // namespace dynq

@@ -29,6 +29,6 @@ struct C : ProductNeon {
 }  // namespace
 
 extern const ProductKernels kNeonI8mmProducts;
-constexpr ProductKernels kNeonI8mmProducts = kProducts;
+constexpr ProductKernels kNeonI8mmProducts = product_kernels();
 
 }  // namespace dynq

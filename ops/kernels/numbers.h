@@ -1,6 +1,9 @@
-// Rounding and float16 for single numbers: for the portable kernels, for scales and zero points, and for the ends of
-// vector kernels. No calls and no branches on data, so that compilers vectorize loops of them. Static, so that every
-// file has its own copy (kernels.h says why).
+// Single numbers: loads and stores, rounding, float16. For the portable kernels, for scales and zero points, and for
+// the tails of vector kernels. There are no calls and no branches on data, so compilers vectorize loops over these
+// functions.
+//
+// Files of one instruction set include the headers of this folder, and the linker could choose an inline function that
+// was compiled for AVX-512 for the whole program. So all functions in these headers are static, and they use only C.
 #pragma once
 
 #include <math.h>
@@ -9,6 +12,21 @@
 #include <cstdint>
 
 namespace dynq {
+
+constexpr float kInfinity = INFINITY;
+constexpr float kNan = NAN;
+
+// Tensors of callers may be unaligned, even for float.
+template <class T>
+static inline T load(const T* from) {
+  T value;
+  memcpy(&value, static_cast<const void*>(from), sizeof value);  // a T* would promise the alignment of a T
+  return value;
+}
+template <class T>
+static inline void store(T* to, T value) {
+  memcpy(static_cast<void*>(to), &value, sizeof value);
+}
 
 static inline uint32_t to_bits(float value) {
   uint32_t bits;
@@ -24,8 +42,8 @@ static inline float from_bits(uint32_t bits) {
 
 constexpr uint32_t kMagnitudeBits = 0x7fffffff, kInfiniteBits = 0x7f800000;
 
-// Rounds half to even for any magnitude: from 2^23 on every float is an integer. Keeps the sign of zero, as ONNX's
-// Round does. (rintf is a call on a baseline without SSE4.1.)
+// Rounds half to even. From 2^23 on, every float is an integer. Keeps the sign of zero, as ONNX's Round does. (rintf is
+// a call on a baseline without SSE4.1.)
 static inline float round_half_even(float value) {
   constexpr float kEveryFloatIsWhole = 8388608.0f;
   const float magnitude = fabsf(value);
@@ -34,7 +52,7 @@ static inline float round_half_even(float value) {
   return copysignf(rounded, value);
 }
 
-// Subnormal numbers are converted by arithmetic on normal ones: floats that are denormal may be treated as 0.
+// Subnormal numbers are converted by arithmetic on normal ones: a CPU may treat subnormal floats as 0.
 static inline float widen_f16(uint16_t half) {
   const uint32_t magnitude = half & 0x7fffu;
   const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 5.9604645e-8f;  // 2^-24

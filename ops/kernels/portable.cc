@@ -2,7 +2,7 @@
 // the baseline of any CPU: no calls, no branches on data, conversions by arithmetic.
 #include <math.h>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 
 namespace dynq {
 namespace {
@@ -237,12 +237,12 @@ void bounded(const BoundedBlock& block) {
   });
 }
 
-template <bool kAbsMax>
+template <Extremes kKind>
 Range range(const void* elements, int64_t count) {
   const auto* x = static_cast<const float*>(elements);
-  float low = kInfinity, high = kAbsMax ? 0.0f : -kInfinity, not_finite = 0.0f;
+  float low = kInfinity, high = kKind == kAbsMax ? 0.0f : -kInfinity, not_finite = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
-    const float element = load(x + i), v = kAbsMax && element < 0 ? -element : element;
+    const float element = load(x + i), v = kKind == kAbsMax && element < 0 ? -element : element;
     low = v < low ? v : low;
     high = v > high ? v : high;
     not_finite += v * 0.0f;  // 0 while every element is finite
@@ -250,21 +250,21 @@ Range range(const void* elements, int64_t count) {
   const float first = load(x);
   const bool is_nan = first != first;
   if (is_nan) return {first, first, not_finite};
-  return {kAbsMax ? 0.0f : low, high, not_finite};
+  return {kKind == kAbsMax ? 0.0f : low, high, not_finite};
 }
 
-template <bool kAbsMax>
+template <Extremes kKind>
 void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t kLanes = 8;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * stride;
     float l[kLanes], h[kLanes];
     for (int64_t k = 0; k < kLanes; ++k) {
-      l[k] = kAbsMax ? 0.0f : low[row];
+      l[k] = kKind == kAbsMax ? 0.0f : low[row];
       h[k] = high[row];
     }
     const auto take = [&](int64_t k, float v) {
-      if (kAbsMax) v = fabsf(v);
+      if (kKind == kAbsMax) v = fabsf(v);
       l[k] = v < l[k] ? v : l[k];
       h[k] = v > h[k] ? v : h[k];
     };
@@ -273,20 +273,20 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
       for (int64_t k = 0; k < kLanes; ++k) take(k, load(from + i + k));
     for (; i < cols; ++i) take(0, load(from + i));
     for (int64_t k = 0; k < kLanes; ++k) {
-      if (!kAbsMax) low[row] = l[k] < low[row] ? l[k] : low[row];
+      if (kKind == kMinMax) low[row] = l[k] < low[row] ? l[k] : low[row];
       high[row] = h[k] > high[row] ? h[k] : high[row];
     }
   }
 }
 
-template <bool kAbsMax>
+template <Extremes kKind>
 void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* __restrict low,
                   float* __restrict high) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* __restrict from = x + row * stride;
     for (int64_t i = 0; i < cols; ++i) {
-      const float v = kAbsMax ? fabsf(load(from + i)) : load(from + i);
-      if (!kAbsMax) low[i] = v < low[i] ? v : low[i];
+      const float v = kKind == kAbsMax ? fabsf(load(from + i)) : load(from + i);
+      if (kKind == kMinMax) low[i] = v < low[i] ? v : low[i];
       high[i] = v > high[i] ? v : high[i];
     }
   }
@@ -332,36 +332,55 @@ void narrow_codes(const void* src, void* dst, int64_t count) {
   if (count % 2 != 0) to[count / 2] = static_cast<uint8_t>(code(count - 1));
 }
 
-constexpr KernelTable kPortable = {
-    {{{quantize_rows<kOnnx, kU8>, quantize_columns<kOnnx, kU8>},
-      {quantize_rows<kOnnx, kS8>, quantize_columns<kOnnx, kS8>}},
-     {{quantize_rows<kOneDnn, kU8>, quantize_columns<kOneDnn, kU8>},
-      {quantize_rows<kOneDnn, kS8>, quantize_columns<kOneDnn, kS8>}},
-     {{quantize_rows<kWrapping, kU8>, quantize_columns<kWrapping, kU8>},
-      {quantize_rows<kWrapping, kS8>, quantize_columns<kWrapping, kS8>}},
-     {}},
-    {{dequantize_rows<kU8>, dequantize_columns<kU8>}, {dequantize_rows<kS8>, dequantize_columns<kS8>}},
-    ORT_DYNQ_AFFINE_TABLE,
-    {{bounded<kDivide, false>, bounded<kDivide, true>, nullptr},
-     {bounded<kMultiplyByTheReciprocal, false>, bounded<kMultiplyByTheReciprocal, true>, nullptr},
-     {bounded<kMultiply, false>, bounded<kMultiply, true>, nullptr}},
-    {range<false>, range<true>},
-    {row_range<false>, column_range<false>},
-    {row_range<true>, column_range<true>},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {},
-    {widen_half<widen_f16>, widen_half<widen_bf16>, widen_codes<kU8>, widen_codes<kS8>},
-    {narrow_half<narrow_f16>, narrow_half<narrow_bf16>, narrow_codes<kU8>, narrow_codes<kS8>},
-};
+#include "kernels/affine-table-inl.h"
+
+template <CodeKind kKind>
+constexpr void set_codes(ElementwiseKernels& table) {
+  table.quantize[kOnnx][kKind][kPerRow] = quantize_rows<kOnnx, kKind>;
+  table.quantize[kOnnx][kKind][kPerColumn] = quantize_columns<kOnnx, kKind>;
+  table.quantize[kOneDnn][kKind][kPerRow] = quantize_rows<kOneDnn, kKind>;
+  table.quantize[kOneDnn][kKind][kPerColumn] = quantize_columns<kOneDnn, kKind>;
+  table.quantize[kWrapping][kKind][kPerRow] = quantize_rows<kWrapping, kKind>;
+  table.quantize[kWrapping][kKind][kPerColumn] = quantize_columns<kWrapping, kKind>;
+  table.dequantize[kKind][kPerRow] = dequantize_rows<kKind>;
+  table.dequantize[kKind][kPerColumn] = dequantize_columns<kKind>;
+}
+
+template <Scaling kScaling>
+constexpr void set_bounded(ElementwiseKernels& table) {
+  table.bounded[kScaling][kNoEffectOfZeroPoint] = bounded<kScaling, false>;
+  table.bounded[kScaling][kAddsFirst] = bounded<kScaling, true>;
+}
+
+// Kernels that are not set are null: float16 and codes of 4 bits are converted.
+constexpr ElementwiseKernels elementwise_kernels() {
+  ElementwiseKernels table = {};
+  set_codes<kU8>(table);
+  set_codes<kS8>(table);
+  set_affine<kPerRow>(table);
+  set_affine<kPerColumn>(table);
+  set_bounded<kDivide>(table);
+  set_bounded<kMultiplyByTheReciprocal>(table);
+  set_bounded<kMultiply>(table);
+  table.ranges[kMinMax] = range<kMinMax>;
+  table.ranges[kAbsMax] = range<kAbsMax>;
+  table.min_max_of[kPerRow] = row_range<kMinMax>;
+  table.min_max_of[kPerColumn] = column_range<kMinMax>;
+  table.abs_max_of[kPerRow] = row_range<kAbsMax>;
+  table.abs_max_of[kPerColumn] = column_range<kAbsMax>;
+  table.widen[kF16] = widen_half<widen_f16>;
+  table.widen[kBf16] = widen_half<widen_bf16>;
+  table.widen[kU4] = widen_codes<kU8>;
+  table.widen[kS4] = widen_codes<kS8>;
+  table.narrow[kF16] = narrow_half<narrow_f16>;
+  table.narrow[kBf16] = narrow_half<narrow_bf16>;
+  table.narrow[kU4] = narrow_codes<kU8>;
+  table.narrow[kS4] = narrow_codes<kS8>;
+  return table;
+}
 
 }  // namespace
 
-const KernelTable& portable_kernels() noexcept { return kPortable; }
+constexpr ElementwiseKernels kPortableKernels = elementwise_kernels();
 
 }  // namespace dynq

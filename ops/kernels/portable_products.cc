@@ -1,6 +1,6 @@
 // The reference kernels of matrix products and convolutions in plain C++, which define the correct results. As in
 // portable.cc, compilers vectorize the loops for the baseline of any CPU.
-#include "kernels/kernels.h"
+#include "kernels/products.h"
 
 namespace dynq {
 namespace {
@@ -76,7 +76,7 @@ void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows,
 
 // Up to kProductRows rows, up to 16 columns.
 template <int kBits>
-void product_rows(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
+void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
   const uint8_t* codes = block.codes + row * block.codes_stride;
   const int8_t* weights = block.weights + first / kBlockColumns * block.weights_stride;
   const float* scales = block.scales + row * block.row_groups;
@@ -133,11 +133,11 @@ void product_rows(const ProductBlock& block, int64_t row, int64_t rows, int64_t 
 }
 
 template <int kBits>
-void product(const ProductBlock& block) {
+void gemm(const ProductBlock& block) {
   for (int64_t first = 0; first < block.cols; first += kBlockColumns)
     for (int64_t row = 0; row < block.rows; row += kProductRows)
-      product_rows<kBits>(block, row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
-                          block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
+      gemm_tile<kBits>(block, row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
+                       block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
 }
 
 // Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). Then as products of one
@@ -167,48 +167,49 @@ void add_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t*
 void conv_products(const ConvBlock& block, int64_t position, const int8_t* weights, int64_t step,
                    int32_t (&totals)[kPositions]) {
   uint32_t sums[kPositions * kQuad] = {};
-  for (int64_t quad = 0; quad < block.quads; ++quad)
-    (block.position_bytes == kQuad ? add_quads
-     : block.position_bytes == 2
-         ? add_overlapping_quads<2>
-         : add_overlapping_quads<1>)(block.image + block.offsets[quad] + position * block.position_bytes,
-                                     weights + quad * step, sums);
+  for (int64_t quad = 0; quad < block.input.quads; ++quad)
+    (block.input.position_bytes == kQuad ? add_quads
+     : block.input.position_bytes == 2   ? add_overlapping_quads<2>
+                                         : add_overlapping_quads<1>)(block.input.image + block.input.offsets[quad] +
+                                                                       position * block.input.position_bytes,
+                                                                   weights + quad * step, sums);
   for (int64_t i = 0; i < kPositions; ++i)
     totals[i] = static_cast<int32_t>(sums[i * kQuad] + sums[i * kQuad + 1] + sums[i * kQuad + 2] + sums[i * kQuad + 3]);
 }
 
-void sum_codes(const ConvBlock& block) {
+void sum_conv_codes(const ConvBlock& block) {
   int32_t sums[kPositions];
-  const int64_t positions = (block.rows - 1) * block.image_row + block.cols;
+  const int64_t positions = (block.rows - 1) * block.input.row_stride + block.cols;
   for (int64_t first = 0; first < positions; first += kPositions) {
-    conv_products(block, first, block.ones, kQuad, sums);
-    for (int64_t i = 0; i < kPositions && first + i < positions; ++i) block.code_sums[first + i] = sums[i];
+    conv_products(block, first, block.weights.ones, kQuad, sums);
+    for (int64_t i = 0; i < kPositions && first + i < positions; ++i) block.scratch.code_sums[first + i] = sums[i];
   }
 }
 
 // Up to kPositions positions of a row.
-void conv_some(const ConvBlock& block, int64_t row, int64_t col, int64_t count) {
-  const bool has_weight_zps = block.weight_zps != nullptr || block.weight_zp != 0;
-  const int64_t position = row * block.image_row + col;
+void conv_tile(const ConvBlock& block, int64_t row, int64_t col, int64_t count) {
+  const bool has_weight_zps = has_zero_points(block.weights);
+  const int64_t position = row * block.input.row_stride + col;
   int32_t sums[kPositions];
   for (int64_t channel = 0; channel < block.channels; ++channel) {
-    conv_products(block, position, block.weights + channel * kQuad, kBlockColumns * kQuad, sums);
+    conv_products(block, position, block.weights.packed + channel * kQuad, kBlockColumns * kQuad, sums);
     const auto weight_zp =
-        static_cast<uint32_t>(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel]);
-    const auto correction = static_cast<uint32_t>(block.zp) * static_cast<uint32_t>(load(block.channel_sums + channel));
-    const float scale = block.scale, channel_scale = load(block.channel_scales + channel),
-                bias = load(block.bias + channel);
-    float* dst = block.dst + channel * block.dst_stride + row * block.dst_row + col;
+        static_cast<uint32_t>(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel]);
+    const auto correction =
+        static_cast<uint32_t>(block.scaling.zp) * static_cast<uint32_t>(load(block.scaling.channel_sums + channel));
+    const float scale = block.scaling.scale, channel_scale = load(block.scaling.channel_scales + channel),
+                bias = load(block.scaling.bias + channel);
+    float* dst = block.output.dst + channel * block.output.channel_stride + row * block.output.row_stride + col;
     for (int64_t i = 0; i < count; ++i) {
-      const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.code_sums[position + i]) : 0;
+      const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.scratch.code_sums[position + i]) : 0;
       const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) - correction - weight_zp * code_sum);
       float real = static_cast<float>(exact);
-      real = block.order == kScalesFirst ? real * (scale * channel_scale)
-             : block.order == kRowFirst  ? real * scale * channel_scale
-                                         : real * channel_scale * scale;
+      real = block.scaling.order == kScalesFirst ? real * (scale * channel_scale)
+             : block.scaling.order == kRowFirst  ? real * scale * channel_scale
+                                                 : real * channel_scale * scale;
       real = real + bias;
-      real = real < block.lowest ? block.lowest : real;
-      store(dst + i, real > block.highest ? block.highest : real);
+      real = real < block.scaling.lowest ? block.scaling.lowest : real;
+      store(dst + i, real > block.scaling.highest ? block.scaling.highest : real);
     }
   }
 }
@@ -216,10 +217,10 @@ void conv_some(const ConvBlock& block, int64_t row, int64_t col, int64_t count) 
 void conv(const ConvBlock& block) {
   for (int64_t row = 0; row < block.rows; ++row)
     for (int64_t col = 0; col < block.cols; col += kPositions)
-      conv_some(block, row, col, block.cols - col < kPositions ? block.cols - col : kPositions);
+      conv_tile(block, row, col, block.cols - col < kPositions ? block.cols - col : kPositions);
 }
 
-void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
+void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
   const uint8_t* __restrict r0 = rows[0], * __restrict r1 = rows[1], * __restrict r2 = rows[2], * __restrict r3 = rows[3];
   uint8_t* __restrict quads = to;
   for (int64_t i = 0; i < count; ++i) {
@@ -228,6 +229,18 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
     quads[kQuad * i + 2] = r2[i] ^ flip;
     quads[kQuad * i + 3] = r3[i] ^ flip;
   }
+}
+
+// Kernels that are not set are null: there are no tiles.
+constexpr ProductKernels product_kernels() {
+  ProductKernels table = {};
+  table.gemm_qc8w = gemm<8>;
+  table.gemm_qb8w = gemm<8>;
+  table.gemm_qb4w = gemm<4>;
+  table.conv = conv;
+  table.sum_conv_codes = sum_conv_codes;
+  table.interleave_quads = interleave_quads;
+  return table;
 }
 
 }  // namespace
@@ -240,7 +253,6 @@ bool has_bounded_groups(const ProductBlock& all) noexcept {
   return beyond < 2 * kColumnSumBound;
 }
 
-const ProductKernels kPortableProducts = {product<8>, product<8>, product<4>, nullptr,   nullptr,   nullptr,
-                                          conv,       nullptr,    nullptr,    sum_codes, interleave};
+constexpr ProductKernels kPortableProducts = product_kernels();
 
 }  // namespace dynq

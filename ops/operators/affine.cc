@@ -1,6 +1,8 @@
 // AffineQuantize, AffineFakeQuantize, AffineDequantize: quantization chains with scale and zero point as inputs.
 #include "core/affine.h"
 
+#include "kernels/dispatch.h"
+
 namespace dynq {
 namespace {
 
@@ -57,7 +59,7 @@ class AffineDequantize : public Node {
     const CodeKind kind = src.type == kInt8 ? kS8 : kU8;
     const DequantizeWork work = {{src, context.output(0, src.shape), scale.type, scale, zero_point},
                                  active_kernels().dequantize[kind],
-                                 portable_kernels().dequantize[kind],
+                                 kPortableKernels.dequantize[kind],
                                  scale.type == kFloat16 ? active_kernels().dequantize_f16[kind] : nullptr};
     run_grouped(src.shape, groups, work, context);
   }

@@ -14,6 +14,7 @@
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/scratch.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
@@ -189,8 +190,9 @@ class DynamicRangeQuantize : public Node {
     }
     if (rule_.is_linear()) parameters = {};  // one scale without dimensions
     run.table = &active_kernels();
-    run.range = run.table->ranges[rule_.is_abs_max()];
-    run.range_f16 = src.type == kFloat16 ? run.table->ranges_f16[rule_.is_abs_max()] : nullptr;
+    const Extremes extremes = rule_.is_abs_max() ? kAbsMax : kMinMax;
+    run.range = run.table->ranges[extremes];
+    run.range_f16 = src.type == kFloat16 ? run.table->ranges_f16[extremes] : nullptr;
     run.constants = constants;
     run.dst = static_cast<char*>(context.output(0, src.shape));
     run.scales = has_parameter_outputs ? static_cast<float*>(context.output(1, parameters)) : nullptr;
@@ -211,7 +213,7 @@ class DynamicRangeQuantize : public Node {
     explicit Run(const Tensor& tensor)
         : src(tensor), is_float16(tensor.type == kFloat16), floats(storage_of(tensor.type)) {}
 
-    const KernelTable* table = nullptr;
+    const ElementwiseKernels* table = nullptr;
     RangeKernel range = nullptr, range_f16 = nullptr;  // the latter may stay null
     RangeConstants constants = {};
     FloatReader src;

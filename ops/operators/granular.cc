@@ -2,6 +2,7 @@
 // group_shape. DynamicQuantize and DynamicDequantize are the operators of that name in oneDNN Graph.
 #include "core/attributes.h"
 #include "core/layout.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
@@ -43,7 +44,7 @@ class DynamicQuantize : public Node {
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
     const Type type = output_type(output_dtype_, zps.type);
     const CodeKind kind = kind_of(type);
-    const KernelTable& kernels = active_kernels();
+    const ElementwiseKernels& kernels = active_kernels();
     const QuantizeKernel* direct = nullptr;
     if (arithmetic_ == kOnnx && src.type == kFloat16)
       direct = bits_of(type) == 8 ? kernels.quantize_f16[kOnnx][kind] : kernels.quantize_4bits_f16[kind];
@@ -51,7 +52,7 @@ class DynamicQuantize : public Node {
       direct = kernels.quantize_4bits[kind];
     const QuantizeWork work = {{src, context.output(0, src.shape), type, scales, zps},
                                kernels.quantize[arithmetic_][kind],
-                               portable_kernels().quantize[arithmetic_][kind],
+                               kPortableKernels.quantize[arithmetic_][kind],
                                direct};
     run_grouped(src.shape, groups, work, context);
   }
@@ -73,7 +74,7 @@ class DynamicDequantize : public Node {
     const Tensor src = context.input(0), scales = context.input(1), zps = context.input(2);
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
     const CodeKind kind = kind_of(src.type);
-    const KernelTable& kernels = active_kernels();
+    const ElementwiseKernels& kernels = active_kernels();
     const DequantizeKernel* direct = nullptr;
     if (scales.type == kFloat16)
       direct = bits_of(src.type) == 8 ? kernels.dequantize_f16[kind] : kernels.dequantize_4bits_f16[kind];
@@ -81,7 +82,7 @@ class DynamicDequantize : public Node {
       direct = kernels.dequantize_4bits[kind];
     const DequantizeWork work = {{src, context.output(0, src.shape), scales.type, scales, zps},
                                  kernels.dequantize[kind],
-                                 portable_kernels().dequantize[kind],
+                                 kPortableKernels.dequantize[kind],
                                  direct};
     run_grouped(src.shape, groups, work, context);
   }

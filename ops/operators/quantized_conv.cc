@@ -16,7 +16,7 @@
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
@@ -87,19 +87,19 @@ class QuantizedConv : public Node {
     conv.src = static_cast<const uint8_t*>(src.data);
     conv.weights = static_cast<const int8_t*>(weight.data);
     ConvBlock& all = conv.all;
-    all.quads = conv.quads;
-    all.scale = load(static_cast<const float*>(scale.data));
+    all.input.quads = conv.quads;
+    all.scaling.scale = load(static_cast<const float*>(scale.data));
     const bool is_signed = src.type == kInt8;
-    all.zp =
+    all.scaling.zp =
         is_signed ? *static_cast<const int8_t*>(zero_point.data) + 128 : *static_cast<const uint8_t*>(zero_point.data);
-    all.weight_zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
-    all.weight_zp = one_zp;
-    all.channel_scales = static_cast<const float*>(channel_scale.data);
-    all.channel_sums = static_cast<const int32_t*>(channel_sum.data);
-    all.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
-    all.order = order_;
-    all.lowest = activation_ == Activation::kNone ? -INFINITY : 0.0f;
-    all.highest = activation_ == Activation::kRelu6 ? 6.0f : INFINITY;
+    all.weights.zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weights.zp = one_zp;
+    all.scaling.channel_scales = static_cast<const float*>(channel_scale.data);
+    all.scaling.channel_sums = static_cast<const int32_t*>(channel_sum.data);
+    all.scaling.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
+    all.scaling.order = order_;
+    all.scaling.lowest = activation_ == Activation::kNone ? -INFINITY : 0.0f;
+    all.scaling.highest = activation_ == Activation::kRelu6 ? 6.0f : INFINITY;
     conv.merge_axes();
     conv.flip = is_signed ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
@@ -218,48 +218,51 @@ class QuantizedConv : public Node {
       ConvBlock block = all;
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
-      block.image_row = form.row_positions();
-      block.dst_row = is_direct ? axes[2].out : n2;  // for several rows
-      block.position_bytes = form.position_bytes();
-      block.kernel_rows = form.kernel_rows();
-      block.image = image.get();
-      block.offsets = offsets.data();
-      const bool has_weight_zps = all.weight_zps != nullptr || all.weight_zp != 0;
+      block.input.row_stride = form.row_positions();
+      block.output.row_stride = is_direct ? axes[2].out : n2;  // for several rows
+      block.input.position_bytes = form.position_bytes();
+      block.input.kernel_rows = form.kernel_rows();
+      block.input.image = image.get();
+      block.input.offsets = offsets.data();
+      const bool has_weight_zps = has_zero_points(all.weights);
       const std::vector<int8_t> ones = has_weight_zps ? form.ones() : std::vector<int8_t>();
       const std::unique_ptr<int32_t[]> code_sums(
           has_weight_zps ? new int32_t[static_cast<size_t>(positions + kConvSlack)] : nullptr);
-      block.ones = ones.data();
-      block.code_sums = code_sums.get();
+      block.weights.ones = ones.data();
+      block.scratch.code_sums = code_sums.get();
       const ConvKernel kernel = in_tiles ? products.conv_tiles : products.conv;
-      block.run = form.run();
-      block.run_bytes = form.run_bytes();
-      block.weights_stride = quads * kQuad * kBlockColumns;
+      block.input.run = form.run();
+      block.input.run_bytes = form.run_bytes();
+      block.weights.stride = quads * kQuad * kBlockColumns;
       const std::unique_ptr<uint8_t[]> tiles(
-          in_tiles ? new uint8_t[static_cast<size_t>(conv_tiles_bytes(block.run, block.run_bytes) + kTileBytes)]
-                   : nullptr);
-      block.tiles = tiles.get() + (kTileBytes - reinterpret_cast<uintptr_t>(tiles.get()) % kTileBytes) % kTileBytes;
+          in_tiles
+              ? new uint8_t[static_cast<size_t>(conv_tiles_bytes(block.input.run, block.input.run_bytes) + kTileBytes)]
+              : nullptr);
+      block.scratch.tiles =
+          tiles.get() + (kTileBytes - reinterpret_cast<uintptr_t>(tiles.get()) % kTileBytes) % kTileBytes;
       int64_t group = -1;
       while (channel < end) {
         if (group != channel / group_outputs) {
           const bool is_first = group < 0;
           group = channel / group_outputs;
           const uint8_t* codes = src + (sample * (channels / group_outputs) + group) * group_inputs * in_positions();
-          form.write({codes, flip, static_cast<uint8_t>(all.zp)}, is_first, image.get());
-          if (has_weight_zps) products.sum_codes(block);
-          if (in_tiles) products.image_tiles(block);
+          form.write({codes, flip, static_cast<uint8_t>(all.scaling.zp)}, is_first, image.get());
+          if (has_weight_zps) products.sum_conv_codes(block);
+          if (in_tiles) products.pack_conv_tiles(block);
         }
         const int64_t next =
             std::min({end, (group + 1) * group_outputs, channel - channel % kBlockColumns + most_channels});
         block.channels = next - channel;
-        block.weights = weights + channel / kBlockColumns * block.weights_stride + channel % kBlockColumns * kQuad;
-        if (all.weight_zps != nullptr) block.weight_zps = all.weight_zps + channel;
-        block.channel_scales = all.channel_scales + channel;
-        block.channel_sums = all.channel_sums + channel;
-        block.bias = all.bias + channel;
+        block.weights.packed =
+            weights + channel / kBlockColumns * block.weights.stride + channel % kBlockColumns * kQuad;
+        if (all.weights.zps != nullptr) block.weights.zps = all.weights.zps + channel;
+        block.scaling.channel_scales = all.scaling.channel_scales + channel;
+        block.scaling.channel_sums = all.scaling.channel_sums + channel;
+        block.scaling.bias = all.scaling.bias + channel;
         const int64_t to = (sample * channels + channel) * out_positions() +
                            (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out + tile.first[2];
-        block.dst = is_direct ? static_cast<float*>(dst) + to : sums.get();
-        block.dst_stride = is_direct ? out_positions() : positions;
+        block.output.dst = is_direct ? static_cast<float*>(dst) + to : sums.get();
+        block.output.channel_stride = is_direct ? out_positions() : positions;
         kernel(block);
         for (int64_t c = 0; !is_direct && c < block.channels; ++c) {
           const float* from = sums.get() + c * positions;

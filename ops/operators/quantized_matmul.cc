@@ -12,7 +12,7 @@
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
@@ -94,14 +94,16 @@ class QuantizedMatMul : public Node {
     all.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
     const ProductKernels& kernels = *active_isa().products;
     const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
-    product.in_tiles = kernels.tiles != nullptr && tiles_fit && all.rows >= kTileRows;
+    product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
     product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
     product.prepare_rows(src, scale, zero_point, rows);
     all.is_bounded = all.groups > 1 && all.rows >= kTileRows && has_bounded_groups(all);
-    const ProductKernel in_rows = bits_ == 4 ? kernels.groups4 : all.groups > 1 ? kernels.groups8 : kernels.one_group;
-    const ProductKernel in_tiles = all.groups == 1 ? kernels.tiles
-                                   : bits_ == 4    ? kernels.tile_groups4
-                                                   : kernels.tile_groups8;
+    const ProductKernel in_rows = bits_ == 4       ? kernels.gemm_qb4w
+                                  : all.groups > 1 ? kernels.gemm_qb8w
+                                                   : kernels.gemm_qc8w;
+    const ProductKernel in_tiles = all.groups == 1 ? kernels.gemm_qc8w_tiles
+                                   : bits_ == 4    ? kernels.gemm_qb4w_tiles
+                                                   : kernels.gemm_qb8w_tiles;
     product.run(context, product.in_tiles ? in_tiles : in_rows, bits_);
   }
 

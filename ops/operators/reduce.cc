@@ -14,7 +14,7 @@
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/scratch.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
@@ -26,10 +26,10 @@ constexpr int64_t kNarrowColumns = 64;   // rows with fewer columns are joined
 constexpr int64_t kJoinedColumns = 256;  // to at most this many columns
 constexpr int64_t kColumnTile = 1024;    // columns whose results stay in the first-level cache
 
-template <bool kAbsMax>
+template <Extremes kKind>
 class Reduce : public Node {
  public:
-  static constexpr const char* kName = kAbsMax ? "ReduceAbsMax" : "ReduceMinMax";
+  static constexpr const char* kName = kKind == kAbsMax ? "ReduceAbsMax" : "ReduceMinMax";
 
   explicit Reduce(const Attributes& attributes)
       : axis_(attributes.integer("axis", -1)),
@@ -55,13 +55,13 @@ class Reduce : public Node {
     }
     Run run;
     Scratch<float, 64> floats;
-    run.low = kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
-    run.high = static_cast<float*>(context.output(kAbsMax ? 0 : 1, shape));
+    run.low = kKind == kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
+    run.high = static_cast<float*>(context.output(kKind == kAbsMax ? 0 : 1, shape));
     if (reduce_others_)
       run.describe(1, sizes[0], sizes[1], sizes[2]);
     else
       run.describe(sizes[0], sizes[1], sizes[2], 1);
-    if (src.type == kFloat16 && run.table.ranges_f16[kAbsMax] != nullptr && run.has_rows())
+    if (src.type == kFloat16 && run.table.ranges_f16[kKind] != nullptr && run.has_rows())
       run.src_f16 = static_cast<const uint16_t*>(src.data);
     else
       run.src = src.type == kFloat ? static_cast<const float*>(src.data) : widened(src, floats, context);
@@ -87,7 +87,7 @@ class Reduce : public Node {
 
   // The work consists of units. A unit gives one output element, or `cols` of them if src is read by column.
   struct Run {
-    const KernelTable& table = active_kernels();
+    const ElementwiseKernels& table = active_kernels();
     const float* src = nullptr;
     const uint16_t* src_f16 = nullptr;  // instead of src, if has_rows()
     float *low, *high;
@@ -159,7 +159,7 @@ class Reduce : public Node {
 
     static void begin(float* lowest, float* highest, int64_t count) {
       std::fill_n(lowest, count, kInfinity);
-      std::fill_n(highest, count, kAbsMax ? 0.0f : -kInfinity);
+      std::fill_n(highest, count, kKind == kAbsMax ? 0.0f : -kInfinity);
     }
 
     static void combine(float low, float high, float& lowest, float& highest) {
@@ -206,11 +206,11 @@ class Reduce : public Node {
     void reduce_f16(const uint16_t* first, const uint16_t* last, float& lowest, float& highest) const {
       while (first < last && std::isnan(number(first))) ++first;
       if (first == last) return;
-      const Range range = table.ranges_f16[kAbsMax](first, last - first);
+      const Range range = table.ranges_f16[kKind](first, last - first);
       lowest = range.low, highest = range.high;
     }
 
-    const RangesKernel* kernels() const { return kAbsMax ? table.abs_max_of : table.min_max_of; }
+    const RangesKernel* kernels() const { return kKind == kAbsMax ? table.abs_max_of : table.min_max_of; }
 
     // Reduces `count` units of one row each.
     void adjacent_rows(int64_t unit, int64_t count, float* lowest, float* highest) const {
@@ -238,17 +238,17 @@ class Reduce : public Node {
     // that is zero has the sign of the first zero.
     template <class Element>
     void store(int64_t index, const Element* x, float l, float h, bool is_in_order) const {
-      if (!kAbsMax && !is_in_order && (l == 0 || h == 0)) {
+      if (kKind == kMinMax && !is_in_order && (l == 0 || h == 0)) {
         const float zero = first_zero(x);
         l = l == 0 ? zero : l;
         h = h == 0 ? zero : h;
       }
-      if (const float first = number(x); std::isnan(first)) l = h = kAbsMax ? std::fabs(first) : first;
+      if (const float first = number(x); std::isnan(first)) l = h = kKind == kAbsMax ? std::fabs(first) : first;
       put(index, l, h);
     }
 
     void put(int64_t index, float l, float h) const {
-      if (!kAbsMax) dynq::store(low + index, l);
+      if (kKind == kMinMax) dynq::store(low + index, l);
       dynq::store(high + index, h);
     }
 
@@ -271,15 +271,19 @@ class Reduce : public Node {
 }  // namespace
 
 Operator reduce_abs_max() {
-  return {Reduce<true>::kName, 1, {{{kFloat}, {kFloat}}, {{kFloat16}, {kFloat}}}, make_node<Reduce<true>>, always_float,
+  return {Reduce<kAbsMax>::kName,
+          1,
+          {{{kFloat}, {kFloat}}, {{kFloat16}, {kFloat}}},
+          make_node<Reduce<kAbsMax>>,
+          always_float,
           Operator::kNoInput};
 }
 
 Operator reduce_min_max() {
-  return {Reduce<false>::kName,
+  return {Reduce<kMinMax>::kName,
           1,
           {{{kFloat}, {kFloat, kFloat}}, {{kFloat16}, {kFloat, kFloat}}},
-          make_node<Reduce<false>>,
+          make_node<Reduce<kMinMax>>,
           always_float,
           Operator::kNoInput};
 }

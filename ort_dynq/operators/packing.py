@@ -1,8 +1,8 @@
 """The layout of packed weights: 16 columns by 4 consecutive k are adjacent, for every instruction set.
 
-ops/kernels/kernels.h has the same layout, and the bodies of QuantizedMatMul and QuantizedConv undo it with standard
-operators. The weights of a convolution are packed as a matrix of one column for each output channel; QuadAxis says
-what its rows are.
+ops/kernels/products.h and convolutions.h have the same layouts, and the bodies of QuantizedMatMul and QuantizedConv
+undo them with standard operators. The weights of a convolution are packed as a matrix of one column for each output
+channel; QuadAxis says what its rows are.
 """
 
 from __future__ import annotations

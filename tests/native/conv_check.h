@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/kernels.h"
+#include "kernels/products.h"
 #include "random.h"
 
 namespace conv_check {
@@ -193,49 +193,49 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   block.channels = problem.channels;
   block.rows = problem.rows;
   block.cols = problem.cols;
-  block.image_row = problem.image_row;
-  block.dst_row = problem.dst_row;
-  block.position_bytes = problem.position_bytes;
-  block.kernel_rows = problem.kernel_rows;
-  block.image = place(arenas[0], problem.image);
-  block.offsets = arenas[1].place(problem.offsets, at_end, 0);
-  block.quads = problem.quads;
-  block.weights = place(arenas[2], problem.weights) + problem.first * kQuad;
-  block.weights_stride = problem.weights_stride();
-  block.dst = place(arenas[3], std::vector<float>(static_cast<size_t>(floats), kUntouched));
-  block.dst_stride = problem.dst_stride;
-  block.scale = problem.scale;
-  block.zp = problem.zp;
-  if (problem.zero_points == Problem::kZeroPointPerChannel) block.weight_zps = place(arenas[4], problem.weight_zps);
-  block.weight_zp = problem.weight_zp;
-  block.channel_scales = place(arenas[6], problem.channel_scales);
-  block.channel_sums = place(arenas[7], problem.channel_sums);
-  block.bias = place(arenas[8], problem.bias);
-  block.order = problem.order;
-  block.lowest = problem.lowest;
-  block.highest = problem.highest;
+  block.input.row_stride = problem.image_row;
+  block.output.row_stride = problem.dst_row;
+  block.input.position_bytes = problem.position_bytes;
+  block.input.kernel_rows = problem.kernel_rows;
+  block.input.image = place(arenas[0], problem.image);
+  block.input.offsets = arenas[1].place(problem.offsets, at_end, 0);
+  block.input.quads = problem.quads;
+  block.weights.packed = place(arenas[2], problem.weights) + problem.first * kQuad;
+  block.weights.stride = problem.weights_stride();
+  block.output.dst = place(arenas[3], std::vector<float>(static_cast<size_t>(floats), kUntouched));
+  block.output.channel_stride = problem.dst_stride;
+  block.scaling.scale = problem.scale;
+  block.scaling.zp = problem.zp;
+  if (problem.zero_points == Problem::kZeroPointPerChannel) block.weights.zps = place(arenas[4], problem.weight_zps);
+  block.weights.zp = problem.weight_zp;
+  block.scaling.channel_scales = place(arenas[6], problem.channel_scales);
+  block.scaling.channel_sums = place(arenas[7], problem.channel_sums);
+  block.scaling.bias = place(arenas[8], problem.bias);
+  block.scaling.order = problem.order;
+  block.scaling.lowest = problem.lowest;
+  block.scaling.highest = problem.highest;
   if (problem.zero_points != Problem::kNoZeroPoints) {
-    block.ones = place(arenas[5], problem.ones);
-    block.code_sums =
+    block.weights.ones = place(arenas[5], problem.ones);
+    block.scratch.code_sums =
         arenas[9].place(std::vector<int32_t>(static_cast<size_t>(problem.positions() + kConvSlack)), at_end, 0);
-    kernels.sum_codes(block);
+    kernels.sum_conv_codes(block);
     for (int64_t i = 0; i < problem.positions(); ++i)
-      if (const int64_t right = problem.sum(i, problem.ones.data(), kQuad); block.code_sums[i] != right)
-        fail(name + " sum_codes, " + problem.text() + ": element " + std::to_string(i) + " is " +
-             std::to_string(block.code_sums[i]) + ", expected " + std::to_string(right));
+      if (const int64_t right = problem.sum(i, problem.ones.data(), kQuad); block.scratch.code_sums[i] != right)
+        fail(name + " sum_conv_codes, " + problem.text() + ": element " + std::to_string(i) + " is " +
+             std::to_string(block.scratch.code_sums[i]) + ", expected " + std::to_string(right));
   }
   if (in_tiles) {
-    block.run = problem.run;
-    block.run_bytes = problem.run_bytes;
-    const auto bytes = static_cast<size_t>(dynq::conv_tiles_bytes(block.run, block.run_bytes));
-    block.tiles = arenas[10].place(std::vector<uint8_t>(bytes), at_end, 0);
-    if (problem.positions() > 0) kernels.image_tiles(block);
+    block.input.run = problem.run;
+    block.input.run_bytes = problem.run_bytes;
+    const auto bytes = static_cast<size_t>(dynq::conv_tiles_bytes(block.input.run, block.input.run_bytes));
+    block.scratch.tiles = arenas[10].place(std::vector<uint8_t>(bytes), at_end, 0);
+    if (problem.positions() > 0) kernels.pack_conv_tiles(block);
   }
   (in_tiles ? kernels.conv_tiles : kernels.conv)(block);
   for (int64_t i = 0; i < floats; ++i) {
     const int64_t channel = i / problem.dst_stride, row = i % problem.dst_stride / problem.dst_row;
     const int64_t col = i % problem.dst_stride % problem.dst_row;
-    const float actual = dynq::load(block.dst + i);
+    const float actual = dynq::load(block.output.dst + i);
     const float right = row < problem.rows && col < problem.cols
                             ? problem.expected(channel, row * problem.image_row + col)
                             : kUntouched;

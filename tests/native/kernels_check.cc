@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 #include "random.h"
 
 namespace {
@@ -133,11 +133,11 @@ uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::DequantizeKernel o
 // Floats as they are given to kernels of float and of float16. Without kernels of its own, an instruction set converts
 // float16.
 struct Floats {
-  const dynq::KernelTable& table;
+  const dynq::ElementwiseKernels& table;
   std::vector<float> wide;
   std::vector<uint16_t> halves;
 
-  Floats(const dynq::KernelTable& table_, std::vector<float> values)
+  Floats(const dynq::ElementwiseKernels& table_, std::vector<float> values)
       : table(table_), wide(std::move(values)), halves(wide.size()) {}
 
   void narrow() { table.narrow[dynq::kF16](wide.data(), halves.data(), static_cast<int64_t>(wide.size())); }
@@ -151,7 +151,7 @@ struct Floats {
   void* data(bool is_float16) { return is_float16 ? static_cast<void*>(halves.data()) : wide.data(); }
 };
 
-uint64_t hash_quantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
+uint64_t hash_quantize_f16(const dynq::ElementwiseKernels& table, int kind, dynq::Parameters parameters) {
   return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
     if (problem.kind != kOrdinary) return;  // the scales must be safe and the zero points narrow
     Floats src(table, problem.ties(random));
@@ -166,7 +166,7 @@ uint64_t hash_quantize_f16(const dynq::KernelTable& table, int kind, dynq::Param
 }
 
 // What kernels of bounded elements compute, by the affine kernels.
-void affine_of(const dynq::KernelTable& table, const Problem& problem, const float* src, void* dst,
+void affine_of(const dynq::ElementwiseKernels& table, const Problem& problem, const float* src, void* dst,
                dynq::AffineTarget target, int scaling, bool is_integer) {
   dynq::AffineBlock block{};
   static_cast<dynq::Extent&>(block) = problem.extent;
@@ -184,7 +184,7 @@ void affine_of(const dynq::KernelTable& table, const Problem& problem, const flo
 // Changes the scales of a problem, and returns elements whose quotients are at most 1000, with ties of rounding. One
 // element of each row, a float16, stands at several places: its quotient is closest to a tie of rounding to integers,
 // or to a tie of float16 beside one, so that division, product and reciprocal differ.
-std::vector<float> bounded_ties(const dynq::KernelTable& table, Random& random, Problem& problem,
+std::vector<float> bounded_ties(const dynq::ElementwiseKernels& table, Random& random, Problem& problem,
                                 bool has_float16_scales) {
   std::vector<float> row_ties;
   for (float& scale : problem.scales) {
@@ -207,7 +207,7 @@ std::vector<float> bounded_ties(const dynq::KernelTable& table, Random& random, 
 }
 
 // The quotient is rounded to float16.
-uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16) {
+uint64_t hash_rounded(const dynq::ElementwiseKernels& table, int kind, bool is_float16) {
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& given, Hash& hash) {
     if (given.kind != kOrdinary) return;
     Problem problem = given;
@@ -226,7 +226,7 @@ uint64_t hash_rounded(const dynq::KernelTable& table, int kind, bool is_float16)
   });
 }
 
-uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Parameters parameters) {
+uint64_t hash_dequantize_f16(const dynq::ElementwiseKernels& table, int kind, dynq::Parameters parameters) {
   return hash_blocks(parameters, [&](Random& random, Problem problem, Hash& hash) {
     if (problem.kind == kWide) return;  // the zero points must be narrow
     problem.make_finite();
@@ -247,7 +247,8 @@ uint64_t hash_dequantize_f16(const dynq::KernelTable& table, int kind, dynq::Par
 }
 
 // Codes of 4 bits as they are stored. Without kernels of their own, instruction sets convert them.
-uint64_t hash_quantize_4bits(const dynq::KernelTable& table, int kind, dynq::Parameters parameters, bool is_float16) {
+uint64_t hash_quantize_4bits(const dynq::ElementwiseKernels& table, int kind, dynq::Parameters parameters,
+                             bool is_float16) {
   const auto run = [&](Random& random, const Problem& problem, Hash& hash) {
     const int64_t cols = problem.extent.cols, stride = problem.extent.stride;
     if (problem.kind != kOrdinary || cols < dynq::kLeastColumnsOf4Bits) return;
@@ -267,7 +268,8 @@ uint64_t hash_quantize_4bits(const dynq::KernelTable& table, int kind, dynq::Par
   return hash_blocks(parameters, run, 2);
 }
 
-uint64_t hash_dequantize_4bits(const dynq::KernelTable& table, int kind, dynq::Parameters parameters, bool is_float16) {
+uint64_t hash_dequantize_4bits(const dynq::ElementwiseKernels& table, int kind, dynq::Parameters parameters,
+                               bool is_float16) {
   const auto run = [&](Random& random, Problem problem, Hash& hash) {
     if (problem.kind == kWide || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
     problem.make_finite();
@@ -315,7 +317,7 @@ uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq:
   });
 }
 
-uint64_t hash_bounded(const dynq::KernelTable& table, int scaling, int order, bool is_float16) {
+uint64_t hash_bounded(const dynq::ElementwiseKernels& table, int scaling, int order, bool is_float16) {
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& given, Hash& hash) {
     if (given.kind != kOrdinary) return;
     Problem problem = given;
@@ -358,7 +360,7 @@ uint64_t hash_ranges(dynq::RangesKernel kernel, dynq::Parameters parameters) {
 }
 
 // Many float16 are zeros; an extreme that is a zero may be one of either sign.
-uint64_t hash_range(const dynq::KernelTable& table, bool is_abs_max, bool is_float16) {
+uint64_t hash_range(const dynq::ElementwiseKernels& table, bool is_abs_max, bool is_float16) {
   return hash_blocks(dynq::kPerRow, [&](Random& random, const Problem& problem, Hash& hash) {
     Floats src(table, problem.ties(random));
     for (const bool finite : {false, true}) {
@@ -476,7 +478,7 @@ void print(const std::string& name, uint64_t hash) {
 
 void run_kernels() {
   using namespace dynq;
-  const KernelTable &table = active_kernels(), &portable = portable_kernels();
+  const ElementwiseKernels &table = active_kernels(), &portable = kPortableKernels;
   const ProductKernels& products = *active_isa().products;
   const char* const codes[] = {"u8", "s8"};
   const char* const kinds[] = {"row", "column"};
@@ -526,9 +528,9 @@ void run_kernels() {
     print(std::string("widen/") + formats[format], hash_widen(table.widen[format], is_float));
     print(std::string("narrow/") + formats[format], hash_narrow(table.narrow[format], is_float));
   }
-  print("products/one_group", hash_products(products.one_group, 8, 1));
-  print("products/groups8", hash_products(products.groups8, 8, 3));
-  print("products/groups4", hash_products(products.groups4, 4, 3));
+  print("products/gemm_qc8w", hash_products(products.gemm_qc8w, 8, 1));
+  print("products/gemm_qb8w", hash_products(products.gemm_qb8w, 8, 3));
+  print("products/gemm_qb4w", hash_products(products.gemm_qb4w, 4, 3));
   for (const Parameters p : {kPerRow, kPerColumn}) {
     print(std::string("min_max_of/") + kinds[p], hash_ranges(table.min_max_of[p], p));
     print(std::string("abs_max_of/") + kinds[p], hash_ranges(table.abs_max_of[p], p));

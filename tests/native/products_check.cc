@@ -15,7 +15,7 @@
 
 #include "check.h"
 #include "conv_check.h"
-#include "kernels/kernels.h"
+#include "kernels/dispatch.h"
 #include "random.h"
 #include "tile_stand_in.h"
 #ifdef ORT_DYNQ_AMX_EMULATED
@@ -27,8 +27,8 @@ namespace dynq {
 extern const ProductKernels kAmxProducts, kAmxStandIn, kAvxVnniStandIn;
 
 #ifdef ORT_DYNQ_X86
-extern const KernelTable kAvx512Kernels;
-const KernelTable kAvx512Kernels = {};  // dispatch.cc names it; avx512.cc has no products
+extern const ElementwiseKernels kAvx512Kernels;
+const ElementwiseKernels kAvx512Kernels = {};  // dispatch.cc names it; avx512.cc has no products
 #endif
 
 }  // namespace dynq
@@ -286,14 +286,14 @@ struct Counter {
       check(name + " " + kind, problem, kernel, in_tiles, random);
       ++blocks[name + " " + kind];
     };
-    if (problem.bits == 4) run("groups4", kernels.groups4, false);
-    if (problem.bits == 8 && problem.groups > 1) run("groups8", kernels.groups8, false);
-    if (problem.bits == 8 && problem.groups == 1) run("one_group", kernels.one_group, false);
-    if (problem.rows < kTileRows || kernels.tiles == nullptr) return;
-    if (problem.bits == 8 && problem.groups == 1) run("tiles", kernels.tiles, true);
+    if (problem.bits == 4) run("gemm_qb4w", kernels.gemm_qb4w, false);
+    if (problem.bits == 8 && problem.groups > 1) run("gemm_qb8w", kernels.gemm_qb8w, false);
+    if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w", kernels.gemm_qc8w, false);
+    if (problem.rows < kTileRows || kernels.gemm_qc8w_tiles == nullptr) return;
+    if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);
     if (problem.groups == 1 || problem.size() > dynq::kLongestTileGroup) return;
-    if (problem.bits == 8) run("tile_groups8", kernels.tile_groups8, true);
-    if (problem.bits == 4) run("tile_groups4", kernels.tile_groups4, true);
+    if (problem.bits == 8) run("gemm_qb8w_tiles", kernels.gemm_qb8w_tiles, true);
+    if (problem.bits == 4) run("gemm_qb4w_tiles", kernels.gemm_qb4w_tiles, true);
   }
 
   void check_conv(const std::string& name, const dynq::ProductKernels& kernels, const conv_check::Problem& problem,
@@ -304,8 +304,8 @@ struct Counter {
     };
     if (problem.channels <= kBlockColumns) run("conv", false);
     if (problem.run > 0 && kernels.conv_tiles != nullptr) run("conv_tiles", true);
-    conv_check::check_interleave(name + " interleave", kernels.interleave, random);
-    ++blocks[name + " interleave"];
+    conv_check::check_interleave(name + " interleave_quads", kernels.interleave_quads, random);
+    ++blocks[name + " interleave_quads"];
   }
 
   // amx.cc with functions for its instructions. It has to leave the configuration of the tiles as it was.

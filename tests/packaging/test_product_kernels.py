@@ -52,7 +52,7 @@ def kernel_files(processor: str) -> list[Part]:
         options = re.search(rf"^// Compiler options for {processor}: (.*)", text, re.M)
         if options and re.search(r"ProductKernels k\w+ =", text):
             # Elementwise kernels take long to compile; the tests of the library run these files as they are released.
-            fast = ("-O1",) if "KernelTable k" in text else ()
+            fast = ("-O1",) if "ElementwiseKernels k" in text else ()
             parts.append((path, (*options[1].split(), *fast)))
     return parts
 
@@ -91,8 +91,8 @@ def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
 
 
 def all_kinds(*names: str) -> set[str]:
-    kinds = ("one_group", "groups8", "groups4", "conv", "interleave")
-    tile_kinds = ("tiles", "tile_groups8", "tile_groups4", "conv_tiles")
+    kinds = ("gemm_qc8w", "gemm_qb8w", "gemm_qb4w", "conv", "interleave_quads")
+    tile_kinds = ("gemm_qc8w_tiles", "gemm_qb8w_tiles", "gemm_qb4w_tiles", "conv_tiles")
     in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in tile_kinds}
     return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles
 
@@ -186,7 +186,7 @@ def test_a_contraction_is_found(tmp_path: Path) -> None:
     require("g++", "g++")
     wrong = (*AMX_STAND_IN, *PORTABLE_FALLBACK, "-mfma", "-ffp-contract=fast")
     program = build(tmp_path, "g++", [(KERNELS / "amx.cc", wrong)])
-    with pytest.raises(AssertionError, match=r"amx-stand-in ((conv_)?tiles|tile_groups\d)\b.* expected"):
+    with pytest.raises(AssertionError, match=r"amx-stand-in (conv|gemm_q[bc][48]w)_tiles\b.* expected"):
         ran(program, 1000)
 
 

@@ -105,11 +105,11 @@ void affine(const AffineBlock& block) {
   constexpr auto kDividing = affine_with<AffineQuantizer<Division<false>, kOrder>, kTarget, kOrder, false, kParameters>;
   if constexpr (kOrder == kFloat16Sum)  // rare
     return kScaling == kDivide ? kDividing(block)
-                               : portable_kernels().affine[kScaling][kOrder][kTarget][kParameters](block);
+                               : kPortableKernels.affine[kScaling][kOrder][kTarget][kParameters](block);
   const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
   const bool is_small = are_small(block.zps, count);
   if (kOrder == kRoundThenAdd && block.integer_codes && !(is_small && are_whole(block.zps, count)))
-    return portable_kernels().affine[kScaling][kOrder][kTarget][kParameters](block);  // codes have to be truncated
+    return kPortableKernels.affine[kScaling][kOrder][kTarget][kParameters](block);  // codes have to be truncated
   if (kScaling != kDivide)
     affine_with<AffineQuantizer<Product, kOrder>, kTarget, kOrder, kInverse, kParameters>(block);
   else if (!(kOrder == kAddThenRound && !block.integer_codes) &&  // -tiny + 0 rounds to -0; if Markstein gives -0, +0

@@ -21,8 +21,8 @@ struct ConvForm {
   static constexpr int kBytes = kBytes_;
   static constexpr bool kByRows = kByRows_;
 
-  static int64_t image_step(const ConvBlock& block) { return kByRows ? block.image_row : C::kLanes; }
-  static int64_t dst_step(const ConvBlock& block) { return kByRows ? block.dst_row : C::kLanes; }
+  static int64_t image_step(const ConvBlock& block) { return kByRows ? block.input.row_stride : C::kLanes; }
+  static int64_t dst_step(const ConvBlock& block) { return kByRows ? block.output.row_stride : C::kLanes; }
   static C::I quads(const uint8_t* codes) {
     if constexpr (kBytes == kQuad)
       return C::load(static_cast<const void*>(codes));
@@ -39,7 +39,7 @@ struct ConvTask : ConvBlock {
 // `Type` is C; only a template may name a function that C lacks.
 template <class Type = C>
 inline void sum_weights(const ConvBlock& block, const int8_t* weights, int64_t step, int64_t channels, int32_t* sums) {
-  if constexpr (Type::kSignedCodes) Type::sum_weights(weights, step, block.quads, channels, sums);
+  if constexpr (Type::kSignedCodes) Type::sum_weights(weights, step, block.input.quads, channels, sums);
 }
 
 template <class Form, int kStep, int kChannels, int kCount, class Sums>
@@ -60,10 +60,10 @@ inline void conv_step(const uint8_t* codes, int64_t step, const typename C::Quad
 template <class Form, int kChannels, int kCount, class Sums>
 inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t weights_step, int64_t position,
                           Sums& sums) {
-  const uint8_t* image = block.image + position * Form::kBytes;
+  const uint8_t* image = block.input.image + position * Form::kBytes;
   const int64_t step = Form::image_step(block);
-  for (int64_t quad = 0; quad < block.quads; ++quad, weights += weights_step) {
-    const uint8_t* codes = image + block.offsets[quad];
+  for (int64_t quad = 0; quad < block.input.quads; ++quad, weights += weights_step) {
+    const uint8_t* codes = image + block.input.offsets[quad];
     typename C::Quad w[kChannels];
 #pragma GCC unroll 8
     for (int c = 0; c < kChannels; ++c) w[c] = C::quad(reinterpret_cast<const uint8_t*>(weights) + c * kQuad);
@@ -77,7 +77,7 @@ inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t
 template <class Form, int kStep, int kKernelRows, int kCount>
 inline void conv_row_step(const ConvBlock& block, const int8_t* weights, const uint8_t* codes,
                           typename C::I (&sums)[1][kCount]) {
-  const int64_t row_quads = block.quads / kKernelRows, step = block.image_row * Form::kBytes;
+  const int64_t row_quads = block.input.quads / kKernelRows, step = block.input.row_stride * Form::kBytes;
   for (int64_t quad = 0; quad < row_quads; ++quad, codes += kQuad) {
     typename C::Quad w[kKernelRows];
 #pragma GCC unroll 8
@@ -97,37 +97,38 @@ inline void conv_row_step(const ConvBlock& block, const int8_t* weights, const u
 template <class Form, int kKernelRows, int kCount>
 inline void conv_row_products(const ConvBlock& block, const int8_t* weights, int64_t position,
                               typename C::I (&sums)[1][kCount]) {
-  const uint8_t* codes = block.image + position * Form::kBytes + block.offsets[0];
+  const uint8_t* codes = block.input.image + position * Form::kBytes + block.input.offsets[0];
   conv_row_step<Form, 0, kKernelRows, kCount>(block, weights, codes, sums);
   if constexpr (C::kSteps == 2) conv_row_step<Form, 1, kKernelRows, kCount>(block, weights, codes, sums);
 }
 
 template <class Form, int kChannels, int kCount>
-void conv_some(const ConvTask& block, int64_t channel, int64_t row, int64_t col) {
-  const int64_t position = row * block.image_row + col;
+void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col) {
+  const int64_t position = row * block.input.row_stride + col;
   typename C::I sums[kChannels][kCount];
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c) {
-    const auto channel_sum = static_cast<uint32_t>(load(block.channel_sums + channel + c));
-    auto correction = 0u - static_cast<uint32_t>(block.zp) * channel_sum;
+    const auto channel_sum = static_cast<uint32_t>(load(block.scaling.channel_sums + channel + c));
+    auto correction = 0u - static_cast<uint32_t>(block.scaling.zp) * channel_sum;
     if (C::kSignedCodes) correction += 128u * static_cast<uint32_t>(block.weight_sums[channel + c]);
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) sums[c][v] = C::set1(static_cast<int32_t>(correction));
   }
-  if (block.weight_zps != nullptr || block.weight_zp != 0) {
+  if (has_zero_points(block.weights)) {
 #pragma GCC unroll 8
     for (int c = 0; c < kChannels; ++c) {
-      const auto zp = C::set1(block.weight_zps == nullptr ? block.weight_zp : block.weight_zps[channel + c]);
+      const auto zp = C::set1(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel + c]);
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v)
-        sums[c][v] = C::sub(sums[c][v], C::mul(zp, C::load(block.code_sums + position + v * Form::image_step(block))));
+        sums[c][v] =
+            C::sub(sums[c][v], C::mul(zp, C::load(block.scratch.code_sums + position + v * Form::image_step(block))));
     }
   }
-  const int8_t* weights = block.weights + channel * kQuad;
+  const int8_t* weights = block.weights.packed + channel * kQuad;
   if constexpr (Form::kByRows && kChannels == 1 && kCount > 1) {
-    if (block.kernel_rows == 3)
+    if (block.input.kernel_rows == 3)
       conv_row_products<Form, 3, kCount>(block, weights, position, sums);
-    else if (block.kernel_rows == 5)
+    else if (block.input.kernel_rows == 5)
       conv_row_products<Form, 5, kCount>(block, weights, position, sums);
     else
       conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
@@ -136,14 +137,16 @@ void conv_some(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   }
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c) {
-    const float scale = block.scale, channel_scale = load(block.channel_scales + channel + c);
-    const auto first = C::set1(block.order == kScalesFirst ? scale * channel_scale
-                               : block.order == kRowFirst  ? scale
-                                                           : channel_scale);
-    const auto second = C::set1(block.order == kScalesFirst ? 1.0f : block.order == kRowFirst ? channel_scale : scale);
-    const auto bias = C::set1(load(block.bias + channel + c));
-    const auto lowest = C::set1(block.lowest), highest = C::set1(block.highest);
-    float* dst = block.dst + (channel + c) * block.dst_stride + row * block.dst_row + col;
+    const float scale = block.scaling.scale, channel_scale = load(block.scaling.channel_scales + channel + c);
+    const auto first = C::set1(block.scaling.order == kScalesFirst ? scale * channel_scale
+                               : block.scaling.order == kRowFirst  ? scale
+                                                                   : channel_scale);
+    const auto second = C::set1(block.scaling.order == kScalesFirst ? 1.0f
+                                : block.scaling.order == kRowFirst  ? channel_scale
+                                                                    : scale);
+    const auto bias = C::set1(load(block.scaling.bias + channel + c));
+    const auto lowest = C::set1(block.scaling.lowest), highest = C::set1(block.scaling.highest);
+    float* dst = block.output.dst + (channel + c) * block.output.channel_stride + row * block.output.row_stride + col;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
       const auto sum = C::add(C::mul(C::mul(C::to_float(sums[c][v]), first), second), bias);
@@ -168,9 +171,9 @@ void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
   };
   const auto run = [&](int count, int64_t row, int64_t col) {
     for (int64_t channel = first; channel < last; channel += kChannels)
-      (count == kMost   ? conv_some<Form, kChannels, kMost>
-       : count == kHalf ? conv_some<Form, kChannels, kHalf>
-                        : conv_some<Form, kChannels, 1>)(block, channel, row, col);
+      (count == kMost   ? conv_tile<Form, kChannels, kMost>
+       : count == kHalf ? conv_tile<Form, kChannels, kHalf>
+                        : conv_tile<Form, kChannels, 1>)(block, channel, row, col);
   };
   if constexpr (Form::kByRows) {
     for (int64_t row = 0; row < block.rows;) {
@@ -193,52 +196,52 @@ void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
 }
 
 template <class Form, int kChannels>
-void conv_from(const ConvTask& block, int64_t channel) {
+void conv_remaining_channels(const ConvTask& block, int64_t channel) {
   const int64_t last = block.channels - (block.channels - channel) % kChannels;
   if (channel < last) conv_channels<Form, kChannels>(block, channel, last);
-  if constexpr (kChannels > 1) conv_from<Form, kChannels / 2>(block, last);
+  if constexpr (kChannels > 1) conv_remaining_channels<Form, kChannels / 2>(block, last);
 }
 
 // Rows are for a few channels of each group, so that one channel at once does.
 inline void conv(const ConvBlock& given) {
   ConvTask block = {given, {}};
-  sum_weights(given, given.weights, kBlockBytes, given.channels, block.weight_sums);
-  if (block.position_bytes == kQuad)
-    conv_from<ConvForm<kQuad, false>, C::kConvChannels>(block, 0);
-  else if (block.position_bytes == 2)
-    conv_from<ConvForm<2, true>, 1>(block, 0);
+  sum_weights(given, given.weights.packed, kBlockBytes, given.channels, block.weight_sums);
+  if (block.input.position_bytes == kQuad)
+    conv_remaining_channels<ConvForm<kQuad, false>, C::kConvChannels>(block, 0);
+  else if (block.input.position_bytes == 2)
+    conv_remaining_channels<ConvForm<2, true>, 1>(block, 0);
   else if (block.rows > 1)
-    conv_from<ConvForm<1, true>, 1>(block, 0);
+    conv_remaining_channels<ConvForm<1, true>, 1>(block, 0);
   else
-    conv_from<ConvForm<1, false>, C::kConvChannels>(block, 0);
+    conv_remaining_channels<ConvForm<1, false>, C::kConvChannels>(block, 0);
 }
 
 template <int kBytes>
-void sum_codes_of(const ConvBlock& block) {
-  const int64_t positions = (block.rows - 1) * block.image_row + block.cols;
+void sum_conv_codes_of(const ConvBlock& block) {
+  const int64_t positions = (block.rows - 1) * block.input.row_stride + block.cols;
   int32_t ones = 0;
-  sum_weights(block, block.ones, kQuad, 1, &ones);
+  sum_weights(block, block.weights.ones, kQuad, 1, &ones);
   for (int64_t position = 0; position < positions; position += kMostConvVectors * C::kLanes) {
     typename C::I sums[1][kMostConvVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kMostConvVectors; ++v) sums[0][v] = C::set1(C::kSignedCodes ? 128 * ones : 0);
-    conv_products<ConvForm<kBytes, false>, 1, kMostConvVectors>(block, block.ones, kQuad, position, sums);
+    conv_products<ConvForm<kBytes, false>, 1, kMostConvVectors>(block, block.weights.ones, kQuad, position, sums);
 #pragma GCC unroll 8
-    for (int v = 0; v < kMostConvVectors; ++v) C::store(block.code_sums + position + v * C::kLanes, sums[0][v]);
+    for (int v = 0; v < kMostConvVectors; ++v) C::store(block.scratch.code_sums + position + v * C::kLanes, sums[0][v]);
   }
 }
 
-inline void sum_codes(const ConvBlock& block) {
-  (block.position_bytes == kQuad ? sum_codes_of<kQuad>
-   : block.position_bytes == 2   ? sum_codes_of<2>
-                                 : sum_codes_of<1>)(block);
+inline void sum_conv_codes(const ConvBlock& block) {
+  (block.input.position_bytes == kQuad ? sum_conv_codes_of<kQuad>
+   : block.input.position_bytes == 2   ? sum_conv_codes_of<2>
+                                       : sum_conv_codes_of<1>)(block);
 }
 
 // A vector that would exceed the end overlaps the one before; fewer than 4 codes of each row are copied.
 template <int64_t kCodes = 16>
-void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
+void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
   if constexpr (kCodes >= kQuad) {
-    if (count < kCodes) return interleave<kCodes / 2>(rows, count, flip, to);
+    if (count < kCodes) return interleave_quads<kCodes / 2>(rows, count, flip, to);
     for (int64_t i = 0; i < count; i += kCodes)
       C::store_quads<kCodes>(rows, i + kCodes <= count ? i : count - kCodes, flip, to);
   } else {
@@ -247,14 +250,13 @@ void interleave(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip
   }
 }
 
-constexpr ProductKernels kProducts = {products<8, true, P::kBlocks>,
-                                      products<8, false, P::kGroupBlocks>,
-                                      products<4, false, P::kGroupBlocks>,
-                                      nullptr,
-                                      nullptr,
-                                      nullptr,
-                                      conv,
-                                      nullptr,
-                                      nullptr,
-                                      sum_codes,
-                                      interleave<>};
+constexpr ProductKernels product_kernels() {
+  ProductKernels table = {};
+  table.gemm_qc8w = gemm<8, true, P::kBlocks>;
+  table.gemm_qb8w = gemm<8, false, P::kGroupBlocks>;
+  table.gemm_qb4w = gemm<4, false, P::kGroupBlocks>;
+  table.conv = conv;
+  table.sum_conv_codes = sum_conv_codes;
+  table.interleave_quads = interleave_quads<>;
+  return table;
+}

@@ -93,8 +93,8 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
 
 // The products of quads `quad` and `quad` + 1 with 4-bit weights, whose zero points are `zps`.
 template <int kRows, int kBlocks, class Sums>
-inline void dot_step4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t quad,
-                      const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
+inline void dot_step_4bit(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t quad,
+                          const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v) {
@@ -112,18 +112,18 @@ inline void dot_step4(const uint8_t* codes, int64_t stride, const Weights<kBlock
 
 // As dot_products(), for 4-bit weights. `from` and `to` are even.
 template <int kRows, int kBlocks, class Sums>
-inline void dot_products4(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
-                          int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
+inline void dot_products_4bit(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
+                              int64_t to, const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   int64_t quad = from;
   if constexpr (kRows <= kFewRows && P::kSplit > 1) {
     Sums others = {};
     for (; quad + 4 <= to; quad += 4) {
-      dot_step4<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
-      dot_step4<kRows, kBlocks>(codes, stride, weights, quad + 2, zps, others);
+      dot_step_4bit<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
+      dot_step_4bit<kRows, kBlocks>(codes, stride, weights, quad + 2, zps, others);
     }
     add(sums, others);
   }
-  for (; quad < to; quad += 2) dot_step4<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
+  for (; quad < to; quad += 2) dot_step_4bit<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
 }
 
 // If P::kUnsignedWeights: what makes sums too large. `Type` is P; only a template may name a function that P lacks.
@@ -142,8 +142,8 @@ inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t qua
 
 // dst of `rows` rows of one block, from float(exact) of one group or from the sum of several. A scale that varies has
 // multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
-ORT_DYNQ_ONE_COPY inline void finish(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
-                                     const float* reals) {
+ORT_DYNQ_ONE_COPY inline void store_block(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
+                                          const float* reals) {
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
   for (int64_t i = 0; i < kBlockColumns && col + i < block.cols; i += P::kLanes) {
     const int64_t at = col + i, n = block.cols - at;
@@ -163,9 +163,9 @@ ORT_DYNQ_ONE_COPY inline void finish(const ProductBlock& block, int64_t first, i
   }
 }
 
-// As finish(), for one group and whole vectors, from registers. Worth its size for many rows only.
+// As store_block(), for one group and whole vectors, from registers. Worth its size for many rows only.
 template <ScaleOrder kOrder, int kRows, int kSums>
-inline void write(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
+inline void store_registers(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
     const int64_t at = col + v * P::kLanes;
@@ -183,7 +183,7 @@ static_assert(sizeof kOnes >= P::kLanes * sizeof(float), "one for each column of
 
 // kRows rows of kBlocks blocks of columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
-void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
+void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kSums = kBlocks * kVectors;
   const Weights<kBlocks> weights(block, col, gap);
   const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
@@ -235,7 +235,8 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     }
     subtract_code_sums<kBits>(codes + group * quads * kQuad, block.codes_stride, quads, zps, sums);
     if constexpr (kBits == 4) {
-      dot_products4<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, zps, sums);
+      dot_products_4bit<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, zps,
+                                        sums);
     } else {
       if (block.row_sums != nullptr)
 #pragma GCC unroll 8
@@ -281,22 +282,22 @@ void some_rows(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     if (column_varies) column_scales += block.columns;
   }
   if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
-    if (block.order == kScalesFirst) return write<kScalesFirst>(block, row, col, reals);
-    if (block.order == kRowFirst) return write<kRowFirst>(block, row, col, reals);
-    return write<kColumnFirst>(block, row, col, reals);
+    if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
+    if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
+    return store_registers<kColumnFirst>(block, row, col, reals);
   }
   float stored[kBlocks][kRows][kBlockColumns];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
-  for (int b = 0; b < kBlocks; ++b) finish(block, row, kRows, col + b * gap, stored[b][0]);
+  for (int b = 0; b < kBlocks; ++b) store_block(block, row, kRows, col + b * gap, stored[b][0]);
 }
 
-using RowsKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
+using TileKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
 
 // `kernels` are those of 1 to kMostRows rows. Columns first: their weights stay in the caches for all rows.
-inline void for_rows(const ProductBlock& block, int64_t width, const RowsKernel (&kernels)[kMostRows]) {
+inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileKernel (&kernels)[kMostRows]) {
   for (int64_t col = 0; col < block.cols; col += width)
     for (int64_t row = 0; row < block.rows;) {
       const int64_t left = block.rows - row;
@@ -309,21 +310,21 @@ inline void for_rows(const ProductBlock& block, int64_t width, const RowsKernel 
 // A few rows wait for memory, which is fastest if it is read in order, at two places at once: block after block, of the
 // first half of the columns and of the second.
 template <int kBits, bool kOneGroup, int kRows>
-void few_rows(const ProductBlock& block) {
+void gemm_few_rows(const ProductBlock& block) {
   const int64_t blocks = (block.cols + kBlockColumns - 1) / kBlockColumns, half = (blocks + 1) / 2 * kBlockColumns;
-  for (int64_t col = 0; col < half; col += kBlockColumns) some_rows<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
+  for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
 }
 
-// From kFewRows + 1 rows on, for_rows() takes no fewer at once.
-static_assert(kFewRows == 2, "few_rows() is called for 1 and 2");
+// From kFewRows + 1 rows on, gemm_row_tiles() takes no fewer at once.
+static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
-void products(const ProductBlock& block) {
+void gemm(const ProductBlock& block) {
   if (block.rows == 1)
-    few_rows<kBits, kOneGroup, 1>(block);
+    gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)
-    few_rows<kBits, kOneGroup, 2>(block);
+    gemm_few_rows<kBits, kOneGroup, 2>(block);
   else
-    for_rows(block, kBlocks * kBlockColumns,
-             {nullptr, nullptr, some_rows<kBits, kOneGroup, kBlocks, 3>, some_rows<kBits, kOneGroup, kBlocks, 4>,
-              some_rows<kBits, kOneGroup, kBlocks, 5>, some_rows<kBits, kOneGroup, kBlocks, 6>});
+    gemm_row_tiles(block, kBlocks * kBlockColumns,
+                   {nullptr, nullptr, gemm_tile<kBits, kOneGroup, kBlocks, 3>, gemm_tile<kBits, kOneGroup, kBlocks, 4>,
+                    gemm_tile<kBits, kOneGroup, kBlocks, 5>, gemm_tile<kBits, kOneGroup, kBlocks, 6>});
 }

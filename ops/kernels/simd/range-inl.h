@@ -1,20 +1,20 @@
 // The smallest and the largest element, or the largest magnitude: of a run of elements, of each row, of each column.
 
 // Four independent chains of vectors hide the latency of the comparisons.
-template <bool kAbsMax, class Floats = Float32>
+template <Extremes kKind, class Floats = Float32>
 Range range(const void* elements, int64_t count) {
   const auto* x = static_cast<const typename Floats::Element*>(elements);
   constexpr int64_t L = V::kLanes;
   V::F low[4], high[4];
   for (int k = 0; k < 4; ++k) {
     low[k] = V::set1(kInfinity);
-    high[k] = V::set1(kAbsMax ? 0.0f : -kInfinity);
+    high[k] = V::set1(kKind == kAbsMax ? 0.0f : -kInfinity);
   }
   V::F not_finite[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
   const auto take = [&](int k, V::F v) {
     not_finite[k] = V::fmadd(v, V::set1(0.0f), not_finite[k]);  // 0 while every element is finite
-    if (kAbsMax) v = V::abs(v);
-    if (!kAbsMax) low[k] = V::min(v, low[k]);
+    if (kKind == kAbsMax) v = V::abs(v);
+    if (kKind == kMinMax) low[k] = V::min(v, low[k]);
     high[k] = V::max(v, high[k]);
   };
   int64_t i = 0;
@@ -31,7 +31,7 @@ Range range(const void* elements, int64_t count) {
   const V::F sum = V::add(V::add(not_finite[0], not_finite[1]), V::add(not_finite[2], not_finite[3]));
   float any_not_finite = V::has_nan(sum, sum) ? kNan : 0.0f;
   for (; i < count; ++i) {
-    const float element = Floats::element(x + i), v = kAbsMax && element < 0 ? -element : element;
+    const float element = Floats::element(x + i), v = kKind == kAbsMax && element < 0 ? -element : element;
     if (v < smallest) smallest = v;
     if (v > largest) largest = v;
     any_not_finite += v * 0.0f;
@@ -39,37 +39,37 @@ Range range(const void* elements, int64_t count) {
   const float first = Floats::element(x);
   const bool is_nan = first != first;
   if (is_nan) return {first, first, any_not_finite};
-  return {kAbsMax ? 0.0f : smallest, largest, any_not_finite};
+  return {kKind == kAbsMax ? 0.0f : smallest, largest, any_not_finite};
 }
 
 // The bits of finite float16 numbers, or those of their magnitudes, as integers in the order of the numbers. Compilers
 // turn the loop into vectors of the instruction set. Infinity and NaN lie beyond the finite numbers.
-template <bool kAbsMax>
+template <Extremes kKind>
 Range range_f16(const void* elements, int64_t count) {
   constexpr int16_t kOrderedInfinity = 0x7c00;
   const auto ordered = [](uint16_t bits) {
     const auto flipped = static_cast<uint16_t>(static_cast<int16_t>(bits) >> 15 & 0x7fff);  // if it is negative
-    return static_cast<int16_t>(kAbsMax ? bits & 0x7fff : bits ^ flipped);
+    return static_cast<int16_t>(kKind == kAbsMax ? bits & 0x7fff : bits ^ flipped);
   };
   const auto* x = static_cast<const uint16_t*>(elements);
   int16_t low = INT16_MAX, high = INT16_MIN;
   for (int64_t i = 0; i < count; ++i) {
     const int16_t v = ordered(dynq::load(x + i));
-    if (!kAbsMax) low = v < low ? v : low;
+    if (kKind == kMinMax) low = v < low ? v : low;
     high = v > high ? v : high;
   }
-  if (high >= kOrderedInfinity || (!kAbsMax && low < -kOrderedInfinity))
-    return range<kAbsMax, Float16>(elements, count);
+  if (high >= kOrderedInfinity || (kKind == kMinMax && low < -kOrderedInfinity))
+    return range<kKind, Float16>(elements, count);
   // ordered() turns what it returned into the bits again.
   const auto number = [&](int16_t order) {
     return widen_f16(static_cast<uint16_t>(ordered(static_cast<uint16_t>(order))));
   };
-  return {kAbsMax ? 0.0f : number(low), number(high), 0.0f};
+  return {kKind == kAbsMax ? 0.0f : number(low), number(high), 0.0f};
 }
 
-template <bool kAbsMax>
+template <Extremes kKind>
 void widen(V::F v, V::F& low, V::F& high) {
-  if (kAbsMax)
+  if (kKind == kAbsMax)
     v = V::abs(v);
   else
     low = V::min(v, low);
@@ -77,50 +77,50 @@ void widen(V::F v, V::F& low, V::F& high) {
 }
 
 // If a row has at least one vector of elements, its last vector ends at the row's end and overlaps the one before.
-template <bool kAbsMax>
+template <Extremes kKind>
 void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t L = V::kLanes;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * stride;
-    V::F h = V::set1(high[row]), l = kAbsMax ? h : V::set1(low[row]);
+    V::F h = V::set1(high[row]), l = kKind == kAbsMax ? h : V::set1(low[row]);
     int64_t i = 0;
     if (cols >= 4 * L) {
       V::F ls[4] = {l, l, l, l}, hs[4] = {h, h, h, h};
       for (; i + 4 * L <= cols; i += 4 * L)
-        for (int k = 0; k < 4; ++k) widen<kAbsMax>(V::load(from + i + k * L), ls[k], hs[k]);
+        for (int k = 0; k < 4; ++k) widen<kKind>(V::load(from + i + k * L), ls[k], hs[k]);
       l = V::min(V::min(ls[0], ls[1]), V::min(ls[2], ls[3]));
       h = V::max(V::max(hs[0], hs[1]), V::max(hs[2], hs[3]));
     }
-    for (; i + L <= cols; i += L) widen<kAbsMax>(V::load(from + i), l, h);
+    for (; i + L <= cols; i += L) widen<kKind>(V::load(from + i), l, h);
     if (i < cols)
-      widen<kAbsMax>(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), l, h);
-    if (!kAbsMax) low[row] = V::lowest(l);
+      widen<kKind>(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), l, h);
+    if (kKind == kMinMax) low[row] = V::lowest(l);
     high[row] = V::highest(h);
   }
 }
 
-template <bool kAbsMax, int kCount>
+template <Extremes kKind, int kCount>
 void column_range_of_some_rows(const float* x, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t L = V::kLanes;
   int64_t i = 0;
   for (; i + L <= cols; i += L) {
-    V::F h = V::load(high + i), l = kAbsMax ? h : V::load(low + i);
-    for (int row = 0; row < kCount; ++row) widen<kAbsMax>(V::load(x + row * stride + i), l, h);
-    if (!kAbsMax) V::store<false>(low + i, l);
+    V::F h = V::load(high + i), l = kKind == kAbsMax ? h : V::load(low + i);
+    for (int row = 0; row < kCount; ++row) widen<kKind>(V::load(x + row * stride + i), l, h);
+    if (kKind == kMinMax) V::store<false>(low + i, l);
     V::store<false>(high + i, h);
   }
   if (const int64_t n = cols - i) {
-    V::F h = V::load_part(high + i, n), l = kAbsMax ? h : V::load_part(low + i, n);
-    for (int row = 0; row < kCount; ++row) widen<kAbsMax>(V::load_part(x + row * stride + i, n), l, h);
-    if (!kAbsMax) V::store_part(low + i, l, n);
+    V::F h = V::load_part(high + i, n), l = kKind == kAbsMax ? h : V::load_part(low + i, n);
+    for (int row = 0; row < kCount; ++row) widen<kKind>(V::load_part(x + row * stride + i, n), l, h);
+    if (kKind == kMinMax) V::store_part(low + i, l, n);
     V::store_part(high + i, h, n);
   }
 }
 
 // Eight rows at once, so that low and high are loaded and stored once for all of them.
-template <bool kAbsMax>
+template <Extremes kKind>
 void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   int64_t row = 0;
-  for (; row + 8 <= rows; row += 8) column_range_of_some_rows<kAbsMax, 8>(x + row * stride, cols, stride, low, high);
-  for (; row < rows; ++row) column_range_of_some_rows<kAbsMax, 1>(x + row * stride, cols, stride, low, high);
+  for (; row + 8 <= rows; row += 8) column_range_of_some_rows<kKind, 8>(x + row * stride, cols, stride, low, high);
+  for (; row < rows; ++row) column_range_of_some_rows<kKind, 1>(x + row * stride, cols, stride, low, high);
 }

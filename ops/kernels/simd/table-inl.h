@@ -18,43 +18,69 @@
 #include "kernels/simd/formats-inl.h"
 // clang-format on
 
-// The table of all kernels. Constant: no code compiled for an instruction set may run before dispatch.cc has checked
-// that the CPU supports it.
-constexpr KernelTable make_table() {
-  return {
-      {{{quantize<kOnnx, kU8, kPerRow>, quantize<kOnnx, kU8, kPerColumn>},
-        {quantize<kOnnx, kS8, kPerRow>, quantize<kOnnx, kS8, kPerColumn>}},
-       {{quantize<kOneDnn, kU8, kPerRow>, quantize<kOneDnn, kU8, kPerColumn>},
-        {quantize<kOneDnn, kS8, kPerRow>, quantize<kOneDnn, kS8, kPerColumn>}},
-       {{quantize<kWrapping, kU8, kPerRow>, quantize<kWrapping, kU8, kPerColumn>},
-        {quantize<kWrapping, kS8, kPerRow>, quantize<kWrapping, kS8, kPerColumn>}},
-       {{quantize<kRoundedQuotient, kU8, kPerRow>, nullptr}, {quantize<kRoundedQuotient, kS8, kPerRow>, nullptr}}},
-      {{dequantize<kU8, kPerRow>, dequantize<kU8, kPerColumn>},
-       {dequantize<kS8, kPerRow>, dequantize<kS8, kPerColumn>}},
-      ORT_DYNQ_AFFINE_TABLE,
-      ORT_DYNQ_BOUNDED_TABLE(bounded),
-      {range<false>, range<true>},
-      {row_range<false>, column_range<false>},
-      {row_range<true>, column_range<true>},
-      {{{quantize_f16<kOnnx, kU8, kPerRow>, quantize_f16<kOnnx, kU8, kPerColumn>},
-        {quantize_f16<kOnnx, kS8, kPerRow>, quantize_f16<kOnnx, kS8, kPerColumn>}},
-       {},
-       {},
-       {{quantize_f16<kRoundedQuotient, kU8, kPerRow>, nullptr},
-        {quantize_f16<kRoundedQuotient, kS8, kPerRow>, nullptr}}},
-      {{dequantize_f16<kU8, kPerRow>, dequantize_f16<kU8, kPerColumn>},
-       {dequantize_f16<kS8, kPerRow>, dequantize_f16<kS8, kPerColumn>}},
-      ORT_DYNQ_BOUNDED_TABLE(bounded_f16),
-      {range_f16<false>, range_f16<true>},
-      {{quantize_4bits<kU8, kPerRow>, quantize_4bits<kU8, kPerColumn>},
-       {quantize_4bits<kS8, kPerRow>, quantize_4bits<kS8, kPerColumn>}},
-      {{dequantize_4bits<kU8, kPerRow>, dequantize_4bits<kU8, kPerColumn>},
-       {dequantize_4bits<kS8, kPerRow>, dequantize_4bits<kS8, kPerColumn>}},
-      {{quantize_4bits_f16<kU8, kPerRow>, quantize_4bits_f16<kU8, kPerColumn>},
-       {quantize_4bits_f16<kS8, kPerRow>, quantize_4bits_f16<kS8, kPerColumn>}},
-      {{dequantize_4bits_f16<kU8, kPerRow>, dequantize_4bits_f16<kU8, kPerColumn>},
-       {dequantize_4bits_f16<kS8, kPerRow>, dequantize_4bits_f16<kS8, kPerColumn>}},
-      {convert<WidenF16>, convert<WidenBf16>, convert<WidenCodes<kU8>>, convert<WidenCodes<kS8>>},
-      {convert<NarrowF16>, convert<NarrowBf16>, convert<NarrowCodes<kU8>>, convert<NarrowCodes<kS8>>},
-  };
+#include "kernels/affine-table-inl.h"
+
+template <CodeKind kKind, Parameters kParameters>
+constexpr void set_codes(ElementwiseKernels& table) {
+  table.quantize[kOnnx][kKind][kParameters] = quantize<kOnnx, kKind, kParameters>;
+  table.quantize[kOneDnn][kKind][kParameters] = quantize<kOneDnn, kKind, kParameters>;
+  table.quantize[kWrapping][kKind][kParameters] = quantize<kWrapping, kKind, kParameters>;
+  table.dequantize[kKind][kParameters] = dequantize<kKind, kParameters>;
+  table.quantize_f16[kOnnx][kKind][kParameters] = quantize_f16<kOnnx, kKind, kParameters>;
+  table.dequantize_f16[kKind][kParameters] = dequantize_f16<kKind, kParameters>;
+  table.quantize_4bits[kKind][kParameters] = quantize_4bits<kKind, kParameters>;
+  table.dequantize_4bits[kKind][kParameters] = dequantize_4bits<kKind, kParameters>;
+  table.quantize_4bits_f16[kKind][kParameters] = quantize_4bits_f16<kKind, kParameters>;
+  table.dequantize_4bits_f16[kKind][kParameters] = dequantize_4bits_f16<kKind, kParameters>;
+}
+
+template <CodeKind kKind>
+constexpr void set_codes(ElementwiseKernels& table) {
+  set_codes<kKind, kPerRow>(table);
+  set_codes<kKind, kPerColumn>(table);
+  table.quantize[kRoundedQuotient][kKind][kPerRow] = quantize<kRoundedQuotient, kKind, kPerRow>;
+  table.quantize_f16[kRoundedQuotient][kKind][kPerRow] = quantize_f16<kRoundedQuotient, kKind, kPerRow>;
+}
+
+template <Scaling kScaling, BoundedOrder kOrder>
+constexpr void set_bounded(ElementwiseKernels& table) {
+  table.bounded[kScaling][kOrder] = bounded<kScaling, kOrder>;
+  table.bounded_f16[kScaling][kOrder] = bounded_f16<kScaling, kOrder>;
+}
+
+template <Scaling kScaling>
+constexpr void set_bounded(ElementwiseKernels& table) {
+  set_bounded<kScaling, kNoEffectOfZeroPoint>(table);
+  set_bounded<kScaling, kAddsFirst>(table);
+  set_bounded<kScaling, kRoundsQuotient>(table);
+}
+
+// All kernels. Constant: no code compiled for an instruction set may run before dispatch.cc has checked that the CPU
+// supports it.
+constexpr ElementwiseKernels elementwise_kernels() {
+  ElementwiseKernels table = {};
+  set_codes<kU8>(table);
+  set_codes<kS8>(table);
+  set_affine<kPerRow>(table);
+  set_affine<kPerColumn>(table);
+  set_bounded<kDivide>(table);
+  set_bounded<kMultiplyByTheReciprocal>(table);
+  set_bounded<kMultiply>(table);
+  table.ranges[kMinMax] = range<kMinMax>;
+  table.ranges[kAbsMax] = range<kAbsMax>;
+  table.ranges_f16[kMinMax] = range_f16<kMinMax>;
+  table.ranges_f16[kAbsMax] = range_f16<kAbsMax>;
+  table.min_max_of[kPerRow] = row_range<kMinMax>;
+  table.min_max_of[kPerColumn] = column_range<kMinMax>;
+  table.abs_max_of[kPerRow] = row_range<kAbsMax>;
+  table.abs_max_of[kPerColumn] = column_range<kAbsMax>;
+  table.widen[kF16] = convert<WidenF16>;
+  table.widen[kBf16] = convert<WidenBf16>;
+  table.widen[kU4] = convert<WidenCodes<kU8>>;
+  table.widen[kS4] = convert<WidenCodes<kS8>>;
+  table.narrow[kF16] = convert<NarrowF16>;
+  table.narrow[kBf16] = convert<NarrowBf16>;
+  table.narrow[kU4] = convert<NarrowCodes<kU8>>;
+  table.narrow[kS4] = convert<NarrowCodes<kS8>>;
+  return table;
 }

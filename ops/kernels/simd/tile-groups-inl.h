@@ -215,7 +215,7 @@ void unpack_group(const ProductBlock& block, const int8_t* from, int64_t group, 
 }
 
 template <int kBits, Store kStore>
-void column_groups(const ProductBlock& block, int64_t column, int64_t tile_bytes) {
+void multiply_block(const ProductBlock& block, int64_t column, int64_t tile_bytes) {
   alignas(64) int8_t unpacked[kBits == 4 ? kPanel : 1];
   const int64_t size = block.depth / block.groups, most = kPanelDepth / size;
   const int8_t* weights = block.weights + column / kBlockColumns * block.weights_stride;
@@ -241,7 +241,7 @@ void column_groups(const ProductBlock& block, int64_t column, int64_t tile_bytes
 }
 
 template <int kBits>
-void tile_groups(const ProductBlock& block) {
+void gemm_groups_tiles(const ProductBlock& block) {
   if (block.rows == 0) return;
   const int64_t size = block.depth / block.groups;
   const int64_t tile_bytes = size % kTileBytes == 0 ? kTileBytes : size % 32 == 0 ? 32 : 16;
@@ -251,8 +251,8 @@ void tile_groups(const ProductBlock& block) {
   const TileConfiguration before = configure_tiles(configuration);
   for (int64_t column = 0; column < block.cols; column += kBlockColumns)
     if (block.cols - column < kBlockColumns)
-      column_groups<kBits, kPart>(block, column, tile_bytes);
+      multiply_block<kBits, kPart>(block, column, tile_bytes);
     else
-      column_groups<kBits, kWhole>(block, column, tile_bytes);
+      multiply_block<kBits, kWhole>(block, column, tile_bytes);
   restore_tiles(before);
 }

@@ -4,7 +4,8 @@
 
 #include <immintrin.h>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
+#include "kernels/products.h"
 
 namespace dynq {
 namespace {

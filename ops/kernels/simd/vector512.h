@@ -7,7 +7,8 @@
 #endif
 #include <immintrin.h>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
+#include "kernels/products.h"
 
 namespace dynq {
 namespace {

@@ -3,7 +3,8 @@
 
 #include <arm_neon.h>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
+#include "kernels/products.h"
 
 namespace dynq {
 namespace {

@@ -1,0 +1,179 @@
+// The interface of the elementwise kernels: the parameters of each family, and the table of one instruction set.
+//
+// A kernel processes a block: `rows` rows of `cols` adjacent elements, `stride` elements apart, with one scale and one
+// zero point per row or per column. core/layout.h cuts tensors into such blocks; kernels do not know ONNX. portable.cc
+// defines the correct results; every other kernel returns the same bits.
+//
+//   quantize, kOnnx     saturate(round(x / scale) + zp)        divides, rounds half to even, adds integers
+//   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
+//   quantize, kWrapping as kOnnx, but the sum is an int32 that wraps around, and a quotient that is NaN or beyond int32
+//                       is the lowest int32
+//   dequantize          float(code - zp) * scale               the difference is exact
+//
+// quantize: a quotient that is NaN gives the lowest code, unless the sum wraps around.
+//
+// widen, narrow: convert tensors of other formats (Format) to and from the formats that the other kernels take. A float
+// is rounded to the nearest value of 16 bits, half to even; NaN keeps its sign and no other bits. 8-bit codes saturate
+// to 4 bits. Two codes of 4 bits share a byte, the first in the low half; the last half byte of an odd number is 0.
+//
+// affine: the chains that exporters write with Div, Round, Add and Clip. Every step is rounded to float32. `t` is
+// x / scale, x * (1 / scale) or x * scale (Scaling).
+//
+//   kRoundThenAdd     code = clip(round(t) + zp, low, high)
+//   kAddThenRound     code = round(clip(t + zp, low, high))
+//   kNoZeroPoint      code = clip(round(t), low, high)
+//   kFloat16Quotient  as kNoZeroPoint, with t rounded to float16
+//   kFloat16Sum       as kAddThenRound, with t + zp rounded to float16
+//
+// `nan_code` replaces NaN. If `integer_codes`, the code is truncated toward zero and `code_offset` is added: 0 turns -0
+// into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
+// If codes `wrap`, they are not clipped: the code is the low byte of the truncated value, in the range that begins at
+// `low`, and 0 if the value is beyond int32.
+// kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
+//
+// Compilers must not contract a product and a sum into a fused multiply-add; fused multiply-adds are written out.
+#pragma once
+
+#include <stdint.h>
+
+#include "core/compiler.h"
+#include "core/encodings.h"
+#include "kernels/numbers.h"
+
+namespace dynq {
+
+enum Arithmetic { kOnnx, kOneDnn, kWrapping, kRoundedQuotient, kArithmetics };
+enum CodeKind { kU8, kS8, kCodeKinds };
+enum Format { kF16, kBf16, kU4, kS4, kFormats };
+enum BoundedOrder { kNoEffectOfZeroPoint, kAddsFirst, kRoundsQuotient, kBoundedOrders };
+enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
+enum Parameters { kPerRow, kPerColumn, kParameterKinds };
+enum Extremes { kMinMax, kAbsMax, kExtremes };  // the smallest and the largest element; the largest magnitude
+
+// Only the portable kernels take zero points of larger magnitude. Within this limit a rounded quotient, saturated to 16
+// bits, plus the zero point saturates to 8 bits as the exact sum does, and code - zp is exact in float32.
+constexpr int32_t kNarrowZeroPoint = 1 << 14;
+
+// Upper clamp of quotients before rounding: above every code that a narrow zero point can reach, and within int32.
+constexpr float kQuotientBound = 8388608.0f;  // 2^23
+
+// For scales within these bounds x / scale equals x * (1 / scale) after one correction (simd/quotient-inl.h).
+constexpr float kSmallestSafeScale = 8.6736174e-19f;  // 2^-60
+constexpr float kLargestSafeScale = 1.1529215e18f;    // 2^60
+
+// With clips and float zero points up to this magnitude, a quotient clamped to kQuotientBound is clipped as the
+// unclamped one is.
+constexpr float kLargestSafeClip = 65536.0f;
+
+// Up to this quotient RoundedProduct (simd/quotient-inl.h) rounds as float16 does.
+constexpr float kLargestRoundedQuotient = 1024.0f;
+
+// The most scales in one block. Kernels keep values that they derive from them on the stack.
+constexpr int64_t kMaxParameters = 4096;
+
+static constexpr bool adds_first(RoundingOrder order) { return order == kAddThenRound || order == kFloat16Sum; }
+static constexpr bool has_zero_point(RoundingOrder order) { return order == kRoundThenAdd || adds_first(order); }
+
+// The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for
+// kPerColumn. `stride` is the distance between rows in src and in dst.
+struct Extent {
+  int64_t rows, cols, stride;
+};
+
+// In the blocks below src and dst may be unaligned, the arrays of parameters not.
+// `stream`: the output is larger than the caches; the kernel writes past them if dst is aligned.
+struct QuantizeBlock : Extent {
+  const void* src;  // float, or float16
+  void* dst;        // codes of 8 bits, or of 4 bits
+  const float* scales;
+  const int32_t* zps;
+  bool stream;
+  const float* reciprocals = nullptr;  // of the scales of kPerColumn, if the caller has them
+};
+
+struct DequantizeBlock : Extent {
+  const void* src;  // codes of 8 bits, or of 4 bits
+  void* dst;        // float, or float16
+  const float* scales;
+  const int32_t* zps;
+  bool stream;
+};
+
+struct AffineBlock : Extent {
+  const float* src;
+  void* dst;  // codes of 8 bits or float, as the kernel's AffineTarget says
+  const float* scales;
+  const float* zps;
+  float low, high;
+  float nan_code;
+  bool integer_codes;
+  float code_offset;  // only if integer_codes
+  bool wraps;         // only if integer_codes, and only for the portable kernels
+};
+
+// For fake quantization per row without a clip: the caller has checked that every element is finite, that the clip
+// changes no code, that scales are safe and that zero points are narrow integers.
+struct BoundedBlock : Extent {
+  const void* src;  // both float, or float16 for bounded_f16
+  void* dst;
+  const float* scales;
+  const float* zps;
+  bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
+};
+
+constexpr int64_t kLeastColumnsOf4Bits = 32;
+
+// The smallest and the largest element, or 0 and the largest magnitude.
+struct Range {
+  float low, high;
+  float not_finite;  // 0 if all elements are finite, otherwise NaN
+};
+
+using QuantizeKernel = void (*)(const QuantizeBlock&);
+using DequantizeKernel = void (*)(const DequantizeBlock&);
+using AffineKernel = void (*)(const AffineBlock&);
+using BoundedKernel = void (*)(const BoundedBlock&);
+
+// The range of `count` > 0 elements, float or for ranges_f16 float16. It is NaN if the first element is NaN; any other
+// NaN is ignored (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
+using RangeKernel = Range (*)(const void* x, int64_t count);
+
+// Widens low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
+// largest magnitude widen high[i] only. NaN is ignored. If a column's extreme is a zero, the sign is that of its first
+// zero; for a row it may be that of any zero.
+using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
+
+// Converts `count` elements. src and dst may be unaligned and do not overlap.
+using ConvertKernel = void (*)(const void* src, void* dst, int64_t count);
+
+// The elementwise kernels of one instruction set.
+struct ElementwiseKernels {
+  // kRoundedQuotient: as kOnnx, but the quotient is rounded to float16 first. Only kPerRow, for safe scales and
+  // elements whose codes are not clipped; may be null.
+  QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
+  AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
+  BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
+  RangeKernel ranges[kExtremes];
+  RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
+  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Those that round quotients
+  // x / scale to float16 are for scales of 11 significant bits or less and codes up to kLargestRoundedQuotient. Null:
+  // float16 is converted to and from float.
+  QuantizeKernel quantize_f16[kArithmetics][kCodeKinds][kParameterKinds];  // not kOneDnn, not kWrapping
+  DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
+  BoundedKernel bounded_f16[kScalings][kBoundedOrders];
+  RangeKernel ranges_f16[kExtremes];
+  // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales, dequantize for finite ones. All rows begin
+  // at a byte, and have an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted
+  // to and from 8 bits.
+  QuantizeKernel quantize_4bits[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_4bits[kCodeKinds][kParameterKinds];
+  QuantizeKernel quantize_4bits_f16[kCodeKinds][kParameterKinds];
+  DequantizeKernel dequantize_4bits_f16[kCodeKinds][kParameterKinds];
+  ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
+  ConvertKernel narrow[kFormats];  // from them
+};
+
+extern const ElementwiseKernels kPortableKernels;
+
+}  // namespace dynq

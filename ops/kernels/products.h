@@ -1,0 +1,80 @@
+// The interface of the kernels of matrix products: codes of rows times packed weights, to floats. portable_products.cc
+// defines the correct results; every other kernel returns the same bits.
+#pragma once
+
+#include <stdint.h>
+
+#include "core/encodings.h"
+#include "kernels/convolutions.h"
+
+namespace dynq {
+
+// Weights of 8 bits are [columns / 16][depth / 4][16][4]. A byte of 4-bit weights has two codes, [columns / 16][depth /
+// 8][16][4]: the low half is one of the first four k, the high half is the k four later. Codes for AMX are in tiles,
+// [rows / 16][depth / 64][16][64].
+
+// A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kLongestTileGroup k, whose
+// sums are exact as floats.
+constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512;
+static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
+
+// The sum of such a group minus the zero point times the sum of the column fits int32 within this bound.
+constexpr uint32_t kColumnSumBound = 1 << 22;
+static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
+
+// rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
+// the first column. An array with groups has the next group `columns` elements later. Weights and arrays of columns may
+// be unaligned.
+struct ProductBlock {
+  int64_t rows, cols;
+  int64_t depth;  // bytes of a row of codes: a multiple of 4; of 8 for 4-bit weights. Padding of weights or codes is 0.
+  int64_t groups;  // of depth / groups, a multiple of kGroupUnit if there are several
+  const uint8_t* codes;
+  int64_t codes_stride;  // from row to row; for tiles, from 16 rows to the next 16
+  const int8_t* weights;
+  int64_t weights_stride;  // from a block of 16 columns to the next
+  float* dst;
+  int64_t dst_stride;
+  bool stream;                 // as for elementwise kernels; kernels may ignore it
+  const float* scales;         // per row: [rows][row_groups]
+  const int32_t* zps;          // per row: [rows][row_groups], 0 to 255
+  int64_t row_groups;          // 1 or `groups`
+  const int32_t* row_sums;     // of codes, [rows][groups]; null for 4-bit weights, and for weights without zero points
+  const int8_t* weight_zps;    // [groups][columns]; null: every one is `weight_zp`. For 4-bit weights the low 4 bits
+  int32_t weight_zp;           // count, so weights minus zero points fit 5 bits.
+  const float* column_scales;  // [column_groups][columns]
+  int64_t column_groups;       // 1 or `groups`
+  const int32_t* column_sums;  // [groups][columns]
+  const float* bias;           // [columns]
+  int64_t columns;
+  bool is_bounded;  // has_bounded_groups() was true
+  ScaleOrder order;
+};
+
+// Whether the sums of groups minus zero points times sums of columns may be computed in floats: then a fused
+// multiply-add rounds them as a conversion from int32 does. Also false if rows have several scales or weights have zero
+// points.
+bool has_bounded_groups(const ProductBlock& all) noexcept;
+
+using ProductKernel = void (*)(const ProductBlock&);
+
+// The products and convolutions of one instruction set. Names of matrix products are those of XNNPACK: qc8w are 8-bit
+// weights with one scale for each column, qb8w and qb4w are weights of 8 and 4 bits with one for each group of k.
+struct ProductKernels {
+  ProductKernel gemm_qc8w;
+  ProductKernel gemm_qb8w;
+  ProductKernel gemm_qb4w;  // one group or more
+  // The same for 16 rows or more, with codes in tiles; several groups have up to kLongestTileGroup k. Null: not there.
+  ProductKernel gemm_qc8w_tiles;
+  ProductKernel gemm_qb8w_tiles;
+  ProductKernel gemm_qb4w_tiles;
+  ConvKernel conv;
+  ConvKernel sum_conv_codes;   // code_sums[i] = the sum of the codes of position i of the image
+  ConvKernel conv_tiles;       // as conv, for quads 4 bytes apart, from ConvScratch::tiles. Null: not there.
+  ConvKernel pack_conv_tiles;  // writes ConvScratch::tiles
+  InterleaveKernel interleave_quads;
+};
+
+extern const ProductKernels kPortableProducts;
+
+}  // namespace dynq
