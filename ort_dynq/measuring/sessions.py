@@ -46,6 +46,8 @@ def open_session(
     if isinstance(model, str | os.PathLike) and (not os.path.isfile(model) or not os.path.getsize(model)):
         raise DynqError(f"{what} is {'empty' if os.path.isfile(model) else 'not a file'}")
     options = runtime.session_options(optimize=optimize)
+    # A comparison opens several sessions. Idle threads that spin would take cores from the session that runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if backend:
         register(options, backend)
     try:

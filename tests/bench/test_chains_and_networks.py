@@ -54,15 +54,25 @@ def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
 
 
 @pytest.mark.usefixtures("_narrow_resnet")
-def test_bench_networks_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_developers_json(capsys, *SMALL, "--tokens", "1,3", "--image", "32")
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ("float", "token_integer", "conv_u8"),
+        pytest.param((*transformers.FORMS, "conv_u8", "conv_s8"), marks=pytest.mark.exhaustive),
+    ],
+    ids=("some", "all"),
+)
+def test_bench_networks_json(forms: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--forms", ",".join(forms), "--tokens", "1,3", "--image", "32")
+    data = run_developers_json(capsys, *SMALL, *arguments)
     assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2, "image": 32}
     assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
         (network, form, tokens, 1)
         for network in ("encoder", "decoder")
-        for form in transformers.FORMS
+        for form in forms
+        if form in transformers.FORMS
         for tokens in (1, 3)
-    ] + [("resnet", form, None, 1) for form in convnets.FORMS]
+    ] + [("resnet", form, None, 1) for form in forms if form in convnets.FORMS]
     for each in data["timings"]:
         assert (each["rewritten"] == {}) == (each["name"] == "float")
         check_latency(each["stock"])

@@ -17,24 +17,45 @@ from ort_dynq.rewriter import rewrite
 OTHERS = (("float16", "uint8"), ("bfloat16", "uint8"), ("float32", "uint4"), ("float32", "int4"))
 
 
-def test_bench_ops_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_developers_json(capsys, "ops", "--sizes", "1x64,130x3", "--threads", "1,2", "--isa", "portable")
+@pytest.mark.parametrize(
+    ("sizes", "threads"),
+    [
+        (((130, 3),), (1,)),
+        pytest.param(((1, 64), (130, 3)), (1, 2), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_bench_ops_json(
+    sizes: tuple[tuple[int, int], ...], threads: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        "--sizes",
+        ",".join(f"{rows}x{columns}" for rows, columns in sizes),
+        "--threads",
+        ",".join(map(str, threads)),
+    )
+    data = run_developers_json(capsys, "ops", *arguments, "--isa", "portable")
     versions = {"onnxruntime", "ort_dynq", "python"}
     assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", *versions}
     assert (data["machine"]["isa"], data["machine"]["backend"]) == ("portable", "native")
-    assert data["settings"] == {"threads": [1, 2], "seconds": 0.001, "warmup": 1, "backend": "native", "exact": False}
+    assert data["settings"] == {
+        "threads": [*threads],
+        "seconds": 0.001,
+        "warmup": 1,
+        "backend": "native",
+        "exact": False,
+    }
     whole = ("per tensor", "axis 0", "last axis")
     others = [each for each in data["timings"] if (each["floats"], each["codes"]) != ("float32", "uint8")]
     assert [
         (each["threads"], tuple(each["shape"]), (each["floats"], each["codes"]), each["operator"], each["granularity"])
         for each in others
-    ] == list(itertools.product((1, 2), ((1, 64), (130, 3)), OTHERS, ("QuantizeLinear", "DequantizeLinear"), whole))
+    ] == list(itertools.product(threads, sizes, OTHERS, ("QuantizeLinear", "DequantizeLinear"), whole))
     assert {
         (each["operator"], each["granularity"], tuple(each["shape"]), each["threads"])
         for each in data["timings"]
         if each not in others
     } == {
-        (operator, granularity, shape, threads)
+        (operator, granularity, shape, count)
         for operator in ("QuantizeLinear", "DequantizeLinear")
         for granularity in (
             "per tensor",
@@ -43,10 +64,10 @@ def test_bench_ops_json(capsys: pytest.CaptureFixture[str]) -> None:
             "blocks of 128, last axis",
             "blocks of 128, axis 0",
         )
-        for shape in ((1, 64), (130, 3))
-        for threads in (1, 2)
+        for shape in sizes
+        for count in threads
     }
-    assert len(data["timings"]) - len(others) == 2 * 5 * 2 * 2
+    assert len(data["timings"]) - len(others) == 2 * 5 * len(sizes) * len(threads)
     for each in data["timings"]:
         assert min(each["ours_ns"], each["copy_ratio"]) > 0
         if each["floats"] == "bfloat16":  # ONNX Runtime does not have it

@@ -44,7 +44,7 @@ def test_bench_model_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_opening(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the session is open, the process has the weights of 16 MB, some of them in memory that it had freed."""
-    monkeypatch.setattr(opening, "_ROUNDS", 2)
+    monkeypatch.setattr(opening, "_ROUNDS", 1)
     model = helpers.parse("float[n, 2048] x", "float[n, 2048] y", "y = Add(x, weights)")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2048, 2048), np.float32), "weights"))
     onnx.save(model, tmp_path / "a.onnx")

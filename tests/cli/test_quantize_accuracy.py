@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from commands import run_json
 
 from ort_dynq import cli
 from ort_dynq.cli.render import SMOKE_TEST
+from ort_dynq.measuring import timing
+from ort_dynq.measuring.profile import profile
 
 QUANTIZE = ("quantize", "float.onnx", "-o", "int8.onnx")
 
@@ -23,6 +26,20 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(with_outlier(), "float.onnx")
     np.savez("data.npz", x=floats(3, 4, K, seed=7))
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures times for a hundredth of a second."""
+
+    def interleave(contenders: Any, settings: timing.Settings, threads: int) -> Any:
+        return timing.interleave(contenders, replace(settings, seconds=0.01), threads)
+
+    def short_profile(*arguments: Any, **options: Any) -> Any:
+        return profile(*arguments, **{**options, "seconds": 0.01})
+
+    monkeypatch.setattr("ort_dynq.quantizer.selection.interleave", interleave)
+    monkeypatch.setattr("ort_dynq.accuracy.accuracy.profile", short_profile)
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -81,7 +98,7 @@ def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     text_of(capsys, *QUANTIZE)
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.1")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
     found = run_json(capsys, *report, "--data", "data.npz")
     assert found["verification"] is None
     assert found["accuracy"]["layers"][0]["name"] == "to_c"
@@ -100,7 +117,7 @@ def test_layers_that_are_not_measured_count(capsys: pytest.CaptureFixture[str]) 
     onnx.save(model_of("y = Gemm <transA = 1> (x, w)", constants, inputs=f"float[{K}, n] x"), "float.onnx")
     np.savez("data.npz", x=floats(K, 4))
     assert "not measured: 1 quantized layer (" in text_of(capsys, *QUANTIZE, "--verify", "--data", "data.npz")
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.1")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
     text_of(capsys, *report, "--data", "data.npz")
     page = Path("report.html").read_text()
     assert "1 layer quantized: int8.onnx" in page

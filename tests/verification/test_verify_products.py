@@ -88,8 +88,7 @@ def check(model: onnx.ModelProto, other: onnx.ModelProto | None = None, **argume
 # Correct products
 
 
-@pytest.mark.parametrize("form", transformers.FORMS)
-@pytest.mark.parametrize("network", transformers.NETWORKS)
+@pytest.mark.parametrize(("network", "form"), every(2, itertools.product(transformers.NETWORKS, transformers.FORMS)))
 def test_products_of_networks(network: str, form: str) -> None:
     result = check(transformers.NETWORKS[network](form, **SIZES))
     assert result.passed

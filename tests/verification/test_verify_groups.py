@@ -5,6 +5,7 @@ The rewritten models are written by hand, so that these tests do not depend on a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import Array, parse
+from helpers import Array, every, parse
 from onnx import numpy_helper
 
 import ort_dynq
@@ -110,22 +111,25 @@ class Pair:
         return product
 
 
-pairs = pytest.mark.parametrize(
-    "arguments",
-    [
-        {"groups": 1, "bits": 4},
-        {"groups": 3, "bits": 4},
-        {"groups": 3, "bits": 4, "has_zero_points": True},
-        {"groups": 3, "bits": 8},
-        {"groups": 4, "bits": 8, "has_zero_points": True},
-        {"groups": 4, "bits": 4, "is_activation_in_groups": True},
-        {"groups": 4, "bits": 8, "is_activation_in_groups": True},
-    ],
-    ids=str,
+PAIRS: tuple[dict[str, Any], ...] = (
+    {"groups": 1, "bits": 4},
+    {"groups": 3, "bits": 4},
+    {"groups": 3, "bits": 4, "has_zero_points": True},
+    {"groups": 3, "bits": 8},
+    {"groups": 4, "bits": 8, "has_zero_points": True},
+    {"groups": 4, "bits": 4, "is_activation_in_groups": True},
+    {"groups": 4, "bits": 8, "is_activation_in_groups": True},
 )
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "weight": lambda code: code ^ 1,
+    "weight_zero_point": lambda zero: zero + 1,
+    "column_scale": lambda scale: scale * np.float32(1 + 2**-12),
+    "column_sum": lambda total: total + 1,
+    "b": lambda bias: bias + np.float32(2**-12),
+}
 
 
-@pairs
+@pytest.mark.parametrize("arguments", PAIRS, ids=str)
 def test_correct_product_passes(arguments: dict[str, Any]) -> None:
     product = Pair(**arguments).verify()
     assert not product.problem
@@ -135,21 +139,11 @@ def test_correct_product_passes(arguments: dict[str, Any]) -> None:
     assert 0 < product.a_error < product.depth
 
 
-@pairs
-@pytest.mark.parametrize(
-    ("name", "by"),
-    [
-        ("weight", lambda code: code ^ 1),
-        ("weight_zero_point", lambda zero: zero + 1),
-        ("column_scale", lambda scale: scale * np.float32(1 + 2**-12)),
-        ("column_sum", lambda total: total + 1),
-        ("b", lambda bias: bias + np.float32(2**-12)),
-    ],
-)
-def test_incorrect_number_fails(arguments: dict[str, Any], name: str, by: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(("arguments", "name"), every(3, itertools.product(PAIRS, CHANGES)), ids=str)
+def test_incorrect_number_fails(arguments: dict[str, Any], name: str) -> None:
     pair = Pair(**arguments)
     last_group = 0 if name in ("weight", "b") else (arguments["groups"] - 1) * COLUMNS
-    pair.change(name, last_group + 7, by)
+    pair.change(name, last_group + 7, CHANGES[name])
     assert pair.verify().problem.startswith("B's error is ")
 
 
