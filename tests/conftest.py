@@ -57,6 +57,21 @@ def product_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from _use_isa(request)
 
 
+def _together() -> list[Any]:
+    best, *between, portable = _PRODUCT_ISAS if len(_PRODUCT_ISAS) > 1 else _PRODUCT_ISAS * 2
+    groups = [tuple(dict.fromkeys((best, portable))), tuple(between)]
+    marks = [(), pytest.mark.exhaustive]
+    return [pytest.param(each, id="-".join(each), marks=mark) for each, mark in zip(groups, marks, strict=True) if each]
+
+
+@pytest.fixture(params=_together())
+def isas(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Several instruction sets, for a test that compares each with the same expected results."""
+    names: tuple[str, ...] = request.param
+    request.node.user_properties.extend(("isa", name) for name in names)
+    return names
+
+
 def _use_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     name = str(request.param)
     request.node.user_properties.append(("isa", name))  # pytest-xdist sends it with the test's report

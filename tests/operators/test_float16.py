@@ -5,6 +5,7 @@ DynamicQuantize and DynamicDequantize are in test_formats.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import convolutions
@@ -23,14 +24,14 @@ CONSTANTS = np.float32([-np.inf, np.inf, 0, np.inf, 127, 1, 1e-5, np.inf, 1])
 ORDERS = range(5)
 
 
-def compare(operator: str, inputs: list[Array], **attributes: int) -> None:
-    """Compares the operator's function in ONNX Runtime with the kernels of every instruction set."""
-    check(operator, OPSET, Case({**attributes}, inputs))
+def compare(isas: Sequence[str], operator: str, inputs: list[Array], **attributes: int) -> None:
+    """Compares the operator's function in ONNX Runtime with the kernels of the instruction sets."""
+    check(operator, OPSET, Case({**attributes}, inputs), isas)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scaling", range(3))
-def test_affine(scaling: int, order: int) -> None:
+def test_affine(isas: Sequence[str], scaling: int, order: int) -> None:
     """Scales of which quotients and products are ties, subnormal, or overflow."""
     for scale in np.float32([1, 0.1, 2.0**-7, 3.7, 1e-7, 6e4]):
         codes: Any
@@ -39,9 +40,10 @@ def test_affine(scaling: int, order: int) -> None:
             kind["code_type"] = 3 if codes == np.int8 else 2
             zero_point = np.array(3, codes)
             inputs = [EVERY, np.array(scale), zero_point]
-            compare("AffineQuantize", inputs, **kind, output_dtype=kind["code_type"])
-            compare("AffineFakeQuantize", inputs, **kind, nan_code=0)
+            compare(isas, "AffineQuantize", inputs, **kind, output_dtype=kind["code_type"])
+            compare(isas, "AffineFakeQuantize", inputs, **kind, nan_code=0)
         compare(
+            isas,
             "AffineFakeQuantize",
             [EVERY, np.array(scale), np.array(2, np.float32)],
             scaling=scaling,
@@ -49,16 +51,16 @@ def test_affine(scaling: int, order: int) -> None:
         )
 
 
-def test_affine_dequantize() -> None:
+def test_affine_dequantize(isas: Sequence[str]) -> None:
     """Every float16 is a scale."""
     for codes in (np.array([[-128], [-3], [0], [77], [127]], np.int8), np.array([[0], [1], [128], [255]], np.uint8)):
         src = np.repeat(codes, EVERY.size, axis=1)
-        compare("AffineDequantize", [src, EVERY, np.array(1, codes.dtype)])
+        compare(isas, "AffineDequantize", [src, EVERY, np.array(1, codes.dtype)])
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scaling", range(3))
-def test_dynamic_range(scaling: int, order: int) -> None:
+def test_dynamic_range(isas: Sequence[str], scaling: int, order: int) -> None:
     """Rows of every magnitude: all values in order, and each among smaller ones; infinities and NaN, too."""
     rng = np.random.default_rng(scaling)
     shuffled = rng.permutation(FINITE)
@@ -70,13 +72,13 @@ def test_dynamic_range(scaling: int, order: int) -> None:
         for type_ in (1, 3):
             nan_code = 2 if type_ == 1 else 0
             given = kind | {"code_type": type_, "nan_code": nan_code}
-            compare("DynamicRangeFakeQuantize", [src, CONSTANTS], **given)
+            compare(isas, "DynamicRangeFakeQuantize", [src, CONSTANTS], **given)
         for code, like in ((2, np.uint8(0)), (3, np.int8(0))):
-            compare("DynamicRangeQuantize", [src, CONSTANTS, np.array(like)], **kind, output_dtype=code)
+            compare(isas, "DynamicRangeQuantize", [src, CONSTANTS, np.array(like)], **kind, output_dtype=code)
 
 
 @pytest.mark.parametrize("operator", ["DynamicRangeFakeQuantize", "DynamicRangeQuantize"])
-def test_rows_of_every_scale(operator: str) -> None:
+def test_rows_of_every_scale(isas: Sequence[str], operator: str) -> None:
     """All significands of rows divided by all significands of scales: codes up to 64, and some up to 4096."""
     significands = np.arange(1024, 2048)
     signs = np.where(np.arange(7 * 1024) % 3 == 0, -1, 1)
@@ -91,12 +93,12 @@ def test_rows_of_every_scale(operator: str) -> None:
             kind = {"rounding_order": order, "float16_scale": 1}
             inputs = [src.astype(np.float16), constants]
             if integers:
-                compare(operator, [*inputs, np.array(0, np.int8)], **kind, output_dtype=3)
+                compare(isas, operator, [*inputs, np.array(0, np.int8)], **kind, output_dtype=3)
             else:
-                compare(operator, inputs, **kind, quant_min=-2 * largest, quant_max=2 * largest)
+                compare(isas, operator, inputs, **kind, quant_min=-2 * largest, quant_max=2 * largest)
 
 
-def test_long_rows() -> None:
+def test_long_rows(isas: Sequence[str]) -> None:
     """They are split into parts."""
     rng = np.random.default_rng(0)
     src = rng.normal(0, 3, (2, 300001)).astype(np.float16)
@@ -104,19 +106,19 @@ def test_long_rows() -> None:
     some[0, 200000], some[1, 0] = np.nan, np.inf
     for each in (src, some):
         for order in ORDERS:
-            compare("DynamicRangeFakeQuantize", [each, CONSTANTS], rounding_order=order, axis=-1)
+            compare(isas, "DynamicRangeFakeQuantize", [each, CONSTANTS], rounding_order=order, axis=-1)
 
 
-def test_dynamic_quantize_linear() -> None:
+def test_dynamic_quantize_linear(isas: Sequence[str]) -> None:
     """Without NaN: what ONNX Runtime's minimum makes of it depends on where it stands."""
     for src in (FINITE, FINITE[np.abs(FINITE) < 2], np.abs(FINITE), FINITE[:0], EVERY[:0x7C01]):
-        compare("DynamicQuantizeLinear", [src])
-        compare("DynamicQuantizeDequantizeLinear", [src])
+        compare(isas, "DynamicQuantizeLinear", [src])
+        compare(isas, "DynamicQuantizeDequantizeLinear", [src])
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("shape", [(1, 64), (7, 19), (200, 64), (2, 97, 20)])
-def test_products(bits: int, shape: tuple[int, ...]) -> None:
+def test_products(isas: Sequence[str], bits: int, shape: tuple[int, ...]) -> None:
     """Rounded once, with a bias of float16, in pieces of rows and columns; results overflow and are subnormal, too."""
     rng = np.random.default_rng(bits)
     for columns in (1, 20, 64, 130):
@@ -125,54 +127,55 @@ def test_products(bits: int, shape: tuple[int, ...]) -> None:
             for factor in np.float32([1, 1e-6, 1e-3]):
                 with np.errstate(all="ignore"):
                     half = [*inputs[:5], inputs[5] * factor, inputs[6], (inputs[7] * factor).astype(np.float16)]
-                compare("QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
+                compare(isas, "QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
 
 
-def test_every_value_as_a_bias() -> None:
+def test_every_value_as_a_bias(isas: Sequence[str]) -> None:
     """Of products that are 0, and of ones that move the result to a tie, or beyond float16."""
     rng = np.random.default_rng(0)
     inputs, _ = matmul_inputs(rng, (3, 4), EVERY.size)
     scale = np.array([[0], [2.0**-12], [3]], np.float32)
-    compare("QuantizedMatMul", [inputs[0], scale, *inputs[2:7], EVERY], scale_order=2)
+    compare(isas, "QuantizedMatMul", [inputs[0], scale, *inputs[2:7], EVERY], scale_order=2)
     inputs, _, given = conv_inputs(rng, (1, 1, 1, 5), EVERY.size, (1, 3))
     for one in scale.ravel():
-        compare("QuantizedConv", [inputs[0], np.array(one), *inputs[2:7], EVERY, inputs[8]], **given, scale_order=2)
+        scaled = [inputs[0], np.array(one), *inputs[2:7], EVERY, inputs[8]]
+        compare(isas, "QuantizedConv", scaled, **given, scale_order=2)
 
 
-def compare_conv(case: convolutions.Case) -> None:
+def compare_conv(isas: Sequence[str], case: convolutions.Case) -> None:
     """Compares a convolution with biases of float16; its results are subnormal, ordinary, and overflow."""
     inputs, _, given = case
     for factor in np.float32([1e-7, 1, 300]):
         with np.errstate(all="ignore"):
             bias = (inputs[7] * factor).astype(np.float16) + np.float16(0)  # zeros of Relu have any sign
             scale = inputs[5] * factor
-        compare("QuantizedConv", [*inputs[:5], scale, inputs[6], bias, inputs[8]], **given)
+        compare(isas, "QuantizedConv", [*inputs[:5], scale, inputs[6], bias, inputs[8]], **given)
 
 
 @pytest.mark.parametrize("is_wide", [False, True])
-def test_convolutions(is_wide: bool) -> None:
+def test_convolutions(isas: Sequence[str], is_wide: bool) -> None:
     rng = np.random.default_rng(is_wide)
     for _ in range(10 if is_wide else 60):
-        compare_conv(random_conv(rng, is_wide=is_wide))
+        compare_conv(isas, random_conv(rng, is_wide=is_wide))
 
 
 @pytest.mark.parametrize("group", [1, 16])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
-def test_large_convolutions(kernel: tuple[int, int], strides: tuple[int, int], group: int) -> None:
+def test_large_convolutions(isas: Sequence[str], kernel: tuple[int, int], strides: tuple[int, int], group: int) -> None:
     """Of several tiles and tasks: positions are adjacent in the output, or in rows only."""
-    compare_conv(conv_inputs(np.random.default_rng(0), (2, 16, 60, 70), 32, kernel, strides=strides, group=group))
+    compare_conv(isas, conv_inputs(np.random.default_rng(0), (2, 16, 60, 70), 32, kernel, strides=strides, group=group))
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (4096, 16), (16, 4096), (64, 4, 256)])
-def test_reductions(shape: tuple[int, ...]) -> None:
+def test_reductions(isas: Sequence[str], shape: tuple[int, ...]) -> None:
     """Without -0: the sign of an extreme that is a zero depends on ONNX Runtime's vector code."""
     values = np.random.default_rng(0).permutation(EVERY[~np.isnan(EVERY)] + np.float16(0))
     src = np.resize(values, shape)
     for axis in range(len(shape)):
         for given in ({"axis": axis}, {"axis": axis, "reduce_others": 1}, {"axis": axis, "keepdims": 0}):
-            compare("ReduceAbsMax", [src], **given)
-            compare("ReduceMinMax", [src], **given)
+            compare(isas, "ReduceAbsMax", [src], **given)
+            compare(isas, "ReduceMinMax", [src], **given)
 
 
 def test_which_operators_are_here() -> None:

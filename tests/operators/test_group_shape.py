@@ -5,6 +5,7 @@ float32 and float16 are compared with ONNX Runtime, which gets a scale for each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def stock(op: str, src: Array, scales: Array, zps: Array) -> Array:
 
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("kind", FLOATS)
-def test_groups_along_several_dimensions(kind: str, codes: str) -> None:
+def test_groups_along_several_dimensions(isas: Sequence[str], kind: str, codes: str) -> None:
     if kind == "float16" and VERSION < (1, 30):
         pytest.skip("ONNX Runtime before 1.30 truncates quotients of float16")
     rng = np.random.default_rng(0)
@@ -93,7 +94,7 @@ def test_groups_along_several_dimensions(kind: str, codes: str) -> None:
                 floats = with_one_nan(exact.astype(dtype))
         else:
             floats = stock("DequantizeLinear", packed, each, zp.astype(CODES[codes]))
-        for isa in kernels.supported_isas():
+        for isa in isas:
             with kernels.use_isa(isa):
                 actual = kernels.dynamic_quantize(src, scales, short, arithmetic=arithmetic, **given)
                 back = kernels.dynamic_dequantize(packed, scales, short, **given)

@@ -6,6 +6,7 @@ So the function of an operator gets rows of the same range in which neither can 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def assert_equal_but_for_nan(actual: Array, expected: Array, src: Array | None =
 
 @pytest.mark.skipif(IS_ARM, reason="on ARM, ONNX Runtime gives other results for rows in a third of all cases")
 @pytest.mark.parametrize("operator", ["DynamicRangeQuantize", "DynamicRangeFakeQuantize"])
-def test_ranges(operator: str) -> None:
+def test_ranges(isas: Sequence[str], operator: str) -> None:
     """Scale and zero point are those of plain rows. With them, the codes are those of the affine operator."""
     rng, to_codes = np.random.default_rng(0), operator == "DynamicRangeQuantize"
     affine = operator.replace("DynamicRange", "Affine")
@@ -103,7 +104,7 @@ def test_ranges(operator: str) -> None:
         _, scale, zero_point = run_function(operator, [of_plain, *others], **given_range)
         given_codes = {each.name: given[each.name] for each in OPERATORS[affine].attributes}
         (dst,) = run_function(affine, [src, scale, zero_point], **given_codes)
-        for isa in kernels.supported_isas():
+        for isa in isas:
             with kernels.use_isa(isa):
                 actual = kernels.run(operator, [src, *others], **given_range)
             assert_equal_but_for_nan(actual[1], scale)
@@ -112,7 +113,7 @@ def test_ranges(operator: str) -> None:
 
 
 @pytest.mark.parametrize("operator", ["DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"])
-def test_ranges_per_tensor(operator: str) -> None:
+def test_ranges_per_tensor(isas: Sequence[str], operator: str) -> None:
     """If the first element is NaN, the scale is NaN, the zero point 255, and every code 0. Any other NaN has code 0."""
     rng = np.random.default_rng(1)
     for _ in range(100):
@@ -124,7 +125,7 @@ def test_ranges_per_tensor(operator: str) -> None:
         with np.errstate(all="ignore"):
             floats = (codes.astype(np.float32) - zero_point.astype(np.float32)) * scale
         expected = [codes, scale, zero_point] if operator == "DynamicQuantizeLinear" else [floats]
-        for isa in kernels.supported_isas():
+        for isa in isas:
             with kernels.use_isa(isa):
                 for one, other in zip(kernels.run(operator, [src]), expected, strict=True):
                     assert_equal_but_for_nan(one, other)
@@ -148,7 +149,7 @@ def test_ranges_of_no_elements(shape: Shape, axis: int, kind: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "cols"), [*((rows, cols) for rows in (1, 9, 100) for cols in (32, 33, 100, 768)), (1, 200001), (2, 200001)]
 )
-def test_reductions(kind: Any, rows: int, cols: int) -> None:
+def test_reductions(isas: Sequence[str], kind: Any, rows: int, cols: int) -> None:
     """Along rows, and along columns. One or two long rows are split into parts; here most of them begin with NaN."""
     rng = np.random.default_rng(cols)
     src = rng.choice(kind([0.0, -0.0, 6e-8, 2]), (rows, cols)) * rng.choice(kind([1, -1]), (rows, 1))
@@ -162,7 +163,7 @@ def test_reductions(kind: Any, rows: int, cols: int) -> None:
     low, high = np.where(low == 0, first_zeros, low), np.where(high == 0, first_zeros, high)
     magnitude = np.fmax.reduce(np.abs(wide), axis=1)
     expected = [np.where(np.isnan(wide[:, 0]), np.float32(np.nan), each) for each in (low, high, magnitude)]
-    for isa in kernels.supported_isas():
+    for isa in isas:
         for array, axis in ((src, 1), (np.ascontiguousarray(src.T), 0)):
             for given in ({"axis": axis}, {"axis": 1 - axis, "reduce_others": 1}):
                 with kernels.use_isa(isa):
