@@ -223,7 +223,7 @@ def _tensor(array: Array | None, stored: Array | None) -> library.Tensor:
 def _stored(array: Array) -> Array:
     """The array as tensors are stored: two codes of 4 bits in a byte, the first in the low half.
 
-    A type that NumPy does not have is viewed as integers of the same size, because ctypes accepts no other.
+    bfloat16 is viewed as uint16, because ctypes accepts only NumPy's own types.
     """
     if array.dtype not in _NUMBERS:
         raise DynqError(f"an input is {array.dtype}, expected one of {', '.join(map(str, _NUMBERS))}")

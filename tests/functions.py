@@ -61,10 +61,15 @@ def make_model(operator: str, opset: int, inputs: Sequence[str], given: str) -> 
         f"g ({heads}) => ({tails}) "
         f"{{ {', '.join(results)} = ort_dynq.{operator} {given} ({', '.join(names)}) }}"
     )
-    model.functions.append(ir.to_proto(make_function(operator, opset)))
+    model.functions.append(_function(operator, opset))
     return model
 
 
-@functools.lru_cache(maxsize=1)  # the cases of one node come one after the other
+@functools.cache
+def _function(operator: str, opset: int) -> onnx.FunctionProto:
+    return ir.to_proto(make_function(operator, opset))
+
+
+@functools.lru_cache(maxsize=2)  # the cases of one node come one after the other, in float32 and float16
 def _session(operator: str, opset: int, inputs: tuple[str, ...], given: str) -> ort.InferenceSession:
     return stock_session(make_model(operator, opset, inputs, given))

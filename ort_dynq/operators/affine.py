@@ -59,7 +59,7 @@ FAMILY = Family(
     "Affine",
     "`scale` and `zero_point` are inputs and broadcast as in NumPy. Every step is float32, in the order that the "
     "attributes select, as exporters write it with Div, Round, Add, Clip and Cast. A float16 `dst` is rounded "
-    "once. The formulas are those of the default values; [Encodings](#encodings) has the others.",
+    "once. The formulas hold for the default values; [Encodings](#encodings) lists the others.",
     (
         Operator(
             "AffineQuantize",

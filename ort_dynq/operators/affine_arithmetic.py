@@ -63,16 +63,16 @@ CHOICES = f"""
     is_unclipped = Equal(clip, {integer(0)})
     lowest = Where(is_unclipped, minus_infinity, quant_min)
     highest = Where(is_unclipped, infinity, quant_max)
-    divides = Equal(scaling, {integer(Scaling.DIVIDE.value)})
-    is_inverse = Equal(scaling, {integer(Scaling.MULTIPLY.value)})
-    adds_exactly = Equal(rounding_order, {integer(RoundingOrder.ADD_THEN_ROUND.value)})
-    rounds_sum = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_SUM.value)})
+    divides = Equal(scaling, {integer(Scaling.DIVIDE)})
+    is_inverse = Equal(scaling, {integer(Scaling.MULTIPLY)})
+    adds_exactly = Equal(rounding_order, {integer(RoundingOrder.ADD_THEN_ROUND)})
+    rounds_sum = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_SUM)})
     adds_first = Or(adds_exactly, rounds_sum)
-    rounds_quotient = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_QUOTIENT.value)})
-    is_no_zero_point = Equal(rounding_order, {integer(RoundingOrder.NO_ZERO_POINT.value)})
+    rounds_quotient = Equal(rounding_order, {integer(RoundingOrder.FLOAT16_QUOTIENT)})
+    is_no_zero_point = Equal(rounding_order, {integer(RoundingOrder.NO_ZERO_POINT)})
     has_no_zero_point = Or(is_no_zero_point, rounds_quotient)
-    keeps_nan = Equal(nan_code, {integer(NanCode.NAN.value)})
-    nan_is_quant_min = Equal(nan_code, {integer(NanCode.QUANT_MIN.value)})
+    keeps_nan = Equal(nan_code, {integer(NanCode.NAN)})
+    nan_is_quant_min = Equal(nan_code, {integer(NanCode.QUANT_MIN)})
     nan_replacement = Where(nan_is_quant_min, lowest, zero)
 """
 # The shift from code_type to output_dtype, int32: 128 if int8 codes are stored as uint8, -128 for the reverse, else 0.
@@ -89,7 +89,8 @@ CODE_OFFSET = """
 def codes_text(src: str, scale: str, zero_point: str) -> str:
     """Computes ``code``, of code_type. All three arguments name float32 tensors.
 
-    One body serves every chain: where a chain does not multiply or divide, the body does so by one, which is exact.
+    One body serves every chain: where a chain lacks a multiplication or division, the body uses a factor of one, which
+    is exact.
     """
     return f"""
     reciprocal = Reciprocal({scale})

@@ -74,7 +74,7 @@ def _gather(name: str) -> str:
 def _bounded(name: str, where: AddedEpsilon) -> str:
     """Sets ``bounded_{name}`` to ``{name}_raw`` within its bounds; `where` adds the lower one instead."""
     return f"""
-    adds_to_{name} = Equal(added_epsilon, {integer(where.value)})
+    adds_to_{name} = Equal(added_epsilon, {integer(where)})
     {name}_sum = Add({name}_raw, lowest_{name})
     {select(f"{name}_unclipped", f"adds_to_{name}", f"{name}_sum", f"{name}_raw")}
     {select(f"{name}_least", f"adds_to_{name}", "minus_infinity", f"lowest_{name}")}
@@ -105,15 +105,15 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     minimum_with_zero = Clip(minimum, lowest_minimum, zero)
     maximum_with_zero = Clip(maximum, zero, highest_maximum)
     range_kind = Constant<value_int: int = @range_kind>()
-    is_abs_max = Equal(range_kind, {integer(RangeKind.ABS_MAX.value)})
-    has_zero = Equal(range_kind, {integer(RangeKind.MIN_MAX_WITH_ZERO.value)})
+    is_abs_max = Equal(range_kind, {integer(RangeKind.ABS_MAX)})
+    has_zero = Equal(range_kind, {integer(RangeKind.MIN_MAX_WITH_ZERO)})
     {select("low", "has_zero", "minimum_with_zero", "minimum")}
     {select("high", "has_zero", "maximum_with_zero", "maximum")}
     width = Sub(high, low)
     above_zero = Div(high, highest_maximum)
     below_zero = Div(low, lowest_minimum)
     larger = Max(above_zero, below_zero)
-    is_larger_side = Equal(range_kind, {integer(RangeKind.LARGER_SIDE.value)})
+    is_larger_side = Equal(range_kind, {integer(RangeKind.LARGER_SIDE)})
     {select("two_sided", "is_larger_side", "larger", "width")}
     {select("range_raw", "is_abs_max", "abs_max", "two_sided")}
     {_gather("lowest_range")}
@@ -127,10 +127,10 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     {_bounded("range", AddedEpsilon.RANGE)}
     inverse_range = Reciprocal(bounded_range)
     inverse_scale = Constant<value_int: int = @inverse_scale>()
-    inverts_range = Equal(inverse_scale, {integer(InverseScale.RECIPROCAL.value)})
+    inverts_range = Equal(inverse_scale, {integer(InverseScale.RECIPROCAL)})
     {select("base", "inverts_range", "inverse_range", "bounded_range")}
     divided = Div(base, divisor)
-    is_quotient = Equal(inverse_scale, {integer(InverseScale.QUOTIENT.value)})
+    is_quotient = Equal(inverse_scale, {integer(InverseScale.QUOTIENT)})
     multiplied = Mul(divided, factor)
     quotient = Div(factor, divided)
     {select("scale_exact", "is_quotient", "quotient", "multiplied")}
@@ -160,16 +160,16 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     row_shape = Shape(row_scale)
     no_zero_point = Expand(zero, row_shape)
     rule = Constant<value_int: int = @zero_point_rule>()
-    is_round_clipped = Equal(rule, {integer(ZeroPointRule.ROUND_CLIPPED.value)})
-    is_subtract_rounded = Equal(rule, {integer(ZeroPointRule.SUBTRACT_ROUNDED.value)})
-    is_round_negated = Equal(rule, {integer(ZeroPointRule.ROUND_NEGATED.value)})
-    is_floor_negated = Equal(rule, {integer(ZeroPointRule.FLOOR_NEGATED.value)})
+    is_round_clipped = Equal(rule, {integer(ZeroPointRule.ROUND_CLIPPED)})
+    is_subtract_rounded = Equal(rule, {integer(ZeroPointRule.SUBTRACT_ROUNDED)})
+    is_round_negated = Equal(rule, {integer(ZeroPointRule.ROUND_NEGATED)})
+    is_floor_negated = Equal(rule, {integer(ZeroPointRule.FLOOR_NEGATED)})
     {select("rule_4", "is_floor_negated", "floor_negated", "no_zero_point")}
     {select("rule_3", "is_round_negated", "round_negated", "rule_4")}
     {select("rule_2", "is_subtract_rounded", "subtract_rounded", "rule_3")}
     {select("uncast", "is_round_clipped", "round_clipped", "rule_2")}
     zero_point_type = Constant<value_int: int = @zero_point_type>()
-    stays_float = Equal(zero_point_type, {integer(CodeType.FLOAT32.value)})
+    stays_float = Equal(zero_point_type, {integer(CodeType.FLOAT32)})
     uncast_is_nan = IsNaN(uncast)
     uncast_defined = Where(uncast_is_nan, zero, uncast)
     zero_point_code = Cast<to: int = @zero_point_type>(uncast_defined)

@@ -23,6 +23,7 @@ class Encoding(enum.IntEnum):
     meaning: str
     _value_: int
 
+    # mypy checks lookups, such as Scaling(1), against this signature: hence the default.
     def __new__(cls, value: int, meaning: str = "") -> Encoding:
         member = int.__new__(cls, value)
         member._value_ = value
@@ -64,38 +65,22 @@ class RoundingOrder(Encoding):
         return self in (RoundingOrder.ADD_THEN_ROUND, RoundingOrder.FLOAT16_SUM)
 
 
-class ScaleOrder(Encoding):
-    """The order in which a sum of products is multiplied by its two scales."""
+class CodeType(Encoding):
+    """An element type, by ONNX's numbers (TensorProto.DataType)."""
 
-    SCALES_FIRST = 0, "exact * (scale * column_scale)"
-    ROW_FIRST = 1, "(exact * scale) * column_scale"
-    COLUMN_FIRST = 2, "(exact * column_scale) * scale"
-
-
-class Activation(Encoding):
-    """The activation function after a convolution."""
-
-    NONE = 0, "dst"
-    RELU = 1, "Relu(dst)"
-    RELU6 = 2, "Clip(dst, 0, 6)"
+    FLOAT32 = 1, "The value stays float32: there is no Cast"
+    UINT8 = 2, "uint8"
+    INT8 = 3, "int8"
+    UINT4 = 21, "uint4"
+    INT4 = 22, "int4"
 
 
-class AutoPad(Encoding):
-    """How the pads of a convolution are determined."""
+class NanCode(Encoding):
+    """The code that a NaN becomes."""
 
-    EXPLICIT = 0, "The pads of `geometry`"
-    SAME_UPPER = (
-        1,
-        "The output has ceil(length / stride) elements; of an odd number of pads, the larger half is at the end",
-    )
-    SAME_LOWER = 2, "The same, but the larger half is at the begin"
-
-
-class QuadAxis(Encoding):
-    """The axis of a convolution's weights along which four adjacent packed weights run."""
-
-    CHANNELS = 0, "The input channels of a group; the kernel positions are the outer index"
-    WIDTH = 1, "The last kernel axis; the input channels are the outer index"
+    ZERO = 0, "The code 0, as from ONNX Runtime's Cast"
+    QUANT_MIN = 1, "quant_min, as from QuantizeLinear"
+    NAN = 2, "NaN; only for codes of float32"
 
 
 class RangeKind(Encoding):
@@ -136,22 +121,38 @@ class ZeroPointRule(Encoding):
     FLOOR_NEGATED = 4, "zero_point = floor((0 - low) / scale)"
 
 
-class NanCode(Encoding):
-    """The code that a NaN becomes."""
+class ScaleOrder(Encoding):
+    """The order in which a sum of products is multiplied by its two scales."""
 
-    ZERO = 0, "The code 0, as from ONNX Runtime's Cast"
-    QUANT_MIN = 1, "quant_min, as from QuantizeLinear"
-    NAN = 2, "NaN; only for codes of float32"
+    SCALES_FIRST = 0, "exact * (scale * column_scale)"
+    ROW_FIRST = 1, "(exact * scale) * column_scale"
+    COLUMN_FIRST = 2, "(exact * column_scale) * scale"
 
 
-class CodeType(Encoding):
-    """An element type, by ONNX's numbers (TensorProto.DataType)."""
+class AutoPad(Encoding):
+    """How the pads of a convolution are determined."""
 
-    FLOAT32 = 1, "The value stays float32: there is no Cast"
-    UINT8 = 2, "uint8"
-    INT8 = 3, "int8"
-    UINT4 = 21, "uint4"
-    INT4 = 22, "int4"
+    EXPLICIT = 0, "The pads of `geometry`"
+    SAME_UPPER = (
+        1,
+        "The output has ceil(length / stride) elements; an odd number of pads has one more trailing pad",
+    )
+    SAME_LOWER = 2, "The output has ceil(length / stride) elements; an odd number of pads has one more leading pad"
+
+
+class QuadAxis(Encoding):
+    """The axis of a convolution's weights along which four adjacent packed weights run."""
+
+    CHANNELS = 0, "The input channels of a group; the kernel positions are the outer index"
+    WIDTH = 1, "The last kernel axis; the input channels are the outer index"
+
+
+class Activation(Encoding):
+    """The activation function after a convolution."""
+
+    NONE = 0, "dst"
+    RELU = 1, "Relu(dst)"
+    RELU6 = 2, "Clip(dst, 0, 6)"
 
 
 class RangeConstants(NamedTuple):

@@ -11,14 +11,14 @@ def integers(count: int) -> str:
 
 
 def integer(value: int) -> str:
-    """The name that :func:`integers` gives to the constant `value`."""
+    """The name that :func:`integers` gives to the constant `value`, an integer or a member of an encoding."""
     return f"i{int(value)}"
 
 
 def select(name: str, condition: str, then: str, otherwise: str) -> str:
     """Sets `name`, a float32 tensor, to one of two values.
 
-    If is used, since ONNX Runtime's Where loses the sign of -0.
+    The operator is If, because ONNX Runtime's Where loses the sign of -0.
     """
 
     def branch(which: str, value: str) -> str:
@@ -31,17 +31,17 @@ def select(name: str, condition: str, then: str, otherwise: str) -> str:
 
 
 def cast_like(name: str, value: str, like: str, opset: int) -> str:
-    """Sets `name` to a float32 value in the type of `like`, which is float32 before opset 15: that has no CastLike."""
+    """Sets `name` to a float32 value in the type of `like`: float32 before opset 15, which introduced CastLike."""
     return f"{name} = CastLike({value}, {like})" if opset >= 15 else f"{name} = Identity({value})"
 
 
 def scaled(value: str) -> str:
-    """Sets ``scaled`` to a value times ``row`` and ``column``, in the order of the attribute in ``scale_order``.
+    """Sets ``scaled`` to a value times ``row`` and ``column``, in the order that ``scale_order`` selects.
 
-    It needs the integers up to 2 (:func:`integers`), and ``one``, the float32 number 1.
+    The body must define the integers up to 2 (:func:`integers`) and ``one``, the float32 number 1.
     """
-    return f"""is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST.value)})
-        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST.value)})
+    return f"""is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST)})
+        is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST)})
         scales = Mul(row, column)
         {select("first_of_two", "is_row_first", "row", "column")}
         {select("second_of_two", "is_row_first", "column", "row")}

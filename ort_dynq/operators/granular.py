@@ -15,7 +15,7 @@ _GRANULARITY = (
     Attribute(
         "qtype",
         "per_tensor",
-        "Which elements share a scale. per_tensor: all. per_channel: those with the same index along `axis`. "
+        "Which elements share a scale. per_tensor: all. per_channel: elements with the same index along `axis`. "
         "per_group: `scales` has the rank of `src`, and each of its dimensions divides that of `src`. auto: chosen by "
         "`scales` as in ONNX's QuantizeLinear: per_group if block_size or group_shape is given, otherwise per_tensor "
         "for one element of rank 0 or 1, otherwise per_channel.",
@@ -31,8 +31,8 @@ _GRANULARITY = (
     Attribute(
         "group_shape",
         (),
-        "For per_group: the length of a group along each dimension of `src`, and so the shape of `scales`: src.shape / "
-        "group_shape, without remainders. Not together with block_size, which is the group_shape of 1 along all other "
+        "For per_group: the length of a group along each dimension of `src`, which it must divide; `scales` has the "
+        "shape src.shape / group_shape. It excludes block_size, which equals a group_shape of 1 along all other "
         "dimensions. Empty: not given.",
     ),
 )
@@ -109,11 +109,11 @@ def _axis(opset: int, further_attributes: str = "") -> str:
 FAMILY = Family(
     "Scales per tensor, channel or group",
     "`scales` and `zps` are inputs. `DynamicQuantize` and `DynamicDequantize` are the operators of the same names in "
-    "oneDNN Graph's specification. Extensions to the specification: `per_group` of DynamicQuantize and without "
-    "`group_shape`, `auto`, `block_size`, `output_dtype`, `arithmetic`, and one zero point for all scales. A function "
-    "body has the granularities of ONNX's QuantizeLinear: not groups without `block_size`.\n\n"
-    "Tensors of float16 and bfloat16 are converted to float32, exactly; all steps are float32. A result of 16 bits is "
-    "then rounded once, half to even; a NaN keeps its sign only. Codes of 4 bits are stored two in a byte, as in ONNX.",
+    "oneDNN Graph's specification. Extensions to the specification: `per_group` for DynamicQuantize, `per_group` "
+    "without `group_shape`, `auto`, `block_size`, `output_dtype`, `arithmetic`, and one zero point for all scales. A "
+    "function body has the granularities of ONNX's QuantizeLinear: groups need `block_size`.\n\n"
+    "float16 and bfloat16 tensors are converted to float32, exactly; all steps are float32. A 16-bit result is rounded "
+    "once, half to even; a NaN keeps only its sign. Two 4-bit codes share a byte, as in ONNX.",
     (
         Operator(
             "DynamicQuantize",

@@ -9,10 +9,10 @@ from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 
 def _body(opset: int) -> str:
-    # ConvInteger takes no zero points of channels, and its attributes cannot come from an input. Only some versions of
-    # ONNX Runtime, not 1.20.1, accept int8 codes or weights. So patches are gathered and multiplied. Every src is
-    # treated as one of three spatial dimensions; those that it lacks are leading ones. Weights are uint8, since ONNX
-    # Runtime's sums of uint8 and int8 products saturate on some CPUs.
+    # ConvInteger has no zero points per channel, its attributes cannot come from an input, and ONNX Runtime 1.20.1
+    # rejects int8 codes and weights. So patches are gathered and multiplied. src is viewed with three spatial
+    # dimensions: missing ones have length 1 and come first. Weights are uint8, since ONNX Runtime's sums of uint8 and
+    # int8 products saturate on some CPUs.
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
     gathered = "\n".join(_indices(axis) for axis in range(3))
@@ -67,8 +67,8 @@ def _body(opset: int) -> str:
         same_pads = Max(not_in_src, n0)
         smaller_pads = Div(same_pads, n2)
         larger_pads = Sub(same_pads, smaller_pads)
-        is_explicit = Equal(auto_pad, {integer(AutoPad.EXPLICIT.value)})
-        is_lower = Equal(auto_pad, {integer(AutoPad.SAME_LOWER.value)})
+        is_explicit = Equal(auto_pad, {integer(AutoPad.EXPLICIT)})
+        is_lower = Equal(auto_pad, {integer(AutoPad.SAME_LOWER)})
         same_begin = Where(is_lower, larger_pads, smaller_pads)
         same_end = Where(is_lower, smaller_pads, larger_pads)
         begin = Where(is_explicit, given_begin, same_begin)
@@ -95,7 +95,7 @@ def _body(opset: int) -> str:
         patches_shape = Concat<axis = 0>(groups, rows, depth)
         patches = {flat}(by_group, patches_shape)
 
-        is_channels = Equal(quad_axis, {integer(QuadAxis.CHANNELS.value)})
+        is_channels = Equal(quad_axis, {integer(QuadAxis.CHANNELS)})
         width = Slice(kernel, n2, end)
         inner = Where(is_channels, group_channels, width)
         outer = Div(depth, inner)
@@ -160,8 +160,8 @@ def _body(opset: int) -> str:
         images_of_sums = {flat}(biased, dst_shape)
         infinity = Div(one, zero)
         minus_infinity = Neg(infinity)
-        has_activation = Greater(activation, {integer(Activation.NONE.value)})
-        is_relu6 = Equal(activation, {integer(Activation.RELU6.value)})
+        has_activation = Greater(activation, {integer(Activation.NONE)})
+        is_relu6 = Equal(activation, {integer(Activation.RELU6)})
         lowest = Where(has_activation, zero, minus_infinity)
         highest = Where(is_relu6, six, infinity)
         real_dst = Clip(images_of_sums, lowest, highest)
@@ -170,7 +170,7 @@ def _body(opset: int) -> str:
 
 
 def _indices(axis: int) -> str:
-    """Sets padded_`axis + 1`: the spatial dimension `axis` of padded_`axis` becomes [positions, kernel]."""
+    """Sets padded_`axis + 1`: padded_`axis` with its spatial dimension `axis` split into [positions, kernel]."""
     return f"""
         count_{axis} = Gather(counts, {integer(axis)})
         kernel_{axis} = Gather(kernel, {integer(axis)})
@@ -214,8 +214,8 @@ _INPUTS = (
     Input(
         "geometry",
         ("int32",),
-        "[5, r]; the rows are the kernel shape, strides, dilations, pads at the begin and pads at the end. It is an "
-        "input, since onnxruntime-extensions has no attributes with lists.",
+        "[5, r]; the rows are the kernel shape, strides, dilations, leading pads and trailing pads. It is an input, "
+        "since onnxruntime-extensions has no attributes with lists.",
     ),
 )
 
@@ -246,7 +246,9 @@ FAMILY = Family(
                     "The order of the multiplications by both scales, where `column_scale` means `channel_scale`.",
                     ScaleOrder,
                 ),
-                Attribute("activation", Activation.NONE, "What follows the sum; `dst` stands for it.", Activation),
+                Attribute(
+                    "activation", Activation.NONE, "The activation function, applied to the sum `dst`.", Activation
+                ),
             ),
             tuple(
                 Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias, "int32"), (bias,))

@@ -179,8 +179,8 @@ _INPUTS = (
     Input(
         "weight_zero_point",
         ("int8",),
-        "The zero points of the weights: one element, or one for each group and column. 4 bits: 0 to 15; of other "
-        "values only the low 4 bits count.",
+        "The zero points of the weights: one element, or one for each group and column. 4 bits: 0 to 15; only the low "
+        "4 bits are used.",
     ),
     Input(
         "column_scale",
@@ -205,8 +205,8 @@ FAMILY = Family(
             "Multiplies codes by packed weights. The integer sums are exact: a sum so long that int32 might overflow "
             f"is an error (K or group_size over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for 8-bit weights without "
             "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
-            "ascending order. A scale that varies with the group multiplies the sum of each group, any other one the "
-            "total. If none varies, `scale_order` is the order of the multiplications.",
+            "ascending order. A scale that varies by group multiplies the sum of each group; any other scale "
+            "multiplies the total. If no scale varies by group, `scale_order` is the order of the multiplications.",
             "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
             "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
             _INPUTS,

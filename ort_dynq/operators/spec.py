@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .encodings import Encoding
 
@@ -35,8 +35,8 @@ class Attribute:
 
     Attributes:
         name: Its name.
-        default: Its value where it is left out. The type of the default is the type of the attribute. A list is empty
-            by default, and then nodes do not have the attribute.
+        default: Its value if a node omits it. The type of the default is the type of the attribute. Lists are empty by
+            default; the rewriter omits them.
         doc: Its meaning.
         encoding: The enumeration that its values belong to, if it has one.
         choices: The values that it can have. Empty: every member of `encoding`; any value if there is no encoding. The
@@ -47,7 +47,7 @@ class Attribute:
     default: str | int | tuple[int, ...]
     doc: str
     encoding: type[Encoding] | None = None
-    choices: tuple[str | int, ...] = field(default=())
+    choices: tuple[str | int, ...] = ()
 
     @property
     def is_list(self) -> bool:
@@ -79,7 +79,7 @@ class Operator:
     Attributes:
         name: Its name.
         doc: What it computes.
-        formula: The same as formulas, one to a line; `round` is half to even.
+        formula: The computation as formulas, one per line; `round` is half to even.
         inputs, outputs, attributes: In order.
         signatures: The combinations of types, as the native library registers them.
         body: Returns, for an opset version of ONNX, the body of the operator's function in a rewritten model, in
@@ -98,9 +98,10 @@ class Operator:
 
     @functools.cached_property
     def float16_input(self) -> tuple[int, bool] | None:
-        """The input that may be float16 or float32, whatever the others are, and whether output 0 has its type.
+        """The index of the input that may be float16 or float32, and whether output 0 has the type of that input.
 
-        Such an operator computes in float32. None: there is no such input.
+        The types of the other inputs do not depend on it. Such an operator computes in float32. None: there is no such
+        input.
         """
         outputs = {signature.inputs: signature.outputs for signature in self.signatures}
         for index in range(len(self.inputs)):
@@ -132,6 +133,3 @@ class Family:
     title: str
     doc: str
     operators: tuple[Operator, ...]
-
-
-__all__ = ["FLOATS", "Attribute", "Family", "Input", "Operator", "Signature", "flag"]
