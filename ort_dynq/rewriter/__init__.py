@@ -10,6 +10,7 @@ opsets and writes the report.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +20,14 @@ import onnx
 import onnx_ir as ir
 
 from ..storage import explained, load, save, to_proto
-from .chains import decomposed
-from .convolutions import float_conv
-from .float16.casts import write_casts
-from .float16.graph import restore_zeros
+from .float16 import convert_in_float32
 from .loop import convert, op_counts
-from .metadata import EXACT, FLOAT16_CASTS
-from .products import float_matmul
+from .metadata import EXACT
 from .report import Finding, Report
-from .rules import PHASES
+from .rules import IN_FLOAT32, PHASES
 
 if TYPE_CHECKING:
     from ..storage import Model
-
-# Without a conversion by one of these rules, the Casts of float16_casts.py serve nothing.
-_NEED_CASTS = (decomposed.QUANTIZE.name, float_matmul.RULE.name, float_conv.RULE.name)
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
@@ -82,21 +76,13 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     Raises:
         DynqError: The file is missing or is not a valid ONNX model, or its external data lie outside of its folder.
     """
-    rewritten = load(model)
-    before = op_counts(rewritten)
+    apply = functools.partial(convert, phases=PHASES, exact=exact)
+    loaded = load(model)
+    before = op_counts(loaded)
     with explained(model):
-        has_casts = write_casts(rewritten)
-        report = convert(rewritten, PHASES, exact=exact)
-        if has_casts and not any(finding.rule in _NEED_CASTS for finding in report.rewritten):
-            rewritten = load(model)  # without the Casts
-            report = convert(rewritten, PHASES, exact=exact)
-            has_casts = False
-        if has_casts:
-            restore_zeros(rewritten)
-        report.before = before
+        rewritten, report = convert_in_float32(loaded, apply, IN_FLOAT32) or (loaded, apply(loaded))
+    report.before = before
     if report.rewritten:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
-        if has_casts:
-            rewritten.metadata_props[FLOAT16_CASTS] = "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
     return Result(rewritten, report)

@@ -4,7 +4,7 @@ EXACT = "ort_dynq.exact"
 """On the model, if something was converted: "1" if all results equal those of the original bit for bit, else "0"."""
 
 FLOAT16_CASTS = "ort_dynq.float16_casts"
-"""On a rewritten float16 model: "1" if it has the Casts of float16_casts.py. Verification then writes them into the
+"""On a rewritten float16 model: "1" if it has the Casts of float16/casts.py. Verification then writes them into the
 original, whose values it compares."""
 
 RULE = "ort_dynq.rule"

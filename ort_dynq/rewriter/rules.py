@@ -21,3 +21,6 @@ PHASES = (
 """Each phase goes over the whole model before the next one begins: first single chains, then products of what the
 chains quantize, then the weights of products that stay float, then ranges that are left, and what
 stands before and after products of ours. The last phase reports the products that are left, and removes Casts."""
+
+IN_FLOAT32 = frozenset(rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE))
+"""The names of the rules that find chains of float16 models only with ONNX Runtime's Casts written into them."""

@@ -22,9 +22,8 @@ from ..measuring.inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.values import WIDE_TYPES, cast_to, only_use
-from ..rewriter.float16.casts import write_casts
-from ..rewriter.float16.graph import restore_zeros
-from ..rewriter.metadata import EXACT, FLOAT16_CASTS, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ..rewriter.float16 import write_casts_as_converted
+from ..rewriter.metadata import EXACT, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ..storage import load
 from .convolution import convolve
 from .layers import Disturbed, Layers, Override, Recorder, name_of
@@ -129,9 +128,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     if model_b.metadata_props.get(EXACT) == "1":
         return None
     model_a = load(a)
-    if model_b.metadata_props.get(FLOAT16_CASTS) == "1":
-        write_casts(model_a)
-        restore_zeros(model_a)
+    write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))
     stored = list(map(_rounded_weights, layers.nodes))

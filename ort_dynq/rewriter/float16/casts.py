@@ -6,8 +6,11 @@ computed in float32, and only some values are rounded to float16: those that a n
 
 ONNX Runtime itself says which: it saves the graph that it runs. These nodes become float32 nodes here, with Casts where
 values are rounded. Nodes that select some of their elements or round them to integers then follow: between rounded
-values they give the same in float32. ONNX Runtime may treat the neighbours of these Casts in another way: it says that,
-too, and the model stays as it is. Otherwise the results of the model stay the same bit for bit.
+values they give the same in float32. We ask ONNX Runtime again. If it now rounds other values, the model stays
+unchanged. Otherwise the results of the model stay the same bit for bit.
+
+The saved graph itself does not take the place of the model: ONNX Runtime expands in it what has no float16 kernel.
+Softmax becomes five nodes, Gelu six, as this version of ONNX Runtime needs it.
 """
 
 from __future__ import annotations
@@ -47,8 +50,6 @@ def write_casts(model: ir.Model) -> bool:
         Whether the model has such a node, and ONNX Runtime runs the model with and without the Casts, and rounds the
         same values to float16. Otherwise it is unchanged.
     """
-    if not any(_mentions_float16(graph) for _, graph in graphs(model)):
-        return False
     if not _may_round_in_functions(model):
         return _write_casts(model)
     run = saved_by_onnxruntime(model)
@@ -112,6 +113,11 @@ def _may_round_in_functions(model: ir.Model) -> bool:
     ends = [end for body in functions(model) for _, graph in with_subgraphs(body) for end in _ends(graph)]
     with Facts(model) if ends else contextlib.nullcontext():
         return any(end.dtype in (ir.DataType.FLOAT16, None) for end in ends)
+
+
+def mentions_float16(model: ir.Model) -> bool:
+    """Returns whether a model may have values of float16."""
+    return any(_mentions_float16(graph) for _, graph in graphs(model))
 
 
 def _mentions_float16(graph: ir.Graph | ir.Function) -> bool:
