@@ -14,7 +14,7 @@ import pytest
 
 OPS = Path(__file__).parents[2] / "ops"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")]
 
 
 def run(*command: str | Path) -> str:

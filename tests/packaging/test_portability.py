@@ -114,6 +114,7 @@ def outputs_of(models: Path, *python: str) -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cpu", ["Haswell", "Nehalem"])
 def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
     """Haswell has AVX2 and no VNNI, Nehalem has no AVX."""

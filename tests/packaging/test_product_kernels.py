@@ -103,6 +103,7 @@ def record(request: pytest.FixtureRequest) -> list[tuple[str, object]]:
     return request.node.user_properties  # type: ignore[no-any-return]
 
 
+@pytest.mark.exhaustive
 def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     require("g++", "g++")
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -153,6 +154,7 @@ def run_nm(path: Path) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     require("g++", "g++")
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")

@@ -18,7 +18,10 @@ import ort_dynq
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="auditwheel reads Linux wheels only")
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(sys.platform != "linux", reason="auditwheel reads Linux wheels only"),
+]
 
 
 def require(module: str) -> None:
