@@ -181,6 +181,7 @@ def _session(backend: Backend) -> str:
     from . import runtime
     from .backends.prepare import ready_for_extensions
     from .backends.register import register
+    from .backends.sessions import open_registered
     from .operators import DOMAIN, VERSION
 
     model = onnx.parser.parse_model(
@@ -190,7 +191,7 @@ def _session(backend: Backend) -> str:
         }}"""
     )
     options = register(runtime.session_options(), backend)
-    session = runtime.open_session(ready_for_extensions(model).model if backend == "extensions" else model, options)
+    session = open_registered(ready_for_extensions(model).model if backend == "extensions" else model, options)
     x = np.array([-70, -1.25, -0.25, 0, 0.25, 0.75, 3, 70], np.float32)
     (codes,) = session.run(None, {"x": x, "s": np.array(0.5, np.float32), "z": np.array(128, np.uint8)})
     if codes.tolist() != [0, 126, 128, 128, 128, 130, 134, 255]:

@@ -15,6 +15,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
+from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.packing import pack
 
@@ -73,9 +74,7 @@ def make_session(
 ) -> ort.InferenceSession:
     """A session with ort_dynq's operators. Models from the rewriter must load without preparation."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
-    return ort.InferenceSession(
-        content, ort_dynq.register(options(threads, optimize), backend), providers=["CPUExecutionProvider"]
-    )
+    return open_registered(content, ort_dynq.register(options(threads, optimize), backend))
 
 
 def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""The names of the backends, and the entry of session options that records a registration."""
+"""The backends: their names and types, and the entry of session options that records a registration."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from ..runtime import config_entry
 
 Backend = Literal["native", "extensions"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+
+CARRIED = frozenset(("float32", "uint8", "int8", "int32"))
+"""The types that the backend ``extensions`` has."""
+NOT_CARRIED = "onnxruntime-extensions does not support float16, bfloat16, int4 and uint4"
 
 _REGISTERED = "ort_dynq.registered"
 

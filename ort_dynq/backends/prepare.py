@@ -14,7 +14,8 @@ from ..operators.encodings import CodeType
 from ..rewriter import Report, Result
 from ..rewriter.analysis.inference import Facts
 from ..storage import explained, load
-from .extensions import CARRIED, NOT_CARRIED, variant_name
+from .extensions import variant_name
+from .options import CARRIED, NOT_CARRIED
 
 if TYPE_CHECKING:
     from ..storage import Model

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from .. import runtime, storage
 from ..backends.register import register
+from ..backends.sessions import open_registered
 from ..errors import DynqError
 from ..files import temporary_folder
 from ..measuring.sessions import message
@@ -91,7 +92,7 @@ def _main(model: str, backend: Backend | None = None) -> None:
         register(options, backend)
     before, start = _private_mb(), time.perf_counter()
     try:
-        session = runtime.open_session(model, options)
+        session = open_registered(model, options)
     except Exception as error:
         sys.exit(message(error))
     ms, after = (time.perf_counter() - start) * 1e3, _private_mb()

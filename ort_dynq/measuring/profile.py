@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from .. import runtime
 from ..backends.register import register
+from ..backends.sessions import open_registered
 from ..errors import DynqError
 from ..files import temporary_folder
 from .inputs import Array
@@ -96,7 +97,7 @@ def profile(
         if backend:
             register(options, backend)
         try:
-            session = runtime.open_session(model, options)
+            session = open_registered(model, options)
             runs = _run(session, dict(feeds), seconds, _MAX_EVENTS // max(1, nodes))
         except DynqError:
             raise

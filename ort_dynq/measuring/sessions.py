@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from .. import runtime
 from ..backends.register import register
+from ..backends.sessions import open_registered
 from ..errors import DynqError
 from .inputs import DTYPES, Array, Input
 
@@ -51,7 +52,7 @@ def open_session(
     if backend:
         register(options, backend)
     try:
-        return runtime.open_session(model, options)
+        return open_registered(model, options)
     except DynqError as error:
         if backend == "extensions":  # onnxruntime's error, to which the backend has added advice
             raise SessionError(message(error)) from error

@@ -20,6 +20,7 @@ import onnxruntime as ort
 
 from .. import __version__, kernels, runtime
 from ..backends.register import register
+from ..backends.sessions import open_registered
 from ..errors import DynqError
 from ..system import cores, cpu_name, load_average
 from .inputs import Array
@@ -187,7 +188,7 @@ def session_contender(
     if backend:
         register(options, backend)
     try:
-        session = runtime.open_session(model, options)
+        session = open_registered(model, options)
         binding, arrays = session.io_binding(), list(feeds.values())
         for key, array in feeds.items():
             binding.bind_ortvalue_input(key, value(key, array))

@@ -22,6 +22,7 @@ from helpers import Array, Shape, assert_same, handwritten, matmul_inputs, optio
 
 import ort_dynq
 from ort_dynq import kernels
+from ort_dynq.backends.sessions import open_registered
 
 THREADS = 8
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 127, 1, 1e-7, 3e38, 1])
@@ -58,8 +59,7 @@ def open_session(backend: str, threads: int, zero: str = "0", model: onnx.ModelP
     given.add_session_config_entry("session.set_denormal_as_zero", zero)
     if backend != "stock":
         ort_dynq.register(given, backend)  # type: ignore[arg-type]
-    content = handwritten(model, backend).SerializeToString()
-    return ort.InferenceSession(content, given, providers=["CPUExecutionProvider"])
+    return open_registered(handwritten(model, backend), given)
 
 
 INPUTS = [feeds(seed) for seed in range(THREADS)]

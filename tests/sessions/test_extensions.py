@@ -27,7 +27,7 @@ from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, p
 
 import ort_dynq
 from ort_dynq import DynqError, kernels, library
-from ort_dynq.backends import extensions
+from ort_dynq.backends import extensions, sessions
 from ort_dynq.backends.options import BACKENDS
 from ort_dynq.backends.register import register
 from ort_dynq.cli import main
@@ -289,15 +289,33 @@ def run_async(session: ort.InferenceSession, feeds: dict[str, Array]) -> Any:
 RUNS = (run_plain, run_with_iobinding, run_with_ort_values, run_async)
 
 
+class OwnSession(InferenceSession):
+    """A user's class."""
+
+
+def open_ours(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    return InferenceSession(model, options, backend="extensions")
+
+
+def open_own(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    session = OwnSession(model, options, backend="extensions")
+    assert isinstance(session, OwnSession)
+    return session
+
+
+def open_registered(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    return sessions.open_registered(model, register(options, "extensions"))
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("run", RUNS)
-def test_an_error_reaches_the_caller(run: Callable[..., Any], parallel: bool) -> None:
+@pytest.mark.parametrize("open_session", [open_registered, open_ours, open_own])
+def test_an_error_reaches_the_caller(run: Callable[..., Any], open_session: Callable[..., Any], parallel: bool) -> None:
     """Afterwards the session gives right results."""
     options = helpers.options(2, optimize=False)
     if parallel:
         options.execution_mode, options.inter_op_num_threads = ort.ExecutionMode.ORT_PARALLEL, 2
-    content = channel_model(0).SerializeToString()
-    session = ort.InferenceSession(content, register(options, "extensions"), providers=["CPUExecutionProvider"])
+    session = open_session(channel_model(0), options)
     for _ in range(3):
         with pytest.raises(DynqError, match=MESSAGE):
             run(session, BAD)
@@ -319,17 +337,17 @@ def test_an_error_with_consequences() -> None:
 
 def test_errors_of_many_sessions_and_threads() -> None:
     """Each caller gets its own error or its own result."""
-    sessions = [make_session(channel_model(axis), "extensions") for axis in (0, 1)]
+    opened = [make_session(channel_model(axis), "extensions") for axis in (0, 1)]
 
     def work(index: int) -> None:
         axis = index % 2
         for turn in range(100):
             if (turn + index) % 3:
                 shape = (3, 2) if axis == 0 else (2, 3)
-                assert_same(sessions[axis].run(None, channel_feeds(shape, 3))[0], np.ones(shape, np.uint8))
+                assert_same(opened[axis].run(None, channel_feeds(shape, 3))[0], np.ones(shape, np.uint8))
             else:
                 with pytest.raises(DynqError, match=f"src has 7 along axis {axis}$"):
-                    sessions[axis].run(None, channel_feeds((7, 7), 3))
+                    opened[axis].run(None, channel_feeds((7, 7), 3))
 
     with ThreadPoolExecutor(6) as pool:
         for future in [pool.submit(work, index) for index in range(6)]:
@@ -346,9 +364,7 @@ def test_an_error_on_a_worker_thread() -> None:
     model = parse("float[] src, float[] scale, uint8 zp", outputs, body)
     options = helpers.options(1, optimize=False)
     options.execution_mode, options.inter_op_num_threads = ort.ExecutionMode.ORT_PARALLEL, 3
-    parallel = ort.InferenceSession(
-        model.SerializeToString(), register(options, "extensions"), providers=["CPUExecutionProvider"]
-    )
+    parallel = open_registered(model, options)
     sequential = make_session(model_of(), "extensions")
     stop, elsewhere = threading.Event(), []
 
@@ -357,9 +373,9 @@ def test_an_error_on_a_worker_thread() -> None:
             elsewhere.append(sequential.run(None, FEEDS)[0])
 
     threads: set[int] = set()
-    keep = extensions._runs.keep
+    keep = extensions.runs.keep
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extensions._runs, "keep", lambda error: (threads.add(threading.get_ident()), keep(error)))
+        patch.setattr(extensions.runs, "keep", lambda error: (threads.add(threading.get_ident()), keep(error)))
         disturbed = pool.submit(disturb)
         try:
             for _ in range(10):
@@ -390,13 +406,16 @@ def test_an_interrupt_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_same(session.run(None, FEEDS)[0], CODES)
 
 
-def test_an_error_outside_of_a_wrapped_run() -> None:
-    """If InferenceSession.run is bypassed, the process ends; it does not return results that were never computed."""
-    code = """
-import test_extensions as t
-session = t.failing_session()
+@pytest.mark.parametrize("call", ["session.run(None, t.BAD)", "t.failing_session()._sess.run(['dst'], t.BAD, None)"])
+def test_an_error_in_a_session_of_another_class(call: str) -> None:
+    """The process ends, as in every operator of @onnx_op; no results are returned that were never computed."""
+    code = f"""
+import onnxruntime as ort, test_extensions as t
+options = t.register(ort.SessionOptions(), "extensions")
+session = ort.InferenceSession(t.channel_model(0).SerializeToString(), options)
+assert session.run(None, t.GOOD)[0].tolist() == [[1, 1]] * 3
 print("before", flush=True)
-session._sess.run(["dst"], t.BAD, None)
+{call}
 print("after")
 """
     ran = run_code(code, succeeds=False)
@@ -404,13 +423,24 @@ print("after")
     assert MESSAGE.strip("^$") in ran.stderr
 
 
+def test_onnxruntime_is_not_changed() -> None:
+    code = """
+import onnxruntime as ort
+before = {kind: dict(vars(kind)) for kind in ort.InferenceSession.__mro__}
+import test_extensions as t
+t.failing_session()
+assert {kind: dict(vars(kind)) for kind in ort.InferenceSession.__mro__} == before
+"""
+    run_code(code)
+
+
 # Both backends
 
 
 def test_both_backends_in_one_process() -> None:
-    sessions = {(backend, i): make_session(model_of(), backend) for i in range(2) for backend in BACKENDS}
+    opened = {(backend, i): make_session(model_of(), backend) for i in range(2) for backend in BACKENDS}
     for _ in range(2):
-        for session in sessions.values():
+        for session in opened.values():
             assert_same(session.run(None, FEEDS)[0], CODES)
 
 
@@ -433,8 +463,11 @@ def test_the_library_of_the_extensions_registered_twice(backend: Any, ours_first
         register(options, backend)
     options.register_custom_ops_library(path)
     register(options, backend)
-    with pytest.raises(DynqError, match="one session can have one backend of ort_dynq, and the library of onnxr"):
-        ort.InferenceSession(model_of().SerializeToString(), options)
+    advice = "one session can have one backend of ort_dynq, and the library of onnxruntime-extensions once"
+    with pytest.raises(DynqError, match=advice):
+        sessions.open_registered(model_of(), options)
+    with pytest.raises(DynqError, match=advice):
+        InferenceSession(model_of(), options, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
