@@ -1,8 +1,9 @@
 """Measures the quantized layers of a model one by one, on the values of the float model.
 
-The noise of a layer is that of its own quantization: it multiplies the float model's activation, and its result is
-compared with the float model's. This noise alone, added to the float model's result, shows what the layer does to the
-outputs. The two may differ much: noise in one token that later layers read often costs more than noise in all others.
+The noise of a layer is what its own quantization causes: the layer runs on the float model's activation, and its result
+is compared with the float model's result. The same noise, added to the float model's result, shows what the layer does
+to the outputs. The two ratios may differ much: noise in one token that many later layers read costs more than noise in
+all other tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from ..measuring.progress import Track
 
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
-"""What a quantized layer becomes."""
+"""The operators that quantized layers become."""
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 OUTLIER = 8.0
-"""A channel holds the range of an activation if its largest magnitude is more than this many times the median one."""
+"""A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class LayerAccuracy:
 
     @property
     def has_outlier(self) -> bool:
-        """Whether one channel holds the range of the activation: more than :data:`OUTLIER` times the median."""
+        """Whether one channel dominates the range of the activation: more than :data:`OUTLIER` times the median."""
         return self.range_ratio is not None and self.range_ratio > OUTLIER
 
 
@@ -84,8 +85,8 @@ def measure_layers(
         track: Shows the progress.
 
     Returns:
-        The layers, the worst first, and the number of those that are not measured: in subgraphs and functions, Gemm
-        with transA, whose activation A does not have, and ConvInteger.
+        The layers, the worst first, and the number of layers that are not measured: layers in subgraphs and functions,
+        Gemm with transA, whose activation A does not have, and ConvInteger.
 
     Raises:
         SessionError: B does not run.

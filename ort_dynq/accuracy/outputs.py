@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..storage import Model
 
-# A classifier's output: a linear layer, or one of the functions that follow it, whatever of _KEEPS_ORDER is behind it.
+# A classifier's output comes from a linear layer or one of these functions; operators of _KEEPS_ORDER may follow.
 _LINEAR = ("MatMul", "Gemm", "Conv")
 _PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid", "Softplus")
 _KEEPS_ORDER = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Relu", "GlobalAveragePool")
@@ -59,7 +59,7 @@ class OutputAccuracy:
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Says which model does not run in the block.
+    """Turns a SessionError in the block into a DynqError, which says that the quantized model does not run.
 
     Raises:
         DynqError: The block raised a SessionError.

@@ -3,8 +3,8 @@
 The contenders, each at ONNX Runtime's default optimization level:
 
 * float: the model itself, with which the others are compared.
-* quantize_dynamic: that of onnxruntime with default settings, int8 weights with one scale for a whole matrix; and with
-  one scale for each channel.
+* quantize_dynamic: onnxruntime's, with default settings: int8 weights with one scale for a whole matrix; and with one
+  scale for each channel.
 * MatMulNBits: the weight-only quantizer of onnxruntime with 4 and 8 bits, in groups of 32, at accuracy level 4, which
   multiplies integers.
 * ort_dynq: :func:`ort_dynq.quantize` with int8 weights, and with 4 bits in groups of 32.
@@ -55,7 +55,7 @@ _LARGEST_PROTOBUF = 2**31 - 2**20  # bytes; a larger model needs external data
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed.
+    """One setting in which all contenders are timed.
 
     Attributes:
         tokens: The length of the sequence; None for the shape of the data.
@@ -75,7 +75,7 @@ class FormTiming:
     """The time of one contender.
 
     Attributes:
-        case: What was timed.
+        case: The length and the number of threads.
         latency: The latency.
         ratio: The median of float / the median of this.
     """
@@ -117,8 +117,8 @@ class QuantizationBench:
 
     Attributes:
         model: The path of the float model.
-        data: What the accuracy was measured on.
-        cases: What was timed.
+        data: The data that the accuracy was measured on.
+        cases: The lengths and numbers of threads that were timed.
         forms: The contenders, float first.
     """
 
@@ -256,7 +256,7 @@ _Writer = Callable[[Path, Path], None]
 
 
 def _writers() -> dict[str, _Writer]:
-    """Returns what writes the model of each contender but float, by name: from the float model's path to a path."""
+    """Returns a function for each contender but float that writes its model: from the float model's path to another."""
 
     def dynamic(per_channel: bool) -> _Writer:
         def write(source: Path, target: Path) -> None:
@@ -294,7 +294,7 @@ def _write_nbits(source: Path, target: Path, bits: int) -> None:
 
 
 def _write(name: str, write: _Writer, source: Path, folder: Path) -> _Candidate:
-    """Writes the model of a contender. What onnxruntime raises is the contender's problem, not an error."""
+    """Writes the model of a contender. An exception of onnxruntime is the contender's problem, not an error."""
     path = folder / name / "model.onnx"
     path.parent.mkdir()
     try:

@@ -76,12 +76,12 @@ def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableTy
 
 
 def selection_text(selection: Selection, min_snr: float, cost: float | None) -> Iterator[RenderableType]:
-    """Renders which layers stay float for --min-snr, and what they cost.
+    """Renders which layers stay in float for --min-snr, and how much time they cost.
 
     Args:
         selection: The selection.
         min_snr: The ratio that was asked for.
-        cost: The time with these layers float / the time without; None if no layer stays float.
+        cost: The time with these layers in float / the time with all layers quantized; None if no layer stays in float.
     """
     yield ""
     if not selection.layers or cost is None:
@@ -89,12 +89,12 @@ def selection_text(selection: Selection, min_snr: float, cost: float | None) -> 
         return
     count = len(selection.layers)
     yield (
-        f"{count} layer{'s stay' if count > 1 else ' stays'} float to reach {min_snr:g} dB: "
+        f"{count} layer{'s stay' if count > 1 else ' stays'} in float to reach {min_snr:g} dB: "
         f"{selection.all_snr_db:.1f} dB without, {selection.snr_db:.1f} dB with. "
         f"The model takes {cost:.2f} times as long (1 thread)"
     )
     rows = [(each.name, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)) for each in selection.layers]
-    yield table(("stays float", "own SNR dB", "outputs SNR dB"), rows)
+    yield table(("stays in float", "own SNR dB", "outputs SNR dB"), rows)
 
 
 def _outputs(outputs: Sequence[OutputAccuracy]) -> Iterator[RenderableType]:
@@ -125,11 +125,11 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
     yield table(head, rows, style=lambda row: "yellow" if row[0] in outliers else "")
     if len(layers) > _MOST_LAYERS:
         yield f"... and {len(layers) - _MOST_LAYERS} better layers; --json lists all"
-    yield "outputs SNR: if only this layer is quantized. channel: the one with the largest magnitude in the activation"
+    yield "outputs SNR: if only this layer is quantized. channel: the activation's channel of largest magnitude"
     if outliers:
         worst = max(outliers.values(), key=lambda each: each.range_ratio or 0)
         yield one_line(
-            f"One channel holds the range of the activation in {len(outliers)} of {len(layers)} layers; the other "
-            f"channels have few codes there. Worst: {worst.name}, channel {worst.channel}, {worst.range_ratio:.0f} "
-            "times the median channel"
+            f"One channel dominates the range of the activation in {len(outliers)} of {len(layers)} layers; few codes "
+            f"are left for the other channels there. Worst: {worst.name}, channel {worst.channel}, "
+            f"{worst.range_ratio:.0f} times the median channel"
         )

@@ -60,7 +60,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         action="append",
         default=[],
-        help="leave layers float whose name matches, such as 'lm_head' or '*/attention/*'; may be repeated",
+        help="keep layers whose name matches in float, such as 'lm_head' or '*/attention/*'; may be repeated",
     )
     parser.add_argument(
         "--from-dynamic",
@@ -78,7 +78,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--min-snr",
         type=decibels,
         metavar="DB",
-        help="leave the layers float that harm the outputs most, until each output has this signal-to-noise ratio on "
+        help="keep the layers that harm the outputs most in float, until each output has this signal-to-noise ratio on "
         "the data",
     )
     add_data_sets(parser)
@@ -144,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 def _select(
     reference: Reference, quantize: Callable[[frozenset[str]], Result], arguments: argparse.Namespace
 ) -> tuple[Selection, float | None]:
-    """Returns the selection for --min-snr, and what it costs: a ratio of times; None if no layer stays float."""
+    """Returns the selection for --min-snr, and its cost, a ratio of times; None if no layer stays in float."""
     from ..quantizer.selection import cost, select
 
     with progress() as track:
@@ -165,7 +165,7 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 
 def _outcome(finding: Finding) -> str:
-    """Returns the operator that a layer became, with a note on what differs from the options, or why it was left."""
+    """Returns the operator that a layer became, and how it differs from the options; or why it stays in float."""
     return ": ".join(filter(None, (finding.operator, finding.reason)))
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from ..measuring.progress import Track
 
-SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data by --data to see the accuracy"
-"""The line on figures of accuracy that say little."""
+SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
+"""The line beside accuracy figures that say little."""
 _STYLES = {"PASSED": "bold green", "FAILED": "bold red", SMOKE_TEST: "bold red"}  # of a line that has only this text
 
 

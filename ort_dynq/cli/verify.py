@@ -101,9 +101,9 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
         yield from (one_line(f"incorrect: {each.name}: {each.problem}") for each in products if each.problem)
         if skipped := sum(each.skipped for each in products):
             yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
-    if verification.unreachable:
-        count = verification.unreachable
-        yield f"\nNot compared: {count} integer products in subgraphs or functions, and the outputs of these"
+    if count := verification.unreachable:
+        plural = "s" if count > 1 else ""
+        yield f"\nNot compared: {count} integer product{plural} in subgraphs or functions, and their outputs"
 
 
 def _end_to_end(verification: Verification) -> Iterator[RenderableType]:

@@ -85,7 +85,7 @@ def _sizes_by_name(declared: Any, shape: Sequence[int]) -> dict[str, int]:
     Raises:
         DynqError: The shape contradicts the declared one.
     """
-    if not declared.shape:  # a scalar, or the model does not say: ONNX Runtime checks
+    if not declared.shape:  # a scalar, or a shape that the model does not declare: ONNX Runtime checks it
         return {}
     fixed = [size if isinstance(size, int) else None for size in declared.shape]
     if len(shape) != len(fixed) or any(size not in (None, got) for size, got in zip(fixed, shape, strict=True)):
@@ -122,7 +122,7 @@ def make_feeds(resolved: Sequence[Input], given: Mapping[str, Array], seed: int,
 
     Args:
         resolved: The inputs.
-        given: The values of those inputs that were given.
+        given: The values of the given inputs.
         seed: The seed of the generated values.
         zero_rows: Whether generated floats contain rows of zeros.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..storage import Model
 
-# The errors of onnxruntime for files that are not models; every other one means that a model does not load.
+# onnxruntime's errors for files that are not models. Any other error means that a model does not load.
 _NOT_A_MODEL = ("NoSuchFile", "InvalidProtobuf")
 
 

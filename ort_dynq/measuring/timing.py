@@ -225,8 +225,8 @@ def session_contender(
 
 
 def _fits(declared: Sequence[int | str | None], shape: Sequence[int]) -> bool:
-    """Whether an output has the shape that the model declares. ONNX Runtime refuses to bind an array of another one."""
-    if not declared:  # it declares none, or a scalar
+    """Whether an output has the declared shape. ONNX Runtime refuses to bind an array of any other shape."""
+    if not declared:  # the model declares no shape, or a scalar
         return True
     return len(declared) == len(shape) and all(
         size == length for size, length in zip(declared, shape, strict=True) if isinstance(size, int)

@@ -1,4 +1,4 @@
-"""The rules for models that onnxruntime's quantize_dynamic has quantized: the weights are there.
+"""The rule for models that onnxruntime's quantize_dynamic made: their weights stay as they are.
 
 DynamicQuantizeLinear, MatMulInteger, Cast, Mul, [Add bias]    -> quantization per token, QuantizedMatMul
 DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> DynamicQuantizeLinear, QuantizedConv
@@ -49,7 +49,7 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     ):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
     edit = context.edit("QuantizedMatMul", node)
-    edit.note = "int8: the weights that are there" if options.weights == "int4" else ""
+    edit.note = "int8: the weights of the model" if options.weights == "int4" else ""
     activation = context.shared(FloatActivations).of_rows(x, edit, options)
     tail.row, tail.is_row_moved = activation.scale, False
     tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)

@@ -32,8 +32,8 @@ class Options:
         group: One of :data:`GROUPS`: the number of adjacent 4-bit weights along K that share a scale.
         activations: One of :data:`ACTIVATIONS`.
         symmetric: Whether the codes of activations per token have no zero point.
-        exclude: Patterns of the names of layers that stay float, as :mod:`fnmatch` has them.
-        floats: The names of layers that stay float for `min_snr` (selection.py).
+        exclude: Patterns of the names of layers that stay in float, as :mod:`fnmatch` has them.
+        floats: The names of layers that stay in float for `min_snr` (selection.py).
     """
 
     weights: str = "int8"
@@ -53,7 +53,7 @@ class Options:
         """Checks that a layer is not excluded.
 
         Raises:
-            Unconverted: Its name matches a pattern, or it stays float for `min_snr`.
+            Unconverted: Its name matches a pattern, or it stays in float for `min_snr`.
         """
         if label(node) in self.floats:
             raise Unconverted(Reason.FOR_MIN_SNR)
@@ -92,7 +92,7 @@ def checked(
     """
     if from_dynamic and min_snr is not None:
         raise DynqError(
-            "min_snr leaves layers float, but a model that quantize_dynamic made has no float layers; leave out "
+            "min_snr keeps layers in float, but a model that quantize_dynamic made has no float layers; leave out "
             "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
         )
     for name, value, choices in (("weights", weights, WEIGHTS), ("activations", activations, ACTIVATIONS)):

@@ -1,4 +1,4 @@
-"""The rule for layers with weights that have no integer form here: it gives the reason why they stay float."""
+"""The rule for layers with weights that have no integer form here: it gives the reason why they stay in float."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ _STATIC = ("QLinearMatMul", "QLinearConv", "QGemm", "QLinearAdd")
 def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
     """Checks that a model is not quantized, or only as quantize_dynamic does it.
 
-    DequantizeLinear of constant weights is no quantization in this sense: the activations are floats.
+    DequantizeLinear of constant weights does not count: the activations are floats.
 
     Raises:
-        DynqError: It is.
+        DynqError: The model is quantized in another way.
     """
     found = Counter(filter(None, (_kind(node) for _, graph in graphs(model) for node in graph)))
     if found["ours"] or QUANTIZED in model.metadata_props:
@@ -56,10 +56,10 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
 
 
 def _refuse_chain(node: ir.Node, context: Context) -> None:
-    """Checks that the rewriter does not know a node as the end of a decomposed quantization.
+    """Checks that the rewriter does not recognise a node as the end of a decomposed quantization.
 
     Raises:
-        DynqError: It does.
+        DynqError: The rewriter does.
     """
     with contextlib.suppress(Unconverted):
         if decomposed.QUANTIZE.match(node, context) is not None:
@@ -71,7 +71,7 @@ CHAINS = dataclasses.replace(decomposed.QUANTIZE, match=_refuse_chain)
 
 
 def _kind(node: ir.Node) -> str | None:
-    """Returns what a node shows of its model's quantization; None if it shows nothing."""
+    """Returns the kind of quantization that a node belongs to; None if it belongs to none."""
     if node.domain == DOMAIN:
         return "ours"
     if node.op_type in _STATIC:

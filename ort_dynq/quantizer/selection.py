@@ -1,4 +1,4 @@
-"""Selects the layers that stay float, so that the outputs reach a signal-to-noise ratio on the user's data."""
+"""Selects the layers that stay in float, so that the outputs reach a signal-to-noise ratio on the user's data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Selection:
 
     Attributes:
         result: The model and its report.
-        layers: The layers that stay float for it, the worst first, with their ratios when all layers are quantized.
+        layers: The layers that stay in float for it, the worst first, with their ratios when all layers are quantized.
         all_quantized: The model with all layers quantized.
         all_snr_db: The smallest ratio of an output of that model, in decibels.
         snr_db: The smallest ratio of an output of the result, in decibels.
@@ -59,11 +59,12 @@ def select(
     backend: Backend = "native",
     track: Track = iter,
 ) -> Selection:
-    """Leaves the layers that harm the outputs most float, until each output reaches `min_snr`.
+    """Keeps the layers that harm the outputs most in float, until each output reaches `min_snr`.
 
-    The layers are in the order of what each of them alone does to the outputs, which is measured once
-    (:attr:`LayerAccuracy.output_snr_db`). Bisection finds a number of layers from the worst on: the outputs reach
-    `min_snr` with this number, and miss it with one layer less. So about log2(layers) models are made and run.
+    The layers are ordered by the harm that each one alone does to the outputs, which is measured once
+    (:attr:`LayerAccuracy.output_snr_db`). Bisection finds how many of them, from the worst on, must stay in float: the
+    outputs reach `min_snr` with this number, and miss it with one layer fewer. So about log2(layers) models are made
+    and run.
 
     Args:
         reference: The outputs of the float model.
@@ -73,7 +74,7 @@ def select(
         track: Shows the progress.
 
     Raises:
-        DynqError: No output has a ratio, or only the float model reaches it, or not even that.
+        DynqError: No output has a ratio, only the float model reaches `min_snr`, or even the float model does not.
     """
     if not math.isfinite(min_snr):
         raise DynqError(f"min_snr is {min_snr}, expected a number of decibels")
@@ -95,7 +96,7 @@ def select(
     with running():
         layers, _ = measure_layers(reference, load(first), backend=backend, track=track)
     known = {each.name: each for each in layers}
-    for each in result.report.rewritten:  # those that are not measured come last
+    for each in result.report.rewritten:  # layers that are not measured come last
         if each.operator in PRODUCTS and each.node not in known:
             known[each.node] = LayerAccuracy(each.node, each.operator, None)
     names = list(known)
@@ -116,7 +117,7 @@ def select(
         else:
             low = middle
     if high == len(names):
-        raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays float; choose a smaller min_snr")
+        raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays in float; choose a smaller one")
     return Selection(result, tuple(known[name] for name in names[:high]), first, first_snr, best_snr)
 
 

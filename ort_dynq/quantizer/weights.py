@@ -15,7 +15,7 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.products.grid import Grid
 from ..rewriter.reasons import Reason, Unconverted
 
-_BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of a step: the temporary arrays take several times its size
+_BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step, whose temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays
 _LARGEST_CODE = np.float32(127)
 _LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
@@ -53,7 +53,7 @@ def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
 
 
 def release(weights: ir.Value) -> None:
-    """Unmaps the files of external data that weights are computed from; they would take memory once for all layers."""
+    """Unmaps the external data that weights are computed from, so that only one layer at a time takes memory."""
     todo: list[ir.Value | None] = [weights]
     visited: set[ir.Value] = set()
     while todo:

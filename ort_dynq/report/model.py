@@ -246,7 +246,7 @@ def _side(found: Profile, replaced: Collection[str]) -> Side:
 
 
 def _kind(node: NodeTime, replaced: Collection[str]) -> str:
-    if any(name in node.op_type for name in _PRODUCTS):  # ours, too, so that both models' products can be compared
+    if any(name in node.op_type for name in _PRODUCTS):  # of both models, so that they can be compared
         return PRODUCTS
     if node.op_type in OPERATORS:
         return OURS

@@ -171,7 +171,7 @@ class Reason(Enum):
     CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"
 
     # Layers of a float model that is quantized
-    FOR_MIN_SNR = "stays float for the signal-to-noise ratio of the outputs"
+    FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
     EXCLUDED = "excluded by {pattern}"
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
     NO_INTEGER_LAYER = "ort_dynq has no integer {operator}"

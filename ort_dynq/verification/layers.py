@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
 
 PREFIX = "ort_dynq.product."
-"""Of the new names of values whose old names other values get."""
+"""The prefix of new names, for values whose old names go to other values."""
 
 
 class Layers:
@@ -64,7 +64,7 @@ class Layers:
 
 
 class Recorder:
-    """Runs A and returns values of it. The computed ones are outputs of the model while its session is opened.
+    """Runs A and returns some of its values. Computed ones are outputs of the model while its session is opened.
 
     Raises:
         DynqError: A does not load.
@@ -100,7 +100,7 @@ class Disturbed:
     Args:
         model: A; it is changed.
         values: Computed values of the main graph.
-        known: These values on one set of inputs, by name: of floating-point types, which are those of all sets.
+        known: These values on one set of inputs, by name. Their floating-point types hold for all sets.
 
     Raises:
         DynqError: A does not load with the errors.
@@ -128,7 +128,7 @@ class Disturbed:
 
         Args:
             feeds: Values of all inputs of A.
-            errors: Errors by the name of the value; that of other values is 0, which changes no bits.
+            errors: Errors by the name of the value. The error of other values is 0, which changes no bits.
 
         Raises:
             DynqError: A does not run with the errors, or an output is not a tensor of a supported type.
@@ -147,9 +147,9 @@ class Override:
         model: B; it is changed.
         results: The products' results.
         foreign: Other values of B to replace by A's.
-        known: A's values on one set of inputs, by name. Their types and ranks are those of all sets.
+        known: A's values on one set of inputs, by name. Their types and ranks hold for all sets.
         backend: How B gets the operators.
-        observed: Computed values of B to return, too.
+        observed: Further computed values of B to return.
 
     Raises:
         SessionError: B does not load.
@@ -182,7 +182,7 @@ class Override:
                 self._given.append(name_of(new))
         model.graph.outputs.extend([*results, *observed, *outputs])
         self._names = [name_of(output) for output in model.graph.outputs]
-        # Without outputs there is nothing to run: all of the model's come from nodes that contain products.
+        # Without outputs there is nothing to run: every output of the model comes from a node that contains products.
         self._session = open_session(model, "B", backend=backend) if self._names else None
 
     def run(self, feeds: Mapping[str, Array], known: Mapping[str, Array]) -> list[Array]:

@@ -41,7 +41,7 @@ FLOOR = 8
 
 A float32 product of few elements may be exact. B's product has one rounding for each of these: the activation and the
 weight, which A rounds and B does not; the sum; two products of scales; their product with the sum; the bias. One more
-is left for a scale that A has as a reciprocal.
+is allowed for a scale that A stores as a reciprocal.
 
 A product in groups also adds the float32 sums of its groups, one rounding each. These roundings are relative to the sum
 so far, the unit is relative to the sum of absolute values. With weights of both signs they add less than one unit, also
@@ -49,8 +49,8 @@ for 512 groups; docs/numerics.md has the figures. If all terms have one sign, th
 A's float32 product then has a similar error, and FACTOR decides.
 """
 PERTURBATION = 2
-"""The change of A's results of these products, to see its effect end to end, in units of the relative distance between
-numbers of their type: 2**-23 of float32, 2**-10 of float16."""
+"""How much A's results of these products are changed to see the effect end to end, in units of the relative distance
+between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
 class _Chain(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
-    The product is a MatMul, Gemm or Conv. The bias of the latter two is the first step.
+    The product is a MatMul, Gemm or Conv. The bias of a Gemm or Conv is the first step.
     """
 
     product: ir.Node
@@ -268,14 +268,14 @@ class _StoredWeights:
         bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
         depth = self.packed.shape[1] * (4 if bits == 8 else 8)  # with padding
         codes = unpack(self.packed, depth, self.scale.shape[-1], bits).astype(np.float64)
-        # Those of groups have a row for each group; others broadcast.
+        # Parameters of groups have a row for each group; others broadcast.
         zero_point, scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (self.zero_point, self.scale))
         rows = ((codes - zero_point) * scale)[: len(weights.T if is_transposed else weights)]
         return np.asarray(rows.T if is_transposed else rows)
 
 
 def _rounded_weights(node: ir.Node) -> _StoredWeights | None:
-    """Returns the weights of a node, if A has them rounded to float16; None if A has them as they are.
+    """Returns the weights of a node, if A rounds them to float16; None if A does not.
 
     Raises:
         DynqError: They are not constant.
@@ -310,7 +310,7 @@ def _dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Ar
     ]
     codes, *parameters = (array.astype(np.float64) for array in arrays)
     depth = codes.shape[-1]
-    scale, zero_point = (  # those of groups are as many as a row has groups
+    scale, zero_point = (  # each row has one for each of its groups
         np.repeat(each, depth // each.shape[-1], -1) if each.ndim and 1 < each.shape[-1] < depth else each
         for each in parameters
     )
@@ -396,7 +396,7 @@ def _errors(
 
 
 def _distance(result: Array, reference: Array) -> Array:
-    """Returns abs(result - reference), without what one rounding to float16 may add."""
+    """Returns abs(result - reference), less the most that one rounding to float16 adds."""
     distance = np.abs(result - reference)
     if result.dtype == np.float16:
         distance = np.maximum(distance - np.spacing(np.abs(result)).astype(np.float64) / 2, 0)

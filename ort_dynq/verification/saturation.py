@@ -1,4 +1,4 @@
-"""Evaluates integer products of models as ONNX defines them, on CPUs where those of ONNX Runtime saturate.
+"""Evaluates integer products as ONNX defines them, also on CPUs where ONNX Runtime's products saturate.
 
 On x86 CPUs without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in int16. With large codes this sum saturates
 and the result is wrong. Products of uint8 x uint8 are exact on all CPUs, so they take the place of uint8 x int8:
@@ -49,8 +49,8 @@ def without_saturation(model: Model) -> tuple[Model, int]:
     """Returns a model that computes the same exactly on all CPUs.
 
     Nodes that add 128 at run time precede each product; no constant is copied, so external data stay in their files.
-    Two kinds of products stay as they are. Those that a rewrite added: they have to be right on every CPU themselves.
-    And those whose types are not known, as in a function that is called with several types.
+    Two kinds of products stay as they are: products that a rewrite added, which must be right on every CPU by
+    themselves; and products whose types are not known, as in a function that is called with several types.
 
     Args:
         model: The model, which is not changed.

@@ -35,11 +35,12 @@ class Verification:
     Attributes:
         inputs: The inputs that both models ran on.
         seed: The seed of the generated values.
-        zero_rows: Whether the generated values contain rows of zeros. They do not if these make a whole output NaN.
+        zero_rows: Whether the generated values contain rows of zeros. Such rows are left out if they make a whole
+            output NaN.
         outputs: The comparison that decides the result: both models with optimizations off. If B has integer products,
             B runs on A's results of these products, and outputs that are such a result are left out.
         default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
-        failure: Why B does not load or run, or why nothing is compared; else empty.
+        failure: Why B does not load or run, or why nothing is compared; empty otherwise.
         products: The float products of A that are integer products in B. They also decide the result.
         unreachable: The number of integer products in subgraphs and functions. They are not compared, and neither are
             the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
@@ -103,8 +104,8 @@ def verify(
 
     B also has to run at the default optimization level. Differences there are for information only.
 
-    Integer products of A, and those that B has from A, are computed as ONNX defines them, also on CPUs where they
-    saturate in stock ONNX Runtime: see saturation.py.
+    Integer products that A has, and B takes over, are computed as ONNX defines them, also on CPUs where they saturate
+    in stock ONNX Runtime: see saturation.py.
 
     Args:
         a: The original: a path, a serialized model, a ModelProto or an onnx_ir Model.

@@ -78,7 +78,7 @@ class Convolution:
 
     @property
     def pads(self) -> tuple[int, ...]:
-        """The pads at the begin of each axis, which are those at the end, too."""
+        """The leading pads of each axis, which equal the trailing ones."""
         return tuple(k // 2 for k in self.kernel)
 
     def attributes(self) -> str:
@@ -308,7 +308,7 @@ def _wrong(name: str, result: Array, form: _Form, expected: _Expected) -> list[s
     """Returns a note if a result differs from the expected one by more than rounding.
 
     Raises:
-        DynqError: It does, and the convolution is ours.
+        DynqError: It differs, and the convolution is ort_dynq's.
     """
     actual = np.stack([result[0][(slice(None), *position)] for position in expected.positions]).astype(np.float64)
     if form.output_scale:

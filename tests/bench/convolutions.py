@@ -31,7 +31,7 @@ CONVOLUTIONS = {
         Convolution("depthwise-5x5-96", (96, 96), (5, 5), (28, 28), depthwise=True),
     )
 }
-"""The convolutions by name. They are those of residual, mobile and speech networks."""
+"""The convolutions of residual, mobile and speech networks, by name."""
 
 
 @dataclass(frozen=True)

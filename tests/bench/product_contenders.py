@@ -12,7 +12,7 @@ All multiply activations by weights of the same size:
 * float: MatMul of float32.
 * read: a plain read of the 8-bit weights.
 
-In a network, a product does not find its weights in the caches: those of the other products are there. So each
+In a network, the weights of a product are not in the caches, which hold the weights of other products. So each
 contender multiplies by several weights in turn, see :func:`cold_bytes`. Their outputs share memory, as the values of a
 network do.
 """
@@ -150,8 +150,8 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
 def cold_bytes(rows: int) -> int:
     """The least size of the weights that a contender multiplies by in turn, up to 512 of them.
 
-    Up to 16 rows, these are twice the last cache, but 64 to 128 MiB. Products of more rows take longer for their
-    arithmetic than for reading weights: 8 MiB, so that the weights are not in the caches of a core.
+    Up to 16 rows, a product is memory-bound: twice the last-level cache, but at least 64 and at most 128 MiB. With more
+    rows, it is compute-bound: 8 MiB, so that the weights are not in the caches of one core.
 
     Args:
         rows: The rows of the activation.
@@ -306,7 +306,7 @@ def _wrong(name: str, result: Array, data: _Data, product: _Product) -> list[str
     """Compares some rows with the product in float64. Returns a note if they differ by more than rounding.
 
     Raises:
-        DynqError: They are wrong, and the product is ours.
+        DynqError: They are wrong, and the product is ort_dynq's.
     """
     some = slice(None, None, -(-len(result) // _CHECKED_ROWS))
     expected = data.activation()[some].astype(np.float64) @ product.real().astype(np.float64)

@@ -66,7 +66,9 @@ def test_generated_data_are_a_smoke_test(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "1 layer stays float to reach 30 dB: " in text_of(capsys, *QUANTIZE, "--min-snr", "30", "--data", "data.npz")
+    assert "1 layer stays in float to reach 30 dB: " in text_of(
+        capsys, *QUANTIZE, "--min-snr", "30", "--data", "data.npz"
+    )
     selection = run_json(capsys, *QUANTIZE, "--min-snr", "30", "--data", "data.npz")["selection"]
     assert selection["floats"] == ["to_c"]
     assert selection["all_snr_db"] < 30 < selection["snr_db"]
@@ -82,7 +84,7 @@ def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
         (("--verify", "--data", "none.npz"), "there is no file or folder none.npz with data"),
         (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape do not go with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),
-        (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays float"),
+        (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays in float"),
         (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
         (("--verify", "--data", "none.npz", "--group", "64"), "give weights int4 as well"),  # before the data are read
     ],

@@ -1,4 +1,4 @@
-"""min_snr: the layers that stay float, and errors for ratios that are not reached."""
+"""min_snr: the layers that stay in float, and errors for ratios that are not reached."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_layers_in_subgraphs() -> None:
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        (with_outlier(), {"min_snr": 70}, "the outputs reach 70 dB only if every layer stays float"),
+        (with_outlier(), {"min_snr": 70}, "the outputs reach 70 dB only if every layer stays in float"),
         (with_outlier(), {"min_snr": math.nan}, "min_snr is nan, expected a number of decibels"),
         (with_outlier(), {"min_snr": 30, "data": {"x": floats(2, 3)}}, "the data: the input x has shape"),
         (with_outlier(), {"data": DATA, "min_snr": None}, "data are for min_snr; give min_snr as well"),

@@ -299,7 +299,7 @@ def test_product_in_a_branch_is_reported_as_not_compared(
     assert (
         cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), f"--input=c={tmp_path / 'c.npy'}"]) == 0
     )
-    assert "Not compared: 1 integer products in subgraphs or functions" in capsys.readouterr().out
+    assert "Not compared: 1 integer product in subgraphs or functions" in capsys.readouterr().out
 
 
 def test_a_model_that_was_rewritten_before_equals_itself() -> None:
