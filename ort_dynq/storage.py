@@ -51,7 +51,8 @@ def load(model: Model) -> ir.Model:
     try:
         if not isinstance(model, onnx.ModelProto) and os.path.exists(model) and not os.path.isfile(model):
             raise DynqError(f"{os.fspath(model)} is not an ONNX model: it is not a file")  # a FIFO would block
-        loaded = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else ir.load(model)
+        proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+        loaded = ir.from_proto(proto)
     except DynqError:
         raise
     except FileNotFoundError as error:
@@ -63,6 +64,9 @@ def load(model: Model) -> ir.Model:
     if not loaded.opset_imports:
         raise DynqError(f"{_name(model)} is not an ONNX model: it imports no opset")
     with explained(model):
+        for value, declared in zip(loaded.graph.inputs, proto.graph.input, strict=True):
+            if value.type is None or value.shape is None:  # onnx_ir takes them from an output that is this input
+                ir.serde.deserialize_value_info_proto(declared, value)
         _check_external_data(loaded, "" if isinstance(model, onnx.ModelProto) else os.path.dirname(model))
         _sort(loaded)
     return loaded

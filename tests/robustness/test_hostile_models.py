@@ -28,7 +28,7 @@ QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLin
 
 
 def model_of(body: str = QUANTIZE) -> onnx.ModelProto:
-    """A model with weights. The rewriter replaces its QuantizeLinear by DynamicQuantize."""
+    """A model with weights, and a QuantizeLinear whose scale is an input."""
     model = helpers.parse("float[n, 5] x, float s", "int8[n, 5] c", body)
     del model.opset_import[1]
     model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "weights"))
@@ -140,6 +140,24 @@ def test_lengths_that_nothing_has() -> None:
     for dims in (model.graph.input[0].type.tensor_type.shape.dim, model.graph.output[0].type.tensor_type.shape.dim):
         dims[2].dim_value = 1 << 60
     assert rewrite(model).report.rewritten == []
+
+
+@pytest.mark.parametrize("declared", [None, onnx.TensorProto.FLOAT])
+def test_an_input_that_is_an_output_without_type(declared: int | None, folder: Path) -> None:
+    """ONNX Runtime takes type and shape from the input. The rewritten model declares them, too."""
+    model = model_of()
+    model.graph.output.add(name="x")
+    if declared is not None:
+        model.graph.output[1].type.tensor_type.elem_type = declared
+    onnx.save(model, "model.onnx")
+    stock = helpers.stock_session(model)
+    feeds = {"x": np.ones((2, 5), np.float32), "s": np.array(0.1, np.float32)}
+    for source in ("model.onnx", model):
+        session = helpers.make_session(rewrite(source).to_proto(), "native")
+        for found, expected in zip(session.run(None, feeds), stock.run(None, feeds), strict=True):
+            helpers.assert_same(found, expected)
+        for found, expected in zip(session.get_inputs(), stock.get_inputs(), strict=True):
+            assert (found.name, found.type, found.shape) == (expected.name, expected.type, expected.shape)
 
 
 def test_a_node_without_outputs() -> None:

@@ -88,4 +88,4 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
     model = ir.load(HALF)
     next(node for node in model.graph if node.op_type == "Gelu").op_type = "NoSuchOperator"
     assert not runtime.can_open(model)
-    assert rewrite(model).report.left
+    assert rewrite(model).report.unconverted
