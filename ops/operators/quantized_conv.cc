@@ -317,8 +317,8 @@ class QuantizedConv : public Node {
     const Shape& shape = geometry.shape;
     if (shape.rank != 2 || shape.dims[0] != 5 || shape.dims[1] != static_cast<int64_t>(rank))
       fail("geometry has shape " + shape.text() + ", expected 5x" + std::to_string(rank) +
-           ": kernel shape, strides, dilations, pads at the begin and at the end");
-    static constexpr const char* kRows[] = {"kernel shape", "stride", "dilation", "pad at the begin", "pad at the end"};
+           ": kernel shape, strides, dilations, leading pads and trailing pads");
+    static constexpr const char* kRows[] = {"kernel shape", "stride", "dilation", "leading pad", "trailing pad"};
     static constexpr int32_t kLeast[] = {1, 1, 1, 0, 0};
     int64_t values[5][kSpatialAxes];
     for (size_t row = 0; row < 5; ++row)

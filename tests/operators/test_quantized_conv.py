@@ -315,7 +315,7 @@ WRONG: tuple[tuple[int, Shape | Array, str], ...] = (
         (0, shape, f"src has shape {text_of(shape)}, expected rank 3, 4 or 5: images, channels, then space")
         for shape in ((), (6,), (2, 6), (1, 6, 1, 1, 1, 1))
     ),
-    (0, (2, 6, 5), "geometry has shape 5x2, expected 5x1: kernel shape, strides, dilations, pads at the begin and at"),
+    (0, (2, 6, 5), "geometry has shape 5x2, expected 5x1: kernel shape, strides, dilations, leading pads and trailing"),
     (0, (2, 0, 5, 4), "src has 0 channels, expected a multiple of group, 2"),
     (0, (2, 5, 5, 4), "src has 5 channels, expected a multiple of group, 2"),
     (0, (2, 10, 5, 4), "weight has shape 1x6x16x4, expected 1x12x16x4, packed for quad_axis 0 (channels)"),
@@ -348,14 +348,18 @@ WRONG: tuple[tuple[int, Shape | Array, str], ...] = (
     (7, (5,), "bias has 5 elements, expected a multiple of group, 2"),
     (7, (6,), "channel_sum has shape 4, expected 6, one element for each output channel"),
     *(
-        (8, shape, f"geometry has shape {text_of(shape)}, expected 5x2: kernel shape, strides, dilations, pads at the ")
+        (
+            8,
+            shape,
+            f"geometry has shape {text_of(shape)}, expected 5x2: kernel shape, strides, dilations, leading pads ",
+        )
         for shape in ((), (10,), (5, 1), (5, 3), (4, 2), (2, 5), (5, 2, 1))
     ),
     (8, geometry((0, 1, 0)), "geometry has the kernel shape 0 for dimension 3, expected 1 or more"),
     (8, geometry((1, 0, 0)), "geometry has the stride 0 for dimension 2, expected 1 or more"),
     (8, geometry((2, 0, -2)), "geometry has the dilation -2 for dimension 2, expected 1 or more"),
-    (8, geometry((3, 1, -1)), "geometry has the pad at the begin -1 for dimension 3, expected 0 or more"),
-    (8, geometry((4, 0, -7)), "geometry has the pad at the end -7 for dimension 2, expected 0 or more"),
+    (8, geometry((3, 1, -1)), "geometry has the leading pad -1 for dimension 3, expected 0 or more"),
+    (8, geometry((4, 0, -7)), "geometry has the trailing pad -7 for dimension 2, expected 0 or more"),
     (8, geometry((2, 0, 4)), "the kernel spans 9 elements of dimension 2, expected at most 7, the length of src with"),
     (
         8,

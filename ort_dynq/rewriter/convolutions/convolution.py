@@ -104,7 +104,7 @@ class Geometry:
     """Where a convolution reads its input.
 
     Attributes:
-        table: int32, [5, r]: the kernel's shape, strides, dilations, pads at the begin and at the end.
+        table: int32, [5, r]: the kernel's shape, strides, dilations, leading pads and trailing pads.
         group: The number of groups of channels.
         auto_pad: Where the pads come from.
     """
