@@ -33,4 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
-    return command.make_parser(command.PROGRAM, "Fast, exact dynamic quantization for ONNX Runtime on CPUs.", COMMANDS)
+    description = "Fast, exact dynamic quantization for ONNX Runtime on CPUs."
+    whole = command.make_parser(command.PROGRAM, description, COMMANDS)
+    command.add_program_options(whole)
+    return whole

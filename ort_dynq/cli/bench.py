@@ -52,8 +52,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _what(text: str) -> str:
     if text in _DEVELOPERS:
         raise argparse.ArgumentTypeError(
-            f"{text} is a benchmark for developers; in a clone of the repository, run `python tests/bench {text}` "
-            f"(a file or folder of this name is ./{text})"
+            f"{text} is a benchmark for developers; in a clone of the repository, run `python tests/bench {text}`; "
+            f"for a file or folder of this name, write ./{text}"
         )
     return text
 

@@ -137,16 +137,20 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def make_parser(program: str, description: str, commands: Iterable[Command]) -> argparse.ArgumentParser:
-    """Returns the parser of these subcommands. Parsed arguments have the function `run` of the chosen one."""
-    parser = _Parser(prog=program, description=description)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+def add_program_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --version and --print-completion."""
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument(
         "--print-completion",
         choices=("bash", "zsh", "tcsh"),
         action=_PrintCompletion,
-        help=f'print a completion script for a shell and exit; for bash: eval "$({program} --print-completion bash)"',
+        help=f'print a completion script for a shell and exit; for bash: eval "$({PROGRAM} --print-completion bash)"',
     )
+
+
+def make_parser(program: str, description: str, commands: Iterable[Command]) -> argparse.ArgumentParser:
+    """Returns the parser of these subcommands. Parsed arguments have the function `run` of the chosen one."""
+    parser = _Parser(prog=program, description=description)
     subparsers = parser.add_subparsers(metavar="COMMAND")
     for command in commands:
         subparser = subparsers.add_parser(
