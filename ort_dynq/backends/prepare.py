@@ -13,7 +13,8 @@ from ..operators import DOMAIN, OPERATORS
 from ..operators.encodings import CodeType
 from ..rewriter import Report, Result
 from ..rewriter.analysis.inference import Facts
-from ..storage import explained, load
+from ..storage import explained
+from ..versions import load_current
 from .extensions import variant_name
 from .options import CARRIED, NOT_CARRIED
 
@@ -42,7 +43,7 @@ def ready_for_extensions(model: Model) -> Result:
     Raises:
         DynqError: The model is missing or is not an ONNX model, or it has no function for a node of these types.
     """
-    ready = load(model)
+    ready = load_current(model)
     with explained(model):
         with Facts(ready) as facts:
             halves = [(node, found) for node in _operators(ready) if (found := _float16_input(node)) is not None]

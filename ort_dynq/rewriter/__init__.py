@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from ..storage import explained, load, save, to_proto
+from ..storage import explained, save, to_proto
+from ..versions import load_current
 from .float16 import convert_in_float32
 from .loop import convert, op_counts
 from .metadata import EXACT
@@ -77,7 +78,7 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
         DynqError: The file is missing or is not a valid ONNX model, or its external data lie outside of its folder.
     """
     apply = functools.partial(convert, phases=PHASES, exact=exact)
-    loaded = load(model)
+    loaded = load_current(model)
     before = op_counts(loaded)
     with explained(model):
         rewritten, report = convert_in_float32(loaded, apply, IN_FLOAT32) or (loaded, apply(loaded))

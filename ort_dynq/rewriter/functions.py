@@ -8,7 +8,6 @@ import onnx.parser
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..errors import DynqError
 from ..graphs import bodies, named, with_subgraphs
 from ..operators import DOMAIN, OPERATORS, VERSION
 
@@ -24,10 +23,8 @@ def add_functions(model: ir.Model, opset: int) -> None:
 
     Args:
         model: The rewritten model.
-        opset: The version of the standard operators in the functions' bodies.
-
-    Raises:
-        DynqError: The model has a function of the same name with another body.
+        opset: The version of the standard operators in the functions' bodies. A function that the model has already
+            stays as it is: a name of an operator has one meaning in all releases.
     """
     called: dict[str, None] = {}
     for _, body in bodies(model):
@@ -41,21 +38,12 @@ def add_functions(model: ir.Model, opset: int) -> None:
         if operators and isinstance(body, ir.Function):
             body.opset_imports.setdefault(DOMAIN, VERSION)
     for operator in called:
-        _add_function(model, operator, opset)
-
-
-def _add_function(model: ir.Model, operator: str, opset: int) -> None:
-    function = make_function(operator, opset)
-    present = model.functions.get(function.identifier())
-    if present is None:
-        model.functions[function.identifier()] = function
-    elif [node.op_type for node in present] != [node.op_type for node in function]:
-        raise DynqError(
-            f"the model has a function {DOMAIN}.{operator} with another body: it was rewritten by another version of "
-            "ort_dynq; rewrite the original model instead"
-        )
-    model.graph.opset_imports.setdefault(DOMAIN, VERSION)
-    model.ir_version = max(model.ir_version, _OLDEST_IR_VERSION)
+        if (DOMAIN, operator, "") not in model.functions:
+            function = make_function(operator, opset)
+            model.functions[function.identifier()] = function
+    if called:
+        model.graph.opset_imports.setdefault(DOMAIN, VERSION)
+        model.ir_version = max(model.ir_version, _OLDEST_IR_VERSION)
 
 
 def make_function(operator: str, opset: int) -> ir.Function:
