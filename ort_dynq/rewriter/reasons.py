@@ -23,8 +23,8 @@ class Reason(Enum):
     EXACT = "exact: an integer product changes the last bits"
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
     INPUT_MISSING = "an input is missing"
-    TYPE = "the type of {what} is {dtype}, {expected}"
-    TYPE_NOT_KNOWN = "the type of {what} is not known{after}, {expected}"
+    TYPE = "the type of {what} is {dtype}, expected {expected}"
+    TYPE_NOT_KNOWN = "the type of {what} is not known{after}, expected {expected}"
 
     # QuantizeLinear and DequantizeLinear
     OUTPUT_DTYPE = "output_dtype is not the type of the scale"

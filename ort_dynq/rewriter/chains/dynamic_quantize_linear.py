@@ -8,7 +8,6 @@ MatMulInteger.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -16,7 +15,7 @@ import onnx_ir as ir
 from ...operators import DOMAIN
 from ..analysis.values import producer_of
 from ..edit import Edit, call
-from ..policy.cost import FEWEST_ELEMENTS
+from ..policy.cost import has_few_elements
 from ..rule import Context, Rule
 
 
@@ -32,9 +31,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     x, users = node.inputs[0], [use.node for use in node.outputs[0].uses()]
     if x is None or not any(user.domain == DOMAIN for user in users):
         return None
-    if any(user.op_type == "MatMulInteger" for user in users):
-        return None
-    if x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < FEWEST_ELEMENTS:
+    if has_few_elements(x) or any(user.op_type == "MatMulInteger" for user in users):
         return None
     return _Match(node, x)
 

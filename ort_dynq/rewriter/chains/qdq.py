@@ -9,10 +9,12 @@ range, scale, zero point, QuantizeLinear, DequantizeLinear      -> DynamicRangeF
 
 Opset 10 and newer, per tensor, per axis and in blocks. The first two are also for float16, bfloat16, uint4 and int4. A
 DequantizeLinear becomes part of the operator if it is the only use of the codes. The last two apply if scale and zero
-point are computed from the range of x, from opset 13 on (chains/range_chain.py).
+point are computed from the range of x, from opset 13 on (range_scale.py).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -20,6 +22,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ...runtime import version
 from ..analysis.inference import Facts
+from ..analysis.types import check_type
 from ..analysis.values import CODE_TYPES, constant_scalar, data_type, given_by_caller, is_zero, producer_of
 from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
@@ -27,89 +30,121 @@ from ..policy.cost import too_small
 from ..policy.ort_fusions import fused_by_onnxruntime
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .dynamic import (
+from .quantize_linear import (
     FLOATS,
+    LinearNode,
+    build_linear,
     check_parameters,
+    dequantize_linear,
+    granularity_of,
     inputs_of,
-    qtype_of,
-    replace_by_operator,
-    replace_dequantize_linear,
-    unsupported,
 )
-from .range_chain import Recipe, recipe_of
-from .range_operator import replace_range_chain
+from .range_chain import RangeChain, build_range_chain
+from .range_scale import Recipe, recipe_of
 
 _OLDEST_OPSET_OF_RANGES = 13
 _OLDEST_OPSET_OF_PRECISION = 23
 _ROUNDS_FLOAT16, _SATURATES_FLOAT16 = (1, 30), (1, 32)
 
 
-def _apply_quantize(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _DynamicPair:
+    """A DynamicQuantizeLinear of `x`, and the DequantizeLinear that is the only use of its outputs."""
+
+    dq: ir.Node
+    x: ir.Value
+
+
+def _match_quantize(node: ir.Node, context: Context) -> RangeChain | LinearNode | None:
     facts = context.facts
     if not _is_dynamic(node, "QuantizeLinear", facts):
         return None
-    if (reason := given_by_caller(node)) is not None:
-        raise reason
+    _raise(given_by_caller(node))
     x, _, zero_point = inputs_of(node)
-    if x.dtype not in FLOATS:
-        raise unsupported("x", x.dtype, "expected float32, float16 or bfloat16", x)
+    check_type("x", x, FLOATS)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
         raise Unconverted(Reason.PRECISION)
-    output_dtype = data_type(node, "output_dtype")
-    codes = output_dtype or (ir.DataType.UINT8 if zero_point is None else zero_point.dtype)
-    check_parameters(node, codes)
-    if (reason := fused_by_onnxruntime(node, facts.is_constant)) is not None:
-        raise reason
+    default = ir.DataType.UINT8 if zero_point is None else zero_point.dtype
+    codes = check_parameters(node, data_type(node, "output_dtype") or default)
+    _raise(fused_by_onnxruntime(node, facts.is_constant))
     if x.dtype != ir.DataType.FLOAT or codes not in CODE_TYPES:
-        return _replace_without_dequantizer(node, context, codes)
+        return _without_dequantizer(node, context, codes)
     dq = _only_dequantizer(node, facts)
-    edit = _replace_range_chain(node, context, codes, dq)
-    if edit is None and dq is not None:
-        edit = replace_by_operator(node, context, "DynamicFakeQuantize", codes, dq.outputs[0])
-    if edit is None:
-        if (reason := too_small(node)) is not None:
-            raise reason
-        return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0])
+    chain = _range_chain(node, context, codes, dq)
+    if chain is not None:
+        return chain
     if dq is not None:
+        return LinearNode(node, "DynamicFakeQuantize", codes, dq.outputs[0])
+    _raise(too_small(node))
+    return LinearNode(node, "DynamicQuantize", codes, node.outputs[0])
+
+
+def _build_quantize(match: RangeChain | LinearNode, edit: Edit) -> None:
+    if isinstance(match, RangeChain):
+        build_range_chain(match, edit)
+    else:
+        build_linear(match, edit)
+    if match.dequantizes:
         edit.metadata[DEQUANTIZES] = "1"
-    return edit
 
 
-def _apply_dequantize(node: ir.Node, context: Context) -> Edit | None:
+def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearNode | None:
     if not _is_dynamic(node, "DequantizeLinear", context.facts):
         return None
-    if (reason := given_by_caller(node)) is not None:
-        raise reason
-    if (reason := fused_by_onnxruntime(node, context.facts.is_constant)) is not None:
-        raise reason
-    edit = _replace_dynamic_quantize_linear(node, context)
-    if edit is None:
-        if (reason := too_small(node)) is not None:
-            raise reason
-        edit = replace_dequantize_linear(node, context)
+    _raise(given_by_caller(node))
+    _raise(fused_by_onnxruntime(node, context.facts.is_constant))
+    pair = _dynamic_pair(node)
+    if pair is not None:
+        return pair
+    _raise(too_small(node))
+    return dequantize_linear(node)
+
+
+def _build_dequantize(match: _DynamicPair | LinearNode, edit: Edit) -> None:
+    if isinstance(match, LinearNode):
+        build_linear(match, edit)
+    else:
+        main = call("DynamicQuantizeDequantizeLinear", [match.x])
+        edit.replace(match.dq.outputs[0], edit.insert_main(main, before=match.dq))
     edit.metadata[DEQUANTIZES] = "1"
-    return edit
 
 
-def _replace_without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType | None) -> Edit:
-    """Returns the edit of a QuantizeLinear of 16-bit floats or to 4-bit codes."""
+QUANTIZE: Rule[RangeChain | LinearNode] = Rule(
+    "QuantizeLinear", 10, _match_quantize, _build_quantize, reports_opset=True
+)
+DEQUANTIZE: Rule[_DynamicPair | LinearNode] = Rule(
+    "DequantizeLinear", 10, _match_dequantize, _build_dequantize, reports_opset=True
+)
+
+
+def _raise(reason: Unconverted | None) -> None:
+    if reason is not None:
+        raise reason
+
+
+def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
+    """Returns whether a node is an `op_type` with run-time parameters."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type != op_type:
+        return False
+    if len(node.inputs) < 2 or None in node.inputs[:2]:
+        return False
+    return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
+
+
+def _without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType) -> LinearNode:
+    """Recognizes a QuantizeLinear of 16-bit floats or to 4-bit codes."""
     is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
     if is_float16 and context.facts.opset >= _OLDEST_OPSET_OF_PRECISION and "precision" not in node.attributes:
         raise Unconverted(Reason.FLOAT16_QUOTIENT_ROUNDED)
     if is_float16 and version() < _ROUNDS_FLOAT16:
         raise Unconverted(Reason.FLOAT16_QUOTIENT_TRUNCATED)
-    if (reason := too_small(node)) is not None:
-        raise reason
+    _raise(too_small(node))
     arithmetic = "wrapping" if is_float16 and version() < _SATURATES_FLOAT16 else "onnx"
-    return replace_by_operator(node, context, "DynamicQuantize", codes, node.outputs[0], arithmetic=arithmetic)
+    return LinearNode(node, "DynamicQuantize", codes, node.outputs[0], arithmetic)
 
 
-QUANTIZE = Rule("QuantizeLinear", 10, _apply_quantize, reports_opset=True)
-DEQUANTIZE = Rule("DequantizeLinear", 10, _apply_dequantize, reports_opset=True)
-
-
-def _replace_dynamic_quantize_linear(node: ir.Node, context: Context) -> Edit | None:
-    """Returns the edit of a DynamicQuantizeLinear and its DequantizeLinear `node`, if nothing else uses its outputs."""
+def _dynamic_pair(node: ir.Node) -> _DynamicPair | None:
+    """Returns a DequantizeLinear and the DynamicQuantizeLinear before it, if nothing else uses its outputs, or None."""
     quantizer = producer_of(node.inputs[0], "DynamicQuantizeLinear")
     if quantizer is None or quantizer.graph is not node.graph or quantizer.inputs[0] is None:
         return None
@@ -119,30 +154,24 @@ def _replace_dynamic_quantize_linear(node: ir.Node, context: Context) -> Edit | 
         return None
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in quantizer.outputs):
         return None
-    edit = context.edit("DynamicQuantizeDequantizeLinear", node)
-    edit.replace(node.outputs[0], edit.insert_main(call(edit.operator, [quantizer.inputs[0]]), before=node))
-    return edit
+    return _DynamicPair(node, quantizer.inputs[0])
 
 
-def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
-    """Returns whether a node is an `op_type` with run-time parameters."""
-    if (
-        node.domain not in STANDARD_DOMAINS
-        or node.op_type != op_type
-        or len(node.inputs) < 2
-        or None in node.inputs[:2]
-    ):
-        return False
-    return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
-
-
-def _replace_range_chain(node: ir.Node, context: Context, codes: ir.DataType | None, dq: ir.Node | None) -> Edit | None:
-    """Returns the edit of the chain from the range of x to `node` or to its DequantizeLinear `dq`, or None."""
-    if codes is None or context.facts.opset < _OLDEST_OPSET_OF_RANGES:
+def _range_chain(node: ir.Node, context: Context, codes: ir.DataType, dq: ir.Node | None) -> RangeChain | None:
+    """Returns the chain from the range of x to `node` or to its DequantizeLinear `dq`, or None."""
+    if context.facts.opset < _OLDEST_OPSET_OF_RANGES:
         return None
     x, scale, zero_point = inputs_of(node)
     low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
     zero = None if is_zero(constant_scalar(zero_point)) else zero_point
+    try:
+        recipe = recipe_of(x, scale, zero, low, high, node.graph)
+    except Unconverted:  # scale and zero point are computed in another way
+        return None
+    if recipe.inverse_scale or recipe.zero_point_type not in (CodeType.FLOAT32, codes):
+        return None
+    if not _is_granularity_of(node, recipe):
+        return None
     attributes = {
         "scaling": int(Scaling.DIVIDE),
         "rounding_order": int(RoundingOrder.ROUND_THEN_ADD),
@@ -153,37 +182,21 @@ def _replace_range_chain(node: ir.Node, context: Context, codes: ir.DataType | N
         "clip": 1,
         "nan_code": int(NanCode.QUANT_MIN),
     }
-    try:
-        recipe = recipe_of(x, scale, zero, low, high)
-        if recipe.inverse_scale or not _is_granularity_of(node, recipe, x, scale):
-            return None
-        if recipe.zero_point_type not in (CodeType.FLOAT32, codes):
-            return None
-        return replace_range_chain(
-            node,
-            context,
-            recipe,
-            attributes,
-            x=x,
-            scale=scale,
-            zero_point=zero,
-            last=node.outputs[0] if dq is None else dq.outputs[0],
-            is_fake=dq is not None,
-        )
-    except Unconverted:  # scale and zero point are computed in another way
-        return None
+    last = node.outputs[0] if dq is None else dq.outputs[0]
+    return RangeChain(x, scale, zero, recipe, attributes, last, dequantizes=dq is not None)
 
 
-def _is_granularity_of(node: ir.Node, recipe: Recipe, x: ir.Value, scale: ir.Value) -> bool:
+def _is_granularity_of(node: ir.Node, recipe: Recipe) -> bool:
     """Returns whether the elements that share a scale are those that its range is computed from."""
-    if x.shape is None or scale.shape is None or _attribute(node, "block_size") > 0:
+    x, scale, _ = inputs_of(node)
+    if x.shape is None or scale.shape is None:
         return False
-    rank, qtype = len(x.shape), qtype_of(node, scale)
-    if qtype == "per_tensor":
+    rank, granularity = len(x.shape), granularity_of(node)
+    if granularity == "per_tensor":
         return recipe.axis == 0
     # One scale for each index of the first dimension. Its length may be 1 at run time.
     is_first = _attribute(node, "axis") in (0, -rank)
-    return qtype != "per_group" and len(scale.shape) == 1 and is_first and recipe.axis == 1 - rank
+    return granularity != "per_group" and len(scale.shape) == 1 and is_first and recipe.axis == 1 - rank
 
 
 def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:

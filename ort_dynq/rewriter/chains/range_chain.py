@@ -1,465 +1,79 @@
-"""Recognizes how a scale and a zero point are computed from the range of x, as exporters write it.
+"""A chain that begins with the range of x, and the operator that takes its place.
 
-chains/decomposed.py and chains/qdq.py recognize the rest of the chain.
-
-The result has the attributes and constants of DynamicRangeQuantize. The forms that are recognized, s being the scale:
-
-RANGE        over the last dimensions: max|x| | max(|min|, |max|) | max - min | max(max / qmax, min / qmin)
-SCALE        range / c | range * k | (1 / range) * c | c / range; Where(s == 0, e, s)
-             range and scale bounded by Clip, Max or comparisons (analysis/bounds.py), or with an epsilon added
-ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip(round(-min/s)) | floor((0 - min)/s)
-
-Casts to float16 and back may round minimum, maximum or max|x|, and the scale before its bounds.
-More than 450 lines: the forms share the recipe, which each step adds to.
+range, scale, zero point, quantize                 -> DynamicRangeQuantize
+range, scale, zero point, quantize, dequantize     -> DynamicRangeFakeQuantize
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from math import inf as _INFINITY
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
-from ..analysis.bounds import LARGEST, Bounded, all_bounds_of, bounds_of, constant_operand, signed_magnitude_of
-from ..analysis.shapes import axes_of, same_shape, unreshaped
-from ..analysis.values import (
-    cast_to,
-    constant_scalar,
-    does_not_grow,
-    integer,
-    is_zero,
-    producer_of,
-    rounded_to_float16,
-    skip_identity,
-)
-from ..reasons import Reason, Unconverted
-
-_ATTRIBUTES = (
-    *("axis", "range_kind", "inverse_scale", "added_epsilon", "zero_point_rule", "zero_point_before_epsilon"),
-    *("zero_point_type", "float16_range", "float16_scale"),
-)
+from ...operators.encodings import CodeType
+from ..analysis.shapes import unreshaped
+from ..analysis.values import skip_identity, uncast
+from ..edit import Edit, ExtraOutput, call, constant
+from .range_scale import Recipe
 
 
-@dataclass
-class Recipe:
-    """How a scale and a zero point are computed from x.
+@dataclass(frozen=True)
+class RangeChain:
+    """Everything from `x` to `last`.
 
     Attributes:
-        axis, range_kind, inverse_scale, added_epsilon, zero_point_rule, zero_point_before_epsilon, zero_point_type,
-            float16_range, float16_scale: The attributes of DynamicRangeQuantize.
-        constants: The input of DynamicRangeQuantize.
-        keepdims: Whether the reductions keep dimensions of length 1.
-        is_int32: Whether the zero point is cast to int32 and not to 8 bits.
-        start: The value from which the scale and the zero point are both computed.
-        takes_magnitude: Whether the chain takes the magnitude of its range, which the recipe leaves out. That changes
-            the scale of empty rows, whose range is -infinity.
-    """
-
-    axis: int = 0
-    range_kind: RangeKind = RangeKind.ABS_MAX
-    inverse_scale: InverseScale = InverseScale.NONE
-    added_epsilon: AddedEpsilon = AddedEpsilon.NONE
-    zero_point_rule: ZeroPointRule = ZeroPointRule.NONE
-    zero_point_before_epsilon: int = 0
-    zero_point_type: CodeType = CodeType.FLOAT32
-    float16_range: int = 0
-    float16_scale: int = 0
-    constants: RangeConstants = field(default_factory=RangeConstants)
-    keepdims: bool = True
-    is_int32: bool = False
-    start: ir.Value | None = None
-    takes_magnitude: bool = False
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        """The attributes by name."""
-        return {name: int(getattr(self, name)) for name in _ATTRIBUTES}
-
-    def set(self, **constants: float) -> None:
-        """Sets fields of the constants."""
-        self.constants = self.constants._replace(**constants)
-
-
-def recipe_of(x: ir.Value, scale: ir.Value, zero_point: ir.Value | None, quant_min: int, quant_max: int) -> Recipe:
-    """Returns the recipe by which `scale` and `zero_point` are computed from `x`.
-
-    Args:
         x: The tensor that is quantized.
-        scale: The scale, or an inverse one.
-        zero_point: The zero point; None if there is none.
-        quant_min, quant_max: The range of the codes, to which the zero point is clipped.
-
-    Raises:
-        Unconverted: They are computed in another way, or from something else.
+        scale: Its scale.
+        zero_point: Its zero point; None if there is none.
+        recipe: How scale and zero point are computed from x.
+        attributes: The attributes of the operator that the recipe does not have.
+        last: The result: codes, or floats if `dequantizes`.
+        dequantizes: Whether the chain dequantizes its codes.
     """
-    recipe = Recipe()
-    final = unreshaped(scale)
-    value = final
-    if (where := producer_of(value, "Where")) is not None and bounds_of(value) is None:
-        value, scale_of_zero = _where_zero(where)
-        recipe.set(scale_of_zero=scale_of_zero)
-    bounded = _guarded(value, recipe, AddedEpsilon.SCALE)
-    recipe.set(lowest_scale=bounded.least, highest_scale=bounded.most)
-    before = recipe.start = bounded.value
-    value = before
-    if (exact := rounded_to_float16(value)) is not None:
-        recipe.float16_scale, value = 1, skip_identity(exact)
-    if (node := producer_of(value, "Mul")) is not None and (found := constant_operand(node, commutative=True)):
-        value, factor = found
-        recipe.set(factor=factor)
-    elif (node := producer_of(value, "Div")) is not None and (number := _numerator(node)) is not None:
-        recipe.inverse_scale, value = InverseScale.QUOTIENT, _input(node, 1)
-        recipe.set(factor=number)
-    if (node := producer_of(value, "Div")) is not None and (found := constant_operand(node, commutative=False)):
-        value, divisor = found
-        recipe.set(divisor=divisor)
-    if recipe.constants.divisor <= 0 or recipe.constants.factor <= 0:
-        raise Unconverted(Reason.RANGE_FACTOR_NOT_POSITIVE)
-    if not recipe.inverse_scale and (node := producer_of(value, "Reciprocal")) is not None:
-        recipe.inverse_scale, value = InverseScale.RECIPROCAL, _input(node)
-    low = _range(x, value, recipe)
-    if recipe.inverse_scale and recipe.range_kind != RangeKind.ABS_MAX:
-        raise Unconverted(Reason.INVERSE_SCALE_OF_ANOTHER_RANGE)
-    if recipe.takes_magnitude and not _is_positive(recipe):
-        raise Unconverted(Reason.MAGNITUDE_OF_MINUS_ZERO)
-    if zero_point is not None:
-        _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
-    return recipe
+
+    x: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value | None
+    recipe: Recipe
+    attributes: Mapping[str, int]
+    last: ir.Value
+    dequantizes: bool
 
 
-def _input(node: ir.Node, i: int = 0) -> ir.Value:
-    value = node.inputs[i] if i < len(node.inputs) else None
-    if value is None:
-        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=i)
-    return skip_identity(value)
+def build_range_chain(match: RangeChain, edit: Edit) -> None:
+    """Puts one operator in place of the chain. Its scale and zero point replace those of the model at other uses."""
+    recipe, attributes, dequantizes = match.recipe, match.attributes, match.dequantizes
+    # The new node goes where the range is complete. A copy of x may be computed later, so x itself is used.
+    x, start = skip_identity(match.x), recipe.start
+    assert start is not None
+    constants = [constant(np.array(recipe.constants, np.float32))]
+    if not dequantizes:
+        constants.append(constant(np.zeros((), ir.DataType(attributes["output_dtype"]).numpy())))
+    inputs = [x, *(each.outputs[0] for each in constants)]
+    operator = "DynamicRangeFakeQuantize" if dequantizes else "DynamicRangeQuantize"
+    main = call(operator, inputs, **attributes, **recipe.attributes)
+    edit.insert(*constants, before=start)
+    edit.replace(match.last, edit.insert_main(main, before=start))
+    scales = dict.fromkeys((match.scale, unreshaped(match.scale)))
+    if not recipe.takes_magnitude:
+        edit.add_extra_outputs(_extra_outputs(scales, main.outputs[1], ir.DataType.FLOAT, x))
+    # DynamicRangeQuantize has integer zero points. A zero point that stays a float may be NaN, so it is not replaced.
+    has_zero_points = recipe.zero_point_type != CodeType.FLOAT32 or (dequantizes and not recipe.is_int32)
+    if match.zero_point is not None and has_zero_points and attributes["output_dtype"] == attributes["code_type"]:
+        integers = uncast(match.zero_point) or skip_identity(match.zero_point)
+        dtype = ir.DataType.FLOAT if dequantizes else ir.DataType(attributes["code_type"])
+        forms = dict.fromkeys((match.zero_point, integers, unreshaped(integers)))
+        edit.add_extra_outputs(_extra_outputs(forms, main.outputs[2], dtype, x))
 
 
-def _numerator(division: ir.Node) -> float | None:
-    """Returns the constant that a node divides by its variable operand, or None."""
-    number = constant_scalar(division.inputs[0])
-    return number if does_not_grow(division.inputs[0], division.inputs[1]) else None
-
-
-def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
-    """Returns what keeps a range or a scale away from 0: bounds, or an epsilon that is added.
-
-    Magnitudes are skipped and noted in the recipe, as is the sign in Where(v >= 0, 1, -1) * clip(|v|).
-    """
-    found, is_added = Bounded(value), False
-    while True:
-        value = found.value
-        if (magnitude := producer_of(value, "Abs")) is not None:
-            recipe.takes_magnitude = True
-            found = replace(found, value=_input(magnitude))
-        elif (magnitude_of := signed_magnitude_of(value)) is not None:
-            found = replace(found, value=magnitude_of)
-        elif (inner := _bounds(value)).value is not value:
-            if recipe.takes_magnitude and inner.most < 0:
-                raise Unconverted(Reason.MAGNITUDE_OF_NEGATIVE)
-            if is_added:
-                raise Unconverted(Reason.RANGE_BOUNDED_TWICE)
-            found = inner.within(found)
-        elif (added := _added(value)) is not None:
-            if recipe.added_epsilon or found.least != -_INFINITY:
-                raise Unconverted(Reason.RANGE_BOUNDED_TWICE)
-            recipe.added_epsilon, is_added = where, True
-            found = Bounded(*added, found.most)
-        else:
-            return found
-
-
-def _added(value: ir.Value) -> tuple[ir.Value, float] | None:
-    """Returns the two operands of the Add of a positive constant, or None."""
-    node = producer_of(value, "Add")
-    found = None if node is None else constant_operand(node, commutative=True)
-    return found if found is not None and found[1] > 0 else None
-
-
-def _is_positive(recipe: Recipe) -> bool:
-    """Returns whether the magnitude of the range of a row with elements is the range, and never -0.
-
-    max|x| is not negative. The minimum is not larger than the maximum, but their difference may be -0.
-    """
-    is_difference = recipe.range_kind in (RangeKind.MIN_MAX, RangeKind.MIN_MAX_WITH_ZERO)
-    return recipe.range_kind == RangeKind.ABS_MAX or (is_difference and recipe.constants.lowest_range > 0)
-
-
-def _bounds(value: ir.Value) -> Bounded:
-    """Returns what a node bounds; `value` without bounds if it bounds nothing."""
-    found = bounds_of(value)
-    if found is None and producer_of(value, "Clip") is not None:
-        raise Unconverted(Reason.CLIP_BOUNDS_AT_RUN_TIME)
-    return found or Bounded(value)
-
-
-def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
-    """Returns s and e of Where(Equal(s, 0), e, s)."""
-    condition = where.inputs[0]
-    equal = None if condition is None else producer_of(skip_identity(condition), "Equal")
-    value, replacement = _input(where, 2), constant_scalar(where.inputs[1])
-    if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
-        raise Unconverted(Reason.WHERE_CONDITION)
-    found = constant_operand(equal, commutative=True)
-    if found is None or found[1] != 0 or found[0] is not value:
-        raise Unconverted(Reason.WHERE_CONDITION)
-    return value, replacement
-
-
-def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
-    """Recognizes the range, sets it in the recipe, and returns the minimum, if it has one."""
-    bounded = _guarded(value, recipe, AddedEpsilon.RANGE)
-    value = bounded.value
-    recipe.set(lowest_range=bounded.least, highest_range=bounded.most)
-    value = _exact(value, recipe)
-    if (node := producer_of(value, "ReduceMax")) is not None:
-        inner = producer_of(_exact(_input(node), recipe), "Abs")
-        if inner is None or not _is_x(node, _input(inner), x):
-            raise Unconverted(Reason.MAXIMUM_OF_ANOTHER_VALUE)
-        recipe.axis, recipe.keepdims = _rows(node, x)
-        return None
-    if (node := producer_of(value, "Max")) is not None and len(node.inputs) == 2:
-        _two_sided(x, node, recipe)
-        if recipe.float16_range and recipe.range_kind == RangeKind.LARGER_SIDE:
-            raise Unconverted(Reason.RANGE_ROUNDED)
-        return None
-    if (node := producer_of(value, "Sub")) is None:
-        raise Unconverted(Reason.RANGE_NOT_OF_X)
-    if recipe.float16_range:
-        raise Unconverted(Reason.RANGE_ROUNDED)
-    low, high = _input(node, 1), _input(node, 0)
-    low_end, high_end = _end(low, "ReduceMin"), _end(high, "ReduceMax")
-    _same_rows(x, low_end.value, high_end.value, recipe)
-    are_rounded = [rounded_to_float16(_bounds(end).value) is not None for end in (low, high)]
-    if any(are_rounded) and not all(are_rounded):
-        raise Unconverted(Reason.ENDS_ROUNDED_APART)
-    recipe.float16_range |= int(all(are_rounded))
-    if is_zero(low_end.most) and is_zero(high_end.least):
-        recipe.range_kind = RangeKind.MIN_MAX_WITH_ZERO
-        recipe.set(lowest_minimum=low_end.least, highest_maximum=high_end.most)
-    elif (low_end.least, low_end.most, high_end.least, high_end.most) == (-_INFINITY, _INFINITY) * 2:
-        recipe.range_kind = RangeKind.MIN_MAX
-    else:
-        raise Unconverted(Reason.ENDS_BOUNDED_APART)
-    return low
-
-
-def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
-    """Recognizes max(|min|, |max|), which equals max|x|, and max(max / qmax, min / qmin)."""
-    sides = [_input(node, 0), _input(node, 1)]
-    divisions = [producer_of(side, "Div") for side in sides]
-    if all(divisions):
-        ends: dict[str, tuple[ir.Value, float]] = {}
-        for division in divisions:
-            assert division is not None
-            found = constant_operand(division, commutative=False)
-            reduce = None if found is None else producer_of(found[0], "ReduceMin", "ReduceMax")
-            if found is None or reduce is None:
-                raise Unconverted(Reason.RANGE_NOT_OF_X)
-            ends[reduce.op_type] = found
-        if len(ends) != 2 or ends["ReduceMin"][1] >= 0 or ends["ReduceMax"][1] <= 0:
-            raise Unconverted(Reason.RANGE_NOT_OF_X)
-        if (recipe.constants.lowest_range, recipe.constants.highest_range) != (-_INFINITY, _INFINITY):
-            raise Unconverted(Reason.RANGE_BOUNDED_TWICE)
-        recipe.range_kind = RangeKind.LARGER_SIDE
-        _same_rows(x, ends["ReduceMin"][0], ends["ReduceMax"][0], recipe)
-        recipe.set(lowest_minimum=ends["ReduceMin"][1], highest_maximum=ends["ReduceMax"][1])
-        return
-    low = high = None
-    for side in sides:
-        positive = producer_of(side, "Abs", "Neg")
-        end = _input(positive) if positive is not None else side
-        if _reduces(end, "ReduceMin") and positive is not None:
-            low = _end(end, "ReduceMin")
-        elif _reduces(end, "ReduceMax") and (positive is None or positive.op_type == "Abs"):
-            high = _end(end, "ReduceMax")
-    if low is None or high is None:
-        raise Unconverted(Reason.RANGE_NOT_OF_X)
-    _same_rows(x, low.value, high.value, recipe)
-    if low.most not in (0, _INFINITY) or high.least not in (0, -_INFINITY) or recipe.constants.highest_range < LARGEST:
-        raise Unconverted(Reason.ENDS_BOUNDED_APART)
-    if low.least > -LARGEST or high.most < LARGEST:
-        raise Unconverted(Reason.ENDS_BOUNDED_AWAY_FROM_ZERO)
-    # A bound at the largest float makes an infinite minimum or maximum finite, and so the range.
-    if LARGEST in (-low.least, high.most):
-        if low.least != -high.most or recipe.added_epsilon:
-            raise Unconverted(Reason.ENDS_BOUNDED_APART)
-        recipe.set(highest_range=LARGEST)
-
-
-def _reduces(value: ir.Value, op_type: str) -> bool:
-    return producer_of(_bounds(value).value, op_type) is not None
-
-
-def _exact(value: ir.Value, recipe: Recipe) -> ir.Value:
-    """Returns a range, or |x|, before it is rounded to float16, which is noted in the recipe: rounding is monotonic."""
-    exact = rounded_to_float16(value)
-    recipe.float16_range |= int(exact is not None)
-    return value if exact is None else skip_identity(exact)
-
-
-def _end(value: ir.Value, op_type: str) -> Bounded:
-    """Returns one end of the range: a reduction, not rounded to float16, and its bounds."""
-    bounded = _bounds(value)
-    if (exact := rounded_to_float16(bounded.value)) is not None:
-        bounded = replace(bounded, value=skip_identity(exact))
-    if producer_of(bounded.value, op_type) is None:
-        raise Unconverted(Reason.RANGE_NOT_OF_X)
-    return bounded
-
-
-def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> None:
-    """Checks that minimum and maximum are those of the same rows of x, and sets these in the recipe."""
-    nodes = [producer_of(low, "ReduceMin"), producer_of(high, "ReduceMax")]
-    for node in nodes:
-        if node is None or not _is_x(node, _input(node), x):
-            raise Unconverted(Reason.ENDS_NOT_OF_X)
-    rows = {_rows(node, x) for node in nodes if node is not None}
-    if len(rows) != 1:
-        raise Unconverted(Reason.ENDS_OF_OTHER_DIMENSIONS)
-    recipe.axis, recipe.keepdims = rows.pop()
-
-
-def _is_x(reduce: ir.Node, value: ir.Value, x: ir.Value) -> bool:
-    """Returns whether a node reduces `value`, which is x; or reduces all of it, and `value` is x reshaped."""
-    x = skip_identity(x)
-    return value is x or (axes_of(reduce) == [] and unreshaped(value) is x)
-
-
-def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
-    """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; and keepdims."""
-    keepdims = integer(reduce, "keepdims", 1)
-    if keepdims is None:
-        raise Unconverted(Reason.RANGE_KEEPDIMS_GIVEN_BY_CALLER)
-    return _axis(reduce, x), keepdims == 1
-
-
-def _axis(reduce: ir.Node, x: ir.Value) -> int:
-    rank = None if x.shape is None else len(x.shape)
-    axes = axes_of(reduce)
-    if axes is None:
-        raise Unconverted(Reason.RANGE_DIMENSIONS_AT_RUN_TIME)
-    if not axes:
-        if integer(reduce, "noop_with_empty_axes", 0) != 0:
-            raise Unconverted(Reason.RANGE_OF_NO_DIMENSION)
-        return 0
-    if rank is None and any(axis >= 0 for axis in axes):
-        raise Unconverted(Reason.RANK_NOT_KNOWN)
-    last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
-    if last != list(range(-len(last), 0)):
-        raise Unconverted(Reason.RANGE_NOT_OF_LAST_DIMENSIONS)
-    return 0 if rank is not None and len(last) == rank else -len(last)
-
-
-def _uncast(zero_point: ir.Value, recipe: Recipe) -> ir.Value:
-    """Returns the zero point before its casts to integers, and sets their type in the recipe."""
-    value = unreshaped(zero_point)
-    while (cast := producer_of(value, "Cast")) is not None:
-        to = cast_to(cast)
-        if recipe.zero_point_type == CodeType.FLOAT32 and to in (ir.DataType.UINT8, ir.DataType.INT8):
-            recipe.zero_point_type = CodeType(to)
-        elif to not in (ir.DataType.FLOAT, ir.DataType.INT32):
-            raise Unconverted(Reason.ZERO_POINT_CAST)
-        recipe.is_int32 |= to == ir.DataType.INT32
-        value = unreshaped(_input(cast))
-    recipe.is_int32 &= recipe.zero_point_type == CodeType.FLOAT32
-    return value
-
-
-def _zero_point(
-    recipe: Recipe,
-    zero_point: ir.Value,
-    low: ir.Value | None,
-    scale: ir.Value,
-    before: ir.Value,
-    quant_min: int,
-    quant_max: int,
-) -> None:
-    """Recognizes the rule of the zero point and sets it in the recipe.
-
-    Args:
-        recipe: The recipe; its constants are complete.
-        zero_point: The zero point.
-        low: The minimum of the range.
-        scale: The scale.
-        before: The scale before its epsilon.
-        quant_min, quant_max: The range of the codes.
-    """
-    value = _uncast(zero_point, recipe)
-    if low is None:
-        raise Unconverted(Reason.ZERO_POINT_NOT_OF_RANGE)
-
-    def clipped(v: ir.Value) -> ir.Value | None:
-        """Returns what one or more Clips to the range of the codes clip, or None."""
-        found = None
-        while (bounds := all_bounds_of(v)).value is not v:
-            if (bounds.least, bounds.most) != (quant_min, quant_max):
-                raise Unconverted(Reason.ZERO_POINT_CLIPPED_TO_ANOTHER_RANGE)
-            found = v = bounds.value
-        return found
-
-    def is_quotient(v: ir.Value, numerator: ir.Value) -> bool:
-        """Returns whether `v` is `numerator` divided by the scale, before or after its epsilon."""
-        node = producer_of(v, "Div")
-        if node is None or _input(node) is not numerator:
-            return False
-        divisor = _input(node, 1)
-        if unreshaped(divisor) is not divisor and same_shape(node.outputs[0], numerator):
-            divisor = unreshaped(divisor)
-        if divisor is scale:
-            return True
-        recipe.zero_point_before_epsilon = 1
-        return divisor is before
-
-    def subtracted(v: ir.Value) -> ir.Value | None:
-        """Returns what is subtracted from quant_min, or None."""
-        node = producer_of(v, "Sub")
-        if (
-            node is None
-            or constant_scalar(node.inputs[0]) != quant_min
-            or not does_not_grow(node.inputs[0], node.inputs[1])
-        ):
-            return None
-        return _input(node, 1) if quant_min != 0 or is_zero(constant_scalar(node.inputs[0])) else None
-
-    if (node := producer_of(value, "Floor")) is not None:
-        quotient = producer_of(_input(node), "Div")
-        below = None if quotient is None else producer_of(_input(quotient), "Sub")
-        from_zero = below is not None and constant_scalar(below.inputs[0]) == 0 and _input(below, 1) is low
-        from_zero = from_zero and below is not None and does_not_grow(below.inputs[0], low)
-        if (
-            quotient is not None
-            and from_zero
-            and is_quotient(_input(node), _input(quotient))
-            and recipe.zero_point_type != CodeType.FLOAT32
-        ):
-            recipe.zero_point_rule = ZeroPointRule.FLOOR_NEGATED
-            return
-    elif (node := producer_of(value, "Round")) is not None:
-        inner = clipped(_input(node))
-        offset = None if inner is None else subtracted(inner)
-        if offset is not None and is_quotient(offset, low):
-            recipe.zero_point_rule = ZeroPointRule.ROUND_CLIPPED
-            if not recipe.is_int32:
-                return
-    elif (inner := clipped(value)) is not None:
-        if (rounded := producer_of(inner, "Round")) is not None:
-            quotient = producer_of(_input(rounded), "Div")
-            negated = None if quotient is None else producer_of(_input(quotient), "Neg")
-            is_minimum = negated is not None and _input(negated) is low
-            if quotient is not None and is_minimum and is_quotient(_input(rounded), _input(quotient)):
-                if recipe.zero_point_type == CodeType.FLOAT32:
-                    raise Unconverted(Reason.ZERO_POINT_MINUS_ZERO)
-                recipe.zero_point_rule = ZeroPointRule.ROUND_NEGATED
-                return
-        elif (offset := subtracted(inner)) is not None:
-            rounded = producer_of(offset, "Round")
-            if rounded is not None and is_quotient(_input(rounded), low):
-                recipe.zero_point_rule = ZeroPointRule.SUBTRACT_ROUNDED
-                # The cast to int32 turns a NaN into a number. That is harmless only if the NaN comes from the scale.
-                is_bounded = recipe.constants.lowest_scale > 0 and recipe.constants.highest_scale < _INFINITY
-                if not recipe.is_int32 or (is_bounded and not recipe.zero_point_before_epsilon):
-                    return
-    if recipe.is_int32:
-        raise Unconverted(Reason.ZERO_POINT_INT32)
-    raise Unconverted(Reason.ZERO_POINT_UNKNOWN_WAY)
+def _extra_outputs(forms: dict[ir.Value, None], new: ir.Value, dtype: ir.DataType, x: ir.Value) -> list[ExtraOutput]:
+    """Returns extra outputs for the forms of a scale or zero point whose type and rank are known."""
+    extra_outputs = []
+    for old in forms:
+        if old.shape is not None and x.shape is not None and old.dtype is not None:
+            missing = len(x.shape) - len(old.shape)
+            if missing >= 0:
+                extra_outputs.append(ExtraOutput(old, new, dtype, missing))
+    return extra_outputs

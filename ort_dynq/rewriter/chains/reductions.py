@@ -10,8 +10,7 @@ dimensions but one, or before an unconverted chain.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -20,7 +19,7 @@ from ...operators import DOMAIN
 from ..analysis.shapes import axes_of
 from ..analysis.values import integer, producer_of, skip_identity
 from ..edit import Edit, call
-from ..policy.cost import FEWEST_ELEMENTS
+from ..policy.cost import has_few_elements
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
@@ -48,7 +47,22 @@ class _Reduction:
         return {name: getattr(self, name) for name in ("axis", "count", "reduce_others", "keepdims")}
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _Match:
+    """A range that one operator computes.
+
+    Attributes:
+        operator: ReduceAbsMax or ReduceMinMax.
+        reduction: Its input and attributes.
+        ends: The nodes that it replaces; the first one stands before the others.
+    """
+
+    operator: str
+    reduction: _Reduction
+    ends: tuple[ir.Node, ...]
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     if producer_of(node.outputs[0], "ReduceMin", "ReduceMax") is not node:
         return None
     reduction = _reduction(node)
@@ -60,33 +74,30 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
             return None
         if len(reduction.x.uses()) != 1 or reduction.x.is_graph_output():
             raise Unconverted(Reason.MAGNITUDES_USED_ELSEWHERE)
-        edit = context.edit("ReduceAbsMax", node)
-        new = call(edit.operator, [skip_identity(abs_.inputs[0])], **reduction.attributes)
-        edit.replace(node.outputs[0], edit.insert_main(new, before=node))
-        return edit
+        return _Match("ReduceAbsMax", replace(reduction, x=skip_identity(abs_.inputs[0])), (node,))
     other = _other_end(node, reduction)
     if other is None and not _is_slow_alone(reduction):
         return None
-    ends = [node] if other is None else [node, other]
-    if not all(_quantizes(end.outputs[0]) for end in ends):
-        return None
-    edit = context.edit("ReduceMinMax", node)
-    new = call(edit.operator, [reduction.x], **reduction.attributes)
-    edit.insert_main(new, before=node)
-    for end in ends:
-        edit.replace(end.outputs[0], new.outputs[int(end.op_type == "ReduceMax")])
-    return edit
+    ends = (node,) if other is None else (node, other)
+    return _Match("ReduceMinMax", reduction, ends) if all(_quantizes(end.outputs[0]) for end in ends) else None
 
 
-RULE = Rule("range", 13, _apply)
+def _build(match: _Match, edit: Edit) -> None:
+    new = call(match.operator, [match.reduction.x], **match.reduction.attributes)
+    edit.insert_main(new, before=match.ends[0])
+    for end in match.ends:
+        edit.replace(end.outputs[0], new.outputs[-1 if end.op_type == "ReduceMax" else 0])
+
+
+RULE = Rule("range", 13, _match, _build)
 
 
 def _is_slow_alone(reduction: _Reduction) -> bool:
     """Returns whether one reduction alone takes longer than both in one pass, as over the first dimensions."""
-    shape = reduction.x.shape
-    if reduction.reduce_others or reduction.axis not in (0, -len(shape or ())) or reduction.count == len(shape or ()):
+    rank = len(reduction.x.shape or ())
+    if reduction.reduce_others or reduction.axis not in (0, -rank) or reduction.count == rank:
         return False
-    return shape is None or not shape.is_static() or math.prod(shape.numpy()) >= FEWEST_ELEMENTS
+    return not has_few_elements(reduction.x)
 
 
 def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:

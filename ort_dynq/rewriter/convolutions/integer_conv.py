@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ..analysis.types import check_type
 from ..analysis.values import CODE_TYPES
-from ..chains.dynamic import unsupported
 from ..edit import Edit
 from ..products.integer_product import converted, is_static, weights_of
 from ..products.tail import tail_of
@@ -46,8 +46,8 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     """
     codes, zero_point = [*node.inputs, None][:3:2]
     assert codes is not None
-    if codes.dtype not in CODE_TYPES:
-        raise unsupported("the codes", codes.dtype, "expected uint8 or int8", codes)
+    check_type("the codes", codes, CODE_TYPES)
+    assert codes.dtype is not None
     if zero_point is not None and zero_point.shape is not None and any(dim != 1 for dim in zero_point.shape):
         raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     elements, zeros = weights_of(node, context.facts)

@@ -22,8 +22,9 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.folding import evaluate
 from ..analysis.inference import Facts
+from ..analysis.types import check_type
 from ..analysis.values import CODE_TYPES, Use, given_by_caller, producer_of
-from ..chains.dynamic import inputs_of, replace_dequantize_linear, unsupported
+from ..chains.quantize_linear import build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
@@ -52,11 +53,11 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if not context.exact and (edit := _fold(node, products, context)) is not None:
         return edit
     codes, scale, _ = inputs_of(node)
-    if codes.dtype not in CODE_TYPES:
-        raise unsupported("the codes", codes.dtype, "expected uint8 or int8", codes)
-    if scale.dtype != ir.DataType.FLOAT:
-        raise unsupported("the scale", scale.dtype, "expected float32", scale)
-    return replace_dequantize_linear(node, context)
+    check_type("the codes", codes, CODE_TYPES)
+    check_type("the scale", scale, (ir.DataType.FLOAT,))
+    match, edit = dequantize_linear(node), context.edit("", node)
+    build_linear(match, edit)
+    return edit
 
 
 RULE = Rule("weights of a float product", 10, _apply)

@@ -1,0 +1,120 @@
+"""QuantizeLinear and DequantizeLinear with scales or zero points at run time, and the operator that takes their place.
+
+QuantizeLinear(x, s[, z])                   -> DynamicQuantize(x, s, z)
+DequantizeLinear(x, s[, z])                 -> DynamicDequantize(x, s, z)
+QuantizeLinear, DequantizeLinear            -> DynamicFakeQuantize(x, s, z)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime import version
+from ..analysis.types import check_type
+from ..analysis.values import CODE_TYPES
+from ..edit import Edit, call
+from ..reasons import Reason, Unconverted
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_CASTS_4_BITS = (1, 23)
+_CODES = (*CODE_TYPES, ir.DataType.UINT4, ir.DataType.INT4)
+
+
+@dataclass(frozen=True)
+class LinearNode:
+    """A QuantizeLinear or DequantizeLinear, with the DequantizeLinear after it or without.
+
+    Attributes:
+        node: The first node. Its inputs and its granularity become those of the operator.
+        operator: The operator: DynamicQuantize, DynamicDequantize or DynamicFakeQuantize.
+        codes: The type of the codes.
+        last: The result.
+        arithmetic: The attribute of DynamicQuantize.
+    """
+
+    node: ir.Node
+    operator: str
+    codes: ir.DataType
+    last: ir.Value
+    arithmetic: str = "onnx"
+
+    @property
+    def dequantizes(self) -> bool:
+        """Whether the result is floats."""
+        return self.operator != "DynamicQuantize"
+
+
+def dequantize_linear(node: ir.Node) -> LinearNode:
+    """Recognizes a DequantizeLinear, with constant parameters or not.
+
+    Raises:
+        Unconverted: The types are not supported.
+    """
+    codes, scale, _ = inputs_of(node)
+    if node.attributes.get_int("output_dtype", 0) not in (0, scale.dtype):
+        raise Unconverted(Reason.OUTPUT_DTYPE)
+    return LinearNode(node, "DynamicDequantize", check_parameters(node, codes.dtype), node.outputs[0])
+
+
+def inputs_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+    """Returns x, scale and zero point of a QuantizeLinear or DequantizeLinear."""
+    x, scale = node.inputs[:2]
+    assert x is not None
+    assert scale is not None
+    return x, scale, node.inputs[2] if len(node.inputs) > 2 else None
+
+
+def check_parameters(node: ir.Node, codes: ir.DataType | None) -> ir.DataType:
+    """Checks the types of the codes, the scale and the zero point.
+
+    Returns:
+        The type of the codes, which is `codes`.
+
+    Raises:
+        Unconverted: A type is not known or not supported.
+    """
+    x, scale, zero_point = inputs_of(node)
+    typed = x if node.op_type == "DequantizeLinear" or zero_point is None else zero_point
+    check_type("the codes", typed, _CODES, dtype=codes)
+    assert codes is not None
+    if codes not in CODE_TYPES and version() < _CASTS_4_BITS:
+        raise Unconverted(Reason.FOUR_BITS_BEFORE_1_23)
+    check_type("the scale", scale, FLOATS)
+    if node.op_type == "QuantizeLinear" and scale.dtype != x.dtype:
+        raise Unconverted(Reason.SCALE_NOT_OF_TYPE_OF_X)
+    if zero_point is not None:
+        check_type("the zero point", zero_point, (codes,))
+    return codes
+
+
+def granularity_of(node: ir.Node) -> str:
+    """Returns the granularity if shapes tell it; otherwise ``auto``, which decides at run time as ONNX does."""
+    if node.attributes.get_int("block_size", 0) > 0:
+        return "per_group"
+    _, scale, _ = inputs_of(node)
+    shape = scale.shape
+    if shape is None or len(shape) > 1:
+        return "auto"
+    if len(shape) == 0 or shape[0] == 1:
+        return "per_tensor"
+    return "per_channel" if isinstance(shape[0], int) else "auto"
+
+
+def build_linear(match: LinearNode, edit: Edit) -> None:
+    """Puts the operator in place of the nodes."""
+    node = match.node
+    x, scale, zero_point = inputs_of(node)
+    if zero_point is None:
+        zero_point = edit.add_constant(np.zeros((), match.codes.numpy()), before=node)
+    main = call(
+        match.operator,
+        [x, scale, zero_point],
+        qtype=granularity_of(node),
+        axis=node.attributes.get_int("axis", 1),
+        block_size=node.attributes.get_int("block_size", 0),
+        arithmetic=match.arithmetic,
+    )
+    edit.replace(match.last, edit.insert_main(main, before=node))
