@@ -22,7 +22,6 @@ class Reason(Enum):
     STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
     EXACT = "exact: an integer product changes the last bits"
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
-    INPUT_MISSING = "an input is missing"
     TYPE = "the type of {what} is {dtype}, expected {expected}"
     TYPE_NOT_KNOWN = "the type of {what} is not known{after}, expected {expected}"
 

@@ -503,7 +503,8 @@ def verdicts(model: onnx.ModelProto) -> dict[str, str | None]:
     """Returns the answer of fused_by_onnxruntime for each Q and DQ with a run-time scale or zero point."""
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(model, data_prop=True))
     nodes = [n for n in inferred.graph.all_nodes() if n.op_type in QDQ and not all(map(is_constant, n.inputs[1:]))]
-    return {str(n.name): fused_by_onnxruntime(n, is_constant) for n in nodes}
+    reasons = {str(n.name): fused_by_onnxruntime(n, is_constant) for n in nodes}
+    return {name: reason and str(reason) for name, reason in reasons.items()}
 
 
 def optimized(model: onnx.ModelProto, tmp_path: Path) -> tuple[onnxruntime.InferenceSession, onnx.ModelProto]:

@@ -23,6 +23,18 @@ def producer_of(value: ir.Value | None, *types: str) -> ir.Node | None:
     return node if node is not None and node.domain in STANDARD_DOMAINS and node.op_type in types else None
 
 
+def operand(node: ir.Node, index: int = 0) -> ir.Value:
+    """Returns an input of a node, before any copies.
+
+    Raises:
+        Unconverted: It is absent.
+    """
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None:
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=index)
+    return skip_identity(value)
+
+
 class Use(NamedTuple):
     """A node and the index of the input at which it uses a value."""
 

@@ -25,6 +25,7 @@ from ..analysis.values import (
     is_given_by_caller,
     is_zero,
     only_use,
+    operand,
     producer_of,
     rounded_to_float16,
     skip_identity,
@@ -124,13 +125,13 @@ def chain_of(node: ir.Node, facts: Facts) -> Chain | None:
 
 def _before_round(node: ir.Node, facts: Facts) -> tuple[Chain, Bounded] | None:
     """Returns the chain up to a Round, and the bounds of what is rounded; None if it rounds no quotient."""
-    rounded = skip_identity(_required(node.inputs[0]))
+    rounded = operand(node)
     bounded = all_bounds_of(rounded)
     clip = _clip(bounded)  # with integer bounds, clipping before rounding equals clipping after it
     t = rounded if clip is None else bounded.value
     exact = rounded_to_float16(t)
     t, zero = t if exact is None else skip_identity(exact), None
-    if (add := producer_of(t, "Add")) is not None and (parts := _quotient_and(add, facts)) is not None:
+    if (parts := _quotient_and_zero_point(t, facts)) is not None:
         t, zero = parts
     quotient = _quotient(t, facts)
     if quotient is None and (cast := producer_of(t, "Cast")) is not None and cast.inputs[0] is not None:
@@ -199,10 +200,12 @@ def _skip_neg(value: ir.Value) -> ir.Value:
     return value if node is None or node.inputs[0] is None else node.inputs[0]
 
 
-def _required(value: ir.Value | None) -> ir.Value:
-    if value is None:
-        raise Unconverted(Reason.INPUT_MISSING)
-    return value
+def _operands(value: ir.Value, op_type: str) -> tuple[ir.Value, ir.Value] | None:
+    """Returns both inputs of the binary node that computes `value`; None if it has another type, or one is absent."""
+    node = producer_of(value, op_type)
+    if node is None or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    return node.inputs[0], node.inputs[1]
 
 
 def _clip(bounded: Bounded) -> tuple[int, int] | None:
@@ -213,31 +216,29 @@ def _clip(bounded: Bounded) -> tuple[int, int] | None:
     return None if any(bound == 0 and not is_zero(bound) for bound in (low, high)) else (int(low), int(high))
 
 
-def _quotient_and(add: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """Returns the quotient and the zero point of an Add, or None."""
-    for i in (0, 1):
-        t, zero = add.inputs[i], add.inputs[1 - i]
-        if t is not None and zero is not None and _quotient(skip_identity(t), facts) is not None:
+def _quotient_and_zero_point(total: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """Returns the quotient and the zero point that `total` is the sum of, or None."""
+    terms = _operands(total, "Add")
+    for t, zero in (terms, terms[::-1]) if terms is not None else ():
+        if _quotient(skip_identity(t), facts) is not None:
             return skip_identity(t), zero
     return None
 
 
 def _quotient(t: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value, Scaling] | None:
     """Returns x, the scale and the scaling of a quotient, or None."""
-    if (node := producer_of(t, "Div")) is not None and None not in node.inputs:
-        x, scale = _required(node.inputs[0]), _required(node.inputs[1])
+    if (inputs := _operands(t, "Div")) is not None:
+        x, scale = inputs
         return None if facts.is_constant(scale) or constant_scalar(x) is not None else (x, scale, Scaling.DIVIDE)
-    if (node := producer_of(t, "Mul")) is None:
+    if (inputs := _operands(t, "Mul")) is None:
         return None
-    for i in (1, 0):
-        x, factor = _required(node.inputs[1 - i]), _required(node.inputs[i])
+    for x, factor in (inputs, inputs[::-1]):
         if facts.is_constant(factor):
             return None
         inverted = _inverse_of(skip_identity(factor))
         if inverted is not None and not same_shape(x, factor):
             return x, inverted, Scaling.MULTIPLY_BY_THE_RECIPROCAL
-    for i in (1, 0):
-        x, factor = _required(node.inputs[1 - i]), _required(node.inputs[i])
+    for x, factor in (inputs, inputs[::-1]):
         if not same_shape(x, factor) and broadcasts(factor, x):
             return x, factor, Scaling.MULTIPLY
     return None
@@ -246,10 +247,9 @@ def _quotient(t: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value, Scaling] |
 def _inverse_of(value: ir.Value) -> ir.Value | None:
     """Returns s of Reciprocal(s) and of 1 / s, or None."""
     if (node := producer_of(value, "Reciprocal")) is not None:
-        return _required(node.inputs[0])
-    node = producer_of(value, "Div")
-    is_inverse = node is not None and constant_scalar(node.inputs[0]) == 1 and does_not_grow(*node.inputs)
-    return _required(node.inputs[1]) if node is not None and is_inverse else None
+        return node.inputs[0]
+    inputs = _operands(value, "Div")
+    return inputs[1] if inputs is not None and constant_scalar(inputs[0]) == 1 and does_not_grow(*inputs) else None
 
 
 def _integers(value: ir.Value) -> ir.Value | None:

@@ -129,10 +129,10 @@ def _range_chain(chain: Chain, round_: ir.Node) -> RangeChain:
         Unconverted: The scale or the zero point is not computed from the range of x.
     """
     zero = chain.nonzero_zero_point
-    recipe = recipe_of(chain.x, chain.scale, zero, *chain.bounds, round_.graph)
+    recipe = recipe_of(chain.x, chain.scale, zero, chain.bounds, round_.graph)
     if bool(recipe.inverse_scale) != (chain.scaling == Scaling.MULTIPLY):
         raise Unconverted(Reason.INVERSE_SCALE_DIVIDES)
-    if not chain.dequantizes and recipe.zero_point_type not in (CodeType.FLOAT32, int(chain.code_type)):
+    if not chain.dequantizes and recipe.zero_point.type not in (CodeType.FLOAT32, int(chain.code_type)):
         raise Unconverted(Reason.ZERO_POINT_TYPE)
     for each in (chain.scale, zero):
         if each is not None and not lines_up(each, chain.x, recipe.axis, recipe.keepdims):

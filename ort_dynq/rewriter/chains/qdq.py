@@ -165,10 +165,10 @@ def _range_chain(node: ir.Node, context: Context, codes: ir.DataType, dq: ir.Nod
     low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
     zero = None if is_zero(constant_scalar(zero_point)) else zero_point
     try:
-        recipe = recipe_of(x, scale, zero, low, high, node.graph)
+        recipe = recipe_of(x, scale, zero, (low, high), node.graph)
     except Unconverted:  # scale and zero point are computed in another way
         return None
-    if recipe.inverse_scale or recipe.zero_point_type not in (CodeType.FLOAT32, codes):
+    if recipe.inverse_scale or recipe.zero_point.type not in (CodeType.FLOAT32, codes):
         return None
     if not _is_granularity_of(node, recipe):
         return None

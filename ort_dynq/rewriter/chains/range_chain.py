@@ -60,7 +60,7 @@ def build_range_chain(match: RangeChain, edit: Edit) -> None:
     if not recipe.takes_magnitude:
         edit.add_extra_outputs(_extra_outputs(scales, main.outputs[1], ir.DataType.FLOAT, x))
     # DynamicRangeQuantize has integer zero points. A zero point that stays a float may be NaN, so it is not replaced.
-    has_zero_points = recipe.zero_point_type != CodeType.FLOAT32 or (dequantizes and not recipe.is_int32)
+    has_zero_points = recipe.zero_point.type != CodeType.FLOAT32 or (dequantizes and not recipe.zero_point.is_int32)
     if match.zero_point is not None and has_zero_points and attributes["output_dtype"] == attributes["code_type"]:
         integers = uncast(match.zero_point) or skip_identity(match.zero_point)
         dtype = ir.DataType.FLOAT if dequantizes else ir.DataType(attributes["code_type"])

@@ -1,16 +1,12 @@
-"""Recognizes how a scale and a zero point are computed from the range of x, as exporters write it.
+"""Recognizes how a scale is computed from the range of x, as exporters write it.
 
-chains/decomposed.py and chains/qdq.py recognize the rest of the chain.
+RANGE   over the last dimensions: max|x| | max(|min|, |max|) | max - min | max(max / qmax, min / qmin)
+SCALE   range / c | range * k | (1 / range) * c | c / range; Where(s == 0, e, s)
+        range and scale bounded by Clip, Max or comparisons (analysis/bounds.py), or with an epsilon added
 
-The result has the attributes and constants of DynamicRangeQuantize. The forms that are recognized, s being the scale:
-
-RANGE        over the last dimensions: max|x| | max(|min|, |max|) | max - min | max(max / qmax, min / qmin)
-SCALE        range / c | range * k | (1 / range) * c | c / range; Where(s == 0, e, s)
-             range and scale bounded by Clip, Max or comparisons (analysis/bounds.py), or with an epsilon added
-ZERO POINT   none | round(clip(qmin - min/s)) | clip(qmin - round(min/s)) | clip(round(-min/s)) | floor((0 - min)/s)
-
-Casts to float16 and back may round minimum, maximum or max|x|, and the scale before its bounds.
-More than 450 lines: the forms share the recipe, which each step adds to.
+s is the scale. Casts to float16 and back may round minimum, maximum or max|x|, and the scale before its bounds.
+range_zero_point.py recognizes the zero point, arithmetic.py and qdq.py the quantization. The result has the attributes
+and constants of DynamicRangeQuantize.
 """
 
 from __future__ import annotations
@@ -20,25 +16,23 @@ from math import inf as _INFINITY
 
 import onnx_ir as ir
 
-from ...operators.encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
-from ..analysis.bounds import LARGEST, Bounded, all_bounds_of, bounds_of, constant_operand, signed_magnitude_of
-from ..analysis.shapes import axes_of, same_shape, unreshaped
+from ...operators.encodings import AddedEpsilon, InverseScale, RangeConstants, RangeKind
+from ..analysis.bounds import LARGEST, Bounded, bounds_of, constant_operand, signed_magnitude_of
+from ..analysis.shapes import axes_of, unreshaped
 from ..analysis.values import (
-    cast_to,
     constant_scalar,
     does_not_grow,
     integer,
     is_zero,
+    operand,
     producer_of,
     rounded_to_float16,
     skip_identity,
 )
 from ..reasons import Reason, Unconverted
+from .range_zero_point import ZeroPoint, zero_point_of
 
-_ATTRIBUTES = (
-    *("axis", "range_kind", "inverse_scale", "added_epsilon", "zero_point_rule", "zero_point_before_epsilon"),
-    *("zero_point_type", "float16_range", "float16_scale"),
-)
+_ATTRIBUTES = ("axis", "range_kind", "inverse_scale", "added_epsilon", "float16_range", "float16_scale")
 
 
 @dataclass
@@ -46,11 +40,10 @@ class Recipe:
     """How a scale and a zero point are computed from x.
 
     Attributes:
-        axis, range_kind, inverse_scale, added_epsilon, zero_point_rule, zero_point_before_epsilon, zero_point_type,
-            float16_range, float16_scale: The attributes of DynamicRangeQuantize.
+        axis, range_kind, inverse_scale, added_epsilon, float16_range, float16_scale: As in DynamicRangeQuantize.
         constants: The input of DynamicRangeQuantize.
         keepdims: Whether the reductions keep dimensions of length 1.
-        is_int32: Whether the zero point is cast to int32 and not to 8 bits.
+        zero_point: How the zero point is computed.
         start: The node before which the range is complete: the scale and the zero point are computed from its output.
         takes_magnitude: Whether the chain takes the magnitude of its range, which the recipe leaves out. That changes
             the scale of empty rows, whose range is -infinity.
@@ -60,21 +53,23 @@ class Recipe:
     range_kind: RangeKind = RangeKind.ABS_MAX
     inverse_scale: InverseScale = InverseScale.NONE
     added_epsilon: AddedEpsilon = AddedEpsilon.NONE
-    zero_point_rule: ZeroPointRule = ZeroPointRule.NONE
-    zero_point_before_epsilon: int = 0
-    zero_point_type: CodeType = CodeType.FLOAT32
     float16_range: int = 0
     float16_scale: int = 0
     constants: RangeConstants = field(default_factory=RangeConstants)
     keepdims: bool = True
-    is_int32: bool = False
+    zero_point: ZeroPoint = field(default_factory=ZeroPoint)
     start: ir.Node | None = None
     takes_magnitude: bool = False
 
     @property
     def attributes(self) -> dict[str, int]:
         """The attributes by name."""
-        return {name: int(getattr(self, name)) for name in _ATTRIBUTES}
+        return {
+            **{name: int(getattr(self, name)) for name in _ATTRIBUTES},
+            "zero_point_rule": int(self.zero_point.rule),
+            "zero_point_before_epsilon": int(self.zero_point.before_epsilon),
+            "zero_point_type": int(self.zero_point.type),
+        }
 
     def set(self, **constants: float) -> None:
         """Sets fields of the constants."""
@@ -85,8 +80,7 @@ def recipe_of(
     x: ir.Value,
     scale: ir.Value,
     zero_point: ir.Value | None,
-    quant_min: int,
-    quant_max: int,
+    bounds: tuple[int, int],
     graph: ir.Graph | ir.Function | None,
 ) -> Recipe:
     """Returns the recipe by which `scale` and `zero_point` are computed from `x`.
@@ -95,7 +89,7 @@ def recipe_of(
         x: The tensor that is quantized.
         scale: The scale, or an inverse one.
         zero_point: The zero point; None if there is none.
-        quant_min, quant_max: The range of the codes, to which the zero point is clipped.
+        bounds: The range of the codes, to which the zero point is clipped.
         graph: The graph of the quantization.
 
     Raises:
@@ -117,7 +111,7 @@ def recipe_of(
         value, factor = found
         recipe.set(factor=factor)
     elif (node := producer_of(value, "Div")) is not None and (number := _numerator(node)) is not None:
-        recipe.inverse_scale, value = InverseScale.QUOTIENT, _input(node, 1)
+        recipe.inverse_scale, value = InverseScale.QUOTIENT, operand(node, 1)
         recipe.set(factor=number)
     if (node := producer_of(value, "Div")) is not None and (found := constant_operand(node, commutative=False)):
         value, divisor = found
@@ -125,24 +119,17 @@ def recipe_of(
     if recipe.constants.divisor <= 0 or recipe.constants.factor <= 0:
         raise Unconverted(Reason.RANGE_FACTOR_NOT_POSITIVE)
     if not recipe.inverse_scale and (node := producer_of(value, "Reciprocal")) is not None:
-        recipe.inverse_scale, value = InverseScale.RECIPROCAL, _input(node)
+        recipe.inverse_scale, value = InverseScale.RECIPROCAL, operand(node)
     low = _range(x, value, recipe)
     if recipe.inverse_scale and recipe.range_kind != RangeKind.ABS_MAX:
         raise Unconverted(Reason.INVERSE_SCALE_OF_ANOTHER_RANGE)
     if recipe.takes_magnitude and not _is_positive(recipe):
         raise Unconverted(Reason.MAGNITUDE_OF_MINUS_ZERO)
     if zero_point is not None:
-        _zero_point(recipe, zero_point, low, final, before, quant_min, quant_max)
+        recipe.zero_point = zero_point_of(zero_point, low, final, before, recipe.constants, bounds)
     if recipe.start is None or recipe.start.graph is not graph:
         raise Unconverted(Reason.RANGE_IN_ANOTHER_GRAPH)
     return recipe
-
-
-def _input(node: ir.Node, i: int = 0) -> ir.Value:
-    value = node.inputs[i] if i < len(node.inputs) else None
-    if value is None:
-        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=i)
-    return skip_identity(value)
 
 
 def _numerator(division: ir.Node) -> float | None:
@@ -161,7 +148,7 @@ def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
         value = found.value
         if (magnitude := producer_of(value, "Abs")) is not None:
             recipe.takes_magnitude = True
-            found = replace(found, value=_input(magnitude))
+            found = replace(found, value=operand(magnitude))
         elif (magnitude_of := signed_magnitude_of(value)) is not None:
             found = replace(found, value=magnitude_of)
         elif (inner := _bounds(value)).value is not value:
@@ -207,7 +194,7 @@ def _where_zero(where: ir.Node) -> tuple[ir.Value, float]:
     """Returns s and e of Where(Equal(s, 0), e, s)."""
     condition = where.inputs[0]
     equal = None if condition is None else producer_of(skip_identity(condition), "Equal")
-    value, replacement = _input(where, 2), constant_scalar(where.inputs[1])
+    value, replacement = operand(where, 2), constant_scalar(where.inputs[1])
     if equal is None or replacement is None or not does_not_grow(where.inputs[1], where.inputs[2]):
         raise Unconverted(Reason.WHERE_CONDITION)
     found = constant_operand(equal, commutative=True)
@@ -223,8 +210,8 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
     recipe.set(lowest_range=bounded.least, highest_range=bounded.most)
     value = _exact(value, recipe)
     if (node := producer_of(value, "ReduceMax")) is not None:
-        inner = producer_of(_exact(_input(node), recipe), "Abs")
-        if inner is None or not _is_x(node, _input(inner), x):
+        inner = producer_of(_exact(operand(node), recipe), "Abs")
+        if inner is None or not _is_x(node, operand(inner), x):
             raise Unconverted(Reason.MAXIMUM_OF_ANOTHER_VALUE)
         recipe.axis, recipe.keepdims = _rows(node, x)
         return None
@@ -237,7 +224,7 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
         raise Unconverted(Reason.RANGE_NOT_OF_X)
     if recipe.float16_range:
         raise Unconverted(Reason.RANGE_ROUNDED)
-    low, high = _input(node, 1), _input(node, 0)
+    low, high = operand(node, 1), operand(node, 0)
     low_end, high_end = _end(low, "ReduceMin"), _end(high, "ReduceMax")
     _same_rows(x, low_end.value, high_end.value, recipe)
     are_rounded = [rounded_to_float16(_bounds(end).value) is not None for end in (low, high)]
@@ -256,7 +243,7 @@ def _range(x: ir.Value, value: ir.Value, recipe: Recipe) -> ir.Value | None:
 
 def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
     """Recognizes max(|min|, |max|), which equals max|x|, and max(max / qmax, min / qmin)."""
-    sides = [_input(node, 0), _input(node, 1)]
+    sides = [operand(node, 0), operand(node, 1)]
     divisions = [producer_of(side, "Div") for side in sides]
     if all(divisions):
         ends: dict[str, tuple[ir.Value, float]] = {}
@@ -278,7 +265,7 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
     low = high = None
     for side in sides:
         positive = producer_of(side, "Abs", "Neg")
-        end = _input(positive) if positive is not None else side
+        end = operand(positive) if positive is not None else side
         if _reduces(end, "ReduceMin") and positive is not None:
             low = _end(end, "ReduceMin")
         elif _reduces(end, "ReduceMax") and (positive is None or positive.op_type == "Abs"):
@@ -322,7 +309,7 @@ def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> No
     """Checks that minimum and maximum are those of the same rows of x, and sets these in the recipe."""
     nodes = [producer_of(low, "ReduceMin"), producer_of(high, "ReduceMax")]
     for node in nodes:
-        if node is None or not _is_x(node, _input(node), x):
+        if node is None or not _is_x(node, operand(node), x):
             raise Unconverted(Reason.ENDS_NOT_OF_X)
     rows = {_rows(node, x) for node in nodes if node is not None}
     if len(rows) != 1:
@@ -359,117 +346,3 @@ def _axis(reduce: ir.Node, x: ir.Value) -> int:
     if last != list(range(-len(last), 0)):
         raise Unconverted(Reason.RANGE_NOT_OF_LAST_DIMENSIONS)
     return 0 if rank is not None and len(last) == rank else -len(last)
-
-
-def _uncast(zero_point: ir.Value, recipe: Recipe) -> ir.Value:
-    """Returns the zero point before its casts to integers, and sets their type in the recipe."""
-    value = unreshaped(zero_point)
-    while (cast := producer_of(value, "Cast")) is not None:
-        to = cast_to(cast)
-        if recipe.zero_point_type == CodeType.FLOAT32 and to in (ir.DataType.UINT8, ir.DataType.INT8):
-            recipe.zero_point_type = CodeType(to)
-        elif to not in (ir.DataType.FLOAT, ir.DataType.INT32):
-            raise Unconverted(Reason.ZERO_POINT_CAST)
-        recipe.is_int32 |= to == ir.DataType.INT32
-        value = unreshaped(_input(cast))
-    recipe.is_int32 &= recipe.zero_point_type == CodeType.FLOAT32
-    return value
-
-
-def _zero_point(
-    recipe: Recipe,
-    zero_point: ir.Value,
-    low: ir.Value | None,
-    scale: ir.Value,
-    before: ir.Value,
-    quant_min: int,
-    quant_max: int,
-) -> None:
-    """Recognizes the rule of the zero point and sets it in the recipe.
-
-    Args:
-        recipe: The recipe; its constants are complete.
-        zero_point: The zero point.
-        low: The minimum of the range.
-        scale: The scale.
-        before: The scale before its epsilon.
-        quant_min, quant_max: The range of the codes.
-    """
-    value = _uncast(zero_point, recipe)
-    if low is None:
-        raise Unconverted(Reason.ZERO_POINT_NOT_OF_RANGE)
-
-    def clipped(v: ir.Value) -> ir.Value | None:
-        """Returns what one or more Clips to the range of the codes clip, or None."""
-        found = None
-        while (bounds := all_bounds_of(v)).value is not v:
-            if (bounds.least, bounds.most) != (quant_min, quant_max):
-                raise Unconverted(Reason.ZERO_POINT_CLIPPED_TO_ANOTHER_RANGE)
-            found = v = bounds.value
-        return found
-
-    def is_quotient(v: ir.Value, numerator: ir.Value) -> bool:
-        """Returns whether `v` is `numerator` divided by the scale, before or after its epsilon."""
-        node = producer_of(v, "Div")
-        if node is None or _input(node) is not numerator:
-            return False
-        divisor = _input(node, 1)
-        if unreshaped(divisor) is not divisor and same_shape(node.outputs[0], numerator):
-            divisor = unreshaped(divisor)
-        if divisor is scale:
-            return True
-        recipe.zero_point_before_epsilon = 1
-        return divisor is before
-
-    def subtracted(v: ir.Value) -> ir.Value | None:
-        """Returns what is subtracted from quant_min, or None."""
-        node = producer_of(v, "Sub")
-        if (
-            node is None
-            or constant_scalar(node.inputs[0]) != quant_min
-            or not does_not_grow(node.inputs[0], node.inputs[1])
-        ):
-            return None
-        return _input(node, 1) if quant_min != 0 or is_zero(constant_scalar(node.inputs[0])) else None
-
-    if (node := producer_of(value, "Floor")) is not None:
-        quotient = producer_of(_input(node), "Div")
-        below = None if quotient is None else producer_of(_input(quotient), "Sub")
-        from_zero = below is not None and constant_scalar(below.inputs[0]) == 0 and _input(below, 1) is low
-        from_zero = from_zero and below is not None and does_not_grow(below.inputs[0], low)
-        if (
-            quotient is not None
-            and from_zero
-            and is_quotient(_input(node), _input(quotient))
-            and recipe.zero_point_type != CodeType.FLOAT32
-        ):
-            recipe.zero_point_rule = ZeroPointRule.FLOOR_NEGATED
-            return
-    elif (node := producer_of(value, "Round")) is not None:
-        inner = clipped(_input(node))
-        offset = None if inner is None else subtracted(inner)
-        if offset is not None and is_quotient(offset, low):
-            recipe.zero_point_rule = ZeroPointRule.ROUND_CLIPPED
-            if not recipe.is_int32:
-                return
-    elif (inner := clipped(value)) is not None:
-        if (rounded := producer_of(inner, "Round")) is not None:
-            quotient = producer_of(_input(rounded), "Div")
-            negated = None if quotient is None else producer_of(_input(quotient), "Neg")
-            is_minimum = negated is not None and _input(negated) is low
-            if quotient is not None and is_minimum and is_quotient(_input(rounded), _input(quotient)):
-                if recipe.zero_point_type == CodeType.FLOAT32:
-                    raise Unconverted(Reason.ZERO_POINT_MINUS_ZERO)
-                recipe.zero_point_rule = ZeroPointRule.ROUND_NEGATED
-                return
-        elif (offset := subtracted(inner)) is not None:
-            rounded = producer_of(offset, "Round")
-            if rounded is not None and is_quotient(_input(rounded), low):
-                recipe.zero_point_rule = ZeroPointRule.SUBTRACT_ROUNDED
-                # The cast to int32 turns a NaN into a number. That is harmless only if the NaN comes from the scale.
-                is_bounded = recipe.constants.lowest_scale > 0 and recipe.constants.highest_scale < _INFINITY
-                if not recipe.is_int32 or (is_bounded and not recipe.zero_point_before_epsilon):
-                    return
-    if recipe.is_int32:
-        raise Unconverted(Reason.ZERO_POINT_INT32)
-    raise Unconverted(Reason.ZERO_POINT_UNKNOWN_WAY)
