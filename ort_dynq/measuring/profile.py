@@ -17,7 +17,7 @@ from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError
-from ..files import temporary_folder
+from ..files import temporary_folder, unwritable
 from .inputs import Array
 from .sessions import SessionError, message
 
@@ -88,7 +88,7 @@ def profile(
 
     Raises:
         SessionError: The model does not load or run.
-        DynqError: The operators cannot be registered.
+        DynqError: The operators cannot be registered, or the temporary folder cannot be written.
     """
     with temporary_folder() as folder:
         options = runtime.session_options(threads=threads)
@@ -103,7 +103,11 @@ def profile(
             raise
         except Exception as error:
             raise SessionError(message(error)) from error
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace"))
+        trace = Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace")
+        try:
+            events = json.loads(trace)
+        except ValueError as error:  # onnxruntime does not say that it cannot write
+            raise unwritable(folder, Exception("the profile is incomplete")) from error
     return _summarize(events, runs)
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hostile_models
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 import ort_dynq
 from ort_dynq import runtime, storage
+from ort_dynq.measuring.profile import profile
 from ort_dynq.rewriter import rewrite
 
 HALF = hostile_models.ROOT / "models" / "torchao_half" / "model.onnx"
@@ -52,6 +54,20 @@ def test_a_full_folder_for_a_large_model(monkeypatch: pytest.MonkeyPatch, tmp_pa
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(caught.value).startswith(f"the temporary folder {tmp_path}/tmp")
     assert str(caught.value).endswith(f" cannot be written: File too large; {ADVICE}")
+
+
+def test_a_profile_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """onnxruntime writes a part of it without an error."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    try:
+        with pytest.raises(ort_dynq.DynqError) as caught:
+            profile(FLOAT, {"x": np.ones((2, 8, 20), np.float32)}, seconds=0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value).startswith(f"the temporary folder {tmp_path}/tmp")
+    assert str(caught.value).endswith(f" cannot be written: the profile is incomplete; {ADVICE}")
 
 
 def of_float16() -> object:
