@@ -15,7 +15,7 @@ RUNTIME_DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
 
 
 def functions(model: ir.Model) -> list[ir.Function]:
-    """Returns the model-local functions, without those of ort_dynq's operators."""
+    """Returns the model-local functions, except the functions of ort_dynq's operators."""
     return [function for function in model.functions.values() if function.domain != DOMAIN]
 
 
@@ -60,7 +60,7 @@ def proto_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto
 
 
 def proto_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yields the nodes of a graph of a ModelProto, each followed by those of its subgraphs at any depth."""
+    """Yields the nodes of a graph of a ModelProto, each followed by the nodes of its subgraphs, at any depth."""
     for node in graph.node:
         yield node
         for _, subgraph in proto_subgraphs(node):

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 OLDEST_ONNXRUNTIME = (1, 20)
 MOST_COPIED = 4096
-"""Elements. Larger constants become inputs of a session that the rewriter opens: it copies initializers."""
+"""The elements of the largest constant that the rewriter gives to a session as an initializer.
+
+A session copies initializers, so larger constants become inputs."""
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _FIRST_WITH_DATA_FOLDER = (1, 21)
@@ -37,7 +39,7 @@ def version() -> tuple[int, int]:
 
 
 def session_options(*, threads: int = 0, optimize: bool = True) -> ort.SessionOptions:
-    """Session options with which onnxruntime logs nothing: every failure is an exception.
+    """Session options that silence onnxruntime's log: every failure is an exception.
 
     Args:
         threads: The number of threads of one operator; 0 leaves it to onnxruntime.

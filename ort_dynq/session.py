@@ -1,4 +1,4 @@
-"""The public class InferenceSession, which rewrites a model and opens it. runtime.py opens all other sessions."""
+"""The public class InferenceSession, which rewrites a model and opens it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from .backends.options import Backend
 from .backends.register import register
-from .backends.sessions import ExtensionsSession, explained
+from .backends.sessions import ExtensionsSession, with_advice
 from .errors import DynqError
 from .runtime import openable
 
@@ -56,7 +56,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             from .backends.prepare import ready_for_extensions
 
             rewritten = ready_for_extensions(rewritten).model
-        with explained(backend), openable(rewritten, options, shared=sess_options is not None) as source:
+        with with_advice(backend), openable(rewritten, options, shared=sess_options is not None) as source:
             super().__init__(source, options, *args, **kwargs)
 
     def __reduce__(self) -> NoReturn:

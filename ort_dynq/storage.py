@@ -76,8 +76,8 @@ def load(model: Model) -> ir.Model:
 def explained(model: Model) -> Iterator[None]:
     """Turns any exception in the block into a DynqError that says what is wrong with the model.
 
-    The rules assume a valid model. onnx's checker runs only after a failure: it takes long, and ONNX Runtime runs some
-    models that it rejects.
+    The rules assume a valid model. onnx's checker runs only after a failure: it is slow, and it rejects some models
+    that ONNX Runtime runs.
 
     Raises:
         DynqError: The block raised an exception.
@@ -91,7 +91,7 @@ def explained(model: Model) -> Iterator[None]:
             onnx.checker.check_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
         except Exception as fault:
             raise DynqError(f"{_name(model)} is not a valid ONNX model: {_first_line(fault)}") from error
-        if isinstance(error, ir.serde.SerdeError):  # onnx_ir checks what the checker of this onnx does not
+        if isinstance(error, ir.serde.SerdeError):  # onnx_ir checks more than some versions of onnx
             raise DynqError(f"{_name(model)} is not a valid ONNX model: {_first_line(error)}") from error
         raise DynqError(f"{_name(model)} cannot be converted: {type(error).__name__}: {_first_line(error)}") from error
 
@@ -108,6 +108,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def _writable() -> Iterator[None]:
+    """Turns any exception in the block, which serializes tensors, into a DynqError."""
     try:
         yield
     except Exception as error:
@@ -194,7 +195,8 @@ def _delete_unused_data(target: Path, sources: set[str]) -> None:
         found = [path for path in target.parent.iterdir() if name.fullmatch(path.name) and str(path) not in sources]
         if not found or is_being_replaced(target):  # another process may have moved its data here, but not its model
             return
-        models = [path for path in {target, *target.parent.glob("*.onnx")} if path.is_file()]
+        near = (path for path in target.parent.glob("*.onnx*") if path.suffix != ".data")  # also model.onnx.bak
+        models = [path for path in {target, *near} if path.is_file()]
         for path in found:
             if not any(_mentions(model, path.name) for model in models):
                 path.unlink()
@@ -298,12 +300,12 @@ def _sort(model: ir.Model) -> None:
 
 
 def _bodies(model: ir.Model) -> list[ir.Graph | ir.Function]:
-    """Returns the main graph and all functions, those of ort_dynq's operators included."""
+    """Returns the main graph and all functions, including the functions of ort_dynq's operators."""
     return [model.graph, *model.functions.values()]
 
 
 def _check_external_data(model: ir.Model, folder: str | None) -> None:
-    """Rejects external data that are not files inside the model's folder, symbolic links resolved.
+    """Rejects external data that are not files inside the model's folder, after symbolic links are followed.
 
     A model from an untrusted source must not read other files. An ir.Model that a program has built itself has no
     folder; its data may be anywhere, as in onnx_ir.
@@ -325,7 +327,7 @@ def _check_external_data(model: ir.Model, folder: str | None) -> None:
 
 
 def _size_of_external_data(folder: str, location: str) -> int | None:
-    """Returns the file's size in bytes; None if there is no file: a model may lack weights that nothing reads."""
+    """Returns the file's size in bytes, or None if it is missing: a model can be inspected without its weights."""
     try:
         path, real_folder = os.path.realpath(os.path.join(folder, location)), os.path.realpath(folder)
         if not location or os.path.commonpath((path, real_folder)) != real_folder:
@@ -357,5 +359,5 @@ def _name(model: Model) -> str:
 
 def _first_line(error: BaseException) -> str:
     while isinstance(error, ir.serde.SerdeError) and error.__cause__ is not None:
-        error = error.__cause__  # its own text says where it happened, not what
+        error = error.__cause__  # the text of a SerdeError says where it happened, but not what
     return (str(error).strip() or type(error).__name__).splitlines()[0][:400]

@@ -92,7 +92,7 @@ def _cast_float16(node: ir.Node, index: int, casts_output: bool, facts: Facts) -
 def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     operator = OPERATORS[node.op_type]
     for attribute in operator.attributes:
-        if attribute.is_list:  # which onnxruntime-extensions does not support; shapes give the same groups
+        if attribute.is_list:  # onnxruntime-extensions has no lists; the shapes give the same groups
             given = node.attributes.pop(attribute.name, None)
             qtype = node.attributes.get("qtype")
             if given is not None and qtype is not None and qtype.as_string() == "auto":
@@ -103,7 +103,7 @@ def _complete(node: ir.Node, graph: ir.Graph | ir.Function) -> None:
     if len(node.inputs) < len(operator.inputs):
         node.resize_inputs(len(operator.inputs))
     for i, value in enumerate(node.inputs):
-        # Zero, of a type that goes with the other inputs; that of the codes, if it is among them.
+        # A zero of a type that fits the other inputs. Of several types, the type of the codes.
         if value is None and operator.inputs[i].absent:
             fitting = [
                 signature.inputs[i]

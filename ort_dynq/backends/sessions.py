@@ -43,7 +43,7 @@ _ADVICE = (
 
 
 @contextlib.contextmanager
-def explained(backend: str) -> Iterator[None]:
+def with_advice(backend: str) -> Iterator[None]:
     """Adds advice to the error with which onnxruntime refuses a model in the block.
 
     Args:
@@ -69,11 +69,11 @@ def open_registered(model: Model, options: ort.SessionOptions) -> ort.InferenceS
         options: The options; use them for this session only.
 
     Raises:
-        DynqError: See :func:`ort_dynq.runtime.open_session` and :func:`explained`.
+        DynqError: See :func:`ort_dynq.runtime.open_session` and :func:`with_advice`.
         Exception: onnxruntime refuses the model; the type is onnxruntime's own.
     """
     backend = registered(options)
-    with explained(backend):
+    with with_advice(backend):
         return runtime.open_session(
             model, options, ExtensionsSession if backend == "extensions" else ort.InferenceSession
         )

@@ -173,9 +173,10 @@ def test_a_save_in_progress_is_left_alone(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 2
 
 
-def test_data_that_another_model_uses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["other.onnx", "model.onnx.bak"])
+def test_data_that_another_model_uses(name: str, tmp_path: Path) -> None:
     """A rewrite of a model refers to its data."""
-    path, other = tmp_path / "model.onnx", tmp_path / "other.onnx"
+    path, other = tmp_path / "model.onnx", tmp_path / name
     save(2, path)
     rewrite(path).save(other)
     save(3, path)
