@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import helpers
@@ -18,6 +19,7 @@ from helpers import (
     Shape,
     assert_same,
     dequantize,
+    every,
     expected_dequantize,
     expected_quantize,
     handwritten,
@@ -36,15 +38,32 @@ from helpers import (
 ZPS = (None, np.uint8, np.int8, np.int32)
 CODES = (np.uint8, np.int8)
 
+
+def in_parts(kinds: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    """Parameters of types, by name, with the number of a third of the shapes: for each types another one by default."""
+    return every(
+        3,
+        [
+            pytest.param(*types, (first + part) % 3, id=f"{name}-{(first + part) % 3}")
+            for first, (name, types) in enumerate(kinds)
+            for part in range(3)
+        ],
+    )
+
+
+def name_of(zps_type: Any) -> str:
+    return zps_type.__name__ if zps_type else "none"
+
+
 # DynamicQuantize: every type of zero points with every output type; 0 is the default.
 quantize_types = pytest.mark.parametrize(
-    ("zps_type", "output_dtype"),
-    [pytest.param(z, o, id=f"{z.__name__ if z else 'none'}-{o}") for z, o in itertools.product(ZPS, (0, 2, 3))],
+    ("zps_type", "output_dtype", "part"),
+    in_parts([(f"{name_of(z)}-{o}", (z, o)) for z, o in itertools.product(ZPS, (0, 2, 3))]),
 )
 # DynamicDequantize: every type of zero points with every type of codes.
 dequantize_types = pytest.mark.parametrize(
-    ("zps_type", "src_type"),
-    [pytest.param(z, c, id=f"{z.__name__ if z else 'none'}-{c.__name__}") for z, c in itertools.product(ZPS, CODES)],
+    ("zps_type", "src_type", "part"),
+    in_parts([(f"{name_of(z)}-{c.__name__}", (z, c)) for z, c in itertools.product(ZPS, CODES)]),
 )
 
 
@@ -125,10 +144,10 @@ def scales_of_blocks(shape: Shape, axis: int, block: int) -> Shape:
 
 @native_only
 @quantize_types
-def test_quantize_per_tensor(isa: str, backend: str, zps_type: Any, output_dtype: int) -> None:
+def test_quantize_per_tensor(isa: str, backend: str, zps_type: Any, output_dtype: int, part: int) -> None:
     rng = np.random.default_rng(0)
     given = {"output_dtype": output_dtype} if output_dtype else {}
-    for shape in TENSORS:
+    for shape in TENSORS[part::3]:
         for scale in (*SCALES, *SPECIAL_SCALES) if shape == (129,) else rng.choice(SCALES, 2):
             scales = np.full(() if rng.random() < 0.5 else (1,), scale)
             zps = random_zps(rng, () if rng.random() < 0.5 else (1,), zps_type)
@@ -142,9 +161,9 @@ def test_quantize_per_tensor(isa: str, backend: str, zps_type: Any, output_dtype
 
 @native_only
 @dequantize_types
-def test_dequantize_per_tensor(isa: str, backend: str, zps_type: Any, src_type: Any) -> None:
+def test_dequantize_per_tensor(isa: str, backend: str, zps_type: Any, src_type: Any, part: int) -> None:
     rng = np.random.default_rng(1)
-    for shape in TENSORS:
+    for shape in TENSORS[part::3]:
         for scale in (*SCALES, *SPECIAL_SCALES) if shape == (129,) else rng.choice(SCALES, 2):
             scales = np.full(() if rng.random() < 0.5 else (1,), scale)
             zps = random_zps(rng, () if rng.random() < 0.5 else (1,), zps_type)
@@ -154,11 +173,11 @@ def test_dequantize_per_tensor(isa: str, backend: str, zps_type: Any, src_type: 
 
 @native_only
 @quantize_types
-def test_quantize_per_channel(isa: str, backend: str, zps_type: Any, output_dtype: int) -> None:
+def test_quantize_per_channel(isa: str, backend: str, zps_type: Any, output_dtype: int, part: int) -> None:
     rng = np.random.default_rng(2)
     codes = helpers.code_type(random_zps(rng, (), zps_type), output_dtype)
     given: dict[str, Any] = {"output_dtype": output_dtype} if output_dtype else {}
-    for shape, axis in CHANNELS:
+    for shape, axis in CHANNELS[part::3]:
         src, scales, zps = sample(rng, shape, (shape[axis],), zps_type, codes, axis)
         actual = quantize(backend, src, scales, zps, qtype="per_channel", axis=axis, **given)
         assert_same(actual, expected_quantize(src, scales, zps, codes, axis=axis), src)
@@ -166,9 +185,9 @@ def test_quantize_per_channel(isa: str, backend: str, zps_type: Any, output_dtyp
 
 @native_only
 @dequantize_types
-def test_dequantize_per_channel(isa: str, backend: str, zps_type: Any, src_type: Any) -> None:
+def test_dequantize_per_channel(isa: str, backend: str, zps_type: Any, src_type: Any, part: int) -> None:
     rng = np.random.default_rng(3)
-    for shape, axis in CHANNELS:
+    for shape, axis in CHANNELS[part::3]:
         _, scales, zps = sample(rng, shape, (shape[axis],), zps_type, src_type, axis)
         src = random_codes(rng, shape, src_type)
         actual = dequantize(backend, src, scales, zps, qtype="per_channel", axis=axis)
@@ -177,11 +196,11 @@ def test_dequantize_per_channel(isa: str, backend: str, zps_type: Any, src_type:
 
 @native_only
 @quantize_types
-def test_quantize_per_group(isa: str, backend: str, zps_type: Any, output_dtype: int) -> None:
+def test_quantize_per_group(isa: str, backend: str, zps_type: Any, output_dtype: int, part: int) -> None:
     rng = np.random.default_rng(4)
     codes = helpers.code_type(random_zps(rng, (), zps_type), output_dtype)
     given: dict[str, Any] = {"output_dtype": output_dtype} if output_dtype else {}
-    for shape, groups in GROUPS:
+    for shape, groups in GROUPS[part::3]:
         if shape == () and codes != helpers.code_type(random_zps(rng, (), zps_type)):
             continue  # test_scalar_of_another_type
         src, scales, zps = sample(rng, shape, groups, zps_type, codes)
@@ -191,9 +210,9 @@ def test_quantize_per_group(isa: str, backend: str, zps_type: Any, output_dtype:
 
 @native_only
 @dequantize_types
-def test_dequantize_per_group(isa: str, backend: str, zps_type: Any, src_type: Any) -> None:
+def test_dequantize_per_group(isa: str, backend: str, zps_type: Any, src_type: Any, part: int) -> None:
     rng = np.random.default_rng(5)
-    for shape, groups in GROUPS:
+    for shape, groups in GROUPS[part::3]:
         _, scales, zps = sample(rng, shape, groups, zps_type, src_type)
         src = random_codes(rng, shape, src_type)
         actual = dequantize(backend, src, scales, zps, qtype="per_group")
@@ -202,11 +221,11 @@ def test_dequantize_per_group(isa: str, backend: str, zps_type: Any, src_type: A
 
 @native_only
 @quantize_types
-def test_quantize_blocks(isa: str, backend: str, zps_type: Any, output_dtype: int) -> None:
+def test_quantize_blocks(isa: str, backend: str, zps_type: Any, output_dtype: int, part: int) -> None:
     rng = np.random.default_rng(6)
     codes = helpers.code_type(random_zps(rng, (), zps_type), output_dtype)
     given: dict[str, Any] = {"output_dtype": output_dtype} if output_dtype else {}
-    for shape, axis, block in BLOCKS:
+    for shape, axis, block in BLOCKS[part::3]:
         src, scales, zps = sample(rng, shape, scales_of_blocks(shape, axis, block), zps_type, codes, axis, block)
         actual = quantize(backend, src, scales, zps, qtype="per_group", axis=axis, block_size=block, **given)
         assert_same(actual, expected_quantize(src, scales, zps, codes, axis=axis, block=block), src)
@@ -214,9 +233,9 @@ def test_quantize_blocks(isa: str, backend: str, zps_type: Any, output_dtype: in
 
 @native_only
 @dequantize_types
-def test_dequantize_blocks(isa: str, backend: str, zps_type: Any, src_type: Any) -> None:
+def test_dequantize_blocks(isa: str, backend: str, zps_type: Any, src_type: Any, part: int) -> None:
     rng = np.random.default_rng(7)
-    for shape, axis, block in BLOCKS:
+    for shape, axis, block in BLOCKS[part::3]:
         groups = scales_of_blocks(shape, axis, block)
         _, scales, zps = sample(rng, shape, groups, zps_type, src_type, axis, block)
         src = random_codes(rng, shape, src_type)
