@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import runtime, storage
+from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError
@@ -55,6 +55,8 @@ def measure_opening(a: str | Path, b: str | Path | ir.Model, backend: Backend) -
     Raises:
         DynqError: A session cannot be opened.
     """
+    from .. import storage  # here: the new processes need no graph library
+
     with temporary_folder() as folder:
         if not isinstance(b, str | Path):
             storage.save(b, Path(folder) / "model.onnx")

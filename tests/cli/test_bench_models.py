@@ -54,9 +54,14 @@ def test_bench_opening(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     for each in openings.values():
         assert each["ms"] > 0
         assert 14 < each["mb"] < 100
-    lines = run_bench(capsys, *arguments).splitlines()
+
+
+def test_bench_opening_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    openings = opening.Opening(12.34, 5.67), opening.Opening(8.9, None)
+    monkeypatch.setattr(models, "measure_opening", lambda *_: openings)
+    lines = run_bench(capsys, TOKEN, "--opening").splitlines()
     assert re.split(r" {2,}", lines[-3].strip()) == ["session", "opening ms", "private memory MB"]
-    assert [line.split()[0] for line in lines[-2:]] == ["A", "B"]
+    assert [line.split() for line in lines[-2:]] == [["A", "12.3", "5.7"], ["B", "8.9", "-"]]
 
 
 def test_a_session_that_cannot_be_opened(tmp_path: Path) -> None:
