@@ -7,7 +7,6 @@ has the same operators and functions as a rewritten model.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,10 @@ from ..rewriter.convolutions import activation as conv_activation
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.rule import Rule
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
-from .options import Options, checked
+from .options import OLDEST_OPSET, Options, checked
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
@@ -34,13 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-_OLDEST_OPSET = 13
-_RULES = (
-    ("quantized matrix product", matmul.apply),
-    ("quantized convolution", conv.apply),
-    ("product of quantize_dynamic", from_dynamic_rule.apply),
-    ("other layer", other_layers.apply),
-)
+_RULES = (matmul.rule, conv.rule, from_dynamic_rule.rule, other_layers.rule)
 
 
 def quantize(
@@ -103,17 +95,15 @@ def quantize_layers(
     """Quantizes a model with checked options; `floats` are the layers that stay in float for `min_snr`."""
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
-    rules = [
-        Rule(name, _OLDEST_OPSET, functools.partial(apply, options=options), reports_opset=True)
-        for name, apply in _RULES
-    ]
+    rules = [rule(options) for rule in _RULES]
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
         _check_opset(quantized)
         report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
-    report.findings = [finding for finding in report.findings if finding.rule in dict(_RULES)]
+    names = {rule.name for rule in rules}
+    report.findings = [finding for finding in report.findings if finding.rule in names]
     if all(finding.unconverted and finding.unconverted.reason == Reason.TWO_ACTIVATIONS for finding in report.findings):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
     if report.rewritten:
@@ -124,5 +114,5 @@ def quantize_layers(
 
 def _check_opset(model: ir.Model) -> None:
     versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
-    if versions and versions[0] < _OLDEST_OPSET:
-        raise DynqError(str(Unconverted(Reason.OPSET_TOO_OLD, opset=versions[0], oldest=_OLDEST_OPSET)))
+    if versions and versions[0] < OLDEST_OPSET:
+        raise DynqError(str(Unconverted(Reason.OPSET_TOO_OLD, opset=versions[0], oldest=OLDEST_OPSET)))

@@ -1,4 +1,4 @@
-"""Quantizes the float activations of products at run time."""
+"""Builds the nodes that quantize the float activations of products at run time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit, call
-from ..rewriter.products.activations import Activation
+from ..rewriter.products.codes import Codes
 from ..rewriter.reasons import Reason, Unconverted
 from .options import Options
 
@@ -50,14 +50,14 @@ def check_activation(value: ir.Value) -> None:
 
 
 class FloatActivations:
-    """The quantized forms of the float activations of one model; the products of one activation share them."""
+    """The codes of the float activations of one model; all products of an activation share its codes."""
 
     def __init__(self, facts: Facts) -> None:
-        """Starts without any activation."""
+        """Starts without any codes."""
         self._facts = facts
-        self._activations: dict[tuple[object, ...], Activation] = {}
+        self._codes: dict[tuple[object, ...], Codes] = {}
 
-    def of_rows(self, value: ir.Value, edit: Edit, options: Options) -> Activation:
+    def of_rows(self, value: ir.Value, edit: Edit, options: Options) -> Codes:
         """Returns the codes of a matrix, quantized as the options say.
 
         Args:
@@ -69,7 +69,7 @@ class FloatActivations:
             return self.of_tensor(value, edit)
         symmetric = options.symmetric
         key = edit.node.graph, value, symmetric
-        if key not in self._activations:
+        if key not in self._codes:
             constants, attributes = (
                 (_SYMMETRIC, _SYMMETRIC_ATTRIBUTES) if symmetric else (_ASYMMETRIC, _ASYMMETRIC_ATTRIBUTES)
             )
@@ -79,9 +79,9 @@ class FloatActivations:
             ]
             rows = None if value.shape is None else ir.Shape([*value.shape[:-1], 1])
             self._insert(key, call("DynamicRangeQuantize", inputs, **attributes), value, rows, edit)
-        return self._activations[key]
+        return self._codes[key]
 
-    def of_tensor(self, value: ir.Value, edit: Edit) -> Activation:
+    def of_tensor(self, value: ir.Value, edit: Edit) -> Codes:
         """Returns the codes of a tensor with one scale and one zero point for all elements.
 
         Args:
@@ -89,9 +89,9 @@ class FloatActivations:
             edit: The edit of the product, before which new nodes are inserted.
         """
         key = edit.node.graph, value
-        if key not in self._activations:
+        if key not in self._codes:
             self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
-        return self._activations[key]
+        return self._codes[key]
 
     def _insert(
         self, key: tuple[object, ...], quantizer: ir.Node, value: ir.Value, scales: ir.Shape | None, edit: Edit
@@ -101,4 +101,4 @@ class FloatActivations:
         self._facts.note(codes, ir.DataType.UINT8, value.shape)
         self._facts.note(scale, ir.DataType.FLOAT, scales)
         self._facts.note(zero_point, ir.DataType.UINT8, scales)
-        self._activations[key] = Activation(codes, scale, zero_point)
+        self._codes[key] = Codes(codes, scale, zero_point)

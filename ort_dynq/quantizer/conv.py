@@ -7,34 +7,45 @@ ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..operators.encodings import ScaleOrder
+from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.values import given_by_caller, integer
 from ..rewriter.convolutions.convolution import (
+    Geometry,
     Weights,
     check_rank,
     geometry_of_floats,
     grid_of_channels,
-    replace_convolution,
     weights_of,
 )
+from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
-from ..rewriter.metadata import ACTIVATION
-from ..rewriter.products.tail import Channels, Tail
+from ..rewriter.products.channels import Channels
+from ..rewriter.products.provenance import note_activation
+from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.rule import Context
-from ..rewriter.shared_initializers import SharedInitializers
+from ..rewriter.rule import Context, Rule
 from .activations import FloatActivations, check_activation
-from .options import Options
+from .options import OLDEST_OPSET, Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
 
-def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
-    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
+@dataclass(frozen=True)
+class _Match:
+    activation: ir.Value
+    weights: Weights
+    geometry: Geometry
+    tail: Tail
+
+
+def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "Conv":
         return None
     options.check(node)
@@ -47,17 +58,21 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
     weights, scale = _weights(floats_of(w, facts))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
-    edit = context.edit("QuantizedConv", node)
-    activation = context.shared(FloatActivations).of_tensor(a, edit)
-    # The channel scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
-    if bias is None:
-        tail.take_bias(weights.channels, facts)
-    _take_normalization(tail, weights.channels, context, edit)
-    replace_convolution(tail, activation.codes, activation.zero_point, weights, geometry, context, edit)
-    if a.name is not None:
-        edit.metadata[ACTIVATION] = a.name
-    return edit
+    tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
+    tail = tail if bias is not None else tail.past_bias(facts)
+    return _Match(a, weights, geometry, _past_normalization(tail, facts))
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    codes = edit.shared(FloatActivations).of_tensor(match.activation, edit)
+    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
+    note_activation(edit, match.activation)
+
+
+def rule(options: Options) -> Rule[_Match]:
+    """Returns the rule with these options."""
+    match = functools.partial(_match, options=options)
+    return Rule("quantized convolution", OLDEST_OPSET, match, _build, reports_opset=True)
 
 
 def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
@@ -73,19 +88,18 @@ def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np
     return weights_of(grid, elements.shape), grid.scale
 
 
-def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: Edit) -> None:
-    """Moves the end of a tail past a BatchNormalization with constant parameters, if one follows.
+def _past_normalization(tail: Tail, facts: Facts) -> Tail:
+    """Returns the tail up to the end of a BatchNormalization with constant parameters, if one follows.
 
     It multiplies by gain / sqrt(variance + epsilon), and adds shift - mean * the same.
     """
-    step, facts = tail.step(channels), context.facts
+    step = tail.next_step()
     if step is None or step.node.op_type != "BatchNormalization" or step.idx != 0 or tail.column is None:
-        return
-    vector = Channels(channels.size).vector  # the parameters are [M]
+        return tail
+    vector = Channels(tail.channels.size).vector  # the parameters are [M]
     parameters = [vector(value, np.float32, facts) for value in step.node.inputs[1:5]]
-    bias = np.zeros(1, np.float32) if tail.bias is None else channels.vector(tail.bias, np.float32, facts)
-    if tail.bias is not None and bias is None:
-        bias = vector(tail.bias, np.float32, facts)
+    bias = vector(tail.bias, np.float32, facts) if isinstance(tail.bias, ir.Value) else tail.bias
+    bias = np.zeros(1, np.float32) if tail.bias is None else bias
     is_inference = integer(step.node, "training_mode", 0) == 0 and len(step.node.outputs) == 1
     if (
         not is_inference
@@ -94,14 +108,12 @@ def _take_normalization(tail: Tail, channels: Channels, context: Context, edit: 
         or len(parameters) != 4
         or any(each is None for each in parameters)
     ):
-        return
+        return tail
     gain, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
     with np.errstate(all="ignore"):
         factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
         column = (tail.column * factor).astype(np.float32)
         numbers = ((bias - mean) * factor + shift).astype(np.float32)
     if not np.isfinite(column).all() or not np.isfinite(numbers).all():
-        return
-    tail.column = column
-    tail.bias = context.shared(SharedInitializers).of(numbers, edit.node, edit)
-    tail.take(step)
+        return tail
+    return tail.past(step, column=column, bias=numbers)

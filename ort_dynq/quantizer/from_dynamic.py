@@ -6,26 +6,40 @@ DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> DynamicQuantiz
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..rewriter.analysis.values import producer_of, skip_identity
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.edit import Edit
-from ..rewriter.metadata import ACTIVATION
-from ..rewriter.products.integer_product import grid_of_weights
-from ..rewriter.products.tail import Channels, check_length, tail_of
+from ..rewriter.products.channels import Channels
+from ..rewriter.products.grid import Grid
+from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
+from ..rewriter.products.provenance import note_activation
+from ..rewriter.products.quantized_matmul import build_quantized_matmul
+from ..rewriter.products.tail import Tail, check_length, tail_of
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.rule import Context
+from ..rewriter.rule import Context, Rule
 from .activations import FloatActivations, check_activation
-from .options import Options
+from .options import OLDEST_OPSET, Options
 
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 """The integer products that quantize_dynamic writes."""
 
 
-def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
-    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
+@dataclass(frozen=True)
+class _Match:
+    activation: ir.Value
+    grid: Grid
+    tail: Tail
+    options: Options
+
+
+def _match(node: ir.Node, context: Context, options: Options) -> _Match | integer_conv.Match | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
         return None
     options.check(node)
@@ -48,11 +62,20 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         or tail.subtracted is not None
     ):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
-    edit = context.edit("QuantizedMatMul", node)
-    edit.note = "int8: the weights of the model" if options.weights == "int4" else ""
-    activation = context.shared(FloatActivations).of_rows(x, edit, options)
-    tail.row, tail.is_row_moved = activation.scale, False
-    tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
-    if x.name is not None:
-        edit.metadata[ACTIVATION] = x.name
-    return edit
+    return _Match(x, grid, dataclasses.replace(tail, row=None, is_row_moved=False), options)
+
+
+def _build(match: _Match | integer_conv.Match | UnsignedProduct, edit: Edit) -> None:
+    if not isinstance(match, _Match):
+        integer_conv.RULE.build(match, edit)
+        return
+    codes = edit.shared(FloatActivations).of_rows(match.activation, edit, match.options)
+    build_quantized_matmul(match.tail, codes, match.grid, edit)
+    note_activation(edit, match.activation)
+    edit.note = "int8: the weights of the model" if match.options.weights == "int4" else ""
+
+
+def rule(options: Options) -> Rule[_Match | integer_conv.Match | UnsignedProduct]:
+    """Returns the rule with these options."""
+    match = functools.partial(_match, options=options)
+    return Rule("product of quantize_dynamic", OLDEST_OPSET, match, _build, reports_opset=True)

@@ -13,26 +13,35 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..operators.encodings import ScaleOrder
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.values import given_by_caller
 from ..rewriter.edit import Edit
-from ..rewriter.metadata import ACTIVATION
 from ..rewriter.policy.cost import is_tiny_matrix
+from ..rewriter.products.channels import Channels
 from ..rewriter.products.grid import Grid, grid_of
+from ..rewriter.products.provenance import note_activation
+from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.shared_grids import SharedGrids
-from ..rewriter.products.tail import Channels, Tail, check_length, check_sums
+from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.rule import Context
-from ..rewriter.shared_initializers import SharedInitializers
+from ..rewriter.rule import Context, Rule
 from .activations import FloatActivations, check_activation
-from .options import Options
+from .options import OLDEST_OPSET, Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
 
-def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
-    """Returns the edit of a node with these options; see :class:`ort_dynq.rewriter.rule.Rule`."""
+@dataclass(frozen=True)
+class _Match:
+    activation: ir.Value
+    is_transposed: bool  # the activation
+    grid: Grid
+    tail: Tail
+    options: Options
+    note: str
+
+
+def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
         return None
     options.check(node)
@@ -44,33 +53,39 @@ def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
         raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
-    make = functools.partial(_grid_of, b, gemm.is_transposed, options, facts)
-    grid, note = context.shared(SharedGrids).of(b, gemm.is_transposed, make)
+    make = functools.partial(_grid_of, b, gemm.has_transposed_weights, options, facts)
+    grid, note = context.shared(SharedGrids).of(b, gemm.has_transposed_weights, make)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
     bias = bias if gemm.beta else None
-    if bias is not None and channels.bias(bias, facts) is None:
+    found = channels.bias(bias, facts)
+    if bias is not None and found is None:
         raise Unconverted(Reason.BIAS)
-    vector = None if gemm.beta == 1 else channels.vector(bias, np.float32, facts)
-    if bias is not None and gemm.beta != 1 and vector is None:
+    if bias is not None and gemm.beta != 1 and (found := channels.vector(bias, np.float32, facts)) is None:
         raise Unconverted(Reason.BIAS_AT_RUN_TIME)
     scale = _times(grid.scale, gemm.alpha, "the weights times the attribute alpha")
-    vector = None if vector is None else _times(vector, gemm.beta, "the bias times the attribute beta")
-    edit = context.edit("QuantizedMatMul", node)
-    edit.note = note
-    if vector is not None:
-        bias = context.shared(SharedInitializers).of(vector, node, edit)
-    if gemm.has_transposed_activation:
-        a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=node)
-    activation = context.shared(FloatActivations).of_rows(a, edit, options)
-    # The column scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, scale, ScaleOrder.COLUMN_FIRST, bias)
-    if bias is None:
-        tail.take_bias(channels, facts)
-    tail.replace(activation.codes, activation.zero_point, grid, channels, context, edit)
-    if node.inputs[0] is a and a.name is not None:
-        edit.metadata[ACTIVATION] = a.name
-    return edit
+    if isinstance(found, np.ndarray) and gemm.beta != 1:
+        found = _times(found, gemm.beta, "the bias times the attribute beta")
+    tail = Tail(node, channels, node.outputs[0], column=scale, bias=found)
+    tail = tail if bias is not None else tail.past_bias(facts)
+    return _Match(a, gemm.has_transposed_activation, grid, tail, options, note)
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    a = match.activation
+    if match.is_transposed:
+        a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
+    else:
+        note_activation(edit, a)
+    codes = edit.shared(FloatActivations).of_rows(a, edit, match.options)
+    build_quantized_matmul(match.tail, codes, match.grid, edit)
+    edit.note = match.note
+
+
+def rule(options: Options) -> Rule[_Match]:
+    """Returns the rule with these options."""
+    match = functools.partial(_match, options=options)
+    return Rule("quantized matrix product", OLDEST_OPSET, match, _build, reports_opset=True)
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ class _Attributes:
     alpha: float = 1.0
     beta: float = 1.0
     has_transposed_activation: bool = False
-    is_transposed: bool = False
+    has_transposed_weights: bool = False
 
 
 def _attributes_of(node: ir.Node) -> _Attributes:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import onnx_ir as ir
 
-from ..rewriter.edit import Edit
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.rule import Context
-from .options import OF_OPTIMIZER, WITHOUT_INTEGERS, Options, is_layer
+from ..rewriter.rule import Context, Rule
+from .options import OF_OPTIMIZER, OLDEST_OPSET, WITHOUT_INTEGERS, Options, is_layer
 
 
-def apply(node: ir.Node, context: Context, options: Options) -> Edit | None:
-    """Raises Unconverted for a layer whose weights are constant; see :class:`ort_dynq.rewriter.rule.Rule`."""
+def _match(node: ir.Node, context: Context, options: Options) -> None:
+    """Reports a layer whose weights are constant."""
     if not is_layer(node) or node.op_type not in WITHOUT_INTEGERS + OF_OPTIMIZER:
-        return None
+        return
     if len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):
-        return None
+        return
     options.check(node)
     if node.op_type in WITHOUT_INTEGERS:
         raise Unconverted(Reason.NO_INTEGER_LAYER, operator=node.op_type)
     raise Unconverted(Reason.MADE_BY_OPTIMIZER)
+
+
+def rule(options: Options) -> Rule[None]:
+    """Returns the rule with these options."""
+    return Rule("other layer", OLDEST_OPSET, functools.partial(_match, options=options), reports_opset=True)

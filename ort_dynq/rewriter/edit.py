@@ -116,11 +116,22 @@ class Edit:
         self._insertions.append(insertion)
         return insertion.nodes[-1].outputs[0]
 
-    def insert_main(self, main: ir.Node, *, before: ir.Node) -> ir.Value:
-        """Records the new node that gets the name and the doc string of :attr:`node`; returns its first output."""
+    def insert_main(self, main: ir.Node, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
+        """Records the new node that takes the place of an old one.
+
+        Args:
+            main: The new node.
+            before: The old node before which it is inserted.
+            origin: The old node whose name, doc string and metadata it gets, if it is not :attr:`node`.
+
+        Returns:
+            Its first output.
+        """
+        origin = origin or self.node
+        main.name, main.doc_string = origin.name, origin.doc_string
         self._main = main
         self.operator = self.operator or main.op_type
-        return self.insert(main, before=before)
+        return self.insert(main, before=before, origin=origin)
 
     def add_constant(self, elements: npt.ArrayLike, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records a Constant node; returns its output."""
@@ -168,7 +179,6 @@ class Edit:
             assert graph_ is not None
             (graph_.insert_after if insertion.is_after else graph_.insert_before)(insertion.anchor, insertion.nodes)
         if self._main is not None:
-            self._main.name, self._main.doc_string = self.node.name, self.node.doc_string
             self._main.metadata_props.update(self.metadata)
         unused: list[ir.Node | None] = []
         for node, index, new in self._inputs:

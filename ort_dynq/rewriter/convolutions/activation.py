@@ -45,8 +45,7 @@ def _build(match: _Match, edit: Edit) -> None:
     conv = match.convolution
     inputs = [each for each in conv.inputs if each is not None]
     new = call("QuantizedConv", inputs, **{**attributes_of(conv), "activation": int(match.activation)})
-    edit.node = conv  # the new node has its name
-    edit.replace(match.last, edit.insert_main(new, before=conv))
+    edit.replace(match.last, edit.insert_main(new, before=conv, origin=conv))
 
 
 RULE = Rule("activation of a convolution", 13, _match, _build)

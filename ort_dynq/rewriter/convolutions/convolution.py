@@ -1,4 +1,4 @@
-"""The convolution of an activation's codes by constant weights, and what follows it: they become QuantizedConv."""
+"""Recognizes the constant weights and the geometry of a convolution that becomes QuantizedConv."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
-from ...operators.packing import pack_conv
 from ..analysis.values import given_by_caller
-from ..edit import Edit, call
 from ..policy.cost import is_tiny_convolution
+from ..products.channels import Channels
 from ..products.grid import Grid, grid_of
-from ..products.tail import Channels, Tail, check_sums
+from ..products.tail import check_sums
 from ..reasons import Reason, Unconverted
-from ..rule import Context
-from ..shared_initializers import SharedInitializers
 
-_MOST_AXES = 3
+_MOST_SPATIAL_RANK = 3
 _AUTO_PADS = {
     "NOTSET": AutoPad.EXPLICIT,
     "VALID": AutoPad.EXPLICIT,
@@ -43,14 +40,14 @@ class Weights:
     zero_point: npt.NDArray[np.int8]
 
     @property
-    def axes(self) -> int:
+    def spatial_rank(self) -> int:
         """The number of dimensions of the image, r."""
         return self.codes.ndim - 2
 
     @property
     def channels(self) -> Channels:
         """The output channels."""
-        return Channels(len(self.codes), self.axes)
+        return Channels(len(self.codes), self.spatial_rank)
 
     @property
     def sums(self) -> npt.NDArray[np.int32]:
@@ -120,8 +117,8 @@ def check_rank(rank: int) -> None:
     Raises:
         Unconverted: It does not.
     """
-    if not 3 <= rank <= 2 + _MOST_AXES:
-        raise Unconverted(Reason.WEIGHTS_RANK, rank=rank, expected=f"3 to {2 + _MOST_AXES}")
+    if not 3 <= rank <= 2 + _MOST_SPATIAL_RANK:
+        raise Unconverted(Reason.WEIGHTS_RANK, rank=rank, expected=f"3 to {2 + _MOST_SPATIAL_RANK}")
 
 
 def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
@@ -132,9 +129,9 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     """
     if reason := given_by_caller(node):
         raise reason
-    axes, kernel = weights.axes, list(weights.codes.shape[2:])
-    strides, dilations = (_integers(node, name, [1] * axes) for name in ("strides", "dilations"))
-    pads = _integers(node, "pads", [0] * 2 * axes)
+    rank, kernel = weights.spatial_rank, list(weights.codes.shape[2:])
+    strides, dilations = (_integers(node, name, [1] * rank) for name in ("strides", "dilations"))
+    pads = _integers(node, "pads", [0] * 2 * rank)
     if _integers(node, "kernel_shape", kernel) != kernel:
         raise Unconverted(Reason.CONV_KERNEL_SHAPE)
     group = node.attributes["group"].value if "group" in node.attributes else 1
@@ -149,8 +146,8 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     if is_same and any(step > length + 2 for step, length in zip(strides, kernel, strict=True)):
         raise Unconverted(Reason.CONV_STRIDES_WITH_AUTO_PAD)
     if auto_pad != "NOTSET":
-        pads = [0] * 2 * axes
-    table = np.array([kernel, strides, dilations, pads[:axes], pads[axes:]], np.int64)
+        pads = [0] * 2 * rank
+    table = np.array([kernel, strides, dilations, pads[:rank], pads[rank:]], np.int64)
     if table.max() >= 2**31:
         raise Unconverted(Reason.CONV_INT32)
     return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
@@ -183,50 +180,3 @@ def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:
     if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
         raise Unconverted(Reason.CONV_INTEGERS, name=name, length=len(default))
     return numbers
-
-
-def replace_convolution(
-    tail: Tail,
-    codes: ir.Value,
-    zero_point: ir.Value,
-    weights: Weights,
-    geometry: Geometry,
-    context: Context,
-    edit: Edit,
-) -> None:
-    """Puts QuantizedConv in place of a convolution and of everything up to the end of its tail.
-
-    Args:
-        tail: What follows the sums.
-        codes: The codes of the activation, uint8 or int8, [N, C, D1, ..., Dr].
-        zero_point: Their zero point, one number of the same type.
-        weights: The weights, which :meth:`Weights.check` has accepted. Their scales are those of the tail.
-        geometry: The geometry.
-        context: The context of the convolution.
-        edit: The edit of the convolution.
-    """
-
-    def initializer(elements: npt.NDArray[Any]) -> ir.Value:
-        return context.shared(SharedInitializers).of(elements, edit.node, edit)
-
-    packed, quad_axis = pack_conv(weights.codes)
-    scale, channel_scale, bias = tail.operands(weights.channels, context, edit)
-    main = call(
-        "QuantizedConv",
-        [
-            codes,
-            scale,
-            zero_point,
-            initializer(packed),
-            initializer(weights.zero_point),
-            channel_scale,
-            initializer(weights.sums),
-            bias,
-            initializer(geometry.table),
-        ],
-        group=geometry.group,
-        auto_pad=int(geometry.auto_pad),
-        quad_axis=int(quad_axis),
-        scale_order=int(tail.scale_order),
-    )
-    edit.replace(tail.last, edit.insert_main(main, before=tail.node))

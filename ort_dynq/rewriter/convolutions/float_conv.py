@@ -11,29 +11,39 @@ to float16 after it is dequantized. ConvTranspose stays float.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ...operators.encodings import ScaleOrder
 from ..analysis.folding import evaluate
 from ..analysis.values import has_one_element
 from ..edit import Edit
-from ..metadata import ACTIVATION
-from ..products.activations import Activations, dequantizer_of, has_one_scale
+from ..products.activation import Activation, activation_of, dequantizer_of, has_one_scale, rounded_dequantizer_of
+from ..products.codes import ActivationCodes
 from ..products.grid import Grid
-from ..products.roundings import note_roundings, rounded_dequantizer_of, with_float32_scale
+from ..products.provenance import note_activation, note_roundings
 from ..products.tail import Tail
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .convolution import Weights, geometry_of_floats, grid_of_channels, replace_convolution, weights_of
+from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, weights_of
+from .quantized_conv import build_quantized_conv
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _Match:
+    activation: Activation
+    grid: Grid  # the weights as a matrix, [C / group * k1 * ... * kr, M]
+    weights: Weights
+    geometry: Geometry
+    tail: Tail
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     a, w, bias = [*node.inputs, None, None, None][:3]
-    rounded = rounded_dequantizer_of(a)
-    source = None if a is None else rounded or dequantizer_of(a)
+    source = None if a is None else rounded_dequantizer_of(a) or dequantizer_of(a)
     if a is None or w is None or source is None:
         return None
     if node.op_type == "ConvTranspose":
@@ -43,26 +53,22 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if not has_one_scale(source) or not _has_one_zero_point(source):
         raise Unconverted(Reason.ACTIVATION_ONE_SCALE)
     weights, grid = _weights(w, context)
-    facts, channels = context.facts, weights.channels
     geometry = geometry_of_floats(node, bias, weights)
-    edit = context.edit("QuantizedConv", node)
-    activation = context.shared(Activations).of(a, source, 1, context, edit)
-    if rounded is not None:
-        activation = with_float32_scale(activation, facts, edit)
-    # The channel scales come first: the product of two scales may be too small for float32.
-    tail = Tail(node, node.outputs[0], activation.scale, grid.scale, ScaleOrder.COLUMN_FIRST, bias)
-    if activation.scale is None and bias is None:  # the codes are multiplied without their scale, which follows
-        tail.take_scales(a, channels, facts)
-    if bias is None:
-        tail.take_bias(channels, facts)
-    replace_convolution(tail, activation.codes, activation.zero_point, weights, geometry, context, edit)
-    if a.name is not None:
-        edit.metadata[ACTIVATION] = a.name
-    note_roundings(edit, grid, of_activation=rounded is not None)
-    return edit
+    activation = activation_of(a, source)
+    tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
+    if not activation.is_scaled and bias is None:  # a scale may follow
+        tail = tail.past_scales(a, context.facts)
+    return _Match(activation, grid, weights, geometry, tail if bias is not None else tail.past_bias(context.facts))
 
 
-RULE = Rule("float convolution", 13, _apply)
+def _build(match: _Match, edit: Edit) -> None:
+    codes = edit.shared(ActivationCodes).of(match.activation, edit)
+    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
+    note_activation(edit, match.activation.value)
+    note_roundings(edit, match.activation, match.grid)
+
+
+RULE = Rule("float convolution", 13, _match, _build)
 
 
 def _has_one_zero_point(source: ir.Node) -> bool:

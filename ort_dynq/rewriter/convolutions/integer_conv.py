@@ -11,6 +11,8 @@ holds every sum. The codes stay as they are: those of one DynamicQuantizeLinear 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
@@ -18,36 +20,78 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.types import check_type
 from ..analysis.values import CODE_TYPES
 from ..edit import Edit
-from ..products.integer_product import converted, is_static, weights_of
-from ..products.tail import tail_of
+from ..products.codes import Codes
+from ..products.integer_product import (
+    UnsignedProduct,
+    build_unsigned_product,
+    is_static,
+    unsigned_product_of,
+    weights_of,
+)
+from ..products.tail import Tail, tail_of
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .convolution import Weights, check_rank, geometry_of, replace_convolution
+from .convolution import Geometry, Weights, check_rank, geometry_of
+from .quantized_conv import build_quantized_conv
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class Match:
+    """A convolution that becomes QuantizedConv.
+
+    Attributes:
+        codes: The codes of the activation, uint8 or int8.
+        zero_point: Their zero point, one number of the same type; None for 0.
+        weights: The weights.
+        geometry: The geometry.
+        tail: What follows the sums.
+    """
+
+    codes: ir.Value
+    zero_point: ir.Value | None
+    weights: Weights
+    geometry: Geometry
+    tail: Tail
+
+
+def _match(node: ir.Node, context: Context) -> Match | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "ConvInteger":
         return None
     codes, weights = node.inputs[:2]
     if codes is None or weights is None or is_static(codes, context.facts):
         return None
-    return converted(node, context, _as_one_operator)
+    try:
+        return _match_convolution(node, codes, context)
+    except Unconverted:
+        if (unsigned := unsigned_product_of(node, context.facts)) is None:
+            raise
+        return unsigned
 
 
-RULE = Rule("integer convolution", 13, _apply, reports_opset=True)
+def _build(match: Match | UnsignedProduct, edit: Edit) -> None:
+    if isinstance(match, UnsignedProduct):
+        build_unsigned_product(match, edit)
+        return
+    zero_point = match.zero_point
+    if zero_point is None:
+        assert match.codes.dtype is not None
+        zero_point = edit.add_constant(np.zeros((), match.codes.dtype.numpy()), before=edit.node)
+    codes = Codes(match.codes, None, zero_point)
+    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
 
 
-def _as_one_operator(node: ir.Node, context: Context) -> Edit:
-    """Returns the edit that puts QuantizedConv in place of a convolution and its tail.
+RULE: Rule[Match | UnsignedProduct] = Rule("integer convolution", 13, _match, _build, reports_opset=True)
+
+
+def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> Match:
+    """Recognizes a convolution with known weights and a tail.
 
     Raises:
         Unconverted: The weights or zero points are not known, int32 may not hold the sums, or QuantizedConv does not
             have the rank, an attribute or the tail of the convolution.
     """
-    codes, zero_point = [*node.inputs, None][:3:2]
-    assert codes is not None
+    zero_point = [*node.inputs, None][2]
     check_type("the codes", codes, CODE_TYPES)
-    assert codes.dtype is not None
     if zero_point is not None and zero_point.shape is not None and any(dim != 1 for dim in zero_point.shape):
         raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     elements, zeros = weights_of(node, context.facts)
@@ -59,8 +103,4 @@ def _as_one_operator(node: ir.Node, context: Context) -> Edit:
     tail = tail_of(node, codes, weights.channels, context.facts)
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_CHANNEL)
-    edit = context.edit("QuantizedConv", node)
-    if zero_point is None:
-        zero_point = edit.add_constant(np.zeros((), codes.dtype.numpy()), before=node)
-    replace_convolution(tail, codes, zero_point, weights, geometry, context, edit)
-    return edit
+    return Match(codes, zero_point, weights, geometry, tail)

@@ -28,7 +28,7 @@ from ..chains.quantize_linear import build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
-from .activations import dequantizer_of
+from .activation import dequantizer_of
 
 _MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 

@@ -15,7 +15,7 @@ ones, too, unless they are known to be small.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,51 +30,77 @@ from ..analysis.values import constant_scalar, has_one_element, producer_of, ski
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from .channels import Channels
+from .codes import Codes
 from .grid import Grid, grid_of_integers
-from .integer_product import converted, grid_of_weights, is_static, wide_codes_of
-from .tail import Channels, check_length, tail_of
+from .integer_product import UnsignedProduct, build_unsigned_product, grid_of_weights, is_static, unsigned_product_of
+from .quantized_matmul import build_quantized_matmul
+from .tail import Tail, check_length, tail_of
 from .unsigned_codes import UnsignedCodes
+from .wide_codes import wide_codes_of
 
 
-class _Factors(NamedTuple):
-    """What a product multiplies: (codes - zero_point) @ weights.
+@dataclass(frozen=True)
+class _Match:
+    """A product (codes - zero_point) @ weights that becomes QuantizedMatMul.
 
     Attributes:
-        integers: The left factor: the codes, or wider integers that contain them.
-        codes: uint8 or int8 codes of the same shape; or `integers`, if nothing else has their shape.
+        factor: The left factor: the codes, or wider integers that contain them.
         is_signed: Whether the codes are int8.
-        zero_point: Of the type of the codes, or a constant; None if there is none.
+        zero_point: A uint8 number, or a value of the type of the codes.
         grid: The weights.
+        tail: What follows the sums.
     """
 
-    integers: ir.Value
-    codes: ir.Value
+    factor: ir.Value
     is_signed: bool
-    zero_point: ir.Value | None
+    zero_point: int | ir.Value
     grid: Grid
+    tail: Tail
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "MatMulInteger"):
         return None
     codes, weights = node.inputs[:2]
     if codes is None or weights is None or context.facts.is_constant(codes):
         return None
     if node.op_type == "MatMul":
-        wide = wide_codes_of(codes)
-        if wide is None:
-            return None
-        grid = _grid_of_integers(weights, context.facts)
-        is_signed = wide.codes.dtype == ir.DataType.INT8
-        return _as_one_operator(node, _Factors(codes, wide.shape, is_signed, wide.zero_point, grid), context)
+        return _match_wide(node, codes, weights, context.facts)
     if is_static(codes, context.facts) or _is_fused_by_onnxruntime(codes):
         return None
-    if codes.dtype != ir.DataType.INT8 and tail_of(node, codes, _columns(codes, weights), context.facts) is None:
+    tail = tail_of(node, codes, _columns(codes, weights), context.facts)
+    if codes.dtype != ir.DataType.INT8 and tail is None:
         return None
-    return converted(node, context, _of_codes)
+    try:
+        if tail is None:
+            raise Unconverted(Reason.SUMS_NOT_CONVERTED)
+        is_signed, zero_point = codes.dtype == ir.DataType.INT8, [*node.inputs, None][2]
+        return _match_product(codes, is_signed, zero_point, grid_of_weights(node, context.facts), tail)
+    except Unconverted:
+        if (unsigned := unsigned_product_of(node, context.facts)) is None:
+            raise
+        return unsigned
 
 
-RULE = Rule("integer matrix product", 13, _apply)
+def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
+    if isinstance(match, UnsignedProduct):
+        build_unsigned_product(match, edit)
+        return
+    unsigned, zero_point = edit.shared(UnsignedCodes), match.zero_point
+    if not isinstance(zero_point, ir.Value):
+        zero_point = edit.add_constant(np.uint8(zero_point), before=edit.node)
+    elif match.is_signed:
+        zero_point = unsigned.shifted(zero_point, edit)
+    codes = match.factor
+    if match.tail.product.op_type == "MatMul":
+        codes = unsigned.of_wide(codes, edit)
+    elif match.is_signed:
+        codes = unsigned.shifted(codes, edit)
+    build_quantized_matmul(match.tail, Codes(codes, None, zero_point), match.grid, edit)
+
+
+RULE: Rule[_Match | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
 
 
 def _is_fused_by_onnxruntime(codes: ir.Value) -> bool:
@@ -89,38 +115,33 @@ def _columns(codes: ir.Value, weights: ir.Value) -> Channels:
     return Channels(size, rank=1 if codes.shape is None else len(codes.shape))
 
 
-def _of_codes(node: ir.Node, context: Context) -> Edit:
-    """Returns the edit that puts QuantizedMatMul in place of a MatMulInteger and its tail.
+def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
+    """Recognizes a MatMul of int32 or int64 integers, which contain codes.
 
     Raises:
-        Unconverted: See :func:`_as_one_operator`.
+        Unconverted: It has codes, but does not become QuantizedMatMul.
     """
-    codes, weights, zero_point = [*node.inputs, None][:3]
-    assert codes is not None
-    assert weights is not None
-    if tail_of(node, codes, _columns(codes, weights), context.facts) is None:
-        raise Unconverted(Reason.SUMS_NOT_CONVERTED)
-    is_signed = codes.dtype == ir.DataType.INT8
-    return _as_one_operator(
-        node, _Factors(codes, codes, is_signed, zero_point, grid_of_weights(node, context.facts)), context
-    )
-
-
-def _as_one_operator(node: ir.Node, factors: _Factors, context: Context) -> Edit:
-    """Returns the edit that puts QuantizedMatMul in place of a product and its tail.
-
-    Raises:
-        Unconverted: The weights or zero points are not known, or int32 may not hold the sums.
-    """
-    integers, codes, is_signed, zero_point, grid = factors
-    channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
-    tail = tail_of(node, codes, channels, context.facts)
+    wide = wide_codes_of(factor)
+    if wide is None:
+        return None
+    grid = _grid_of_integers(weights, facts)
+    channels = Channels(grid.codes.shape[1], rank=1 if wide.shape.shape is None else len(wide.shape.shape))
+    tail = tail_of(node, wide.shape, channels, facts)
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_CONVERTED)
+    return _match_product(factor, wide.codes.dtype == ir.DataType.INT8, wide.zero_point, grid, tail)
+
+
+def _match_product(factor: ir.Value, is_signed: bool, zero_point: ir.Value | None, grid: Grid, tail: Tail) -> _Match:
+    """Recognizes a product with known weights and a tail.
+
+    Raises:
+        Unconverted: int32 may not hold the sums, or the zero points are not known to belong to the rows or to be codes.
+    """
     check_length(grid)
     number = 0 if zero_point is None else constant_scalar(zero_point)
     is_one = number is not None or zero_point is None or has_one_element(zero_point)
-    if node.op_type == "MatMulInteger" and zero_point is not None and zero_point.shape is None:
+    if tail.product.op_type == "MatMulInteger" and zero_point is not None and zero_point.shape is None:
         is_one = True  # it takes no other
     if not is_one and (tail.row is None or tail.is_row_moved or not _have_same_shape(zero_point, tail.row)):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
@@ -128,21 +149,12 @@ def _as_one_operator(node: ir.Node, factors: _Factors, context: Context) -> Edit
         number = _zero_point_of(tail.subtracted, number, grid)
         if number is None:
             raise Unconverted(Reason.SUBTRACTED_NUMBERS)
-    if number is not None and not 0 <= number + 128 * is_signed <= 255:
-        raise Unconverted(Reason.SUBTRACTED_NUMBERS)
-    edit = context.edit("QuantizedMatMul", node)
-    unsigned = context.shared(UnsignedCodes)
-    if number is not None:
-        zero_point = edit.add_constant(np.uint8(number + 128 * is_signed), before=node)
-    else:
+    if number is None:
         assert zero_point is not None
-        zero_point = unsigned.shifted(zero_point, edit) if is_signed else zero_point
-    if node.op_type == "MatMul":
-        codes = unsigned.of_wide(integers, edit)
-    elif is_signed:
-        codes = unsigned.shifted(codes, edit)
-    tail.replace(codes, zero_point, grid, channels, context, edit)
-    return edit
+        return _Match(factor, is_signed, zero_point, grid, tail)
+    if not 0 <= number + 128 * is_signed <= 255:
+        raise Unconverted(Reason.SUBTRACTED_NUMBERS)
+    return _Match(factor, is_signed, int(number) + 128 * is_signed, grid, tail)
 
 
 def _have_same_shape(zero_point: ir.Value | None, scale: ir.Value) -> bool:

@@ -1,0 +1,32 @@
+"""Notes where an integer product comes from: the float activation, and roundings to float16 that it does not have.
+
+A float16 model rounds dequantized activations and weights. An integer product has their codes and scales, without these
+roundings. Verification reads the metadata.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..edit import Edit
+from ..metadata import ACTIVATION, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from .activation import Activation
+from .grid import Grid
+
+
+def note_activation(edit: Edit, value: ir.Value) -> None:
+    """Notes the float activation that the product of an edit multiplied."""
+    if value.name is not None:
+        edit.metadata[ACTIVATION] = value.name
+
+
+def note_roundings(edit: Edit, activation: Activation, grid: Grid) -> None:
+    """Notes which roundings of the model the product of an edit does not have."""
+    notes = []
+    if activation.is_rounded:
+        edit.metadata[ROUNDED_ACTIVATION] = "1"
+        notes.append("the activation is that before the model rounds it to float16")
+    if grid.is_rounded:
+        edit.metadata[ROUNDED_WEIGHTS] = "1"
+        notes.append("the weights are multiples of their scales before the model rounds them to float16")
+    edit.note = "; ".join(notes)

@@ -1,0 +1,71 @@
+"""Builds QuantizedMatMul from codes, weights and the tail of a product."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...operators.packing import pack
+from ..edit import Edit, call
+from ..shared_initializers import SharedInitializers
+from .codes import Codes
+from .grid import Grid
+from .tail import Tail
+from .unsigned_codes import UnsignedCodes
+
+
+def build_quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit) -> None:
+    """Puts QuantizedMatMul in place of a matrix product and of everything up to the end of its tail.
+
+    Args:
+        tail: What follows the sums.
+        codes: The codes of the activation, uint8.
+        grid: The weights. Their scales are those of the tail.
+        edit: The edit of the product.
+    """
+    shared = edit.shared(SharedInitializers)
+    row, column, bias = scales_and_bias(tail, codes, edit)
+    weights, zero_points, sums = (
+        shared.of(each, edit.node, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point, grid.sums)
+    )
+    main = call(
+        "QuantizedMatMul",
+        [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
+        bits=grid.bits,
+        group_size=grid.group_size,
+        scale_order=int(tail.scale_order),
+    )
+    before = tail.last_node
+    result = edit.insert_main(main, before=before)
+    for move in tail.moves:
+        moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
+        result = edit.insert(moved, before=before, origin=move)
+    edit.replace(tail.last, result)
+
+
+def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Returns the scale of the rows, the scales of the columns and the bias.
+
+    Args:
+        tail: What follows the sums.
+        codes: The codes of the activation. If they have no scale, the tail may have one.
+        edit: The edit of the product.
+
+    Returns:
+        float32: one for each row, or for each of its groups, or one for all; [groups or 1, N], or [N] for a
+        convolution; [N].
+    """
+    size, product, shared = tail.channels.size, edit.node, edit.shared(SharedInitializers)
+    bias = np.full(size, -0.0, np.float32) if tail.bias is None else tail.bias  # -0 + x is x for every x; 0 + -0 is not
+    row = tail.row if codes.scale is None else codes.scale
+    row = edit.add_constant(np.float32(1), before=product) if row is None else edit.shared(UnsignedCodes).scale_of(row)
+    if tail.is_row_moved:
+        shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
+        row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)
+    column = np.ones(size, np.float32) if tail.column is None else tail.column
+    column = column.reshape(size) if tail.channels.spatial_rank else column.reshape(-1, size)
+    return (
+        row,
+        shared.of(column, product, edit),
+        bias if isinstance(bias, ir.Value) else shared.of(bias, product, edit),
+    )

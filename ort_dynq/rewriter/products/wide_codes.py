@@ -1,0 +1,77 @@
+"""Recognizes 8-bit codes in int32 or int64 integers, which exporters multiply by a MatMul of integers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from ..analysis.shapes import is_shape_of_rows
+from ..analysis.values import (
+    CODE_TYPES,
+    WIDE_TYPES,
+    cast_to,
+    constant_scalar,
+    has_one_element,
+    producer_of,
+    skip_identity,
+)
+from ..reasons import Reason, Unconverted
+from .unsigned_codes import MOVES
+
+
+class WideCodes(NamedTuple):
+    """8-bit codes in int32 or int64 integers, minus a zero point or not.
+
+    Attributes:
+        codes: The codes, uint8 or int8.
+        zero_point: What is subtracted from them, of the same type, or a constant; None if nothing is.
+        shape: A value of the shape of the integers.
+    """
+
+    codes: ir.Value
+    zero_point: ir.Value | None
+    shape: ir.Value
+
+
+def wide_codes_of(value: ir.Value) -> WideCodes | None:
+    """Returns the codes that integers of another type are a Cast of; None if they are not.
+
+    A zero point may be subtracted after the Cast; Reshape, Transpose and the like may precede and follow both.
+
+    Raises:
+        Unconverted: The zero point is not known to be one number for all codes, or one for each row.
+    """
+    if value.dtype not in WIDE_TYPES:
+        return None
+    at, zero_point, is_moved = skip_identity(value), None, False
+    while (node := producer_of(at, *MOVES)) is not None and node.inputs[0] is not None:
+        at, is_moved = skip_identity(node.inputs[0]), True
+    if (sub := producer_of(at, "Sub")) is not None and sub.inputs[0] is not None:
+        at, zero_point = sub.inputs[0], sub.inputs[1]
+    codes = _narrow(at)
+    if codes is None:
+        return None
+    if zero_point is not None:
+        number = constant_scalar(zero_point)
+        narrow = zero_point if number is not None else _narrow(zero_point)
+        if narrow is None or (number is None and narrow.dtype != codes.dtype):
+            raise Unconverted(Reason.ZERO_POINT_TYPE)
+        if not is_shape_of_rows(narrow, codes):
+            raise Unconverted(Reason.ZERO_POINT_OF_ROWS)
+        if is_moved and number is None and not has_one_element(narrow):
+            raise Unconverted(Reason.CODES_RESHAPED)
+        zero_point = narrow
+    return WideCodes(codes, zero_point, value if is_moved else codes)
+
+
+def _narrow(value: ir.Value) -> ir.Value | None:
+    """Returns the 8-bit integers that wider ones are a Cast of, or None; float32 may be between them."""
+    value = skip_identity(value)
+    while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
+        if cast_to(cast) not in (*WIDE_TYPES, ir.DataType.FLOAT):
+            return None
+        value = skip_identity(cast.inputs[0])
+        if value.dtype in CODE_TYPES:
+            return value
+    return None
