@@ -16,7 +16,7 @@ from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, named
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
-from ..rewriter.convolutions import activation as conv_activation
+from ..rewriter.convolutions import activation_function
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.reasons import Reason, Unconverted
@@ -101,7 +101,7 @@ def quantize_layers(
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
         _check_opset(quantized)
-        report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, conv_activation.RULE)))
+        report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, activation_function.RULE)))
     names = {rule.name for rule in rules}
     report.findings = [finding for finding in report.findings if finding.rule in names]
     if all(finding.unconverted and finding.unconverted.reason == Reason.TWO_ACTIVATIONS for finding in report.findings):
