@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-import pytest
 from rewriting import FOLDERS, MODELS
 
 from ort_dynq import rewriter
 from ort_dynq.graphs import bodies, graphs, values_of, with_subgraphs
+from ort_dynq.rewriter.chains import truncation
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.reasons import Unconverted
 from ort_dynq.rewriter.rule import Context, Rule
@@ -77,11 +77,10 @@ def meets_every_node(model: ir.Model, concerned: set[str]) -> Rule[None]:
     return Rule("every", 0, match)
 
 
-@pytest.mark.xfail(reason="rules of products build while they match", strict=True)
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of every model, before and after each phase."""
     concerned: set[str] = set()
     for name in FOLDERS:
         model = load(MODELS / name / "model.onnx")
         convert(model, [each for phase in (*PHASES, ()) for each in ([meets_every_node(model, concerned)], phase)])
-    assert concerned == {rule.name for rule in RULES}
+    assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes

@@ -16,7 +16,10 @@ another order. Weights that are too large to fold, and those of an exact rewrite
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -24,7 +27,7 @@ from ..analysis.folding import evaluate
 from ..analysis.inference import Facts
 from ..analysis.types import check_type
 from ..analysis.values import CODE_TYPES, Use, given_by_caller, producer_of
-from ..chains.quantize_linear import build_linear, dequantize_linear, inputs_of
+from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
@@ -33,14 +36,28 @@ from .activation import dequantizer_of
 _MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 
 
-class _Folded:
-    """How many bytes of weights have been folded in one model."""
+class _FoldedBytes:
+    """The number of bytes of weights that have been folded in one model."""
 
     def __init__(self, facts: Facts) -> None:
-        self.bytes = 0
+        self.count = 0
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _Folded:
+    """Weights of products, folded.
+
+    Attributes:
+        weights: Each form of the weights (the output of the DequantizeLinear, or of a Transpose), its elements, and the
+            products that use it.
+        size: The number of bytes that they take at most.
+    """
+
+    weights: tuple[tuple[ir.Value, npt.NDArray[Any], list[Use]], ...]
+    size: int
+
+
+def _match(node: ir.Node, context: Context) -> _Folded | LinearNode | None:
     if producer_of(node.outputs[0], "DequantizeLinear") is not node:
         return None
     if not all(map(context.facts.is_constant, node.inputs)):
@@ -50,17 +67,29 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
         return None
     if reason := given_by_caller(node):
         raise reason
-    if not context.exact and (edit := _fold(node, products, context)) is not None:
-        return edit
+    if not context.exact and (folded := _fold(products, context)) is not None:
+        return folded
     codes, scale, _ = inputs_of(node)
     check_type("the codes", codes, CODE_TYPES)
     check_type("the scale", scale, (ir.DataType.FLOAT,))
-    match, edit = dequantize_linear(node), context.edit("", node)
-    build_linear(match, edit)
-    return edit
+    return dequantize_linear(node)
 
 
-RULE = Rule("weights of a float product", 10, _apply)
+def _build(match: _Folded | LinearNode, edit: Edit) -> None:
+    if isinstance(match, LinearNode):
+        build_linear(match, edit)
+        return
+    edit.operator = "Constant"
+    edit.shared(_FoldedBytes).count += match.size
+    for weights, elements, uses in match.weights:
+        producer = weights.producer()
+        assert producer is not None
+        value = edit.add_initializer(elements, near=producer)
+        for use in uses:
+            edit.replace_input(use.node, use.idx, value)
+
+
+RULE: Rule[_Folded | LinearNode] = Rule("weights of a float product", 10, _match, _build)
 
 
 def _forms(dq: ir.Node) -> list[ir.Value]:
@@ -83,22 +112,17 @@ def _products(weights: ir.Value) -> list[Use]:
     return found
 
 
-def _fold(dq: ir.Node, products: dict[ir.Value, list[Use]], context: Context) -> Edit | None:
-    """Returns the edit that folds the weights of products; None if they are too large or not known."""
-    folded = context.shared(_Folded)
-    size = 0
-    for weights in products:
-        shape = weights.shape
+def _fold(products: dict[ir.Value, list[Use]], context: Context) -> _Folded | None:
+    """Returns the folded weights of products; None if they are too large or not known."""
+    size, weights = 0, []
+    for value in products:
+        shape = value.shape
         size += math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else _MOST_BYTES
-    if folded.bytes + size > _MOST_BYTES:
+    if context.shared(_FoldedBytes).count + size > _MOST_BYTES:
         return None
-    edit = context.edit("Constant", dq)
-    for weights, uses in products.items():
-        elements, producer = evaluate(weights, context.facts), weights.producer()
-        if elements is None or producer is None:
+    for value, uses in products.items():
+        elements = evaluate(value, context.facts)
+        if elements is None:
             return None
-        value = edit.add_initializer(elements, near=producer)
-        for use in uses:
-            edit.replace_input(use.node, use.idx, value)
-    folded.bytes += size
-    return edit
+        weights.append((value, elements, uses))
+    return _Folded(tuple(weights), size)
