@@ -13,7 +13,7 @@ struct P : Vector512, ProductX86 {
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
-  static void store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+  static void store(void* p, I a) { _mm512_storeu_si512(p, a); }
   using Mask = __mmask16;
   static Mask first(int64_t n) { return static_cast<Mask>(n >= kLanes ? 0xffff : n > 0 ? (1u << n) - 1 : 0); }
   static F load_part(const float* p, Mask mask) { return _mm512_maskz_loadu_ps(mask, p); }

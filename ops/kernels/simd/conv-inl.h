@@ -1,12 +1,48 @@
-// convolutions: codes of positions times packed weights of output channels to floats, written once for any type `C` of
-// convolutions. A vector has the sums of C::kLanes adjacent positions and one channel, so that a channel of the output
-// is written in order. C::dot adds the products of quads of positions and the quad of a channel, which C::codes_of<>
-// and C::weights_of<> prepare for each step (C::kSteps, as in product-inl.h). C::overlapping_quads<>() are those of
-// positions that are 1 or 2 codes apart. C::kConvSums sums, of C::kConvChannels channels and C::kConvRows vectors or
-// fewer, fit the registers. If C::kSignedCodes, C::dot takes codes - 128: the sums lack 128 times the sum of the
-// weights.
+// Convolutions: codes of positions times packed weights of output channels, to floats, written once for any type C of
+// convolutions. A vector has the sums of kLanes adjacent positions and one channel, so a channel of the output is
+// written in order.
 
 #include "kernels/simd/product-inl.h"
+
+// The members of C. Nothing uses this struct, but the compiler checks that every member exists with its type.
+struct ConvMembers {
+  using F = C::F;  // kLanes floats
+  using I = C::I;  // kLanes int32, or quads of codes
+  using Quad = C::Quad;
+  using Mask = C::Mask;
+  static constexpr int64_t kLanes = C::kLanes;
+  // The channels and the vectors of positions of a tile, at most: kConvSums sums fit the registers.
+  static constexpr int kConvChannels = C::kConvChannels, kConvRows = C::kConvRows, kConvSums = C::kConvSums;
+  static constexpr int kSteps = C::kSteps;  // calls of dot for the products of a quad: 1 or 2
+  // dot takes codes - 128: the sums lack 128 times the sum of the weights (sum_weights).
+  static constexpr bool kSignedCodes = C::kSignedCodes;
+
+  F (*set1_float)(float) = C::set1;
+  I (*set1_int)(int32_t) = C::set1;
+  I (*load)(const void*) = C::load;
+  void (*store_floats)(float*, F) = C::store;
+  void (*store_ints)(void*, I) = C::store;
+  Mask (*first)(int64_t n) = C::first;  // the first n lanes, for any n
+  void (*store_first)(float*, F, Mask) = C::store_part;
+
+  F (*add)(F, F) = C::add;
+  F (*mul)(F, F) = C::mul;
+  F (*min)(F, F) = C::min;  // the second argument if either is NaN, or if both are zeros
+  F (*max)(F, F) = C::max;  // likewise
+  I (*sub_ints)(I, I) = C::sub;
+  I (*mul_ints)(I, I) = C::mul;
+  F (*to_float)(I) = C::to_float;
+
+  Quad (*quad)(const uint8_t* weights) = C::quad;  // for all lanes
+  Quad (*weights_of)(Quad) = C::weights_of<0>;     // as dot takes them in a step
+  I (*codes_of)(I) = C::codes_of<0>;               // likewise
+  I (*dot)(I sums, I codes, Quad weights) = C::dot;
+  I (*quads_1)(const uint8_t*) = C::overlapping_quads<1>;  // of positions that are 1 code apart
+  I (*quads_2)(const uint8_t*) = C::overlapping_quads<2>;
+  // Interleaves 16, 8 or 4 codes of each row, from code i on.
+  void (*store_quads)(const uint8_t* const (&rows)[kQuad], int64_t i, uint8_t flip, uint8_t* to) = C::store_quads<16>;
+  // Also sum_weights if kSignedCodes.
+};
 
 constexpr int kMostConvVectors = C::kConvRows;
 constexpr int conv_vectors(int channels) {
@@ -14,8 +50,8 @@ constexpr int conv_vectors(int channels) {
 }
 static_assert(kMostConvVectors * C::kLanes <= kConvSlack, "kernels read whole vectors");
 
-// How vectors of positions follow each other: kBytes is ConvBlock::position_bytes. They are adjacent, or each is of
-// another row.
+// Where the vectors of positions of a tile are: adjacent in a row, or each in another row. kBytes is
+// ConvInput::position_bytes.
 template <int kBytes_, bool kByRows_>
 struct ConvForm {
   static constexpr int kBytes = kBytes_;
@@ -36,7 +72,7 @@ struct ConvTask : ConvBlock {
   int32_t weight_sums[kBlockColumns];
 };
 
-// `Type` is C; only a template may name a function that C lacks.
+// `Type` is C: only a template may call a function that C does not have.
 template <class Type = C>
 inline void sum_weights(const ConvBlock& block, const int8_t* weights, int64_t step, int64_t channels, int32_t* sums) {
   if constexpr (Type::kSignedCodes) Type::sum_weights(weights, step, block.input.quads, channels, sums);
@@ -55,8 +91,8 @@ inline void conv_step(const uint8_t* codes, int64_t step, const typename C::Quad
   }
 }
 
-// Adds the products of all quads, whose weights are `weights_step` bytes apart: kChannels channels, kCount vectors from
-// `position` of the image on.
+// Adds the products of all quads, whose weights are `weights_step` bytes apart, for kChannels channels and kCount
+// vectors from `position` of the image on.
 template <class Form, int kChannels, int kCount, class Sums>
 inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t weights_step, int64_t position,
                           Sums& sums) {
@@ -72,8 +108,8 @@ inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t
   }
 }
 
-// The products of one channel whose kernel has kKernelRows rows: each quad of the image is loaded once, for all vectors
-// that multiply it.
+// The products of one channel whose kernel has kKernelRows rows: each quad of the image is loaded once for all kernel
+// rows that read it.
 template <class Form, int kStep, int kKernelRows, int kCount>
 inline void conv_row_step(const ConvBlock& block, const int8_t* weights, const uint8_t* codes,
                           typename C::I (&sums)[1][kCount]) {
@@ -160,12 +196,12 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   }
 }
 
-// Channels from `first` to `last`, kChannels at once. Each function takes some vectors of positions, whose codes stay
-// in the first-level cache for all channels.
+// Channels from `first` to `last`, kChannels at once. The codes of a tile's positions stay in the first-level cache for
+// all channels.
 template <class Form, int kChannels>
 void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
   constexpr int kMost = conv_vectors(kChannels), kHalf = (kMost + 1) / 2;
-  // One vector alone takes as long as two, which wait less for the sums before: 2 and 2 instead of 3 and 1.
+  // One vector takes as long as two, whose sums are independent: 2 and 2 are faster than 3 and 1.
   const auto next = [](int64_t vectors) {
     return vectors == kMost || vectors >= kMost + kHalf ? kMost : vectors >= kHalf ? kHalf : 1;
   };
@@ -178,7 +214,8 @@ void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
   if constexpr (Form::kByRows) {
     for (int64_t row = 0; row < block.rows;) {
       int count = next(block.rows - row);
-      if (count < kHalf && block.rows >= kHalf) {  // the last rows once more, with those before: rows share codes
+      if (count < kHalf &&
+          block.rows >= kHalf) {  // recompute rows together with the last ones: they share loaded codes
         count = kHalf;
         row = block.rows - kHalf;
       }
@@ -202,7 +239,7 @@ void conv_remaining_channels(const ConvTask& block, int64_t channel) {
   if constexpr (kChannels > 1) conv_remaining_channels<Form, kChannels / 2>(block, last);
 }
 
-// Rows are for a few channels of each group, so that one channel at once does.
+// Overlapping quads are for groups of few output channels: one channel at once is enough.
 inline void conv(const ConvBlock& given) {
   ConvTask block = {given, {}};
   sum_weights(given, given.weights.packed, kBlockBytes, given.channels, block.weight_sums);
@@ -237,7 +274,8 @@ inline void sum_conv_codes(const ConvBlock& block) {
                                        : sum_conv_codes_of<1>)(block);
 }
 
-// A vector that would exceed the end overlaps the one before; fewer than 4 codes of each row are copied.
+// The last vector overlaps the one before, so that it ends with the row. Rows of fewer than 4 codes are copied one by
+// one.
 template <int64_t kCodes = 16>
 void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
   if constexpr (kCodes >= kQuad) {

@@ -1,13 +1,51 @@
-// products: codes of rows times packed weights to floats, written once for any type `P` of products. A file of an
-// instruction set defines P and includes this file in its anonymous namespace.
-//
-// A P::I has P::kLanes int32, one for each of as many adjacent columns; a P::F as many floats. P::dot adds the products
-// of a quad, which is 4 adjacent k, from P::quad(codes) and P::weights_of<0>(weights). If P::kSteps is 2, it takes two
-// steps, for which P::weights_of<> makes two quads of one, and P::widen those of many codes. P::dot4 takes two quads.
-// If P::kUnsignedWeights, P::dot takes weights + 128 and P::dot4 4-bit weights with their zero points: the sums are too
-// large by the sum of the codes times 128 or the zero point.
-// P::kBlocks and P::kGroupBlocks are the blocks of 16 columns that are multiplied at once: kMostRows rows of their sums
-// fit the registers. kFewRows rows or fewer take two.
+// Matrix products: codes of rows times packed weights, to floats, written once for any type P of products. A file of an
+// instruction set defines P and includes this file in its anonymous namespace. A vector has the sums of kLanes adjacent
+// columns.
+
+// The members of P. Nothing uses this struct, but the compiler checks that every member exists with its type.
+struct ProductMembers {
+  using F = P::F;  // kLanes floats
+  using I = P::I;  // kLanes int32, or quads of bytes
+  using Quad = P::Quad;
+  using Mask = P::Mask;
+  static constexpr int64_t kLanes = P::kLanes;
+  // The blocks of 16 columns of a tile, with one group of k and with several: kMostRows rows of sums fit the registers.
+  // Up to kFewRows rows take two blocks.
+  static constexpr int kBlocks = P::kBlocks, kGroupBlocks = P::kGroupBlocks;
+  static constexpr int kSplit = P::kSplit;  // independent sums for up to kFewRows rows
+  static constexpr int kSteps = P::kSteps;  // calls of dot for the products of a quad: 1 or 2
+  // dot takes weights + 128, and dot4 takes 4-bit weights with their zero points: the sums are too large by the sum of
+  // the codes (sum_codes) times 128 or the zero point.
+  static constexpr bool kUnsignedWeights = P::kUnsignedWeights;
+
+  F (*set1_float)(float) = P::set1;
+  I (*set1_int)(int32_t) = P::set1;
+  F (*load_floats)(const float*) = P::load;
+  I (*load_quads)(const void*) = P::load;
+  void (*store)(float*, F) = P::store;
+  Mask (*first)(int64_t n) = P::first;  // the first n lanes, for any n
+  F (*load_first_floats)(const float*, Mask) = P::load_part;
+  I (*load_first_ints)(const int32_t*, Mask) = P::load_part;
+  void (*store_first)(float*, F, Mask) = P::store_part;
+  I (*load_zps)(const int8_t*, int64_t n) = P::load_zps;  // the first n
+
+  F (*add)(F, F) = P::add;
+  F (*mul)(F, F) = P::mul;
+  F (*fnmadd)(F a, F b, F c) = P::fnmadd;  // c - a * b, rounded once
+  I (*add_ints)(I, I) = P::add;
+  I (*sub_ints)(I, I) = P::sub;
+  I (*mul_ints)(I, I) = P::mul;
+  F (*to_float)(I) = P::to_float;
+
+  Quad (*quad)(const uint8_t* codes) = P::quad;  // for all lanes
+  I (*weights_of)(I) = P::weights_of<0>;         // as dot takes them in a step
+  I (*dot)(I sums, Quad codes, I weights) = P::dot;
+  // 4-bit weights of two quads, minus their zero points.
+  I (*zps4)(I) = P::zps4;
+  void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
+  I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
+  // Also widen if kSteps is 2, and sum_codes if kUnsignedWeights.
+};
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
@@ -19,8 +57,8 @@ inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder orde
                                : P::mul(P::mul(real, column_scale), row_scale);
 }
 
-// The first quads of kBlocks blocks, whose first columns are `gap` apart. Where fewer are left, the last one is taken
-// again: its sums are not used.
+// The first quads of kBlocks blocks, whose first columns are `gap` apart. If fewer blocks are left, the last one serves
+// again, and its sums are not used.
 template <int kBlocks>
 struct Weights {
   const int8_t* of[kBlocks];
@@ -58,7 +96,7 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
   }
 }
 
-// Adds the products of quads `from` to `to`. `Type` is P; only a template may name a widen() that P does not have.
+// Adds the products of quads `from` to `to`. `Type` is P: only a template may call a widen() that P does not have.
 template <int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
@@ -126,7 +164,8 @@ inline void dot_products_4bit(const uint8_t* codes, int64_t stride, const Weight
   for (; quad < to; quad += 2) dot_step_4bit<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
 }
 
-// If P::kUnsignedWeights: what makes sums too large. `Type` is P; only a template may name a function that P lacks.
+// If P::kUnsignedWeights: subtracts what makes the sums too large. `Type` is P: only a template may call a function
+// that P does not have.
 template <int kBits, int kRows, int kSums, class Type = P>
 inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t quads, const P::I (&zps)[kSums],
                                P::I (&sums)[kRows][kSums]) {
@@ -140,8 +179,9 @@ inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t qua
     }
 }
 
-// dst of `rows` rows of one block, from float(exact) of one group or from the sum of several. A scale that varies has
-// multiplied already; 1 in its place leaves a float as it is. A function of its own, as all kernels need it.
+// Scales and stores `rows` rows of one block of columns: float(exact) of one group, or the sum over several groups.
+// Scales that vary with the group are already applied; 1 in their place changes no float. Not inlined: every kernel
+// calls it.
 ORT_DYNQ_ONE_COPY inline void store_block(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
                                           const float* reals) {
   const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
@@ -163,7 +203,7 @@ ORT_DYNQ_ONE_COPY inline void store_block(const ProductBlock& block, int64_t fir
   }
 }
 
-// As store_block(), for one group and whole vectors, from registers. Worth its size for many rows only.
+// As store_block(), for one group and whole vectors, from registers. It pays for its size only if there are many rows.
 template <ScaleOrder kOrder, int kRows, int kSums>
 inline void store_registers(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
 #pragma GCC unroll 8
@@ -177,11 +217,11 @@ inline void store_registers(const ProductBlock& block, int64_t row, int64_t col,
   }
 }
 
-// What stands for a scale that does not vary with the group.
+// Replaces a scale that does not vary with the group.
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 static_assert(sizeof kOnes >= P::kLanes * sizeof(float), "one for each column of a vector");
 
-// kRows rows of kBlocks blocks of columns, whose first columns are `gap` apart.
+// A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kSums = kBlocks * kVectors;
@@ -207,8 +247,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded;
   float real_zps[kRows];
   for (int64_t r = 0; r < kRows && is_bounded; ++r) real_zps[r] = static_cast<float>(block.zps[row + r]);
-  // CPUs do not foresee the next group's part of an array of columns. Few rows wait for memory, which gives adjacent
-  // parts at once faster: every fourth block names those of the four blocks after the next three.
+  // Hardware does not prefetch the next group's part of an array of columns. One or two rows are memory-bound, so every
+  // fourth block prefetches the parts of blocks +4 to +7: adjacent lines arrive faster together.
   const bool is_fourth = !kOneGroup && kRows <= kFewRows && col / kBlockColumns % 4 == 0;
   const int64_t first_ahead = (col == 0 ? 1 : 4) * kBlockColumns, end_ahead = is_fourth ? 8 * kBlockColumns : 0;
   for (int64_t group = 0; group < groups; ++group) {
@@ -296,7 +336,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
 
 using TileKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
 
-// `kernels` are those of 1 to kMostRows rows. Columns first: their weights stay in the caches for all rows.
+// Covers the block with tiles. `kernels` has one for each number of rows from 1 to kMostRows. The loop over columns is
+// outside: weights stay in the caches for all rows.
 inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileKernel (&kernels)[kMostRows]) {
   for (int64_t col = 0; col < block.cols; col += width)
     for (int64_t row = 0; row < block.rows;) {
@@ -307,15 +348,15 @@ inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileK
     }
 }
 
-// A few rows wait for memory, which is fastest if it is read in order, at two places at once: block after block, of the
-// first half of the columns and of the second.
+// One or two rows are memory-bound. Two sequential streams of weights are fastest: one through the first half of the
+// columns, one through the second.
 template <int kBits, bool kOneGroup, int kRows>
 void gemm_few_rows(const ProductBlock& block) {
   const int64_t blocks = (block.cols + kBlockColumns - 1) / kBlockColumns, half = (blocks + 1) / 2 * kBlockColumns;
   for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
 }
 
-// From kFewRows + 1 rows on, gemm_row_tiles() takes no fewer at once.
+// gemm_row_tiles() has no tiles of kFewRows rows or fewer.
 static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
 void gemm(const ProductBlock& block) {

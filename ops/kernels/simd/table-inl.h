@@ -1,10 +1,84 @@
-// All vector kernels. Each family is one file, written once for any vector type `V`. avx2.cc, avx512.cc and neon.cc
-// define V and include this file inside their anonymous namespace: no symbol compiled for one instruction set is
-// visible elsewhere.
-//
-// A V::F has V::kLanes floats, a V::I as many int32. load_part and store_part access only the first n < kLanes
-// elements. As the x86 instructions do, V::min(a, b) returns b if either is NaN, and V::round returns the lowest int32
-// if its argument is NaN or below int32; callers pass nothing above. V::round_wrapping returns it there, too.
+// All elementwise vector kernels. Each family is one file, written once for any vector type V. avx2.cc, avx512.cc and
+// neon.cc define V and include this file inside their anonymous namespace: no symbol compiled for one instruction set
+// is visible elsewhere.
+
+// The members of V. Nothing uses this struct, but the compiler checks that every member exists with its type.
+struct VectorMembers {
+  using F = V::F;  // kLanes floats
+  using I = V::I;  // kLanes int32
+  using Packed8 = V::Packed8;
+  using Packed4 = V::Packed4;
+  static constexpr int64_t kLanes = V::kLanes;
+  static constexpr int kRows = V::kRows;         // the rows that kernels per column process together
+  static constexpr bool kStreams = V::kStreams;  // there are streaming stores
+
+  F (*set1_float)(float) = V::set1;
+  I (*set1_int)(int32_t) = V::set1;
+  F (*load_floats)(const float*) = V::load;
+  I (*load_ints)(const void*) = V::load;
+  void (*store)(float*, F) = V::store<false>;
+  void (*stream)(float*, F) = V::store<true>;
+  void (*fence)() = V::fence;  // after streaming stores
+  // Only the first n elements, n < kLanes. The others are 0, or those of the last argument.
+  F (*load_first_floats)(const float*, int64_t n) = V::load_part;
+  F (*load_first_floats_or)(const float*, int64_t n, F rest) = V::load_part;
+  I (*load_first_ints)(const int32_t*, int64_t n) = V::load_part;
+  void (*store_first)(float*, F, int64_t n) = V::store_part;
+
+  F (*add)(F, F) = V::add;
+  F (*sub)(F, F) = V::sub;
+  F (*mul)(F, F) = V::mul;
+  F (*div)(F, F) = V::div;
+  F (*fmadd)(F a, F b, F c) = V::fmadd;    // a * b + c, rounded once
+  F (*fnmadd)(F a, F b, F c) = V::fnmadd;  // c - a * b, rounded once
+  F (*min)(F, F) = V::min;                 // the second argument if either is NaN, or if both are zeros
+  F (*max)(F, F) = V::max;                 // likewise
+  F (*negate)(F) = V::negate;
+  F (*abs)(F) = V::abs;
+  F (*with_sign_of)(F magnitude, F sign) = V::with_sign_of;
+  F (*round_float)(F) = V::round_float;  // half to even
+  F (*replace_nan)(F, F replacement) = V::replace_nan;
+  bool (*has_nan)(F, F) = V::has_nan;  // in either argument
+  float (*lowest)(F) = V::lowest;
+  float (*highest)(F) = V::highest;
+
+  I (*add_ints)(I, I) = V::add;
+  I (*sub_ints)(I, I) = V::sub;
+  F (*to_float)(I) = V::to_float;
+  I (*round)(F) = V::round;                    // the lowest int32 for NaN and below int32; callers pass nothing above
+  I (*round_wrapping)(F) = V::round_wrapping;  // the lowest int32 for NaN, below and above
+
+  // int16: V::I as pairs of int16, saturated. The order of elements is that of the instruction, which pack8 and pack4
+  // expect.
+  I (*pack16)(I, I) = V::pack16;
+  I (*add16)(I, I) = V::add16;
+  Packed8 (*pack8)(I, I) = V::pack8<kU8>;
+  Packed4 (*pack4)(I, I) = V::pack4;  // int16 of at most 15; negative ones become 0
+  void (*store_codes8)(uint8_t*, Packed8) = V::store_codes8<false>;
+  void (*store_codes4)(uint8_t*, Packed4, Packed4, uint8_t flipped) = V::store_codes4;  // flips bits of each byte
+  // Of kLanes codes, or the first n: with zero points, saturated to 8 bits.
+  void (*store1)(uint8_t*, I codes, I zps) = V::store1<kU8>;
+  void (*store_first_codes)(uint8_t*, I codes, I zps, int64_t n) = V::store_part<kU8>;
+  I (*load_codes)(const uint8_t*) = V::load_codes<kU8>;
+  I (*load_codes_part)(const uint8_t*, int64_t n) = V::load_codes_part<kU8>;
+  I (*load_codes_of_4_bits)(const uint8_t*) = V::load_codes_of_4_bits<kU8>;
+
+  // Formats.
+  F (*load_bits)(const uint8_t*) = V::load_bits;
+  void (*store_bits)(uint8_t*, F) = V::store_bits;
+  F (*load_f16)(const uint8_t*) = V::load_f16;
+  void (*store_f16)(uint8_t*, F) = V::store_f16;
+  F (*rounded_to_f16)(F) = V::rounded_to_f16;
+  F (*load_bf16)(const uint8_t*) = V::load_bf16;
+  I (*bits)(F) = V::bits;
+  I (*high_halves)(I) = V::high_halves;
+  I (*lowest_bits)(I) = V::lowest_bits;
+  void (*store_low_halves)(uint8_t*, I) = V::store_low_halves;
+  void (*widen_codes)(const uint8_t* from, uint8_t* to) = V::widen_codes<kU8>;    // 2 * kLanes bytes of 4-bit codes
+  void (*narrow_codes)(const uint8_t* from, uint8_t* to) = V::narrow_codes<kU8>;  // 4 * kLanes bytes of codes
+  // Also store_32_codes4 if kLanes > 4, and look_up_codes_of_4_bits, f16_twice and store_chosen_words if kLanes is 16.
+};
+
 // clang-format off: the order of the files matters
 #include "kernels/simd/quotient-inl.h"
 #include "kernels/simd/stores-inl.h"
