@@ -48,7 +48,7 @@ AffineArithmetic::AffineArithmetic(const char* op, const Attributes& attributes,
   if (constants_.wraps) {
     constants_.low = code_type_ == kUint8 ? 0.0f : -128.0f;
     constants_.high = constants_.low + 255;
-    if (nan_code == NanCode::kQuantMin) constants_.nan_code = 0;  // -infinity, the lowest code, as the Cast takes it
+    if (nan_code == NanCode::kQuantMin) constants_.nan_code = 0;  // the Cast of -infinity
   }
   constants_.code_offset = static_cast<float>(offset());
   target_ = !to_codes ? kToFloat : output_dtype_ == kUint8 ? kToU8 : kToS8;
@@ -65,7 +65,7 @@ bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero
     return false;
   // If the quotient underflows, the order of operations decides the sign of the code 0.
   if (scaling_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) return false;
-  // Codes grow monotonically with x, so that those of low and high are the extremes.
+  // Codes are monotonic in x, so low and high have the extreme codes.
   for (const float x : {low, high}) {
     const float code = code_of(x, scale, zero_point);
     if (!(code >= std::max(constants_.low, -kLargestSafeClip) && code <= std::min(constants_.high, kLargestSafeClip)))
@@ -76,8 +76,9 @@ bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero
 
 bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_point) const {
   if (!constants_.wraps) return false;
-  // As in is_bounded(). Without a zero point, a code of NaN at an end does not hide larger codes: the scale is NaN; or
-  // it is 0 as x, and the other end shows whether an element is not; or it is infinite as x, and finite x have code 0.
+  // As in is_bounded(). Without a zero point, a NaN code at an end hides no larger code. Either the scale is NaN; or
+  // scale and x are 0, and the other end shows whether any element is not; or both are infinite, and finite x have code
+  // 0.
   for (const float x : {low, high}) {
     const float code = code_of(x, scale, zero_point);
     const bool fits = code >= constants_.low && code <= constants_.high;

@@ -6,8 +6,8 @@
 
 namespace dynq {
 
-// The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output has codes,
-// not dequantized codes.
+// The attributes that define how float32 becomes a code and is dequantized again. `to_codes`: the output has codes, not
+// their dequantized values.
 //
 //   scaling, rounding_order  the formulas of kernels/elementwise.h
 //   quant_min, quant_max     codes are clipped to them, unless clip is 0; integer codes wrap around then
@@ -34,8 +34,8 @@ class AffineArithmetic {
   // exact for this scale and zero point.
   bool is_bounded(float low, float high, float scale, float zero_point) const;
 
-  // Whether a code may wrap around, of elements that are NaN or between low and high. These are NaN only if the scale
-  // is.
+  // Whether the code of an element may wrap around. Elements are NaN or between low and high, which are NaN only if the
+  // scale is.
   bool may_wrap(float low, float high, float scale, float zero_point) const;
 
   // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:

@@ -1,5 +1,5 @@
-// Reads attributes that are enumerations or flags. Every function throws Error for a value that is not one of those
-// expected; the message names the operator, the attribute, the value and the expected values.
+// Reads attributes that are enumerations or flags. Every function throws Error for an unexpected value; the message
+// names the operator, the attribute, the value and the expected values.
 #pragma once
 
 #include <vector>

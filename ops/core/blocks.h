@@ -1,4 +1,4 @@
-// Blocks of elementwise operations: reads their parameters, converts what kernels do not take as it is stored, and runs
+// Blocks of elementwise operations: reads their parameters, converts elements to formats that kernels take, and runs
 // the kernels. For layout.cc.
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace dynq {
 
-// Elements that are converted at once. As floats they fit in half of a first cache. Even, for 4-bit codes.
+// Elements that are converted at once. As floats they fill half of a first-level cache. Even, for 4-bit codes.
 constexpr int64_t kStaged = 4096;
-constexpr int64_t kStagedOfRows = 2048;   // if rows share parameters; columns gain by several rows
-constexpr int64_t kStagedColumns = 1024;  // columns of them
+constexpr int64_t kStagedOfRows = 2048;   // likewise, with parameters per row; columns gain from several rows
+constexpr int64_t kStagedColumns = 1024;  // columns of a piece with parameters per column
 constexpr int64_t kStagedZps = 256;
 
 // The affine kernels take float zero points, the others int32.
@@ -30,8 +30,8 @@ inline float kernel_zp(const AffineWork& work, int32_t zp) {
   return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
 }
 
-// The scales and zero points of some rows or columns as kernels take them: adjacent, aligned, converted; and the
-// kernels that take these.
+// The scales and zero points of some rows or columns as kernels take them (adjacent, aligned, converted), and the
+// kernels for them.
 template <class Work>
 class ParameterTile {
  public:
@@ -54,8 +54,7 @@ class ParameterTile {
       else
         read_zps(base + first, count, zps_);
     } else if (first == 0) {
-      // Reads each one once, repeats each one, beginning with the last, which overwrites none that is still needed, and
-      // then copies the period.
+      // Reads each parameter once, repeats each in place from the last to the first, and then copies the period.
       const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
       read_scales(base, own);
       if (varying_zps_)
@@ -168,8 +167,8 @@ class ParameterTile {
   alignas(64) ZeroPoint zps_[kMaxParameters];
 };
 
-// Runs a kernel on a block whose parameters are those of the tile from number `first` on. `reciprocals` of scales are
-// for quantization.
+// Runs a kernel on a block with the tile's parameters from number `first` on. `reciprocals` of scales are for
+// quantization.
 template <class Kernel, class Work>
 void run_kernel(Kernel kernel, const Work& work, const ParameterTile<Work>& tile, int64_t first, const Extent& extent,
                 const void* src, void* dst, bool stream, [[maybe_unused]] const float* reciprocals = nullptr) {
@@ -238,8 +237,8 @@ class Blocks {
     if (src_.widen != nullptr || !adjacent) {
       char* const wide = src_buffer + 64;
       src = wide;
-      // A run that begins in the second half of a byte is converted with the element before it. The last run is the
-      // first, so that this element is overwritten.
+      // A run that begins in the second half of a byte is converted with the element before it. Runs are converted from
+      // last to first, so that the previous run overwrites this element.
       for (int64_t i = runs; i-- > 0;) {
         const int64_t from = first + i * stride, before = from * src_.bits % 8 != 0;
         convert(src_.widen, element(work_.src.data, src_, from), wide + (i * run - before) * src_.wide_bytes,

@@ -1,6 +1,5 @@
-// What GCC and Clang write in another way than MSVC. No other file uses an extension of one of them, except for files
-// of instruction sets that the build leaves out with MSVC. `__restrict` is the same for all three, and `#pragma GCC
-// unroll` is ignored by MSVC.
+// Compiler portability macros. No other file uses extensions of a compiler, except for files of instruction sets that
+// the build leaves out with MSVC. GCC, Clang and MSVC share `__restrict`; MSVC ignores `#pragma GCC unroll`.
 #pragma once
 
 #if defined(_WIN32)
@@ -12,17 +11,17 @@
 #if defined(__clang__)
 #define ORT_DYNQ_ONE_COPY __attribute__((noinline))
 #elif defined(__GNUC__)
-#define ORT_DYNQ_ONE_COPY __attribute__((noinline, noclone))  // GCC would make a copy for each number of rows
+#define ORT_DYNQ_ONE_COPY __attribute__((noinline, noclone))  // GCC would clone it for each number of rows
 #else
 #define ORT_DYNQ_ONE_COPY __declspec(noinline)
 #endif
 
-// ORT_DYNQ_OPAQUE keeps the compiler from combining the operations that made a vector register's value with later ones.
+// ORT_DYNQ_OPAQUE hides how a vector register's value was computed, so that the compiler cannot reassociate it.
 //
-// ORT_DYNQ_ACCUMULATE is one instruction, which adds a product of `a` and `b` to `sums`: GCC 12 moves the sums of the
-// intrinsic from register to register and to the stack, which takes half of the time.
+// ORT_DYNQ_ACCUMULATE is one instruction that adds a product of `a` and `b` to `sums`. With the intrinsic, GCC 12 moves
+// sums between registers and the stack, which takes half of the time.
 //
-// ORT_DYNQ_CPUID stores eax, ebx, ecx and edx to four numbers of 32 bits, ORT_DYNQ_XGETBV the low half of XCR0.
+// ORT_DYNQ_CPUID stores eax, ebx, ecx and edx to four numbers of 32 bits; ORT_DYNQ_XGETBV stores the low half of XCR0.
 #if defined(__GNUC__) || defined(__clang__)
 #define ORT_DYNQ_PREFETCH(address) __builtin_prefetch(address)
 #define ORT_DYNQ_OPAQUE(value) asm("" : "+x"(value))

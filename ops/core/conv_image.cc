@@ -17,8 +17,8 @@ void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, u
   for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
 }
 
-// Copies `rows` rows of `count` codes, of which the last ones may be copied twice. Rows are short: a call of memcpy for
-// each takes longer.
+// Copies `rows` rows of `count` codes; the last codes of a row may be copied twice. Rows are short: calls of memcpy
+// would take longer.
 template <int64_t kSome>
 void copy_rows(const uint8_t* from, int64_t from_step, int64_t rows, int64_t count, uint8_t flip, uint8_t* to,
                int64_t to_step) {
@@ -34,7 +34,7 @@ void copy_rows(const uint8_t* from, int64_t from_step, int64_t rows, int64_t cou
   }
 }
 
-// How many rows along axis `axis` a box has.
+// The number of rows along `axis` in a box.
 int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
   int64_t rows = 1;
   for (int i = 0; i < axis; ++i) rows *= count[i];
@@ -43,8 +43,8 @@ int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
 
 bool overlap(const ConvAxis (&axes)[kSpatialAxes], int64_t outputs) {
   const ConvAxis& width = axes[2];
-  // Overlapping quads of stride 2 take more instructions than quads that are written once, if many outputs read them.
-  // If the kernel is much wider than the output, most positions would be those between rows.
+  // With stride 2, overlapping quads take more instructions, which do not pay if many outputs read them. If the kernel
+  // is much wider than the output, most positions would lie between rows.
   const bool has_few_gaps = width.kernel <= width.out + 1 || axes[0].out * axes[1].out == 1;
   return has_few_gaps && width.dilation == 1 && (width.stride == 1 || (width.stride == 2 && outputs <= kFewOutputs));
 }
@@ -81,7 +81,7 @@ ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t
   const int64_t longest = (axis.kernel - 1) * axis.dilation / axis.stride;
   // The remainders of k * dilation repeat.
   const int64_t planes = std::min(axis.kernel, axis.stride / std::gcd(axis.dilation, axis.stride));
-  // Without a product, which might overflow.
+  // No product of three factors: it might overflow.
   shares = shares && count + longest <= count * axis.kernel / planes && (!has_gaps || longest <= count);
   return {axis.stride,
           axis.dilation,
@@ -97,7 +97,7 @@ std::vector<int64_t> ConvImage::offsets() const {
   const int64_t positions = axes_[0].kernel * axes_[1].kernel;
   result.reserve(static_cast<size_t>(form_ == kChannelQuads ? positions * axes_[2].kernel * units_
                                                             : positions * channels_ * width_quads_));
-  // `bytes` are those from a position to the quad, k2 is the kernel position of channels.
+  // `bytes` is the distance from the position to the quad; k2 is the kernel position if quads are along channels.
   const auto add = [&](int64_t unit, int64_t k0, int64_t k1, int64_t bytes, int64_t k2 = 0) {
     const int64_t plane = (l0.plane(k0) * l1.planes + l1.plane(k1)) * planes_ + l2.plane(k2);
     const int64_t position = this->position(l0.shift(k0), l1.shift(k1)) + l2.shift(k2);
@@ -163,8 +163,8 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
     }
 }
 
-// A plane has rows of an axis that are `stride` apart, from row `begin` on. Its rows from `first` to `last` lie within
-// the axis.
+// A plane has the input rows of an axis from `begin` on, `stride` apart. Its rows from `first` to `last` lie within the
+// input.
 ConvImage::Span ConvImage::span_of(int64_t begin, int64_t stride, int64_t in, int64_t length) {
   const int64_t first = std::min(length, begin >= 0 ? 0 : divide_up(-begin, stride));
   return {first, std::clamp(in > begin ? divide_up(in - begin, stride) : int64_t{0}, first, length)};
@@ -218,7 +218,7 @@ void ConvImage::find_codes(Elements& elements) const {
   if (elements.last <= elements.first) elements.first = elements.last = count;
 }
 
-// All planes of the first two axes that belong to one of the last axis. They are `step` planes apart.
+// Writes all planes of the first two axes for one plane of the last axis. They are `step` planes apart.
 void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step,
                              uint8_t* image) const {
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];

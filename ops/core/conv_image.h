@@ -1,5 +1,5 @@
-// The input of a convolution as quads of codes: an image in which the codes that meet a weight are adjacent for all
-// output positions, whatever the strides are.
+// The input of a convolution as quads of codes: an image in which the codes that are multiplied by one weight are
+// adjacent for all output positions, whatever the strides are.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace dynq {
 
-// A convolution has three spatial axes; those that it does not use have length 1.
+// A convolution has three spatial axes; unused ones have length 1.
 constexpr int kSpatialAxes = 3;
-// Outputs of a group: kernels take so few one by one.
+// Up to this many output channels of a group are computed one by one.
 constexpr int64_t kFewOutputs = 4;
 
 struct ConvAxis {
   int64_t in = 1, out = 1, kernel = 1, stride = 1, dilation = 1;
-  int64_t pad = 0;  // at the begin
+  int64_t pad = 0;  // leading
 };
 
 // A part of the output positions.
@@ -34,16 +34,16 @@ struct ConvSource {
 
 // The image of one tile.
 //
-// Along an axis, the positions that a kernel position reads are `stride` apart. The image has those with equal
-// remainders in a plane of its own, so that they are adjacent, and kernel positions share planes. If the kernel
-// positions are so far apart that they share too little, each has its own plane. So it has if rows in shared planes
-// would be longer than twice those of the output: kernels compute the positions between rows, too. Dimensions:
+// Along an axis, a kernel position reads input positions that are `stride` apart. The image has a plane for each
+// remainder modulo `stride`, so that these positions are adjacent and kernel positions share planes. If kernel
+// positions are so far apart that they would share too little, each has its own plane. The same applies if shared rows
+// would exceed twice the length of an output row, because kernels also compute the positions between rows. Dimensions:
 // [quads][planes of 3 axes][lengths of 3 axes][4].
 //
-// Quads along the width have a plane for each kernel position in them. But they overlap if the dilation of the width is
-// 1 and its stride 1, or 2 for a few outputs, and the output is not narrower than the kernel: the image has codes, and
-// the quad of a position is made of the four from there. Rows then have a multiple of `stride` codes. Dimensions:
-// [channels][planes of 2 axes][lengths of 3 axes][stride].
+// Quads along the width have a plane for each kernel position of a quad. They overlap instead if the width has dilation
+// 1 and stride 1 (or 2, with few outputs), and the output is not narrower than the kernel: then the image has single
+// codes, and the quad of a position is the four codes from there on. Rows have a multiple of `stride` codes.
+// Dimensions: [channels][planes of 2 axes][lengths of 3 axes][stride].
 class ConvImage {
  public:
   // `channels` and `outputs` are those of a group.
@@ -52,25 +52,25 @@ class ConvImage {
 
   int64_t bytes() const { return units_ * unit_bytes_; }
   int64_t position_bytes() const { return position_bytes_; }
-  // The values of ConvBlock.
+  // The fields of ConvInput.
   int64_t run() const { return form_ == kChannelQuads ? units_ : 1; }
   int64_t run_bytes() const { return unit_bytes_; }
   int64_t kernel_rows() const;
 
-  // For each quad of packed weights the bytes from the image's begin to its quad for the first position.
+  // For each quad of packed weights, the offset of its quad of codes for the first position, in bytes.
   std::vector<int64_t> offsets() const;
-  // For each quad of packed weights 1 where it has weights, and 0 where it has padding.
+  // For each quad of packed weights, 1 for a weight and 0 for padding.
   std::vector<int8_t> ones() const;
 
-  // The positions from the first to the last one, with those between rows that the output does not have.
+  // The positions from the first to the last one, including positions between rows, which the output does not have.
   int64_t positions() const;
   int64_t row_positions() const { return layouts_[2].length; }
-  // The position of the first output element of a row, which may be a row behind the tile.
+  // The position of the first output element of a row, up to one row behind the tile.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
-  // Finds what write() needs, once for all groups.
+  // Computes what write() needs for any group.
   void prepare();
-  // Writes the image: bytes(). Groups have the same padding; `is_first`: writes it, too.
+  // Writes bytes() bytes. `is_first`: writes the padding, too, which all groups share.
   void write(const ConvSource& source, bool is_first, uint8_t* image) const;
 
  private:
@@ -94,19 +94,19 @@ class ConvImage {
     int64_t first, last;
   };
 
-  // Rows of codes of a channel where quads overlap: bytes from the begin of its codes, and of its planes in the image.
+  // Rows of codes of a channel, if quads overlap: offsets in the channel's codes and in its planes of the image.
   struct Rows {
     int64_t from, to, count;
   };
 
-  // The elements of the quads of a row: element i of position p is code begins[i] + p * stride of rows[i], which is a
-  // row of channels[i]. Those not used are 0.
+  // The elements of the quads of a row: element i of position p is code begins[i] + p * stride of rows[i], a row of
+  // channels[i]. Elements from `used` on are 0.
   struct Elements {
     int64_t used = 0;
     int64_t channels[kQuad], begins[kQuad];
     const uint8_t* rows[kQuad];
-    int64_t first, last;    // from `first` to `last` all are codes, not padding
-    const uint8_t* unused;  // codes of elements that are not used
+    int64_t first, last;    // positions without padding
+    const uint8_t* unused;  // codes of unused elements
     uint8_t* strided;       // memory for codes that are not adjacent in their row
   };
 

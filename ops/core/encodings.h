@@ -3,7 +3,7 @@
 // attributes.cc has the names of the values and rejects other values.
 //
 // An enumeration that indexes a table of kernels has a constant beside it with the number of its values.
-// Files of one instruction set include this header (kernels/elementwise.h), so it must define no function.
+// Files of one instruction set include this header, so it must define no function (kernels/numbers.h says why).
 #pragma once
 
 namespace dynq {

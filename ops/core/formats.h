@@ -1,4 +1,4 @@
-// How the elements of each type are stored, and as what the kernels take them: float32, or codes of 8 bits.
+// How the elements of each type are stored, and how kernels take them: as float32, or as codes of 8 bits.
 #pragma once
 
 #include "core/operator.h"

@@ -5,8 +5,8 @@
 //   ... varying m x shared n   ->  m rows of n columns, a scale for each row
 //   ... shared m x varying n   ->  m rows of n columns, a scale for each column
 //
-// Rows too short for vectors become columns. If n = 3 elements share a scale, each scale is repeated 3 times. If rows
-// have 3 columns, many of them are joined to one row, whose scales recur with period 3.
+// Rows too short for vectors become columns: if n = 3 elements share a scale, each scale is repeated 3 times. Rows of
+// few columns are joined: with 3 columns, the scales of the joined row recur with period 3.
 #include "core/layout.h"
 
 #include <algorithm>
@@ -168,8 +168,8 @@ class Tasks {
   int64_t cols_, rows_, col_tasks_, row_tasks_, leaf_tasks_, count_;
 };
 
-// Runs the work on codes of 8 bits, and then stores them in 4 bits: blocks of an odd number of elements share bytes,
-// and threads must not.
+// Writes codes of 8 bits and then narrows them to 4: blocks with an odd number of elements share a byte, which two
+// threads must not write.
 template <class Work>
 void run_wide(const Shape& shape, const Groups& groups, Work work, Context& context) {
   const Storage storage = storage_of(work.dst_type);
@@ -205,8 +205,8 @@ void run(const Shape& src, const Groups& groups, const Work& work, Context& cont
     return;
   }
 
-  // The last group along the axis is shorter. For every outer index, it is one tensor, and the groups before it are
-  // another.
+  // The last group along the axis is shorter. For every outer index, the last group and the groups before it are two
+  // tensors.
   int64_t outer = 1, inner = 1;
   for (size_t i = 0; i < groups.axis; ++i) outer *= src.dims[i];
   for (size_t i = groups.axis + 1; i < src.rank; ++i) inner *= src.dims[i];

@@ -9,7 +9,7 @@
 
 namespace dynq {
 
-// The tensors of a work. Elements that its kernels do not take as they are stored are converted block by block.
+// The tensors of an operation. Elements in a format that the kernels do not take are converted block by block.
 struct Elementwise {
   Tensor src;
   void* dst;

@@ -17,9 +17,9 @@ constexpr int64_t part_count(int64_t elements, int64_t most) {
   return parts < 1 ? 1 : parts < most ? parts : most;
 }
 
-// Calls task(i) for every i < count: a single task on the calling thread, several on the threads of `context`. Throws
-// std::bad_alloc after the last task if one threw it: exceptions cannot leave the threads of ONNX Runtime. Tasks throw
-// no other exception.
+// Calls task(i) for every i < count: a single task on the calling thread, several on the threads of `context`. If a
+// task throws std::bad_alloc, rethrows it after the last task: exceptions cannot leave the threads of ONNX Runtime.
+// Tasks must throw no other exception.
 template <class Task>
 void run_tasks(Context& context, int64_t count, const Task& task) {
   if (count == 1) {

@@ -1,18 +1,18 @@
-// Products on the tiles of AMX-int8. simd/tile-groups-inl.h has weights in groups. avx512vnni has the other products.
+// Products on the tiles of AMX-int8. simd/tile-groups-inl.h has weights in groups. Other products are in avx512vnni.cc.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mamx-tile -mamx-int8
 //
-// Tiles serve products of 16 rows or more, except for long groups and one group of 4-bit weights, and convolutions of
-// several channels in each group.
+// Tiles are used for products of 16 rows or more, except with long groups or with one group of 4-bit weights, and for
+// convolutions with several channels in each group.
 //
 // A tile is a register of 16 rows of 64 bytes. A tile of codes has 16 rows of 64 adjacent k; a tile of weights has 16
-// quads of k for 16 columns, as weights are packed; their product adds to 16 x 16 sums of int32. The kernel holds 2 x 2
-// tiles of sums, stores them to a buffer, and makes floats from there.
+// quads of k for 16 columns, as weights are packed; their product is added to 16 x 16 sums of int32. The kernel holds
+// 2 x 2 tiles of sums, stores them to a buffer, and converts them to floats from there.
 //
-// Convolutions read their codes from tiles of 16 adjacent positions and 16 quads of a run, which pack_conv_tiles()
-// makes of the image: there the tile of a kernel position begins at any position.
+// Convolutions read codes from tiles of 16 adjacent positions and 16 quads of a run. pack_conv_tiles() makes them from
+// the image so that the tile of a kernel position can begin at any position.
 //
 // Tests replace the tile instructions by functions (tests/native/tile_stand_in.h), because few machines have them.
-// Hence the floats are vectors of the compiler, which it can build for every processor.
+// Therefore floats are in the compiler's vector extensions, which work on every processor.
 #if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own header: gcc.gnu.org/PR105593
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -41,8 +41,8 @@ constexpr int64_t kPair = 2 * kBlockColumns;       // columns, and rows, of two 
 constexpr int64_t kSumsStride = kPair * static_cast<int64_t>(sizeof(int32_t));
 static_assert(kTileRows == kBlockColumns && kTileBytes == kBlockColumns * kQuad && kTileBytes == sizeof(Sums));
 
-// Makes the compiler assume that memory is read and written here. GCC's tile intrinsics do not say so: without this it
-// may leave out or move the stores to an array that only they read.
+// Makes the compiler assume that memory is read and written here. GCC's tile intrinsics do not say so: it may remove or
+// move the stores to an array that only they read.
 inline void use_memory(void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
 // As LDTILECFG reads it.
@@ -55,7 +55,7 @@ static_assert(sizeof(TileConfiguration) == 64);
 constexpr TileConfiguration kConfiguration = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// Functions and no destructor, which would need the runtime of exceptions.
+// No RAII: a destructor would pull in unwinding symbols.
 TileConfiguration configure_tiles(TileConfiguration configuration = kConfiguration) {
   TileConfiguration before = {};
   use_memory(&before);
@@ -66,7 +66,7 @@ TileConfiguration configure_tiles(TileConfiguration configuration = kConfigurati
   return before;
 }
 
-// Other code of this thread, such as ONNX Runtime's, may have configured the tiles once for all.
+// Other code of this thread, such as ONNX Runtime's, may have configured the tiles and rely on it.
 void restore_tiles(TileConfiguration before) {
   use_memory(&before);
   _tile_loadconfig(&before);  // releases the tiles if they were not configured
@@ -76,7 +76,7 @@ void restore_tiles(TileConfiguration before) {
 struct Weights {
   const int8_t* blocks[2];
   const int8_t* tails[2];  // the last k, padded to a tile
-  const int8_t* next[2];   // the blocks to be multiplied next, or null
+  const int8_t* next[2];   // the next blocks, to prefetch, or null
 };
 
 // One step of 64 k. Tiles 0 to 3 are sums, 4 and 5 codes, 6 and 7 weights.
@@ -124,7 +124,7 @@ void multiply_tiles(const uint8_t* codes, int64_t codes_stride, const Weights& w
   store_sums<kRowTiles, kColumnTiles>(sums);
 }
 
-enum Store { kWhole, kPart, kStreamed };  // kPart: fewer than 16 columns
+enum Store { kWhole, kPart, kStreamed };  // kPart: fewer than 16 columns; kStreamed: past the caches
 
 // 16 elements, of which kPart reads the first `count`; the others are 0.
 template <class Vector, Store kStore, class T>
@@ -134,7 +134,7 @@ inline Vector load_columns(const T* from, int64_t count) {
   return vector;
 }
 
-// GCC makes 16 scalars of this conversion.
+// GCC converts the 16 elements one by one without the intrinsic.
 inline Sums widen(Bytes bytes) {
 #ifdef __AVX512F__
   return reinterpret_cast<Sums>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes)));
@@ -154,7 +154,8 @@ inline void store_columns(float* to, Floats vector, int64_t count) {
   __builtin_memcpy(to, &vector, kStore == kPart ? static_cast<size_t>(count) * sizeof(float) : sizeof vector);
 }
 
-// Makes floats of up to 32 rows of 16 columns of sums[32][32]. The first one is block's element [row, column].
+// Converts up to 32 rows of 16 columns of sums[32][32] to floats, scales and stores them. The first one is block's
+// element [row, column].
 template <ScaleOrder kOrder, Store kStore>
 void scale_and_store(const ProductBlock& block, const uint32_t* sums, int64_t row, int64_t column) {
   const int64_t count = block.cols - column;
@@ -265,7 +266,7 @@ void transpose(const void* from, int64_t stride, int64_t rows, void* to) {
 #endif
 }
 
-// The tiles of 16 quads follow each other; in each, as many positions as a quad has in the image.
+// Tiles are [run / 16][positions of a quad in the image][16 quads].
 void pack_conv_tiles(const ConvBlock& block) {
   uint8_t* to = block.scratch.tiles;
   const int64_t tiles_bytes = kTileRows * block.input.run_bytes, slack = 2 * kTile;
@@ -273,14 +274,14 @@ void pack_conv_tiles(const ConvBlock& block) {
   for (int64_t first = 0; first < block.input.run; first += kTileRows, to += tiles_bytes) {
     const uint8_t* from = block.input.image + first * block.input.run_bytes;
     const int64_t rows = block.input.run - first < kTileRows ? block.input.run - first : kTileRows;
-    // The last ones write beyond: to what is written next, or to the slack.
+    // The last transpositions also write where the next iteration writes, or to the slack.
     for (int64_t at = 0; at < block.input.run_bytes; at += kTileBytes)
       transpose(from + at, block.input.run_bytes, rows, to + at * kTileRows);
   }
 }
 
-// The last quads of the weights of one or two blocks of channels, from quad `first` on: a tile that begins there ends
-// with zeros.
+// A copy of the last quads of the weights of one or two blocks of channels, from quad `first` on, padded with zeros to
+// whole tiles.
 struct LastQuads {
   int64_t first;
   alignas(64) int8_t weights[2][2 * kTile] = {};
@@ -294,8 +295,8 @@ struct LastQuads {
   }
 };
 
-// Writes the sums of products of up to 32 positions and up to 32 channels to sums[32][32]. Codes of 16 quads of a run
-// meet those of all runs before the next 16: runs read the same codes, which then stay in the first-level cache.
+// Writes the sums of products of up to 32 positions and up to 32 channels to sums[32][32]. The loop over runs is
+// inside: they read the same codes, which stay in the first-level cache.
 template <int kRowTiles, int kColumnTiles>
 void conv_multiply_tiles(const ConvBlock& block, const LastQuads& last, int64_t position, uint32_t* sums) {
   zero_sums();
@@ -311,7 +312,7 @@ void conv_multiply_tiles(const ConvBlock& block, const LastQuads& last, int64_t 
   store_sums<kRowTiles, kColumnTiles>(sums);
 }
 
-// Makes floats of sums[32][32]: all channels, up to 32 positions of a row.
+// Converts sums[32][32] to floats, scales and stores them: all channels, up to 32 positions of a row.
 void conv_scale_and_store(const ConvBlock& block, const uint32_t* sums, int64_t row, int64_t col) {
   const bool has_weight_zps = has_zero_points(block.weights);
   const int32_t* code_sums =

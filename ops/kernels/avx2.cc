@@ -1,4 +1,4 @@
-// The vector types of AVX2, FMA and F16C: eight lanes. simd/ has the kernels, which are written for any of them.
+// AVX2, FMA and F16C: eight lanes. simd/ has the kernels.
 // Compiler options for x86_64: -mavx2 -mfma -mf16c
 #include "kernels/simd/vector256.h"
 
@@ -159,12 +159,12 @@ struct V : Vector256 {
 #include "kernels/simd/product256-inl.h"
 #include "kernels/simd/table-inl.h"
 
-// Products without saturation: codes and weights are widened to int16, the even ones for step 0 and the odd ones for
-// step 1, so that pairs add up to int32.
+// Products without saturation: codes and weights are widened to int16, even bytes in step 0 and odd bytes in step 1,
+// and pairs of products are added to int32.
 struct P : Product256 {
   static constexpr int kSteps = 2;
 
-  // GCC 12 would add products to each other first, which needs more registers than there are.
+  // GCC 12 would add products to each other first and run out of registers.
   static I dot(I sums, I codes, I weights) {
     sums = add(sums, _mm256_madd_epi16(codes, weights));
     ORT_DYNQ_OPAQUE(sums);

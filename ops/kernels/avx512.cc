@@ -1,6 +1,6 @@
-// The vector type V of AVX-512 F, BW, VL and DQ: sixteen lanes. simd/ has the kernels, which are written for any V.
+// AVX-512 F, BW, VL and DQ: sixteen lanes. simd/ has the kernels.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512
-// A tail of a vector is masked, so it takes one iteration.
+// The tail of a row is one masked vector.
 #include "kernels/simd/vector512.h"
 
 namespace dynq {
@@ -119,7 +119,7 @@ struct V : Vector512 {
   static void store_32_codes4(uint8_t* p, Packed4 packed, uint8_t flipped) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(ordered4(packed, packed, flipped)));
   }
-  // The bytes of sixteen codes: those of the first eight in each of eight lanes, the others in each of the other lanes.
+  // The bytes of sixteen codes: the first four bytes in each of the first eight lanes, the others in each other lane.
   static I bytes_in_lanes(const uint8_t* p) {
     const I both = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), both);

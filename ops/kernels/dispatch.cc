@@ -1,5 +1,4 @@
-// Chooses the kernels: those that ORT_DYNQ_ISA or select_isa() names, otherwise the first of the list that this CPU
-// supports.
+// Detects what the CPU and the operating system support, and selects the instruction set.
 #if defined(ORT_DYNQ_X86) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,7 +35,7 @@ namespace {
 #ifdef ORT_DYNQ_X86
 enum Register { kEax, kEbx, kEcx, kEdx };
 
-// One register of what CPUID returns; 0 if the CPU does not have the leaf.
+// One register of CPUID's result; 0 if the CPU does not have the leaf.
 uint32_t cpuid(uint32_t leaf, uint32_t subleaf, Register which) noexcept {
   uint32_t registers[4];
   ORT_DYNQ_CPUID(0u, 0u, registers);

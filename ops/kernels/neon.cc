@@ -1,4 +1,4 @@
-// The vector type V of NEON: four lanes; products without instructions for dot products. simd/ has the kernels.
+// NEON: four lanes; products without dot product instructions. simd/ has the kernels.
 // Compiler options for aarch64: -march=armv8-a
 #include "kernels/simd/vectorneon.h"
 
@@ -129,8 +129,8 @@ struct V : VectorNeon {
 #include "kernels/simd/productneon-inl.h"
 // clang-format on
 
-// For products of unsigned or signed bytes: eight products of int16 from a half of a vector, whose pairs add up to
-// int32. The bytes of a vector are ordered so that both halves have a pair of each quad.
+// Without dot products: half a vector of bytes gives eight products of int16, and pairs of them are added to int32. The
+// bytes of a vector are ordered so that each half has one pair of each quad.
 inline ProductNeon::I pairs(ProductNeon::I quads) {
   constexpr uint8_t kOrder[] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
   return ProductNeon::ints(vqtbl1q_u8(ProductNeon::bytes(quads), vld1q_u8(kOrder)));

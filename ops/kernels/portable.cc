@@ -1,5 +1,5 @@
-// The elementwise reference kernels in plain C++, which define the correct results. Compilers vectorize the loops for
-// the baseline of any CPU: no calls, no branches on data, conversions by arithmetic.
+// The portable elementwise kernels in plain C++: they define the correct results. Loops have no calls and no branches
+// on data, and convert by arithmetic, so compilers vectorize them for the baseline of any CPU.
 #include <math.h>
 
 #include "kernels/elementwise.h"
@@ -40,7 +40,7 @@ int32_t round_to_int(float value) {
 
 bool is_narrow(int32_t zp) { return zp >= -kNarrowZeroPoint && zp <= kNarrowZeroPoint; }
 
-// For any zero point. In double every float quotient, every int32 and the comparison of their sum with the bounds are
+// For any zero point. In double, every float quotient, every int32 and the comparison of their sum with the bounds are
 // exact.
 template <CodeKind kKind>
 int32_t quantize_wide(float x, float scale, int32_t zp) {
@@ -73,8 +73,8 @@ int32_t quantize_wrapping(float x, float scale, int32_t zp) {
   return clamp(static_cast<int32_t>(sum), Code<kKind>::kMin, Code<kKind>::kMax);
 }
 
-// dst[i] = function(src[i], i). The vectorizer needs restricted pointers and a local count: codes are characters, which
-// may alias anything.
+// dst[i] = function(src[i], i). The vectorizer needs restricted pointers and a local count: codes are of a character
+// type, which may alias anything.
 template <class In, class Out, class Function>
 void map(const In* __restrict src, Out* __restrict dst, int64_t count, Function function) {
   for (int64_t i = 0; i < count; ++i) store(dst + i, static_cast<Out>(function(load(src + i), i)));
@@ -136,7 +136,7 @@ void quantize_columns(const QuantizeBlock& block) {
   });
 }
 
-// The difference of an 8-bit code and a narrow zero point is exact in float32. A wide zero point needs 33 bits.
+// The difference of an 8-bit code and a narrow zero point is exact in float32; with a wide zero point it has 33 bits.
 float dequantize_narrow(int32_t code, float scale, int32_t zp) { return static_cast<float>(code - zp) * scale; }
 float dequantize_wide(int32_t code, float scale, int32_t zp) {
   return static_cast<float>(static_cast<int64_t>(code) - zp) * scale;

@@ -1,4 +1,4 @@
-// The reference kernels of matrix products and convolutions in plain C++, which define the correct results. As in
+// The portable kernels of matrix products and convolutions in plain C++: they define the correct results. As in
 // portable.cc, compilers vectorize the loops for the baseline of any CPU.
 #include "kernels/products.h"
 
@@ -11,18 +11,18 @@ namespace {
 //   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale[g] * row_scale[g]
 //   dst = sum * column_scale * row_scale + bias
 //
-// A scale that varies with g multiplies every float(exact[g]), any other one the sum. If none varies:
+// A scale that varies with g multiplies every float(exact[g]); any other scale multiplies the sum. If no scale varies:
 //
 //   kScalesFirst    dst = sum * (row_scale * column_scale) + bias
 //   kRowFirst       dst = sum * row_scale * column_scale + bias
 //   kColumnFirst    dst = sum * column_scale * row_scale + bias
 //
-// Operations of equal precedence are done from left to right.
+// Operations of equal precedence are evaluated from left to right.
 
-// The loops widen codes and weights to int16, kWidened k at once, for the dot products that CPUs have for these.
+// The loops widen codes and weights to int16, kWidened k at once: CPUs have dot products of int16.
 constexpr int64_t kWidened = 256, kWidenedUnit = 16, kProductRows = 16;
 
-// `quads` quads of a block of 16 columns, from quad `first`. 4-bit weights lose their zero points.
+// Widens `quads` quads of a block of 16 columns, from quad `first` on. Subtracts the zero points of 4-bit weights.
 template <int kBits>
 void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int32_t* zps, int16_t (*to)[kWidened]) {
   constexpr int64_t kBytes = kBlockColumns * kQuad;
@@ -39,7 +39,7 @@ void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int3
   }
 }
 
-// Four sums at once, so that the codes are loaded once for them.
+// Four sums share each load of codes.
 constexpr int64_t kDots = 4;
 void add_dots(const int16_t* __restrict codes, const int16_t (*__restrict weights)[kWidened], int64_t count,
               uint32_t* sums) {
@@ -56,7 +56,7 @@ void add_dots(const int16_t* __restrict codes, const int16_t (*__restrict weight
   sums[3] += static_cast<uint32_t>(s3);
 }
 
-// Adds the products of `rows` rows and a block of 16 columns. The sums may wrap, so they are unsigned.
+// Adds the products of `rows` rows and a block of 16 columns. The sums are unsigned because they may wrap.
 template <int kBits>
 void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows, const int8_t* weights, int64_t first,
                   int64_t quads, const int32_t* zps, uint32_t (*sums)[kBlockColumns]) {
@@ -74,7 +74,7 @@ void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows,
   }
 }
 
-// Up to kProductRows rows, up to 16 columns.
+// A tile of up to kProductRows rows and up to 16 columns.
 template <int kBits>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
   const uint8_t* codes = block.codes + row * block.codes_stride;
@@ -140,11 +140,11 @@ void gemm(const ProductBlock& block) {
                        block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
 }
 
-// Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). Then as products of one
-// group: the scale is that of the row, the channel scale that of the column.
+// Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). The rest is as for
+// products of one group, with the scale in place of the row's scale and the channel's scale in place of the column's.
 
-// Sums of kPositions positions, kept apart for the four codes of a quad until all quads are added. They may wrap: what
-// pads weights is not checked to be 0.
+// Sums of kPositions positions. The four codes of a quad have separate sums until all quads are added. Sums may wrap:
+// nothing checks that the padding of weights is 0.
 constexpr int64_t kPositions = 64;
 
 template <int64_t kBytes>
@@ -163,7 +163,7 @@ void add_quads(const uint8_t* __restrict codes, const int8_t* weights, uint32_t*
     for (int64_t j = 0; j < kQuad * 4; ++j) sums[i + j] += static_cast<uint32_t>(codes[i + j] * wide[j]);
 }
 
-// The sums of kPositions positions from `position` of the image on.
+// The sums for kPositions positions from `position` of the image on.
 void conv_products(const ConvBlock& block, int64_t position, const int8_t* weights, int64_t step,
                    int32_t (&totals)[kPositions]) {
   uint32_t sums[kPositions * kQuad] = {};
@@ -186,7 +186,7 @@ void sum_conv_codes(const ConvBlock& block) {
   }
 }
 
-// Up to kPositions positions of a row.
+// A tile of all channels and up to kPositions positions of a row.
 void conv_tile(const ConvBlock& block, int64_t row, int64_t col, int64_t count) {
   const bool has_weight_zps = has_zero_points(block.weights);
   const int64_t position = row * block.input.row_stride + col;

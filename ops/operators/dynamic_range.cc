@@ -1,9 +1,8 @@
 // DynamicRangeQuantize, DynamicRangeFakeQuantize: dynamic quantization in one pass. The range of a row gives its scale
-// and zero point, which quantize it (and dequantize it) while it is in the cache. The dimensions from `axis` on form a
-// row: axis -1 is per token, 0 is per tensor.
-// float16 is computed as float32, in kernels or row by row.
+// and zero point; the row is quantized (and dequantized) while it is in the cache. The dimensions from `axis` on form a
+// row: axis -1 is per token, 0 is per tensor. float16 is computed in float32, in kernels or row by row.
 //
-// DynamicQuantizeLinear: as ONNX's. DynamicQuantizeDequantizeLinear: a DequantizeLinear after it, too.
+// DynamicQuantizeLinear is ONNX's operator; DynamicQuantizeDequantizeLinear is the same, then DequantizeLinear.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -50,7 +49,7 @@ struct ScaleAndZeroPoint {
 };
 
 // Computes a scale and a zero point from a range. Every step is a float32 operation of the chain that the operator
-// replaces. If the chain lacks a step, the constant of the step leaves its value unchanged.
+// replaces. If the chain lacks a step, the step's constant makes it the identity.
 class ScaleRule {
  public:
   // is_linear: as DynamicQuantizeLinear. The scale of an empty range is 1, and a zero point that is NaN (the scale
@@ -76,8 +75,8 @@ class ScaleRule {
 
   bool is_abs_max() const { return kind_ == RangeKind::kAbsMax; }
 
-  // Whether the scale or the zero point depends on the signs of a range's zeros: if it has no other elements, or if a
-  // float zero point is a negated minimum.
+  // Whether the scale or the zero point depends on the signs of zeros in the range: if both ends are zeros, or if a
+  // float zero point is a negated minimum that is zero.
   bool depends_on_signs(const Range& range) const {
     const bool negates = rule_ == ZeroPointRule::kRoundNegated && zero_point_type_ == kFloat;
     return !is_abs_max() && range.low == 0 && (range.high == 0 || negates);
@@ -214,7 +213,7 @@ class DynamicRangeQuantize : public Node {
         : src(tensor), is_float16(tensor.type == kFloat16), floats(storage_of(tensor.type)) {}
 
     const ElementwiseKernels* table = nullptr;
-    RangeKernel range = nullptr, range_f16 = nullptr;  // the latter may stay null
+    RangeKernel range = nullptr, range_f16 = nullptr;  // range_f16 may stay null
     RangeConstants constants = {};
     FloatReader src;
     char* dst = nullptr;
@@ -251,7 +250,7 @@ class DynamicRangeQuantize : public Node {
     return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
   }
 
-  // Kernels may return any zero of a row.
+  // The first zero of a row: kernels may return any of them.
   static float first_zero(const Run& run, int64_t row) {
     constexpr int64_t kSome = 64;
     Scratch<float, kSome> buffer;
@@ -264,7 +263,7 @@ class DynamicRangeQuantize : public Node {
     return 0;
   }
 
-  // Floats of one row or a part of it, as kernels take them.
+  // float32 of a row or a part of it.
   struct Buffers {
     Scratch<float, 4096> src, dst;
   };

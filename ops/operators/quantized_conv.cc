@@ -1,8 +1,8 @@
 // QuantizedConv: a convolution of 8-bit codes by packed 8-bit weights, to float32 or float16.
 //
 // kernels/portable_products.cc has the arithmetic, core/conv_image.h the form in which kernels read the input.
-// compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. A task writes
-// the image of its tile, for one group after the other, and multiplies it by the weights of 16 output channels at once.
+// compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. For each
+// group, a task writes the image of its tile and multiplies it by the weights of 16 output channels at once.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -27,7 +27,7 @@ constexpr int64_t kRowPositions = 512;      // of the last axis
 constexpr int64_t kRowBytes = 1 << 20;      // of the image of one row, unless it has kFewestRowPositions or fewer
 constexpr int64_t kFewestRowPositions = 16;
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
-constexpr int64_t kOutput = 256;  // an output takes as long as these products, that of a depthwise kernel little more
+constexpr int64_t kOutput = 256;  // products that take as long as one output; a depthwise output takes little more
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
 constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write the same image
@@ -122,7 +122,7 @@ class QuantizedConv : public Node {
     int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }
     int64_t in_positions() const { return axes[0].in * axes[1].in * axes[2].in; }
 
-    // A kernel of one position does not depend on rows: long ones are cheaper.
+    // A pointwise convolution does not depend on the shape of rows, and long rows are cheaper.
     void merge_axes() {
       ConvAxis merged;
       for (const ConvAxis& axis : axes) {
@@ -160,7 +160,7 @@ class QuantizedConv : public Node {
       });
     }
 
-    // Tiles take whole rows, unless these are long, and as many as fit kImageBytes and kTilePositions, but fewer if
+    // Tiles have whole rows, unless rows are long, and as many rows as fit kImageBytes and kTilePositions, but fewer if
     // there are too few tasks.
     void choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) const {
       const auto part = [](int64_t count, int64_t most) {  // equal parts of at most `most`
@@ -200,8 +200,8 @@ class QuantizedConv : public Node {
       std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
       const int64_t positions = form.positions();
       const auto [n0, n1, n2] = tile.count;
-      // If positions are adjacent in the output, kernels write to it, and row by row, if that takes fewer vectors;
-      // otherwise, and if the output is float16, to a buffer.
+      // Kernels write to the output if positions are adjacent there, or row by row if that takes fewer vectors.
+      // Otherwise, and if the output is float16, they write to a buffer.
       const bool is_row = n0 * n1 == 1;
       const bool is_whole =
           n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out)));
@@ -276,23 +276,23 @@ class QuantizedConv : public Node {
       }
     }
 
-    // Tiles need whole blocks of channels. Runs should fill half of a tile, and short sums take less time than their
-    // way through tiles to floats.
+    // Whether AMX serves: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums
+    // long enough to pay for packing and conversion.
     bool fits_tiles(const ConvImage& form) const {
       return (channels == group_outputs || group_outputs % kBlockColumns == 0) && quads >= 2 * kTileRows &&
              2 * form.run() >= round_up(form.run(), kTileRows);
     }
 
-    // Whether vectors that belong to one row each are fewer than those of all positions. Copying those takes time, too.
+    // Whether covering each row with vectors takes fewer of them than covering all positions, whose outputs are copied.
     bool writes_rows(const ConvImage& form, int64_t rows, int64_t cols) const {
-      constexpr int64_t kCopy = 6;  // quads that are multiplied while the sums of a vector are copied
+      constexpr int64_t kCopy = 6;  // quads that could be multiplied while a vector of outputs is copied
       return form.position_bytes() < kQuad && group_outputs <= kFewOutputs &&
              rows * divide_up(cols, kBlockColumns) * quads <
                  divide_up(form.positions(), kBlockColumns) * (quads + kCopy);
     }
 
-    // Writes one channel of a tile: `sums` of all positions or, if `by_rows`, of those of the tile. `rounded` is a
-    // buffer for as many elements of float16, or null. `to` is the number of the first element.
+    // Writes one channel of a tile. `sums` has all positions of the image or, if `by_rows`, the positions of the tile.
+    // `rounded` is a buffer for as many float16, or null. `to` is the number of the first element.
     void write_rows(const ConvImage& form, const ConvTile& tile, bool by_rows, const float* sums, uint16_t* rounded,
                     int64_t to) const {
       const auto [n0, n1, n2] = tile.count;
@@ -311,7 +311,7 @@ class QuantizedConv : public Node {
 
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
-  // Sets the last axes; those before have length 1.
+  // Sets the last axes; the others keep length 1.
   void read_axes(const Shape& src, const Tensor& geometry, ConvAxis (&axes)[kSpatialAxes]) const {
     const size_t rank = src.rank - 2;
     const Shape& shape = geometry.shape;
@@ -372,7 +372,7 @@ class QuantizedConv : public Node {
       fail("sums of " + factors + " products may overflow int32, expected at most " + std::to_string(longest));
   }
 
-  // Pads may ask for any length, and elements() does not detect an overflow.
+  // Pads may be of any length, and elements() does not detect an overflow.
   static void check_size(const Shape& shape) {
     int64_t most = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(float));
     for (size_t i = 0; i < shape.rank; ++i) most /= std::max<int64_t>(shape.dims[i], 1);

@@ -1,8 +1,8 @@
 // QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32 or float16.
 //
-// kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares what belongs to rows, and cuts
-// the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of 4 bytes, or the
-// kernel takes tiles.
+// kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares codes, scales and zero points
+// of rows, and cuts the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of
+// 4 bytes, or the kernel takes tiles.
 #include <algorithm>
 #include <cstring>
 
@@ -17,11 +17,11 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kStrip = 64;              // columns that kernels take at once, or a multiple of them
-constexpr int64_t kRowUnit = 12;            // rows likewise; of tiles 32
+constexpr int64_t kStrip = 64;              // a multiple of the columns of every kernel's tile
+constexpr int64_t kRowUnit = 12;            // likewise for rows; with AMX 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
 constexpr int64_t kMostTasks = 64;
-constexpr int64_t kRoundedRows = 96;  // rows that are rounded to float16 at once: a multiple of kRowUnit and two tiles
+constexpr int64_t kRoundedRows = 96;         // rows rounded to float16 at once: a multiple of kRowUnit and of two tiles
 constexpr int64_t kRoundedColumns = kStrip;  // columns likewise
 constexpr int64_t kStreamBytes = 4 << 20;    // larger outputs do not fit the second-level cache
 
@@ -157,7 +157,7 @@ class QuantizedMatMul : public Node {
       }
     }
 
-    // Rows and k of the last tiles that do not exist are 0. A row of a tile has the size of a cache line, and is one.
+    // The last tiles are padded with 0. A row of a tile is one cache line.
     void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
       const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
       all.codes_stride = round_up(depth, kTileBytes) * kTileRows;
@@ -203,8 +203,8 @@ class QuantizedMatMul : public Node {
         }
     }
 
-    // A strip of columns is cut into rows only if there are too few strips: its weights then stay in the caches for all
-    // rows.
+    // Tasks are strips of columns: the weights of a strip stay in the caches for all rows. Strips are cut into rows
+    // only if there are too few of them.
     void run(Context& context, ProductKernel kernel, int64_t bits) const {
       const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
       const int64_t units = (all.rows + unit - 1) / unit;
@@ -225,7 +225,7 @@ class QuantizedMatMul : public Node {
       });
     }
 
-    // Computes some rows and columns piece by piece, and rounds each piece while it is in the first cache.
+    // Computes a task piece by piece, and rounds each piece to float16 while it is in the first-level cache.
     void run_rounded(ProductKernel kernel, int64_t row, int64_t end, int64_t col, int64_t end_col) const {
       alignas(64) float piece[kRoundedRows * kRoundedColumns];
       for (; col < end_col; col += kRoundedColumns)

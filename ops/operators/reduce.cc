@@ -4,8 +4,8 @@
 // The reduced dimensions are `count` dimensions from `axis` on, or with `reduce_others` all others. In either case src
 // is a tensor of outer x rows x cols x inner elements, and the result has outer x cols elements. If inner is long
 // enough for vectors, src is read row by row, and each row gives one number. Otherwise it is read column by column: a
-// vector holds elements of several columns. Kernels read float16 only if each output is the range of one row;
-// otherwise float16 is converted first.
+// vector has elements of several columns. Kernels read float16 if each output is the range of one row; otherwise it is
+// converted first.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -220,7 +220,7 @@ class Reduce : public Node {
       for (int64_t i = 0; i < count; ++i) store(unit + i, x + i * inner, lowest[i], highest[i], false);
     }
 
-    // Combines a unit's results to its outputs.
+    // Combines a unit's results into its outputs.
     void finish(int64_t unit, const float* lowest, const float* highest) const {
       if (src_f16 != nullptr) return store(unit, src_f16 + unit * inner, *lowest, *highest, false);
       const float* x = begin_of(unit);
@@ -234,8 +234,8 @@ class Reduce : public Node {
       }
     }
 
-    // Writes one output. x is the first element that it is reduced from: if that is NaN, the output is NaN. An extreme
-    // that is zero has the sign of the first zero.
+    // Writes one output. x is its first element: if that is NaN, the output is NaN. An extreme that is zero has the
+    // sign of the first zero.
     template <class Element>
     void store(int64_t index, const Element* x, float l, float h, bool is_in_order) const {
       if (kKind == kMinMax && !is_in_order && (l == 0 || h == 0)) {

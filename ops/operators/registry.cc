@@ -1,5 +1,5 @@
-// The list of operators. To add one, write a file in this folder with a function that returns an Operator, and add the
-// function's name here.
+// The list of operators. To add one, write a file in this folder with a function that returns an Operator, and add its
+// name here.
 #include "core/operator.h"
 
 #define ORT_DYNQ_OPERATORS(X)    \

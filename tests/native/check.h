@@ -1,4 +1,4 @@
-// What the checks of kernels have in common: arrays next to protected pages, special floats, and comparisons of bits.
+// For the checks of kernels: arrays next to protected pages, special floats, and comparisons of bits.
 #pragma once
 
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ class Arena {
       fail("mprotect failed");
   }
 
-  // A copy of `values` at the end, `offset` bytes before it, or `offset` bytes after the begin.
+  // A copy of `values`, `offset` bytes before the end or after the start.
   template <class T>
   T* place(const std::vector<T>& values, bool at_end, size_t offset) {
     const size_t size = values.size() * sizeof(T);

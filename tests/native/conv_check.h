@@ -1,4 +1,4 @@
-// Convolutions and interleaved rows, checked as products are (products_check.cc).
+// Checks convolutions and interleaved rows as products_check.cc checks products.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using dynq::kBlockColumns;
 using dynq::kConvSlack;
 using dynq::kQuad;
 
-// A block with the layouts of ConvBlock, except for weights, which begin with those of `first` other channels.
+// A convolution. Arrays have the layouts of ConvBlock; the weights begin with `first` other channels.
 struct Problem {
   int64_t channels = 0, first = 0, rows = 0, cols = 0, image_row = 0, dst_row = 0, dst_stride = 0;
   int64_t position_bytes = kQuad, quads = 0, kernel_rows = 0, run = 0, run_bytes = 0;  // run 0: not for tiles

@@ -297,7 +297,7 @@ struct Product {
 // QuantizedConv: the geometry, and the shapes that follow from it.
 struct Convolution {
   static constexpr size_t kMostAxes = 3;
-  size_t rank;  // of space
+  size_t rank;  // of the spatial dimensions
   int64_t geometry[5][kMostAxes] = {};
   int64_t outputs, quads = 1;
 

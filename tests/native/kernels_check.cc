@@ -1,7 +1,7 @@
 // Runs the kernels of each instruction set on fixed data, except for convolutions and tiles, and prints the instruction
-// set, the kernel and a hash of what it wrote. tests/packaging/test_portability.py compares the hashes, also those of
-// two architectures. The data are mostly ties of rounding, their neighbors and extreme values of float32. Blocks have
-// odd tails and gaps between rows; the hash includes the gaps.
+// set, the kernel and a hash of its output. tests/packaging/test_portability.py and test_product_kernels.py compare the
+// hashes, also between architectures. The data are mostly ties of rounding, their neighbors and extreme values of
+// float32. Blocks have odd tails and gaps between rows; the hash includes the gaps.
 //
 // More than 450 lines: one function for each family of kernels.
 #include <algorithm>
@@ -130,8 +130,7 @@ uint64_t hash_dequantize(dynq::DequantizeKernel kernel, dynq::DequantizeKernel o
   });
 }
 
-// Floats as they are given to kernels of float and of float16. Without kernels of its own, an instruction set converts
-// float16.
+// The same numbers as float and as float16. An instruction set without kernels of float16 converts it.
 struct Floats {
   const dynq::ElementwiseKernels& table;
   std::vector<float> wide;
@@ -165,7 +164,7 @@ uint64_t hash_quantize_f16(const dynq::ElementwiseKernels& table, int kind, dynq
   });
 }
 
-// What kernels of bounded elements compute, by the affine kernels.
+// Computes the results of the bounded kernels with the affine kernels.
 void affine_of(const dynq::ElementwiseKernels& table, const Problem& problem, const float* src, void* dst,
                dynq::AffineTarget target, int scaling, bool is_integer) {
   dynq::AffineBlock block{};
@@ -246,7 +245,7 @@ uint64_t hash_dequantize_f16(const dynq::ElementwiseKernels& table, int kind, dy
   });
 }
 
-// Codes of 4 bits as they are stored. Without kernels of their own, instruction sets convert them.
+// Codes of 4 bits as they are stored. Instruction sets without kernels of 4 bits convert them.
 uint64_t hash_quantize_4bits(const dynq::ElementwiseKernels& table, int kind, dynq::Parameters parameters,
                              bool is_float16) {
   const auto run = [&](Random& random, const Problem& problem, Hash& hash) {

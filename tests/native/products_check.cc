@@ -4,7 +4,7 @@
 //
 //   products_check BLOCKS     the number of random blocks
 //
-// conv_check.h has convolutions. Arrays end directly before a protected page or begin directly after one, and columns
+// conv_check.h checks convolutions. Arrays end directly before a protected page or begin directly after one; columns
 // and results may be unaligned.
 #include <cstdio>
 #include <cstdlib>
@@ -308,7 +308,7 @@ struct Counter {
     ++blocks[name + " interleave_quads"];
   }
 
-  // amx.cc with functions for its instructions. It has to leave the configuration of the tiles as it was.
+  // amx.cc with functions for its instructions. It must leave the configuration of the tiles as it was.
   void check_amx(const char* name, const dynq::ProductKernels& kernels, const Problem& problem,
                  const conv_check::Problem& conv, Random& random) {
     tile_stand_in::Configuration before = {};

@@ -1,6 +1,6 @@
-// Runs the tile instructions of compiled code on Linux CPUs without them: a CPU raises SIGILL, and the handler does
-// what the instruction says with the functions of tile_stand_in.h. So the machine code of amx.cc runs as it is
-// released, which shows the operands and the order that the compiler gave the instructions.
+// Emulates the tile instructions of compiled code on Linux CPUs without AMX: they raise SIGILL, and the handler calls
+// the functions of tile_stand_in.h. So the released machine code of amx.cc runs, with the operands and the order that
+// the compiler gave the instructions.
 #pragma once
 
 #include <signal.h>

@@ -1,9 +1,8 @@
 // The tile instructions of AMX-int8 as functions in plain C++, under the names of their intrinsics. amx.cc includes
 // this file instead of <immintrin.h> if ORT_DYNQ_TILE_STAND_IN names it, so that its code runs on every machine.
 //
-// What ends with a fault on a CPU ends the program here: a tile instruction without a configuration, an invalid
-// configuration, a product of tiles whose shapes do not fit. Intel's manual lists these conditions for each
-// instruction.
+// A program ends where a CPU would fault: a tile instruction without a configuration, an invalid configuration, a
+// product of tiles whose shapes do not fit. Intel's manual lists these conditions for each instruction.
 #pragma once
 
 #if defined(__x86_64__)

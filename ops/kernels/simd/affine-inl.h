@@ -1,20 +1,20 @@
 // affine: float to 8-bit codes, or through codes to float, with float zero points.
 
-// Whether a quotient clamped to kQuotientBound is clipped as the unclamped one is, after the zero point is added.
+// Whether a quotient clamped to kQuotientBound, plus the zero point, is clipped as the unclamped quotient is.
 inline bool are_small(const float* zps, int64_t count) {
   int32_t large = 0;
   for (int64_t i = 0; i < count; ++i) large |= !(zps[i] >= -kLargestSafeClip && zps[i] <= kLargestSafeClip);
   return large == 0;
 }
 
-// Whether zero points that are small are integers. Their sums with rounded quotients are integers then, too.
+// Whether small zero points are integers. Then their sums with rounded quotients are integers, too.
 inline bool are_whole(const float* zps, int64_t count) {
   int32_t broken = 0;
   for (int64_t i = 0; i < count; ++i) broken |= static_cast<float>(static_cast<int32_t>(zps[i])) != zps[i];
   return broken == 0;
 }
 
-// Markstein clamped to both sides, which NaN passes, with the sign of x: the correction turns -0 into +0. For clips
+// Markstein, clamped on both sides and with the sign of x: the correction turns -0 into +0. NaN stays NaN. For clips
 // well within kQuotientBound.
 struct AffineMarkstein {
   Markstein<> quotient;

@@ -1,4 +1,4 @@
-// bounded: fake quantization per row of elements whose codes the clip does not change. Uses affine-inl.h.
+// bounded: fake quantization per row, if the clip changes no code.
 
 // With the sign of x: the corrections of quotients turn -0 into +0.
 template <class Quotient>

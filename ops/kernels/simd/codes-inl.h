@@ -23,7 +23,7 @@ struct Codes8 {
   static V::I load_part(const uint8_t* p, int64_t n) { return V::load_codes_part<kKind>(p, n); }
 };
 
-// Rows have at least kLeastColumnsOf4Bits. pack() does not clip from above: no code exceeds the highest one. `Vector`
+// Rows have at least kLeastColumnsOf4Bits columns. pack() has no upper clip: no code exceeds the highest one. `Vector`
 // is V, which needs store_32_codes4 only if kHasShortRows.
 template <CodeKind kKind, class Vector = V>
 struct Codes4 {
@@ -34,13 +34,13 @@ struct Codes4 {
   static uint8_t* at(void* codes, int64_t i) { return static_cast<uint8_t*>(codes) + (i >> 1); }
   static const uint8_t* at(const void* codes, int64_t i) { return static_cast<const uint8_t*>(codes) + (i >> 1); }
   static constexpr uint8_t kFlipped = kKind == kU8 ? 0 : 0x88;  // the highest bits of both codes
-  // Signed codes are computed as unsigned ones, which are 8 larger: one clip serves both.
+  // Signed codes are computed as unsigned codes, 8 larger: both kinds share one clip.
   static V::I zero_points(V::I zps) { return kKind == kU8 ? zps : V::add16(zps, V::set1(int32_t{0x00080008})); }
   static Packed pack(V::I ab, V::I cd) { return V::pack4(ab, cd); }
   static void store(uint8_t* p, Packed first, Packed second) { V::store_codes4(p, first, second, kFlipped); }
   static void store_least(uint8_t* p, Packed packed) { Vector::store_32_codes4(p, packed, kFlipped); }
   static V::I load(const uint8_t* p) { return V::load_codes_of_4_bits<kKind>(p); }
-  // The code that each pattern of 4 bits means.
+  // The value of each code of 4 bits.
   static constexpr float kHigh = kKind == kU8 ? 8 : -8;
   static constexpr float kFloats[] = {
       0, 1, 2, 3, 4, 5, 6, 7, kHigh, kHigh + 1, kHigh + 2, kHigh + 3, kHigh + 4, kHigh + 5, kHigh + 6, kHigh + 7};

@@ -1,6 +1,6 @@
 // dequantize: codes with int32 zero points to floats.
 
-// The first element to store at the boundary of a vector, if its code begins at a byte; otherwise 0.
+// The first element whose address is aligned to a vector, if its code begins at a byte; otherwise 0.
 template <class Floats, class Codes>
 int64_t first_aligned(const typename Floats::Element* dst, int64_t cols) {
   const int64_t first = Floats::first_aligned(dst, cols);
@@ -16,8 +16,9 @@ struct Dequantizer {
   V::F part_at(const uint8_t* p, int64_t n) const { return value(Codes::load_part(p, n)); }
 };
 
-// Sixteen lanes hold a float for each code of 4 bits: its value, if the parameters are those of a row, or the code
-// itself. `Vector` is V, whose function only these need.
+// A lookup table: with sixteen lanes, a vector holds a float for each code of 4 bits. For the parameters of a row this
+// is the dequantized value, for the parameters of columns the code itself. `Vector` is V: only a template may call a
+// function that V does not have.
 template <class Codes, class Vector>
 struct RowTable {
   V::F values;
@@ -54,7 +55,7 @@ void dequantize_row(const uint8_t* src, typename Floats::Element* dst, int64_t c
   const auto vector_at = [&](int64_t i) {
     Floats::template store<kStream>(dst + i, dequantizer.at(Codes::at(src, i)));
   };
-  if (cols == 2 * L) {  // groups of 32 with AVX-512, for which loops take as long as the work
+  if (cols == 2 * L) {  // groups of 32 with AVX-512: a loop would double the time
     vector_at(0);
     vector_at(L);
     return;
@@ -75,7 +76,7 @@ void dequantize_rows(const DequantizeBlock& original) {
                                            block.cols, {V::set1(block.scales[row]), V::set1(block.zps[row])});
 }
 
-// Rows of float16 from codes of 4 bits: a row has sixteen different elements, which are converted once.
+// Rows of float16 from codes of 4 bits: the sixteen values of a row are converted once and looked up.
 template <class Codes, class Vector>
 void choose_rows_of_f16(const DequantizeBlock& original) {
   constexpr int64_t L = V::kLanes;
@@ -86,16 +87,16 @@ void choose_rows_of_f16(const DequantizeBlock& original) {
     const uint8_t* src = Codes::at(block.src, row * block.stride);
     uint16_t* dst = static_cast<uint16_t*>(block.dst) + row * block.stride;
     const auto store_at = [&](int64_t i) { Vector::store_chosen_words(dst + i, values, Codes::at(src, i)); };
-    if (block.cols == 2 * L)  // groups of 32, for which loops take as long as the work
+    if (block.cols == 2 * L)  // groups of 32: a loop would double the time
       store_at(0);
     else
       cover(0, block.cols, 2 * L, store_at);
   }
 }
 
-// kRows rows at once, `stride` apart, so that the parameters of the columns are loaded once for all of them.
+// kRows rows, `stride` apart: they share the loads of the columns' parameters.
 template <class Floats, int kRows, class Codes, bool kStream>
-void dequantize_some_rows(const DequantizeBlock& block, int64_t first, int64_t stride) {
+void dequantize_tile(const DequantizeBlock& block, int64_t first, int64_t stride) {
   constexpr int64_t L = V::kLanes;
   const uint8_t* src = Codes::at(block.src, first * block.stride);
   auto* dst = static_cast<typename Floats::Element*>(block.dst) + first * block.stride;
@@ -126,9 +127,8 @@ void dequantize_columns(const DequantizeBlock& block) {
   for (int64_t start = 0; start < step && start < block.rows; ++start) {
     int64_t row = start;
     for (; !kStream && row + (V::kRows - 1) * step < block.rows; row += V::kRows * step)
-      dequantize_some_rows<Floats, V::kRows, Codes, kStream>(block, row, step * block.stride);
-    for (; row < block.rows; row += step)
-      dequantize_some_rows<Floats, 1, Codes, kStream>(block, row, step * block.stride);
+      dequantize_tile<Floats, V::kRows, Codes, kStream>(block, row, step * block.stride);
+    for (; row < block.rows; row += step) dequantize_tile<Floats, 1, Codes, kStream>(block, row, step * block.stride);
   }
 }
 

@@ -1,10 +1,10 @@
-// How kernels load and store the floats of a tensor, which they compute with as float.
+// How kernels load and store the floats of a tensor. They compute in float32.
 
 // NaN keeps its sign and no other bits.
 inline V::F quiet(V::F a) { return V::replace_nan(a, V::with_sign_of(V::set1(kNan), a)); }
 
-// Stores of floats that straddle cache lines cost up to 1.5 times as much as others. A row of at least this many
-// vectors therefore begins with one unaligned vector, which the first aligned one overlaps. For shorter rows the extra
+// Stores that straddle cache lines cost up to 1.5 times as much as others. A row of at least this many vectors
+// therefore begins with one unaligned vector, and the first aligned vector overlaps it. For shorter rows the extra
 // vector costs more than it saves.
 constexpr int64_t kVectorsToAlign = 6;
 
@@ -20,13 +20,13 @@ struct Float32 {
     V::store<kStream>(p, a);
   }
   static void store_part(float* p, V::F a, int64_t n) { V::store_part(p, a, n); }
-  // The index of the first element at the boundary of a vector, less than kLanes. If no float is at one (an address
-  // that is not a multiple of 4), the result is still less than kLanes, and the stores are unaligned.
+  // The index of the first element whose address is aligned to a vector, less than kLanes. If there is none (the
+  // address is no multiple of 4), the result is still less than kLanes, and the stores are unaligned.
   static int64_t first_aligned(const float* dst, int64_t cols) {
     if (!is_worth_aligning(cols)) return 0;
     return static_cast<int64_t>((-reinterpret_cast<uintptr_t>(dst) & (sizeof(V::F) - 1)) / sizeof(float));
   }
-  // Rows at this distance have the same distance to a boundary; 1 if `cols` is not worth aligning.
+  // Rows this many apart have the same alignment; 1 if `cols` is not worth aligning.
   static int64_t rows_to_same_alignment(int64_t stride, int64_t cols) {
     int64_t rows = 1;
     if (is_worth_aligning(cols))
@@ -53,11 +53,11 @@ struct Float16 {
     store<false>(part, a);
     memcpy(p, part, static_cast<size_t>(n) * sizeof *p);
   }
-  static int64_t first_aligned(const uint16_t*, int64_t) { return 0; }  // fewer of these stores straddle
+  static int64_t first_aligned(const uint16_t*, int64_t) { return 0; }  // fewer of these stores straddle cache lines
   static int64_t rows_to_same_alignment(int64_t, int64_t) { return 1; }
 };
 
-// For floats that are not NaN. (store_part looks for NaN all the same.)
+// For floats that are not NaN. (store_part still handles NaN.)
 struct NumericFloat16 : Float16 {
   template <bool>
   static void store(uint16_t* p, V::F a) {

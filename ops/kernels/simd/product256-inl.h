@@ -1,4 +1,4 @@
-// What types of products with eight columns in a vector share. Needs AVX2.
+// Products and convolutions with eight columns or positions in a vector. Needs AVX2.
 
 #include "kernels/simd/productx86-inl.h"
 

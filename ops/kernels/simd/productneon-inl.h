@@ -1,4 +1,4 @@
-// What types of products and convolutions with NEON share: four columns or positions in a vector.
+// Products and convolutions with NEON: four columns or positions in a vector.
 
 #if defined(__GNUC__) && !defined(__clang__)  // GCC 12 would load too early, and keep some of the sums on the stack
 #pragma GCC optimize("no-schedule-insns")
@@ -22,7 +22,7 @@ struct ProductNeon : VectorNeon, WholeQuads {
     return widen<kS8>(load4_part(reinterpret_cast<const uint8_t*>(p), n));
   }
 
-  // A quad in the first four bytes: the instructions of dot products multiply it by all quads of a vector.
+  // The quad is in the first four bytes: dot product instructions multiply it by all quads of a vector.
   using Quad = uint8x8_t;
   static Quad quad(const uint8_t* p) { return load4(p); }
   // The quads at p, p + kBytes, p + 2 * kBytes and p + 3 * kBytes.
@@ -62,8 +62,8 @@ struct ProductNeon : VectorNeon, WholeQuads {
     high = ints(vshrq_n_u8(bytes(both), 4));
   }
 
-  // The instructions that older CPUs have multiply two unsigned or two signed bytes. For them products take weights
-  // + 128 and convolutions take codes - 128; both are these bytes.
+  // Older CPUs multiply two unsigned or two signed bytes. For them products take weights + 128 and convolutions take
+  // codes - 128: both flip the highest bit.
   static I flipped(I a) { return ints(veorq_u8(bytes(a), vdupq_n_u8(128))); }
 };
 

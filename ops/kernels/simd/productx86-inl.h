@@ -1,4 +1,4 @@
-// What types of products share on x86-64. Needs SSE2.
+// Products and convolutions on x86-64. Needs SSE2.
 
 #include "kernels/simd/wholequads-inl.h"
 

@@ -1,7 +1,7 @@
 // quantize: floats to codes with int32 zero points.
 //
 // There is no lower clamp: NaN, -inf and everything far below the lowest code round to the lowest int32 (V::round),
-// which saturates to the lowest code. NaN passes the upper clamp. kWrapping has no clamp at all.
+// which saturates to the lowest code. The upper clamp keeps NaN. kWrapping has no clamp.
 
 // float to int32, without the zero point, which the caller adds.
 template <class Quotient>
@@ -13,8 +13,8 @@ struct OnnxQuantizer {
   V::I operator()(V::F x) const { return V::round(quotient(x)); }
 };
 
-// To codes of 4 bits: as OnnxQuantizer, but a bound of x clips the codes from above. The bound and its quotient are
-// rounded; for narrow zero points both errors are far less than a half.
+// To codes of 4 bits: as OnnxQuantizer, but an upper bound of x clips the codes. The bound and its quotient are
+// rounded; for narrow zero points both errors are far below one half.
 template <CodeKind kKind, template <bool> class Quotient>
 struct BoundedQuantizer4 {
   static constexpr bool kNeedsReciprocal = true, kNeedsBound = true;
@@ -49,7 +49,7 @@ struct OneDnnQuantizer {
   }
 };
 
-// The parameters of a block, per row or per column, with what the quantizer derives from them.
+// The parameters of a block, per row or per column, and the values that the quantizer derives from them.
 template <class Quantizer>
 class Quantizers {
  public:
@@ -155,9 +155,9 @@ void quantize_rows_with(const QuantizeBlock& block) {
   }
 }
 
-// kRows rows at once, so that the parameters of the columns are loaded once for all of them.
+// kRows rows: they share the loads of the columns' parameters.
 template <class Floats, int kRows, class Codes, bool kStream, class Quantizer>
-void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const QuantizeBlock& block, int64_t first_row) {
+void quantize_tile(const Quantizers<Quantizer>& quantizers, const QuantizeBlock& block, int64_t first_row) {
   const int64_t cols = block.cols, stride = block.stride;
   const auto* src = static_cast<const typename Floats::Element*>(block.src) + first_row * stride;
   constexpr int64_t L = V::kLanes;
@@ -184,7 +184,7 @@ void quantize_some_rows(const Quantizers<Quantizer>& quantizers, const QuantizeB
                  [&](int64_t row, Packed packed) { Codes::template store<kStream>(dst(row, i), packed); });
     } else {
       Packed first[kRows] = {}, second[kRows] = {};
-#pragma GCC unroll 1  // CPUs prefetch less well for twice as many load instructions
+#pragma GCC unroll 1  // hardware prefetches less well for twice as many load instructions
       for (int64_t half = 0; half < 2; ++half)
         pack_pairs(i + 4 * half * L, i + (4 * half + 2) * L, [&](int64_t row, Packed packed) {
           first[row] = second[row];
@@ -218,8 +218,8 @@ void quantize_columns_with(const QuantizeBlock& block) {
   const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols, block.reciprocals);
   int64_t row = 0;
   for (; row + V::kRows <= block.rows; row += V::kRows)
-    quantize_some_rows<Floats, V::kRows, Codes, kStream>(quantizers, block, row);
-  for (; row < block.rows; ++row) quantize_some_rows<Floats, 1, Codes, kStream>(quantizers, block, row);
+    quantize_tile<Floats, V::kRows, Codes, kStream>(quantizers, block, row);
+  for (; row < block.rows; ++row) quantize_tile<Floats, 1, Codes, kStream>(quantizers, block, row);
 }
 
 template <class Quantizer, class Codes, Parameters kParameters, bool kStream, class Floats = Float32>

@@ -1,7 +1,7 @@
-// Quotients x / scale of vectors. Shared by the quantize and the affine kernels.
+// Quotients x / scale, for the quantize, affine and bounded kernels.
 
-// x / scale, correctly rounded, and clamped to at most kQuotientBound if it is bounded. Otherwise overflow gives
-// infinity, and NaN stays NaN.
+// x / scale, correctly rounded. If kIsBounded, it is clamped to at most kQuotientBound; otherwise overflow gives
+// infinity and NaN stays NaN.
 template <bool kIsBounded = true>
 struct Division {
   static constexpr bool kNeedsReciprocal = false;
@@ -73,11 +73,11 @@ struct Product {
 // x / scale rounded to float16, or a number that rounds to the same integer. x and the scale have 11 significant bits
 // or less, and the quotient is at most kLargestRoundedQuotient.
 //
-// The product p with the reciprocal is off by less than 2^-23 of its size. The quotient is further than that from the
-// middle of two float16 numbers, which has 12 significant bits, the last one set. So p and the quotient are rounded to
-// the same 11 bits. p + 8192 * p is rounded to a multiple of the last of them, and 8192 * p is such a multiple. If the
-// sum reaches the next power of two, the result may be the float16 number below that power of two instead of it. It
-// may also be a number too small for float16, or 0 instead of -0.
+// The product p with the reciprocal has a relative error below 2^-23. The quotient is further than that from a tie of
+// float16, which has 12 significant bits, the last one set. So p and the quotient round to the same 11 bits. p + 8192 *
+// p is rounded to a multiple of the last of these bits, and 8192 * p is such a multiple. If the sum reaches the next
+// power of two, the result may be the float16 number just below it. The result may also be too small for float16, or 0
+// instead of -0.
 struct RoundedProduct {
   static constexpr bool kNeedsReciprocal = true;
   V::F reciprocal;

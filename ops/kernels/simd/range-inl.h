@@ -1,4 +1,4 @@
-// The smallest and the largest element, or the largest magnitude: of a run of elements, of each row, of each column.
+// Ranges of a run of elements, of each row, of each column.
 
 // Four independent chains of vectors hide the latency of the comparisons.
 template <Extremes kKind, class Floats = Float32>
@@ -25,7 +25,7 @@ Range range(const void* elements, int64_t count) {
     take(1, Floats::load(x + count - L));
     i = count;
   }
-  // Lanes that have seen no element hold values that every element replaces.
+  // Lanes without an element hold values that every element replaces.
   float smallest = V::lowest(V::min(V::min(low[0], low[1]), V::min(low[2], low[3])));
   float largest = V::highest(V::max(V::max(high[0], high[1]), V::max(high[2], high[3])));
   const V::F sum = V::add(V::add(not_finite[0], not_finite[1]), V::add(not_finite[2], not_finite[3]));
@@ -42,8 +42,8 @@ Range range(const void* elements, int64_t count) {
   return {kKind == kAbsMax ? 0.0f : smallest, largest, any_not_finite};
 }
 
-// The bits of finite float16 numbers, or those of their magnitudes, as integers in the order of the numbers. Compilers
-// turn the loop into vectors of the instruction set. Infinity and NaN lie beyond the finite numbers.
+// Compares the bits of float16 numbers as integers, mapped so that they have the order of the numbers. Compilers
+// vectorize the loop for the instruction set. Infinity and NaN lie beyond the finite numbers.
 template <Extremes kKind>
 Range range_f16(const void* elements, int64_t count) {
   constexpr int16_t kOrderedInfinity = 0x7c00;
@@ -60,7 +60,7 @@ Range range_f16(const void* elements, int64_t count) {
   }
   if (high >= kOrderedInfinity || (kKind == kMinMax && low < -kOrderedInfinity))
     return range<kKind, Float16>(elements, count);
-  // ordered() turns what it returned into the bits again.
+  // ordered() is its own inverse.
   const auto number = [&](int16_t order) {
     return widen_f16(static_cast<uint16_t>(ordered(static_cast<uint16_t>(order))));
   };
@@ -76,7 +76,7 @@ void widen(V::F v, V::F& low, V::F& high) {
   high = V::max(v, high);
 }
 
-// If a row has at least one vector of elements, its last vector ends at the row's end and overlaps the one before.
+// The last vector of a row overlaps the one before, so that it ends with the row.
 template <Extremes kKind>
 void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t L = V::kLanes;
@@ -99,19 +99,19 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
   }
 }
 
-template <Extremes kKind, int kCount>
-void column_range_of_some_rows(const float* x, int64_t cols, int64_t stride, float* low, float* high) {
+template <Extremes kKind, int kRows>
+void column_range_tile(const float* x, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t L = V::kLanes;
   int64_t i = 0;
   for (; i + L <= cols; i += L) {
     V::F h = V::load(high + i), l = kKind == kAbsMax ? h : V::load(low + i);
-    for (int row = 0; row < kCount; ++row) widen<kKind>(V::load(x + row * stride + i), l, h);
+    for (int row = 0; row < kRows; ++row) widen<kKind>(V::load(x + row * stride + i), l, h);
     if (kKind == kMinMax) V::store<false>(low + i, l);
     V::store<false>(high + i, h);
   }
   if (const int64_t n = cols - i) {
     V::F h = V::load_part(high + i, n), l = kKind == kAbsMax ? h : V::load_part(low + i, n);
-    for (int row = 0; row < kCount; ++row) widen<kKind>(V::load_part(x + row * stride + i, n), l, h);
+    for (int row = 0; row < kRows; ++row) widen<kKind>(V::load_part(x + row * stride + i, n), l, h);
     if (kKind == kMinMax) V::store_part(low + i, l, n);
     V::store_part(high + i, h, n);
   }
@@ -121,6 +121,6 @@ void column_range_of_some_rows(const float* x, int64_t cols, int64_t stride, flo
 template <Extremes kKind>
 void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   int64_t row = 0;
-  for (; row + 8 <= rows; row += 8) column_range_of_some_rows<kKind, 8>(x + row * stride, cols, stride, low, high);
-  for (; row < rows; ++row) column_range_of_some_rows<kKind, 1>(x + row * stride, cols, stride, low, high);
+  for (; row + 8 <= rows; row += 8) column_range_tile<kKind, 8>(x + row * stride, cols, stride, low, high);
+  for (; row < rows; ++row) column_range_tile<kKind, 1>(x + row * stride, cols, stride, low, high);
 }

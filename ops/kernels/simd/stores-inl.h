@@ -1,6 +1,6 @@
-// Writes a row: with streaming stores, without masks.
+// How kernels cover a row: with streaming stores, without masks.
 
-// Streaming stores write past the caches. Every one of them must be aligned.
+// Whether all stores are aligned, as streaming stores must be, which write past the caches.
 template <class Block>
 bool can_stream(const Block& block, uintptr_t dst_size) {
   const uintptr_t row = static_cast<uintptr_t>(block.cols) * dst_size;

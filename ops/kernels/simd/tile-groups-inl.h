@@ -1,8 +1,8 @@
 // Products of weights in groups on tiles: a part of amx.cc, which includes this file.
 //
-// A tile of sums has 16 rows, 16 columns and one group. It is stored, and made floats from there. The floats of 16 rows
-// stay in registers for the groups of a panel, and in dst from panel to panel. Loads from a tile that was just stored
-// wait until all earlier instructions are done; so two more tiles are stored before the floats of a tile are made.
+// A tile of sums has 16 rows and 16 columns of one group. It is stored to memory and converted to floats from there.
+// The floats of 16 rows stay in registers for the groups of a panel, and in dst between panels. A load from a tile that
+// was just stored waits for all earlier instructions, so two more tiles are stored before a tile is converted.
 
 constexpr int64_t kPanelDepth = 1024;  // k of a panel: few panels, whose weights fit the first-level cache
 static_assert(kPanelDepth >= kLongestTileGroup, "a panel has a group or more");
@@ -20,8 +20,8 @@ struct Panel {
   int64_t column;      // the first one
 };
 
-// Multiplies the codes of 16 rows from k `begin` to `end` to tile 0 or 1; 4 and 5 are codes, 6 and 7 weights. The
-// instructions take no variables as tiles.
+// Multiplies the codes of 16 rows from k `begin` to `end` into tile 0 or 1; 4 and 5 are codes, 6 and 7 weights. The
+// numbers of tiles are constants of the instructions.
 inline void multiply_group(const uint8_t* codes, int64_t begin, int64_t end, const int8_t* weights, int64_t tile_bytes,
                            bool is_odd) {
   if (is_odd)
@@ -49,7 +49,7 @@ inline void store_group(uint32_t* sums, bool is_odd) {
     _tile_stored(0, sums, kTileBytes);
 }
 
-// The floats of 16 rows before the panel.
+// The floats of 16 rows: the sums of earlier panels.
 template <Store kStore>
 inline void load_reals(const ProductBlock& block, const Panel& panel, int64_t row, Floats (&reals)[kTileRows]) {
   const float* dst = block.dst + row * block.dst_stride + panel.column;
@@ -114,7 +114,7 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
 
 #ifdef __AVX512F__
 
-// CPUs do not foresee the rows of dst, and lines of the next block of columns that belong to one group.
+// Hardware does not prefetch the rows of dst, nor the next block's weights and columns of a group.
 inline void prefetch_dst(const ProductBlock& block, const Panel& panel, int64_t row) {
   for (int64_t r = row; r < row + kTileRows && r < block.rows; ++r)
     __builtin_prefetch(block.dst + r * block.dst_stride + panel.column, 1);
@@ -123,7 +123,7 @@ inline void prefetch_dst(const ProductBlock& block, const Panel& panel, int64_t 
 template <int kBits>
 inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_t i) {
   const int64_t next = panel.column + kBlockColumns, bytes = panel.group_size * kBlockColumns * kBits / 8;
-  if (next >= block.cols) return;  // they belong to another task
+  if (next >= block.cols) return;  // another task's
   const int64_t group = panel.first + i, at = group * block.columns + next;
   const int8_t* weights = block.weights + next / kBlockColumns * block.weights_stride + group * bytes;
   for (int64_t line = 0; line < bytes; line += kTileBytes) __builtin_prefetch(weights + line);
@@ -140,7 +140,7 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   const int64_t groups = panel.groups, group_size = panel.group_size, tile_bytes = panel.tile_bytes;
   const int64_t first_k = panel.first * group_size, end_k = first_k + groups * group_size;
   const int64_t positions = row_tiles * groups;
-  Floats column_scales[kMostGroups], column_sums[kMostGroups];  // adjacent: in block they may evict each other
+  Floats column_scales[kMostGroups], column_sums[kMostGroups];  // copies: in `block` they may share cache sets
   for (int64_t i = 0; i < groups; ++i) {
     const int64_t column = (panel.first + i) * block.columns + panel.column;
     column_scales[i] =
@@ -185,7 +185,7 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
       if (row == 0) prefetch_group<kBits>(block, panel, i);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kTileRows; ++r) {
-        if (r == kTileRows / 2) store_previous();  // in the middle: CPUs then do more at once
+        if (r == kTileRows / 2) store_previous();  // in the middle: it overlaps with more instructions
         const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(ready + r * kBlockColumns));
         const __m512 exact = _mm512_fnmadd_ps(_mm512_set1_ps(zps[r]), reinterpret_cast<__m512>(column_sum), sum);
         reals[r] += reinterpret_cast<Floats>(exact) * column_scale;

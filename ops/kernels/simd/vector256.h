@@ -1,5 +1,5 @@
-// What the elementwise kernels and the products of files with eight lanes share. Needs AVX2. Everything here is in an
-// anonymous namespace: each file that includes it has its own copy, compiled for its instruction set.
+// Vectors of eight lanes, for elementwise kernels and products. Needs AVX2. Everything is in an anonymous namespace:
+// each file that includes this one has its own copy, compiled for its instruction set.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// As vector256.h, for the four lanes of NEON, which every 64-bit ARM CPU has.
+// As vector256.h, for NEON with four lanes, which every 64-bit ARM CPU has.
 #pragma once
 
 #include <arm_neon.h>
@@ -16,7 +16,7 @@ struct VectorNeon {
 
   static F set1(float value) { return vdupq_n_f32(value); }
   static I set1(int32_t value) { return vdupq_n_s32(value); }
-  // The second operand if one is NaN, or if both are zeros. NEON's own instructions return a NaN, and -0 < +0 for them.
+  // The second operand if one is NaN, or if both are zeros. NEON's own instructions return NaN, and order -0 below +0.
   static F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   static F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
   static F add(F a, F b) { return vaddq_f32(a, b); }
@@ -24,7 +24,7 @@ struct VectorNeon {
   static F sub(F a, F b) { return vsubq_f32(a, b); }
   static F fmadd(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static F fnmadd(F a, F b, F c) { return vfmsq_f32(c, a, b); }
-  // Compilers may write the intrinsics of int32 as sums, products and differences in C++, which must not overflow.
+  // Headers may implement the intrinsics of int32 with C++ operators, whose overflow is undefined: unsigned ones wrap.
   static I add(I a, I b) { return vreinterpretq_s32_u32(vaddq_u32(u32(a), u32(b))); }
   static I mul(I a, I b) { return vreinterpretq_s32_u32(vmulq_u32(u32(a), u32(b))); }
   static I sub(I a, I b) { return vreinterpretq_s32_u32(vsubq_u32(u32(a), u32(b))); }
@@ -36,7 +36,7 @@ struct VectorNeon {
   static void store(float* p, F a) { dynq::store(reinterpret_cast<F*>(p), a); }
   static void store(void* p, I a) { dynq::store(static_cast<I*>(p), a); }
 
-  // The first n elements. There are no masks.
+  // The first n elements, one by one: NEON has no masks.
   static F load_part(const float* p, int64_t n, F rest) {
     if (n >= kLanes) return load(p);
     if (n > 0) rest = vsetq_lane_f32(dynq::load(p), rest, 0);

@@ -1,4 +1,4 @@
-// What types of products and convolutions share whose one step multiplies whole quads, as they are stored.
+// For products and convolutions with one step: dot takes quads as they are stored.
 
 struct WholeQuads {
   template <int, class T>
