@@ -19,7 +19,8 @@ typedef struct {
   const void* data;
 } ort_dynq_tensor;
 
-/* An attribute. A list of integers is one attribute for each integer, all of the same name, in order. */
+/* An attribute. A list of integers is one attribute for each integer, all of the same name, in order. Attributes that
+   the operator does not have are ignored. */
 typedef struct {
   const char* name;
   const char* text; /* null for an integer */

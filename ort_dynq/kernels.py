@@ -57,10 +57,7 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
         for name, value in attributes.items()
         if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     }
-    for attribute in OPERATORS[operator].attributes if lists and operator in OPERATORS else ():
-        if attribute.name in lists and not attribute.is_list:
-            raise DynqError(f"{operator}: {attribute.name} is a list, expected one value")
-    given = _attributes(tuple((attributes | lists).items()))
+    given = _attributes(operator, tuple((attributes | lists).items()))
     outputs: list[tuple[Array, Array]] = []
 
     def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
@@ -249,8 +246,13 @@ def _address(array: Array) -> int:
 
 
 @functools.lru_cache
-def _attributes(given: tuple[tuple[str, str | int | tuple[int, ...]], ...]) -> ctypes.Array[library.Attribute]:
+def _attributes(
+    operator: str, given: tuple[tuple[str, str | int | tuple[int, ...]], ...]
+) -> ctypes.Array[library.Attribute]:
     """The attributes for the C interface. They are cached, since a node passes the same ones in every run."""
+    for name, value in given if operator in OPERATORS else ():
+        if not OPERATORS[operator].attribute(name).is_list and isinstance(value, tuple):
+            raise DynqError(f"{operator}: {name} is a list, expected one value")
     single = [(name, each) for name, value in given for each in (value if isinstance(value, tuple) else (value,))]
     for name, value in single:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # ctypes would wrap it

@@ -61,12 +61,11 @@ def _check_call(node: ir.Node, is_stored: bool) -> None:
         if not is_stored:
             raise _error(node, True, "unknown")
         return
-    known = [attribute.name for attribute in operator.attributes]
-    for name in node.attributes:
-        if name not in known:
-            raise DynqError(
-                f"{label(node)}: {node.op_type} has no attribute {name}, expected {', '.join(known) or 'none'}"
-            )
+    try:
+        for name in node.attributes:
+            operator.attribute(name)
+    except DynqError as error:
+        raise DynqError(f"{label(node)}: {error}") from None
 
 
 def _error(node: ir.Node, is_newer: bool, what: str) -> DynqError:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..errors import DynqError
 from .encodings import Encoding
 
 FLOATS = ("float32", "float16")
@@ -110,6 +111,17 @@ class Operator:
             if wide and all(types in outputs for types in half):
                 return index, outputs[wide[0]][0] != outputs[half[0]][0]
         return None
+
+    def attribute(self, name: str) -> Attribute:
+        """Returns the attribute of this name.
+
+        Raises:
+            DynqError: The operator does not have it.
+        """
+        known = {attribute.name: attribute for attribute in self.attributes}
+        if name not in known:
+            raise DynqError(f"{self.name} has no attribute {name}, expected {', '.join(known) or 'none'}")
+        return known[name]
 
     def function(self, domain: str, opset: int) -> str:
         """The whole function of a rewritten model, for an opset version of ONNX, in ``onnx.parser``'s syntax."""

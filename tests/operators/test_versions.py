@@ -18,7 +18,7 @@ from onnx import helper
 from versions import Frozen
 
 import ort_dynq
-from ort_dynq import DynqError
+from ort_dynq import DynqError, kernels
 from ort_dynq.graphs import proto_nodes
 from ort_dynq.operators import OPERATORS, VERSION
 
@@ -209,3 +209,10 @@ def test_errors(model: onnx.ModelProto, message: str, use: Callable[[onnx.ModelP
         use(model)
     assert re.search(message, str(error.value))
     assert "\n" not in str(error.value)
+
+
+def test_kernels_refuse_unknown_attributes() -> None:
+    with pytest.raises(
+        DynqError, match="ReduceAbsMax has no attribute kept, expected axis, count, reduce_others, keep"
+    ):
+        kernels.run("ReduceAbsMax", [FEEDS["x"]], kept=1)
