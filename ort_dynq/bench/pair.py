@@ -15,6 +15,7 @@ from ..accuracy import Accuracy, Reference, measure
 from ..errors import DynqError
 from ..graphs import graphs, label, named
 from ..measuring.inputs import Array, Input, make_feeds
+from ..measuring.plain import plain
 from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
@@ -69,6 +70,17 @@ class Pair:
     before: Profile | None = None
     after: Profile | None = None
     problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON, without the run times and profiles."""
+        results = {
+            name: None if (value := getattr(self, name)) is None else value.to_dict()
+            for name in ("rewrite_report", "verification", "accuracy")
+        }
+        names = ("model", "bytes", "machine", "settings", "inputs", "seed", "quantized", "data", "problem")
+        return {name: plain(getattr(self, name)) for name in names} | {
+            key: plain(each) for key, each in results.items()
+        }
 
 
 def measure_pair(

@@ -59,21 +59,21 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         )
     found = report_on(pair)
     found.save(target)
-    passed = found.verification is None or found.verification.passed
+    passed = pair.verification is None or pair.verification.passed
 
     def text() -> Iterator[RenderableType]:
-        if found.accuracy is None:
-            yield from inputs_text(found.inputs, found.seed)
-            yield one_line(f"{source}: {found.rewrite_report.summary}")
+        if pair.accuracy is None:
+            yield from inputs_text(pair.inputs, pair.seed)
+            yield one_line(f"{source}: {pair.rewrite_report.summary}")
         else:
-            yield from accuracy_text(found.accuracy, arguments.data)
-        if found.problem:
-            yield one_line(found.problem)
+            yield from accuracy_text(pair.accuracy, arguments.data)
+        if pair.problem:
+            yield one_line(pair.problem)
         if found.before and found.after:
             before, after = found.before.latency.median_ms, found.after.latency.median_ms
             yield f"median {before:.4f} ms before, {after:.4f} ms after: {Figure(found.ratio, 2)}x speed"
         yield one_line(f"{target} is written")
-        if found.verification is not None:
+        if pair.verification is not None:
             yield "PASSED" if passed else "FAILED"
 
     data = {"output": str(target), **found.to_dict()}

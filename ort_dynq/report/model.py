@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 
 from .. import doctor, rewriter
-from ..accuracy import Accuracy
 from ..bench.models import Samples
 from ..bench.pair import Pair
-from ..measuring.inputs import Array, Input
+from ..measuring.inputs import Array
 from ..measuring.plain import plain
 from ..measuring.profile import NodeTime, Profile
-from ..measuring.timing import Latency, Machine, Settings, latency
+from ..measuring.timing import Latency, latency
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
-from ..verification import Verification
 from . import page
 
 _BINS, _TAIL, _MARGIN = 60, 90, 1.2  # the histogram ends at this multiple of this percentile
@@ -91,42 +89,23 @@ class Side:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """A model and its rewritten form: what changed, whether it is correct, and the times of both.
+    """The figures of the page on a model and its rewritten or quantized form.
 
     Attributes:
-        model: The path of the model.
-        bytes: The size of its file, without external data.
-        machine, versions: The machine and the versions of the packages.
-        settings: How the models were timed.
-        rewrite_report: What was rewritten, what was left, and why.
-        groups: The same findings, those of equal layers together.
-        inputs, seed: What both models ran on.
-        verification: The comparison of both models; None if a quantized model was given.
-        quantized: The path of the quantized model that was given instead of a rewrite; empty if none was.
-        accuracy: The comparison of that model with the float model.
-        data: The path of the data of this comparison; empty if there is none.
+        pair: The measurements.
+        versions: The versions of the packages.
+        groups: The findings, those of equal layers together.
         end_ms: The end of the histograms.
-        before, after: The original in stock ONNX Runtime, and the rewritten model with the plugin; None for a model
-            that does not run.
+        before, after: The original in stock ONNX Runtime, and the new model with the plugin; None for a model that does
+            not run.
         ratio: The median before / the median after.
         operators: The profiled time by operator, the slowest first.
         before_profile, after_profile: The profiles; None for a model that does not run.
-        problem: Why one of the models does not run; empty if both run.
     """
 
-    model: str
-    bytes: int
-    machine: Machine
+    pair: Pair
     versions: Mapping[str, str]
-    settings: Settings
-    rewrite_report: rewriter.Report
     groups: tuple[Group, ...]
-    inputs: tuple[Input, ...]
-    seed: int
-    verification: Verification | None = None
-    quantized: str = ""
-    accuracy: Accuracy | None = None
-    data: str = ""
     end_ms: float = 0.0
     before: Distribution | None = None
     after: Distribution | None = None
@@ -134,16 +113,11 @@ class ModelReport:
     operators: tuple[OperatorTime, ...] = ()
     before_profile: Side | None = None
     after_profile: Side | None = None
-    problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        given = {key: getattr(self, key) for key in self.__dataclass_fields__}
-        given |= {
-            name: None if given[name] is None else given[name].to_dict()
-            for name in ("rewrite_report", "verification", "accuracy")
-        }
-        return {key: plain(value) for key, value in given.items()}
+        figures = {name: plain(getattr(self, name)) for name in self.__dataclass_fields__ if name != "pair"}
+        return self.pair.to_dict() | figures
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the HTML page atomically.
@@ -161,12 +135,13 @@ class ModelReport:
         return page.render(
             "page.html",
             r=self,
+            p=self.pair,
             kinds=KINDS,
             unit=unit,
             time=lambda ms: f"{ms * factor:.{digits}f}",
             rewritten=[group for group in self.groups if group.operator],
             left=[group for group in self.groups if not group.operator],
-            counts=_counts(self.rewrite_report),
+            counts=_counts(self.pair.rewrite_report),
             max_nodes=_MAX_NODES,
         )
 
@@ -174,24 +149,13 @@ class ModelReport:
 def report_on(pair: Pair) -> ModelReport:
     """Returns the report of a model and its rewritten or quantized form."""
     return ModelReport(
-        model=pair.model,
-        bytes=pair.bytes,
-        machine=pair.machine,
-        versions=doctor.versions(),
-        settings=pair.settings,
-        rewrite_report=pair.rewrite_report,
-        groups=tuple(grouped(pair.rewrite_report.findings)),
-        inputs=pair.inputs,
-        seed=pair.seed,
-        verification=pair.verification,
-        quantized=pair.quantized,
-        accuracy=pair.accuracy,
-        data=pair.data,
+        pair,
+        doctor.versions(),
+        tuple(grouped(pair.rewrite_report.findings)),
         **({} if pair.samples is None else _distributions(pair.samples)),
         operators=() if pair.after is None else tuple(_operators(pair.before, pair.after)),
         before_profile=None if pair.before is None else _side(pair.before, pair.replaced),
         after_profile=None if pair.after is None else _side(pair.after, frozenset()),
-        problem=pair.problem,
     )
 
 

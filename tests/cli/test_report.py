@@ -64,12 +64,12 @@ def evil(tmp_path: Path) -> Path:
 
 def test_facts_equal_those_of_rewrite_and_verify(report: ModelReport) -> None:
     expected = inspect(ENCODER)
-    assert report.rewrite_report.findings == expected.findings
-    assert (report.rewrite_report.before, report.rewrite_report.after) == (expected.before, expected.after)
+    assert report.pair.rewrite_report.findings == expected.findings
+    assert (report.pair.rewrite_report.before, report.pair.rewrite_report.after) == (expected.before, expected.after)
     assert sum(group.count for group in report.groups) == len(expected.findings)
-    assert report.verification.passed
-    assert len(report.verification.products) == 12
-    assert report.problem == ""
+    assert report.pair.verification.passed
+    assert len(report.pair.verification.products) == 12
+    assert report.pair.problem == ""
     for side in (report.before, report.after):
         assert side is not None
         assert 0 < side.min_ms <= side.latency.median_ms <= side.latency.p99_ms <= side.max_ms
@@ -112,9 +112,14 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
 def test_report_on_special_models(name: str, title: str) -> None:
     """Models with subgraphs, without chains, and one that stock ONNX Runtime does not run at its default level."""
     found = report_on(measure_pair(MODELS / name / "model.onnx", seconds=0.05))
-    assert found.verification.passed
+    assert found.pair.verification.passed
     assert re.search(title, found.to_html())
-    assert (found.before is None) == (found.before_profile is None) == bool(found.problem) == (name == "row_zero_point")
+    assert (
+        (found.before is None)
+        == (found.before_profile is None)
+        == bool(found.pair.problem)
+        == (name == "row_zero_point")
+    )
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -275,7 +280,7 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
         "DynamicRangeFakeQuantize",
         "QuantizedMatMul",
         "PASSED",
-        report.machine.cpu,
+        report.pair.machine.cpu,
     ):
         assert expected in page.text
     assert "28 dynamic quantization chains and products rewritten, 12 left unchanged." in page.text
