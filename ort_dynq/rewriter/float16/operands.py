@@ -1,4 +1,4 @@
-"""The rule for Casts from and to float16 beside operators of ours, which take and give float16 as well.
+"""The rule for Casts from and to float16 beside operators of ort_dynq, which take and give float16 as well.
 
 Cast(x, float), operator to codes                        -> operator to codes, of x
 Cast(x, float), operator to floats, Cast(float16)        -> operator to floats, of x
@@ -8,13 +8,16 @@ Which input may be float16 is in the signatures of the operators; the type of fl
 that input is a constant, it becomes a float16 one, if it is the same. float16 is exact in float32, and the operators
 round their float32 result to float16 once, as the Cast does: no bit changes.
 
-ONNX Runtime, however, computes most standard operators of float16 in float32, and then removes Casts around them: such
-a node gives and reads values that are not rounded, whatever their type is. The rule leaves Casts beside such nodes.
+ONNX Runtime computes most standard operators of float16 in float32, and then removes the Casts around them: such a
+node reads and returns values that are not rounded, whatever their type is. The rule leaves Casts beside such nodes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -30,7 +33,24 @@ MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
 _OLDEST_WITH_CASTLIKE = 15  # which function bodies round with
 
 
-def _apply(node: ir.Node, context: Context) -> Edit | None:
+@dataclass(frozen=True)
+class _Match:
+    """An operator that may read float16.
+
+    Attributes:
+        node: The operator.
+        index: The input.
+        source: What it becomes: the float16 value before a Cast, or the elements of a float16 constant.
+        roundings: The Casts to float16 of the output, which is float16 then.
+    """
+
+    node: ir.Node
+    index: int
+    source: ir.Value | npt.NDArray[np.float16]
+    roundings: tuple[ir.Node, ...] = ()
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     if context.function is not None:
         return None  # its calls decide which nodes stand beside its parameters; those of float16 chains are inlined
     if node.domain == DOMAIN and node.op_type in OPERATORS:
@@ -38,14 +58,24 @@ def _apply(node: ir.Node, context: Context) -> Edit | None:
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
         source, roundings = _source_of_cast(node.inputs[0]), _roundings(node.outputs[0])
         if source is not None and roundings:
-            return _edit(context.edit(f"{node.op_type} of float16", node), 0, source, roundings)
+            return _Match(node, 0, source, tuple(roundings))
     return None
 
 
-RULE = Rule("float16 operand", 13, _apply)
+def _build(match: _Match, edit: Edit) -> None:
+    node, source = match.node, match.source
+    if not isinstance(source, ir.Value):
+        source = edit.shared(SharedInitializers).of(source, node, edit)
+    edit.operator = f"{node.op_type} of float16"
+    edit.replace_input(node, match.index, source)
+    for rounding in match.roundings:
+        edit.replace(rounding.outputs[0], node.outputs[0])
 
 
-def _operator(node: ir.Node, context: Context) -> Edit | None:
+RULE = Rule("float16 operand", 13, _match, _build)
+
+
+def _operator(node: ir.Node, context: Context) -> _Match | None:
     index, output_follows = OPERATORS[node.op_type].float16_input or (None, False)
     value = node.inputs[index] if index is not None and index < len(node.inputs) else None
     if index is None or value is None:
@@ -55,18 +85,12 @@ def _operator(node: ir.Node, context: Context) -> Edit | None:
     if output_follows and not (roundings and all(map(_reads_rounded, read)) and context.opset >= _OLDEST_WITH_CASTLIKE):
         return None
     source = _source_of_cast(value)
+    if source is not None:
+        return _Match(node, index, source, tuple(roundings))
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    edit = context.edit(f"{node.op_type} of float16", node)
-    if source is None and tensor is not None and output_follows and is_float16(elements := tensor.numpy()):
-        source = context.shared(SharedInitializers).of(elements.astype(np.float16), node, edit)
-    return None if source is None else _edit(edit, index, source, roundings)
-
-
-def _edit(edit: Edit, index: int, source: ir.Value, roundings: list[ir.Node]) -> Edit:
-    edit.replace_input(edit.node, index, source)
-    for rounding in roundings:
-        edit.replace(rounding.outputs[0], edit.node.outputs[0])
-    return edit
+    if tensor is None or not output_follows or not is_float16(elements := tensor.numpy()):
+        return None
+    return _Match(node, index, elements.astype(np.float16), tuple(roundings))
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:
