@@ -1,8 +1,8 @@
 """An edit: what a rule changes in the model, recorded by the rule and applied by the loop.
 
-A rule reads the model and records new nodes, new initializers and the values that they replace. The graphs do not
-change before :meth:`Edit.apply`, which also names, types and stamps what is new. A new node counts as a use of its
-inputs from its creation on, so a rule makes all its checks before it creates nodes.
+A rule builds: it records new nodes, new initializers and the values that they replace. The graphs do not change before
+:meth:`Edit.apply`, which also names, types and stamps the new nodes. A new node counts as a use of its inputs from its
+creation on, so a rule must not create nodes while it matches.
 """
 
 from __future__ import annotations
@@ -33,6 +33,22 @@ def call(operator: str, inputs: list[ir.Value], **attributes: str | int) -> ir.N
     single = [attribute for attribute in spec.attributes if not attribute.is_list]
     given = {attribute.name: attributes.get(attribute.name, attribute.default) for attribute in single}
     return ir.node(operator, inputs, given, domain=DOMAIN, num_outputs=len(spec.outputs))
+
+
+class Shared:
+    """The objects that all nodes of one rewrite share: one of each class."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any object."""
+        self._facts = facts
+        self._objects: dict[Callable[[Facts], Any], Any] = {}
+
+    def __call__(self, kind: Callable[[Facts], _T]) -> _T:
+        """Returns the object of a class, and creates it at the first call."""
+        if kind not in self._objects:
+            self._objects[kind] = kind(self._facts)
+        found: _T = self._objects[kind]
+        return found
 
 
 @dataclass
@@ -67,6 +83,7 @@ class Edit:
     Attributes:
         node: The node that the rule was applied to. New nodes inherit its metadata.
         facts: What is known of the model.
+        shared: What the nodes of this rewrite share.
         operator: What the node becomes, for the report; the operator of the main node if the rule does not say.
         metadata: More metadata for the main node.
         note: What the report says of the conversion; empty if there is nothing to say.
@@ -74,7 +91,7 @@ class Edit:
 
     node: ir.Node
     facts: Facts
-    _shared: dict[type, Any]
+    shared: Shared
     operator: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
@@ -84,14 +101,6 @@ class Edit:
     _inputs: list[tuple[ir.Node, int, ir.Value]] = field(default_factory=list)
     _values: dict[ir.Value, ir.Value] = field(default_factory=dict)
     _extra_outputs: list[ExtraOutput] = field(default_factory=list)
-
-    def shared(self, kind: Callable[[Facts], _T]) -> _T:
-        """Returns the object of a class that all edits of this rewrite share, and creates it at the first call."""
-        assert isinstance(kind, type)
-        if kind not in self._shared:
-            self._shared[kind] = kind(self.facts)
-        found: _T = self._shared[kind]
-        return found
 
     def insert(self, *nodes: ir.Node, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records new nodes, in order, before an old one.
@@ -196,13 +205,6 @@ class Edit:
         for extra in self._extra_outputs:
             assert last is not None
             last = self._apply_extra_output(extra, last, rule)
-
-    def discard(self) -> None:
-        """Gives the edit up: its nodes no longer count as uses of their inputs."""
-        for insertion in self._insertions:
-            for node in insertion.nodes:
-                for index in range(len(node.inputs)):
-                    node.replace_input_with(index, None)
 
     def _apply_extra_output(self, extra: ExtraOutput, last: ir.Node, rule: str) -> ir.Node:
         """Inserts the nodes that an extra output needs after `last`; returns the last node inserted."""

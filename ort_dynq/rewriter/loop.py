@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, bodies, functions, graphs, label, with_subgraphs
 from .analysis.inference import Facts
-from .edit import Edit
+from .edit import Edit, Shared
 from .functions import add_functions
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
@@ -35,7 +35,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
     report = Report(before=op_counts(model))
     initializers, parameters = _used_initializers(model), _used_parameters(model)
     with Facts(model) as facts:
-        context = Context(facts, exact)
+        context = Context(facts, exact, Shared(facts))
         for phase in phases:
             for path, body in bodies(model):
                 function = body if isinstance(body, ir.Function) else None
@@ -91,7 +91,6 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
         if context.facts.is_folded(node):
             return None
         problem = problem or Unconverted(Reason.FOLDED_IN_A_CALL)
-        context = replace(context, _shared={})  # the edit is not applied
     found = Finding(label(node), node.op_type, context.path, rule.name)
     try:
         match = rule.match(node, context)
@@ -100,14 +99,9 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
     if match is None:
         return None
     if problem:
-        if isinstance(match, Edit):
-            match.discard()
         return replace(found, unconverted=problem)
-    if isinstance(match, Edit):  # the rule builds while it matches
-        edit = match
-    else:
-        edit = context.edit("", node)
-        rule.build(match, edit)
+    edit = Edit(node, context.facts, context.shared)
+    rule.build(match, edit)
     edit.apply(rule.name)
     return replace(found, operator=edit.operator, note=edit.note)
 

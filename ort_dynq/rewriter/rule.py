@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from .analysis.inference import Facts
-from .edit import Edit
+from .edit import Edit, Shared
 from .reasons import Unconverted
 
-_T = TypeVar("_T")
 _M = TypeVar("_M")
 
 
@@ -24,35 +23,24 @@ class Context:
     Attributes:
         facts: What is known of the model.
         exact: Whether every result must stay the same bit for bit.
+        shared: What the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         function: The model-local function that encloses the node, at any depth; None in the main graph.
-        reported: The nodes that are in the report, and why those stay that are unconverted.
+        reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
     facts: Facts
     exact: bool
+    shared: Shared
     path: str = "main"
     function: ir.Function | None = None
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
-    _shared: dict[type, Any] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
         """The version of the standard operators that the node's body imports."""
         imports = {} if self.function is None else self.function.opset_imports
         return next((imports[domain] for domain in STANDARD_DOMAINS if domain in imports), self.facts.opset)
-
-    def edit(self, operator: str, node: ir.Node) -> Edit:
-        """Returns an empty edit of `node`, which becomes `operator`."""
-        return Edit(node, self.facts, self._shared, operator)
-
-    def shared(self, kind: Callable[[Facts], _T]) -> _T:
-        """Returns the object of a class that all nodes of this rewrite share, and creates it at the first call."""
-        assert isinstance(kind, type)
-        if kind not in self._shared:
-            self._shared[kind] = kind(self.facts)
-        found: _T = self._shared[kind]
-        return found
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ PHASES = (
     (reductions.RULE, dynamic_quantize_linear.RULE, activation_function.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
-"""Each phase goes over the whole model before the next one begins: first single chains, then products of what the
-chains quantize, then the weights of products that stay float, then ranges that are left, and what
-stands before and after products of ours. The last phase reports the products that are left, and removes Casts."""
+"""Each phase goes over the whole model before the next one begins: first chains, then products of the data that they
+quantize, then the weights of products that stay float, then the remaining ranges, DynamicQuantizeLinear before products
+and activation functions after convolutions. The last phase reports unconverted products and removes Casts."""
 
 IN_FLOAT32 = frozenset(rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE))
 """The names of the rules that find chains of float16 models only with ONNX Runtime's Casts written into them."""
