@@ -78,7 +78,7 @@ def measure(
         track: Shows the progress.
 
     Raises:
-        DynqError: B does not run, or its inputs or outputs are not those of the float model.
+        DynqError: B does not run, or its inputs or outputs differ from the float model's.
     """
     with running():
         outputs = measure_outputs(reference, b, backend=backend)

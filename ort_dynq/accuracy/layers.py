@@ -128,7 +128,7 @@ class _Found:
 
     Attributes:
         name, operator: As in :class:`LayerAccuracy`.
-        activation, result: The names of its values in A; None for those that A does not have.
+        activation, result: The names of its values in A; None for a value that A does not have.
         noise: The noise of its result.
         outputs: The noise that it alone causes in each output of A that is of floats.
         channels: The channels of its activation.

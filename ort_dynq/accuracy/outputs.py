@@ -77,7 +77,7 @@ def measure_outputs(
 
     Raises:
         SessionError: B does not load or run.
-        DynqError: The inputs or outputs of B are not those of the float model.
+        DynqError: The inputs or outputs of B differ from the float model's.
     """
     session = open_session(b, "B", backend=backend, optimize=True)
     check_signature(reference.signature, signature(session))

@@ -42,7 +42,7 @@ class ModelTiming:
         name: The name of the model.
         threads: The number of intra-op threads.
         stock, ours: The latencies; None for a model that does not run.
-        ratio: The median of stock / the median of ours; None if one of them does not run.
+        ratio: The median of `stock` / the median of `ours`; None if one of them does not run.
         problem: Why a model does not run; empty if both run.
         rewritten: The number of calls of each of ort_dynq's operators that the rewriter made; None if the second model
             was given.
@@ -109,7 +109,7 @@ def bench_model(
         b: The path of another model; None to rewrite A.
         settings: How to time.
         inputs, shapes, seed: As for :func:`ort_dynq.verify`. Generated values have no rows of zeros.
-        opening: Whether to measure opening the sessions, too.
+        opening: Whether to measure opening the sessions as well.
         track: Shows the progress.
 
     Raises:

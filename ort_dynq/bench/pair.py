@@ -41,7 +41,7 @@ class Pair:
         bytes: The size of its file, without external data.
         machine: The machine.
         settings: How the models were timed.
-        rewrite_report: What was rewritten or quantized, what was left, and why.
+        rewrite_report: The nodes that were rewritten or quantized, and the others with the reason.
         replaced: The names of the nodes that the new model does not have.
         inputs, seed: What both models ran on.
         verification: The comparison of both models; None for a quantized model.

@@ -165,7 +165,7 @@ def bench_quantization(
 
     Args:
         model: The path of the float model.
-        reference: Its outputs on the data. The first set is what is timed.
+        reference: Its outputs on the data. The first set is timed.
         settings: How to time.
         tokens: Lengths of the sequence. One sequence of the data is cut or repeated to each. None for :data:`TOKENS` if
             the model has a dynamic sequence, see :func:`sequence_axes`, and else, or if it is empty, the data as they

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status.
 
     Args:
-        argv: The arguments without the name of the program; None for those of the process.
+        argv: The arguments without the name of the program; None for the process's own.
     """
     return command.main(parser(), argv)
 

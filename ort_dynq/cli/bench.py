@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--opening",
         action="store_true",
-        help="measure opening the sessions, too, each in a new process: the time and the private memory it takes",
+        help="also measure opening the sessions, each in a new process: the time and the private memory that it takes",
     )
     bench_quantize.add_arguments(parser)
     add_exact(parser)

@@ -57,18 +57,19 @@ def quantize(
         weights: "int8" with one scale for each output channel, or "int4" with one for each group.
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, or "tensor" for one for all.
-        symmetric: Whether activations per token have no zero point; those of Conv are per tensor and always have one.
+        symmetric: Whether activations per token have no zero point. Activations of Conv are per tensor and always have
+            one.
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay in float. A layer has the name
             of its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
-            weights, and those of matrices get activations as given here. Not with `min_snr`.
+            weights, and products of matrices get activations as given here. Not with `min_snr`.
         min_snr: Keeps the layers that harm the outputs most in float, until each output has this signal-to-noise ratio
             on `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
             files; arrays by the name of the input; or a list of these. None for generated data, which show little.
 
     Returns:
-        The new model, and the report of the layers that were quantized, and of those that were not.
+        The new model, and the report: the layers that were quantized, and the others with the reason.
 
     Raises:
         DynqError: The file is missing or is not a valid ONNX model; it is quantized already, is of an opset before 13

@@ -126,7 +126,7 @@ def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.ND
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[Grid, str]:
-    """Returns constant weights, or their transpose, as codes, and what differs from the options.
+    """Returns constant weights, or their transpose, as codes, and a note if they differ from the options.
 
     Raises:
         Unconverted: They cannot become codes, or it does not pay.
@@ -137,7 +137,7 @@ def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -
 
 
 def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Options) -> tuple[Grid, str]:
-    """Returns weights, [K, N], or [N, K] if they are transposed, as codes, and what differs from the options.
+    """Returns weights, [K, N], or [N, K] if they are transposed, as codes, and a note if they differ from the options.
 
     Weights that are the result of a dequantization keep its codes.
     """

@@ -94,7 +94,7 @@ class ModelReport:
     Attributes:
         pair: The measurements.
         versions: The versions of the packages.
-        groups: The findings, those of equal layers together.
+        groups: The findings, grouped by equal layers.
         end_ms: The end of the histograms.
         before, after: The original in stock ONNX Runtime, and the new model with the plugin; None for a model that does
             not run.

@@ -29,7 +29,7 @@ class Layers:
     Attributes:
         values: The values of A's main graph, by name.
         nodes: The products.
-        results: The value of B that each product computes and that A has, too.
+        results: The value that each product of B computes; A has it as well.
         enclosing: The nodes of B's main graph that contain products in subgraphs and functions.
         unreachable: The number of these products. Their values cannot be graph outputs.
     """
@@ -42,7 +42,7 @@ class Layers:
 
     @property
     def foreign(self) -> list[ir.Value]:
-        """The outputs of the enclosing nodes that A has, too."""
+        """The outputs of the enclosing nodes that A also has."""
         return [output for node in self.enclosing for output in node.outputs if output.name in self.values]
 
     def activation(self, node: ir.Node) -> ir.Value | None:
@@ -57,7 +57,7 @@ class Layers:
         return value
 
     def _is_product_of_a(self, node: ir.Node) -> bool:
-        """Returns whether the result of a product in B is one of a product in A, too: A was rewritten before."""
+        """Returns whether a product of A computes the same value: A was rewritten before."""
         value = self.values.get(name_of(self._result(node)))
         producer = None if value is None else value.producer()
         return producer is not None and _is_product(producer)

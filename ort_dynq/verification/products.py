@@ -91,7 +91,7 @@ class Checked:
     Attributes:
         products: The integer products of B's main graph.
         unreachable: The number of integer products in subgraphs and functions, whose values cannot be graph outputs.
-        b: B's outputs by name, without those that are the result of a product or of a node that contains
+        b: B's outputs by name, except results of products and of nodes that contain
             unreachable products.
         original: All outputs of A.
         perturbed: All outputs of A if its results of these products are changed by PERTURBATION in columns of even

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, so that its modules are those of `bench`
+sys.path[0] = str(
+    Path(__file__).resolve().parents[1]
+)  # not this folder: its modules are imported from the package `bench`
 
 from bench.cli import main  # noqa: E402
 

@@ -24,7 +24,7 @@ class ChainTiming(ModelTiming):
     Attributes:
         nodes: The number of nodes of the chain.
         relu: The latency of a Relu, one pass over the same tensor.
-        relu_ratio: The median of ours / the median of the Relu.
+        relu_ratio: The median of `ours` / the median of `relu`.
     """
 
     nodes: int

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark and returns the exit status.
 
     Args:
-        argv: The arguments without the name of the program; None for those of the process.
+        argv: The arguments without the name of the program; None for the process's own.
     """
     return command.main(parser(), argv)
 
@@ -119,7 +119,7 @@ def _network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=positive, metavar="N", help="layers of a transformer (default: 6)")
     parser.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
-    parser.add_argument("--float16", action="store_true", help="time transformers as float16 models, too")
+    parser.add_argument("--float16", action="store_true", help="time transformers as float16 models as well")
     parser.add_argument("--image", type=positive, metavar="N", help="pixels of resnet's images (default: 224)")
     add_exact(parser)
     add_backend(parser)

@@ -142,7 +142,7 @@ class _Form:
 
 
 def contenders(case: Case, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
-    """Returns the contenders by name, and notes on what is not available or wrong on this machine.
+    """Returns the contenders by name, and notes on contenders that are not available or wrong on this machine.
 
     Args:
         case: The convolution.

@@ -80,7 +80,7 @@ class Mean:
         name: The ratio, and the convolutions that count.
         threads: The number of threads.
         convolutions: The number of convolutions.
-        ratio: The mean; above 1 if ours is faster.
+        ratio: The mean; above 1 if ort_dynq is faster.
     """
 
     name: str

@@ -77,10 +77,10 @@ def bench_networks(
     Args:
         settings: How to time.
         names: The networks: names from :data:`NETWORKS`.
-        forms: Forms of the networks; a network is timed in those that it has. None for all.
+        forms: Forms of the networks; a network is timed in each form that it has. None for all.
         tokens: Numbers of tokens; each transformer is timed with each of them.
         sizes: The sizes of the networks.
-        float16: Whether transformers are timed as float16 models, too.
+        float16: Whether transformers are also timed as float16 models.
         track: Shows the progress.
 
     Raises:

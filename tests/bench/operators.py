@@ -170,7 +170,7 @@ def bench_misaligned(
 ) -> list[MisalignedTiming]:
     """Times the same operators with outputs at :data:`OFFSETS` from a 64-byte boundary.
 
-    Arguments and errors are those of :func:`bench_operators`.
+    Arguments and errors are the same as for :func:`bench_operators`.
     """
     cases = [
         Case(operator, granularity, size, threads, offset)

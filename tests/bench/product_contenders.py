@@ -4,8 +4,8 @@ All multiply activations by weights of the same size:
 
 * ours 8, ours 4: QuantizedMatMul, from uint8 codes with a scale and a zero point for each row, to float32. The 4-bit
   weights have a scale for each group of k and column.
-* MatMulInteger: followed by a DequantizeLinear, which makes floats of the integers in one pass. There is one scale for
-  all rows and columns, and no bias: stock ONNX Runtime needs more passes for what QuantizedMatMul does.
+* MatMulInteger: followed by a DequantizeLinear, which makes floats of the integers in one pass. It has
+  one scale for all rows and columns, and no bias: stock ONNX Runtime needs further passes for more scales and a bias.
 * MatMulNBits 4, MatMulNBits 8: at accuracy level 4, with the groups of ours 4. It quantizes its float32 activation
   itself.
 * torch: onednn.qlinear_pointwise, from uint8 codes with one scale for all rows, to float32.
@@ -115,7 +115,7 @@ class _Product:
 
 
 def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
-    """Returns the contenders by name, and notes on what is not available or wrong on this machine.
+    """Returns the contenders by name, and notes on contenders that are not available or wrong on this machine.
 
     Args:
         case: The size of the product.
@@ -243,7 +243,7 @@ def _nbits(data: _Data, weights: Array, bits: int) -> _Product:
 
 
 def _open(name: str, product: _Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
-    """Opens a session with several products. Returns the result of the first one, too."""
+    """Opens a session with several products, and returns the result of the first one as well."""
     count = _copies(case.rows, product.weights.nbytes)
     first, others = (aligned(np.zeros((case.rows, case.weights[1]), np.float32)) for _ in range(2))
     contender = session_contender(
@@ -281,7 +281,7 @@ def _variant(weights: Array, number: int) -> Array:
 
 
 def _torch(case: Case, data: _Data) -> tuple[Contender, Array]:
-    """torch's product and its result. Its idle threads get as little time to spin as those of sessions."""
+    """torch's product and its result. Its idle threads spin as briefly as a session's."""
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(case.threads)

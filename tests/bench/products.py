@@ -61,7 +61,7 @@ class Mean:
         name: The ratio, and the rows that count.
         threads: The number of threads.
         products: The number of products.
-        ratio: The mean; above 1 if ours is faster.
+        ratio: The mean; above 1 if ort_dynq is faster.
     """
 
     name: str

@@ -67,7 +67,7 @@ def test_help_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_it_runs_as_a_program() -> None:
-    """Its modules are those of the package `bench`, although their folder is that of the program."""
+    """It imports its modules from the package `bench`, although Python puts the folder of a program on the path."""
     program = Path(__file__).parent
     done = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: python tests/bench ")

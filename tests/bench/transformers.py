@@ -60,7 +60,7 @@ def decoder_step(
     The input x and the output y are float32 [batch, 1, hidden]. Layer l has the inputs past_key_values.l.key and
     past_key_values.l.value, float32 [batch, heads, past, hidden / heads], and the outputs present.l.key and
     present.l.value, which are one token longer. There is no mask, since one token attends to the whole past.
-    Arguments and errors are those of :func:`encoder`.
+    Arguments and errors are the same as for :func:`encoder`.
     """
     return _network("decoder", form, layers, hidden, heads, feed_forward, seed)
 

@@ -145,7 +145,7 @@ def test_bench_folder_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_recorded_inputs(tmp_path: Path) -> None:
-    """Tensors are taken by name, or in the order of their numbers if their names are not those of inputs."""
+    """Tensors are taken by name, or in the order of their numbers if they do not have the names of inputs."""
     names = [f"x{i}" for i in range(11)]
     model = helpers.parse(", ".join(f"float[1] {name}" for name in ("w", *names)), "float[1] y", "y = Add(x0, w)")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "w"))  # as old models have it

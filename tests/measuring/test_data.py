@@ -1,4 +1,4 @@
-"""Data sets from files and arrays, and one-line errors for those that do not fit."""
+"""Data sets from files and arrays, and one-line errors for data that do not fit."""
 
 from __future__ import annotations
 

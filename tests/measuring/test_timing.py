@@ -67,4 +67,4 @@ def test_session_contender_runs_a_model_that_declares_another_shape(tmp_path: Pa
     feeds = {"x": np.ones((2, 3), np.float32), "shape": np.array([3, 1, 2])}
     contender = timing.session_contender("it", str(tmp_path / "model.onnx"), feeds, 1)
     contender.run()
-    assert len(contender.arrays) == 2  # those of the inputs
+    assert len(contender.arrays) == 2  # the inputs

@@ -33,7 +33,7 @@ MATMUL = helper.make_node("MatMul", ["x", "b"], ["y"])
 
 
 def close(actual: np.ndarray, expected: np.ndarray) -> bool:
-    """The definition has exact sums; ours are rounded to float32 a few times."""
+    """The definition has exact sums; the kernels round to float32 a few times."""
     return bool((np.abs(actual - expected) <= 2.0**-21 * np.abs(expected).max()).all())
 
 

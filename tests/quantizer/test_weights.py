@@ -36,7 +36,7 @@ def test_columns() -> None:
 
 
 def test_groups_have_the_least_error_of_all_clips() -> None:
-    """For each clip, the codes and the linear regression in float64; no group of ours has a larger error."""
+    """For each clip, the codes and the linear regression in float64; no group has a larger error."""
     grid = grid_of_groups(WEIGHTS, GROUP)
     assert grid.codes.min() >= 0
     assert grid.codes.max() <= 15
@@ -111,7 +111,7 @@ def test_weights_at_the_end_of_a_long_chain_are_released() -> None:
 
 
 def test_external_weights_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a Conv and of a MatMul; a view that the caller has of the latter stays valid."""
+    """The weights of a Conv and of a MatMul. The caller has a view of the weights of the MatMul, which stays valid."""
     weights = {"conv": floats(24, 8, 3, 3), "w": floats(64, 256)}
     nodes = [
         helper.make_node("Conv", ["x", "conv"], ["p"], pads=[1, 1, 1, 1]),

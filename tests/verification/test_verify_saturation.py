@@ -1,6 +1,6 @@
 """verify evaluates integer products as ONNX defines them: in a form that does not saturate on any CPU.
 
-On a CPU with VNNI every form is exact. `.ci/run` runs these tests on an emulated CPU without it, too.
+On a CPU with VNNI every form is exact. `.ci/run` also runs these tests on an emulated CPU without it.
 """
 
 from __future__ import annotations
