@@ -88,7 +88,7 @@ def test_name_and_size(wheel: Path) -> None:
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     with zipfile.ZipFile(wheel) as archive:
         sizes = [each.compress_size for each in archive.infolist() if each.filename != "ort_dynq/libort_dynq.so"]
-    assert sum(sizes) < 375_000  # without the library
+    assert sum(sizes) < 385_000  # without the library
 
 
 def test_auditwheel_accepts_it(wheel: Path) -> None:
