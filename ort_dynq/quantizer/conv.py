@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.analysis.values import given_by_caller, integer
+from ..rewriter.analysis.nodes import given_by_caller, integer
 from ..rewriter.convolutions.convolution import (
     Geometry,
     Weights,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..rewriter.analysis.values import producer_of, skip_identity
+from ..rewriter.analysis.nodes import producer_of, skip_identity
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import Channels

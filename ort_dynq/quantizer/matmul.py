@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.analysis.values import given_by_caller
+from ..rewriter.analysis.nodes import given_by_caller
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix
 from ..rewriter.products.channels import Channels

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
-from ..rewriter.analysis.values import producer_of
+from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.chains import decomposed
 from ..rewriter.metadata import QUANTIZED
 from ..rewriter.reasons import Unconverted

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..rewriter.analysis.folding import evaluate
+from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.products.grid import Grid
 from ..rewriter.reasons import Reason, Unconverted

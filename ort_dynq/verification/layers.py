@@ -12,8 +12,8 @@ from ..errors import DynqError
 from ..graphs import functions, graphs, subgraphs, values_of
 from ..measuring.inputs import Array
 from ..measuring.sessions import SessionError, open_session, run
+from ..rewriter.analysis.nodes import only_use
 from ..rewriter.analysis.shapes import RESHAPES
-from ..rewriter.analysis.values import only_use
 from ..rewriter.metadata import ACTIVATION
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, label
 from ..measuring.inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
+from ..rewriter.analysis.nodes import cast_to, only_use
 from ..rewriter.analysis.shapes import RESHAPES
-from ..rewriter.analysis.values import WIDE_TYPES, cast_to, only_use
+from ..rewriter.analysis.types import WIDE_TYPES
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.metadata import EXACT, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ..storage import load

@@ -11,7 +11,9 @@ from math import inf as _INFINITY
 import numpy as np
 import onnx_ir as ir
 
-from .values import constant_scalar, does_not_grow, only_use, producer_of, skip_identity
+from .constants import constant_scalar
+from .nodes import only_use, producer_of, skip_identity
+from .shapes import does_not_grow
 
 LARGEST = float(np.finfo(np.float32).max)
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")

@@ -23,8 +23,8 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
     larger than x. 1 / r may be denormal, if r is 2^126 or more; it still has 12 significant bits or more.
 
     Args:
-        attributes: Those of DynamicRangeFakeQuantize.
-        constants: Its constants.
+        attributes: The attributes of a DynamicRangeFakeQuantize.
+        constants: The constants of the node.
     """
     inverse, added = attributes["inverse_scale"], attributes["added_epsilon"]
     divisor, factor = constants.divisor, constants.factor

@@ -1,79 +1,103 @@
-"""Which values constant folding computes before run time."""
+"""The elements of small constants, read from the model."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from ...graphs import RUNTIME_DOMAINS, functions, with_subgraphs
-from .values import integer
+from .nodes import cast_to, given_by_caller, producer_of, skip_identity
 
-# Operators whose result does not depend on their inputs alone.
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+_MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
 
-class Constants:
-    """The constants of a model.
+def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """Returns the elements of a constant; None if they are not known without running a model.
 
-    An initializer is one, unless it is also a graph input: that can be overridden at run time. A parameter of a
-    model-local function is one if the call passes one: ONNX Runtime inlines every call before it folds.
-
-    Attributes:
-        in_every_call: The values that are constant whichever call their function is inlined for.
-        in_a_call: Those that are constant in one call at least.
+    A constant is an initializer that is not a graph input, a Constant, or a Cast or a reshaping of one.
     """
-
-    def __init__(self, model: ir.Model) -> None:
-        """Finds the constants; the model has its inferred shapes."""
-        self.in_every_call: set[ir.Value] = set()
-        self.in_a_call: set[ir.Value] = set()
-        self._functions = {function.identifier(): function for function in functions(model)}
-        # By body and by the indices of the parameters that are constant.
-        self._found: dict[ir.Graph | ir.Function, dict[frozenset[int], set[ir.Value]]] = {}
-        self._in(model.graph, frozenset())
-        for function in self._functions.values():
-            if function not in self._found:  # nothing calls it
-                self._in(function, frozenset())
-        for found in self._found.values():
-            self.in_every_call |= set.intersection(*found.values())
-            self.in_a_call |= set.union(*found.values())
-
-    def _in(self, body: ir.Graph | ir.Function, parameters: frozenset[int]) -> set[ir.Value]:
-        """Returns the constants of a body, its subgraphs included; `parameters` are the constant ones."""
-        found = self._found.setdefault(body, {})
-        if parameters in found:
-            return found[parameters]
-        constants = found[parameters] = {body.inputs[i] for i in parameters}
-        for _, graph in with_subgraphs(body):
-            if isinstance(graph, ir.Graph):
-                constants.update(value for value in graph.initializers.values() if not value.is_graph_input())
-            for node in graph:
-                constants.update(self._outputs(node, constants))
-        return constants
-
-    def _outputs(self, node: ir.Node, constants: set[ir.Value]) -> list[ir.Value]:
-        """Returns the outputs of a node that are constant."""
-        if (function := self._functions.get(node.op_identifier())) is not None:
-            passed = [*node.inputs, *[None] * len(function.inputs)][: len(function.inputs)]
-            parameters = frozenset(i for i, value in enumerate(passed) if value is None or value in constants)
-            inner = self._in(function, parameters)
-            pairs = zip(node.outputs, function.outputs, strict=False)
-            return [output for output, result in pairs if result in inner]
-        is_folded = _is_static_shape(node) or all(value is None or value in constants for value in node.inputs)
-        return list(node.outputs) if is_folded and _is_foldable(node) else []
+    if value is None:
+        return None
+    if value.is_initializer():
+        tensor = None if value.is_graph_input() else value.const_value
+        return None if tensor is None or tensor.size > _MOST_ELEMENTS else tensor.numpy()
+    node = producer_of(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+    if node is None:
+        return None
+    if node.op_type == "Constant":
+        return _constant(node)
+    source = constant_array(node.inputs[0])
+    if source is None or node.op_type == "Identity":
+        return source
+    if node.op_type == "Cast":
+        to = cast_to(node)
+        if to == ir.DataType.UNDEFINED or not is_number(to.numpy()) or not is_number(source.dtype):
+            return None
+        with np.errstate(all="ignore"):
+            return source.astype(to.numpy())
+    shape = value.shape
+    if shape is None or not shape.is_static():
+        return source.reshape(()) if source.size == 1 else None
+    return source.reshape(shape.numpy()) if source.size == np.prod(shape.numpy()) else None
 
 
-def _is_foldable(node: ir.Node) -> bool:
-    if node.domain not in RUNTIME_DOMAINS or node.op_type in _RANDOM:
-        return False
-    return all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
+    """Returns the elements of a Constant; None for text, references to attributes, and large constants."""
+    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if given_by_caller(node):
+        return None
+    for attribute in node.attributes.values():
+        if attribute.name == "value":
+            tensor = attribute.as_tensor()
+            return None if tensor.size > _MOST_ELEMENTS else tensor.numpy()
+        if attribute.name in dtypes:
+            return np.asarray(attribute.value, dtypes[attribute.name])
+    return None
 
 
-def _is_static_shape(node: ir.Node) -> bool:
-    """Returns whether a node is a Shape whose result is known before run time."""
-    if node.op_type != "Shape" or not node.inputs or node.inputs[0] is None or node.inputs[0].shape is None:
-        return False
-    dims = list(node.inputs[0].shape)
-    start, end = integer(node, "start", 0), integer(node, "end", len(dims))
-    return start is not None and end is not None and all(isinstance(dim, int) for dim in dims[start:end])
+def constant_scalar(value: ir.Value | None) -> float | None:
+    """Returns the number that all elements of a constant equal; None if there is no such number.
+
+    Expand(c, shape) and ConstantOfShape(shape) have a number even if the shape is computed at run time.
+    """
+    if value is None:
+        return None
+    value = skip_identity(value)
+    if (node := producer_of(value, "Expand")) is not None:
+        return constant_scalar(node.inputs[0])
+    if (node := producer_of(value, "ConstantOfShape")) is not None:
+        fill = node.attributes.get("value")
+        return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
+    if (node := producer_of(value, "Cast", "Round", "Clip")) is not None and constant_array(value) is None:
+        source = constant_scalar(node.inputs[0])
+        return 0.0 if is_zero(source) and _keeps_zero(node) else None
+    elements = constant_array(value)
+    if elements is None or elements.size == 0 or not is_number(elements.dtype):
+        return None
+    first = elements.reshape(-1)[0]
+    return float(first) if np.all(elements == first) else None
+
+
+def _keeps_zero(node: ir.Node) -> bool:
+    if node.op_type != "Clip":
+        return True
+    low, high = (constant_scalar(bound) if bound is not None else 0.0 for bound in [*node.inputs[1:], None, None][:2])
+    return low is not None and high is not None and low <= 0 <= high
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Returns whether a type is one of real numbers or Booleans; the small types of ml_dtypes are of kind V."""
+    return dtype.kind in "biufV"
+
+
+def is_float16(elements: npt.NDArray[Any]) -> bool:
+    """Returns whether float16 represents all elements; NaN counts as a number that it does not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool((elements.astype(np.float16) == elements).all())
+
+
+def is_zero(number: float | None) -> bool:
+    """Returns whether a number is 0.0 and not -0.0: adding them to -0.0 gives different zeros."""
+    return number == 0 and not np.signbit(number)

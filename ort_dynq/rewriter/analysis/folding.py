@@ -1,93 +1,79 @@
-"""Evaluates constant subgraphs with ONNX Runtime."""
+"""Which values constant folding computes before run time."""
 
 from __future__ import annotations
 
-import graphlib
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
-from ...runtime import MOST_COPIED, open_session, session_options
-from .inference import Facts
-from .values import constant_array, given_by_caller
+from ...graphs import RUNTIME_DOMAINS, functions, with_subgraphs
+from .nodes import integer
+
+# Operators whose result does not depend on their inputs alone.
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
 
 
-def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
-    """Computes a constant with ONNX Runtime, without optimizations: constant folding gives the same bits.
+class FoldedValues:
+    """The constants of a model.
 
-    Args:
-        value: A constant; see Facts.is_constant().
-        facts: What is known of its model.
+    An initializer is one, unless it is also a graph input: that can be overridden at run time. A parameter of a
+    model-local function is one if the call passes one: ONNX Runtime inlines every call before it folds.
 
-    Returns:
-        Its elements; None if ONNX Runtime cannot compute it, or if it depends on an attribute of a function, or on a
-        parameter that not every call passes the same value for.
+    Attributes:
+        in_every_call: The values that are constant whichever call their function is inlined for.
+        in_a_call: The values that are constant in at least one call.
     """
-    if value is None:
-        return None
-    if value.is_initializer() and value.const_value is not None:
-        return value.const_value.numpy()
-    if (elements := constant_array(value)) is not None:
-        return elements
-    if value.producer() is None:
-        return evaluate(facts.argument(value), facts)
-    nodes: dict[ir.Node, set[ir.Node]] = {}  # each with those that it depends on
-    constants: dict[str, npt.NDArray[Any]] = {}
-    todo = [value]
-    while todo:
-        at = todo.pop()
-        producer = at.producer()
-        if producer is None:
-            constant = evaluate(at, facts)
-            if constant is None or at.name is None:
-                return None
-            constants[at.name] = constant
-        elif given_by_caller(producer):
-            return None
-        elif producer not in nodes:
-            sources = [source for source in producer.inputs if source is not None]
-            nodes[producer] = {node for source in sources if (node := source.producer()) is not None}
-            todo += sources
-    try:
-        return _run(list(graphlib.TopologicalSorter(nodes).static_order()), constants, value, facts.model)
-    except Exception:  # a type that ONNX Runtime or onnx-ir lacks
-        return None
+
+    def __init__(self, model: ir.Model) -> None:
+        """Finds the constants; the model has its inferred shapes."""
+        self.in_every_call: set[ir.Value] = set()
+        self.in_a_call: set[ir.Value] = set()
+        self._functions = {function.identifier(): function for function in functions(model)}
+        # By body and by the indices of the parameters that are constant.
+        self._found: dict[ir.Graph | ir.Function, dict[frozenset[int], set[ir.Value]]] = {}
+        self._in(model.graph, frozenset())
+        for function in self._functions.values():
+            if function not in self._found:  # nothing calls it
+                self._in(function, frozenset())
+        for found in self._found.values():
+            self.in_every_call |= set.intersection(*found.values())
+            self.in_a_call |= set.union(*found.values())
+
+    def _in(self, body: ir.Graph | ir.Function, parameters: frozenset[int]) -> set[ir.Value]:
+        """Returns the constants of a body, its subgraphs included; `parameters` are the constant ones."""
+        found = self._found.setdefault(body, {})
+        if parameters in found:
+            return found[parameters]
+        constants = found[parameters] = {body.inputs[i] for i in parameters}
+        for _, graph in with_subgraphs(body):
+            if isinstance(graph, ir.Graph):
+                constants.update(value for value in graph.initializers.values() if not value.is_graph_input())
+            for node in graph:
+                constants.update(self._outputs(node, constants))
+        return constants
+
+    def _outputs(self, node: ir.Node, constants: set[ir.Value]) -> list[ir.Value]:
+        """Returns the outputs of a node that are constant."""
+        if (function := self._functions.get(node.op_identifier())) is not None:
+            passed = [*node.inputs, *[None] * len(function.inputs)][: len(function.inputs)]
+            parameters = frozenset(i for i, value in enumerate(passed) if value is None or value in constants)
+            inner = self._in(function, parameters)
+            pairs = zip(node.outputs, function.outputs, strict=False)
+            return [output for output, result in pairs if result in inner]
+        is_folded = _is_static_shape(node) or all(value is None or value in constants for value in node.inputs)
+        return list(node.outputs) if is_folded and _is_foldable(node) else []
 
 
-def _run(
-    nodes: list[ir.Node], constants: dict[str, npt.NDArray[Any]], value: ir.Value, model: ir.Model
-) -> npt.NDArray[Any]:
-    """Computes `value` from constants by nodes."""
-    assert value.name is not None
-    graph = onnx.GraphProto(name="constant", node=[ir.to_proto(node) for node in nodes])
-    graph.output.append(onnx.ValueInfoProto(name=value.name))
-    inputs = {}
-    for name, elements in constants.items():
-        if elements.size > MOST_COPIED and elements.dtype.isbuiltin == 1:
-            inputs[name] = elements
-            type_ = onnx.helper.np_dtype_to_tensor_dtype(elements.dtype)
-            graph.input.append(onnx.helper.make_tensor_value_info(name, type_, elements.shape))
-        else:  # onnx.numpy_helper before 1.18 does not take the 4-bit types of ml_dtypes
-            graph.initializer.append(ir.to_proto(ir.tensor(elements, name=name)))
-    proto = onnx.ModelProto(ir_version=10, graph=graph)
-    proto.opset_import.extend(onnx.helper.make_opsetid(*each) for each in model.graph.opset_imports.items())
-    proto.functions.extend(ir.to_proto(function) for function in _called_by(nodes, model))
-    options = session_options(optimize=False)
-    options.enable_cpu_mem_arena = False  # it keeps the memory of all intermediate values
-    result = open_session(proto, options).run(None, inputs)[0]
-    return np.asarray(result)
+def _is_foldable(node: ir.Node) -> bool:
+    if node.domain not in RUNTIME_DOMAINS or node.op_type in _RANDOM:
+        return False
+    return all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 
 
-def _called_by(nodes: list[ir.Node], model: ir.Model) -> list[ir.Function]:
-    """Returns the model-local functions that nodes call, and those that these call."""
-    called: dict[ir.OperatorIdentifier, ir.Function] = {}
-    todo = list(nodes)
-    while todo:
-        identifier = todo.pop().op_identifier()
-        if identifier in model.functions and identifier not in called:
-            called[identifier] = model.functions[identifier]
-            todo += called[identifier].all_nodes()
-    return list(called.values())
+def _is_static_shape(node: ir.Node) -> bool:
+    """Returns whether a node is a Shape whose result is known before run time."""
+    if node.op_type != "Shape" or not node.inputs or node.inputs[0] is None or node.inputs[0].shape is None:
+        return False
+    dims = list(node.inputs[0].shape)
+    start, end = integer(node, "start", 0), integer(node, "end", len(dims))
+    return start is not None and end is not None and all(isinstance(dim, int) for dim in dims[start:end])

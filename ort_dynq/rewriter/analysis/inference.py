@@ -14,7 +14,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_subgraphs, values_of, with_subgraphs
 from ...operators import DOMAIN
-from .constants import Constants
+from .folding import FoldedValues
 from .microsoft import stand_ins
 
 _LOGGER = "onnx_ir.passes.common.shape_inference"
@@ -35,7 +35,7 @@ class Facts:
         """
         self.model = model
         self._calls: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
-        self._constants: Constants | None = None
+        self._folded: FoldedValues | None = None
         self._arguments: dict[ir.Value, ir.Value] = {}
         self._names: set[str | None] = set()
         self._function_bodies = {id(function.graph) for function in model.functions.values()}
@@ -60,7 +60,7 @@ class Facts:
                 if len(arguments) == 1 and (argument := arguments.pop()) is not None:
                     self._arguments[parameter] = argument
         self._infer()
-        self._constants = Constants(self.model)
+        self._folded = FoldedValues(self.model)
         return self
 
     @property
@@ -99,18 +99,18 @@ class Facts:
     def is_constant(self, value: ir.Value | None) -> bool:
         """Returns whether constant folding would compute a value before run time; True for an absent one (None).
 
-        A value of a function is constant if it is in every call. See :class:`Constants`.
+        A value of a function is constant if it is in every call. See :class:`FoldedValues`.
         """
-        assert self._constants is not None
-        return value is None or value in self._constants.in_every_call
+        assert self._folded is not None
+        return value is None or value in self._folded.in_every_call
 
     def is_folded(self, node: ir.Node, *, in_every_call: bool = True) -> bool:
         """Returns whether ONNX Runtime removes a node before run time, in every call of its function or in one.
 
         It does not fold DequantizeLinear.
         """
-        assert self._constants is not None
-        constants = self._constants.in_every_call if in_every_call else self._constants.in_a_call
+        assert self._folded is not None
+        constants = self._folded.in_every_call if in_every_call else self._folded.in_a_call
         return node.op_type != "DequantizeLinear" and any(output in constants for output in node.outputs)
 
     def argument(self, parameter: ir.Value) -> ir.Value | None:
@@ -265,7 +265,7 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
 
 
 def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
-    """Gives initializers the types and shapes of their tensors; other declared ones count for nothing."""
+    """Gives initializers the types and shapes of their tensors; other declared types and shapes are ignored."""
     for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
         tensor = value.const_value
         if tensor is not None and not value.is_graph_input():
@@ -342,9 +342,9 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir
     except Exception:  # foreign operators can make inference fail: then nothing is known
         return
     found = ir.serde.deserialize_model(inferred).graph
-    for (_, ours), (_, theirs) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
-        known = {value.name: value for value in values_of(theirs)}
-        for value in values_of(ours):
+    for (_, own), (_, inferred_graph) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
+        known = {value.name: value for value in values_of(inferred_graph)}
+        for value in values_of(own):
             if (same := known.get(value.name)) is not None:
                 value.type = value.type if same.type is None else same.type
                 value.shape = value.shape if same.shape is None else same.shape

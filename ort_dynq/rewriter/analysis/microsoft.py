@@ -15,7 +15,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, graphs
-from .values import integer
+from .nodes import integer
 
 _MICROSOFT, _BLOCKED = "com.microsoft", "com.microsoft.nchwc"
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
@@ -63,22 +63,6 @@ def stand_ins(model: ir.Model) -> Iterator[list[ir.Function]]:
             model.functions.pop(function.identifier(), None)
 
 
-def hiding_operator(value: ir.Value) -> str:
-    """Returns the operator that hides the type of `value` from inference, for a reason; empty if there is none."""
-    seen: set[ir.Value] = set()
-    todo = [value]
-    while todo:
-        at = todo.pop()
-        node = at.producer()
-        if at in seen or at.dtype is not None or node is None:
-            continue
-        seen.add(at)
-        if node.domain not in STANDARD_DOMAINS or all(each is None or each.dtype is not None for each in node.inputs):
-            return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        todo += [each for each in node.inputs if each is not None]
-    return ""
-
-
 def _function(name: str, text: str) -> ir.Function:
     head = f'<domain: "{_DOMAIN}", opset_import: ["": {_OPSET}, "{_DOMAIN}": 1]> {name} '
     return ir.serde.deserialize_function(onnx.parser.parse_function(head + text))
@@ -123,7 +107,7 @@ def _rank(node: ir.Node, position: int) -> int | None:
 
 
 def _given(node: ir.Node, *names: str) -> str:
-    """Returns those of these attributes that a node has, as text."""
+    """Returns the text of the named attributes that a node has."""
     found = []
     for name in names:
         attribute = node.attributes.get(name)

@@ -9,17 +9,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from .values import (
-    attributes_of,
-    constant_array,
-    constant_scalar,
-    does_not_grow,
-    integer,
-    is_unknown,
-    producer_of,
-    shape_of,
-    skip_identity,
-)
+from .constants import constant_array, constant_scalar
+from .nodes import attributes_of, integer, producer_of, skip_identity
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
@@ -45,6 +36,34 @@ def broadcasts(small: ir.Value, large: ir.Value) -> bool:
         if len(small.shape) <= len(large.shape) and all(mine == 1 or _is_equal(mine, its) for mine, its in pairs):
             return True
     return (small.shape is not None and len(small.shape) == 0) or _is_computed_from(small, large)
+
+
+def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
+    """Returns whether an elementwise operation of `other` with a constant is known to keep the shape of `other`."""
+    if value is None or (value.shape is not None and len(value.shape) == 0):
+        return True
+    if other is not None and (node := producer_of(skip_identity(value), "Expand", "ConstantOfShape")) is not None:
+        like = _shape_of(node.inputs[-1])
+        is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
+        if is_small and like is not None and like is skip_identity(other):
+            return True
+    if value.shape is None or other is None or other.shape is None:
+        return False
+    if len(value.shape) > len(other.shape):
+        return False
+    return all(
+        mine == 1 or (mine == theirs and not _is_unknown(mine))
+        for mine, theirs in zip(reversed(value.shape), reversed(other.shape), strict=False)
+    )
+
+
+def has_one_element(value: ir.Value, most_dimensions: int | None = None) -> bool:
+    """Returns whether a value is known to have one element, and no more dimensions than `most_dimensions`, if given."""
+    elements = constant_array(value)
+    shape = value.shape if elements is None else elements.shape
+    if shape is None or (most_dimensions is not None and len(shape) > most_dimensions):
+        return False
+    return all(dim == 1 for dim in shape)
 
 
 def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
@@ -82,7 +101,7 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
     Args:
         value: The numbers.
         x: The tensor of the rows.
-        is_shared: Whether several rows may share a number, as those of a matrix do if there is one for each matrix.
+        is_shared: Whether several rows may share a number, such as one number for each matrix of a batch.
     """
     if _is_parameter_of(skip_identity(value), _uncast(x), is_shared):
         return True
@@ -163,14 +182,12 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
         ends = integer(shape, "start", 0), integer(shape, "end", -1)
         return ends == (i, i + 1) and skip_identity(shape.inputs[0]) is skip_identity(x)
     unsqueeze = producer_of(skip_identity(value), "Unsqueeze")
-    gather = (
-        None
-        if unsqueeze is None or unsqueeze.inputs[0] is None
-        else producer_of(skip_identity(unsqueeze.inputs[0]), "Gather")
-    )
-    return (
-        gather is not None and shape_of(gather.inputs[0]) is skip_identity(x) and constant_scalar(gather.inputs[1]) == i
-    )
+    if unsqueeze is None or unsqueeze.inputs[0] is None:
+        return False
+    gather = producer_of(skip_identity(unsqueeze.inputs[0]), "Gather")
+    if gather is None or constant_scalar(gather.inputs[1]) != i:
+        return False
+    return _shape_of(gather.inputs[0]) is skip_identity(x)
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
@@ -222,7 +239,7 @@ def _is_computed_from(value: ir.Value, x: ir.Value) -> bool:
 
 
 def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
-    return a == b and not is_unknown(a)
+    return a == b and not _is_unknown(a)
 
 
 def _leaves(value: ir.Value, x: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value]:
@@ -247,6 +264,19 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
     if (node := producer_of(value, *reductions)) is not None and integer(node, "keepdims", 1) == 1:
         return [node.inputs[0]]
     if (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
-        like = shape_of(node.inputs[-1])
+        like = _shape_of(node.inputs[-1])
         return None if like is None else [like, *node.inputs[:-1]]
     return None
+
+
+def _shape_of(value: ir.Value | None) -> ir.Value | None:
+    """Returns the value that `value` is the whole shape of, or None."""
+    shape = None if value is None else producer_of(skip_identity(value), "Shape")
+    if shape is None or shape.inputs[0] is None or "end" in shape.attributes or integer(shape, "start", 0) != 0:
+        return None
+    return skip_identity(shape.inputs[0])
+
+
+def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+    """Returns whether a dimension has neither a length nor a name."""
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None

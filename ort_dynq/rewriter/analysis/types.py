@@ -1,4 +1,4 @@
-"""Checks element types."""
+"""Element types, and why one is not known."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import one_of
 from ..reasons import Reason, Unconverted
-from .microsoft import hiding_operator
 
+CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
+WIDE_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
 _NAMES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}  # the others have NumPy's names
 
 
@@ -33,8 +35,24 @@ def check_type(
     names = one_of(map(_name, expected)) if len(expected) > 1 else _name(expected[0])
     if dtype is not None:
         raise Unconverted(Reason.TYPE, what=what, dtype=_name(dtype), expected=names)
-    operator = hiding_operator(value)
+    operator = _hiding_operator(value)
     raise Unconverted(Reason.TYPE_NOT_KNOWN, what=what, after=operator and f" after {operator}", expected=names)
+
+
+def _hiding_operator(value: ir.Value) -> str:
+    """Returns the operator that hides the type of `value` from inference, for a reason; empty if there is none."""
+    seen: set[ir.Value] = set()
+    todo = [value]
+    while todo:
+        at = todo.pop()
+        node = at.producer()
+        if at in seen or at.dtype is not None or node is None:
+            continue
+        seen.add(at)
+        if node.domain not in STANDARD_DOMAINS or all(each is None or each.dtype is not None for each in node.inputs):
+            return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        todo += [each for each in node.inputs if each is not None]
+    return ""
 
 
 def _name(dtype: ir.DataType) -> str:

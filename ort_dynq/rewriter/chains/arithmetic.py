@@ -14,16 +14,11 @@ import onnx_ir as ir
 
 from ...operators.encodings import NanCode, RoundingOrder, Scaling
 from ..analysis.bounds import Bounded, all_bounds_of, bounded_by, bounds_of
+from ..analysis.constants import constant_scalar, is_zero
 from ..analysis.inference import Facts
-from ..analysis.shapes import broadcasts, is_elementwise_of, same_shape
-from ..analysis.types import check_type
-from ..analysis.values import (
-    CODE_TYPES,
+from ..analysis.nodes import (
     cast_to,
-    constant_scalar,
-    does_not_grow,
     is_given_by_caller,
-    is_zero,
     only_use,
     operand,
     producer_of,
@@ -31,6 +26,8 @@ from ..analysis.values import (
     skip_identity,
     uncast,
 )
+from ..analysis.shapes import broadcasts, does_not_grow, is_elementwise_of, same_shape
+from ..analysis.types import CODE_TYPES, check_type
 from ..reasons import Reason, Unconverted
 
 UINT8_OFFSET = 128  # uint8 codes are int8 codes plus 128
@@ -66,7 +63,7 @@ class Chain:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The bounds of the codes: those of their type if they are not clipped."""
+        """The bounds of the codes; if they are not clipped, the bounds of their type."""
         return self.clip or ((0, 255) if self.code_type == ir.DataType.UINT8 else (-128, 127))
 
     @property

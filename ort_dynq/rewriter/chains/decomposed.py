@@ -20,8 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.encodings import CodeType, Scaling
-from ..analysis.shapes import broadcasts, lines_up, same_shape
-from ..analysis.values import constant_scalar, does_not_grow, only_use, producer_of, skip_identity, uncast
+from ..analysis.constants import constant_scalar
+from ..analysis.nodes import only_use, producer_of, skip_identity, uncast
+from ..analysis.shapes import broadcasts, does_not_grow, lines_up, same_shape
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule

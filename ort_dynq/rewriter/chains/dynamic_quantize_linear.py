@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from ..analysis.values import producer_of
+from ..analysis.nodes import producer_of
 from ..edit import Edit, call
 from ..policy.cost import has_few_elements
 from ..rule import Context, Rule

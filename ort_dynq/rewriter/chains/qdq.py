@@ -21,9 +21,10 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ...runtime import version
+from ..analysis.constants import constant_scalar, is_zero
 from ..analysis.inference import Facts
-from ..analysis.types import check_type
-from ..analysis.values import CODE_TYPES, constant_scalar, data_type, given_by_caller, is_zero, producer_of
+from ..analysis.nodes import data_type, given_by_caller, producer_of
+from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
 from ..policy.cost import too_small

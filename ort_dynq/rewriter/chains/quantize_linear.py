@@ -13,8 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime import version
-from ..analysis.types import check_type
-from ..analysis.values import CODE_TYPES
+from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 
@@ -28,7 +27,7 @@ class LinearNode:
     """A QuantizeLinear or DequantizeLinear, with the DequantizeLinear after it or without.
 
     Attributes:
-        node: The first node. Its inputs and its granularity become those of the operator.
+        node: The first node. The operator gets its inputs and its granularity.
         operator: The operator: DynamicQuantize, DynamicDequantize or DynamicFakeQuantize.
         codes: The type of the codes.
         last: The result.

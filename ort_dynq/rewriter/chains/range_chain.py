@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.encodings import CodeType
+from ..analysis.nodes import skip_identity, uncast
 from ..analysis.shapes import unreshaped
-from ..analysis.values import skip_identity, uncast
 from ..edit import Edit, ExtraOutput, call, constant
 from .range_scale import Recipe
 
@@ -43,7 +43,7 @@ class RangeChain:
 
 
 def build_range_chain(match: RangeChain, edit: Edit) -> None:
-    """Puts one operator in place of the chain. Its scale and zero point replace those of the model at other uses."""
+    """Puts one operator in place of the chain. Its scale and zero point replace the model's at other uses, too."""
     recipe, attributes, dequantizes = match.recipe, match.attributes, match.dequantizes
     # The new node goes where the range is complete. A copy of x may be computed later, so x itself is used.
     x, start = skip_identity(match.x), recipe.start

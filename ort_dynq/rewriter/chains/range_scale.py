@@ -18,17 +18,9 @@ import onnx_ir as ir
 
 from ...operators.encodings import AddedEpsilon, InverseScale, RangeConstants, RangeKind
 from ..analysis.bounds import LARGEST, Bounded, bounds_of, constant_operand, signed_magnitude_of
-from ..analysis.shapes import axes_of, unreshaped
-from ..analysis.values import (
-    constant_scalar,
-    does_not_grow,
-    integer,
-    is_zero,
-    operand,
-    producer_of,
-    rounded_to_float16,
-    skip_identity,
-)
+from ..analysis.constants import constant_scalar, is_zero
+from ..analysis.nodes import integer, operand, producer_of, rounded_to_float16, skip_identity
+from ..analysis.shapes import axes_of, does_not_grow, unreshaped
 from ..reasons import Reason, Unconverted
 from .range_zero_point import ZeroPoint, zero_point_of
 
@@ -306,7 +298,7 @@ def _end(value: ir.Value, op_type: str) -> Bounded:
 
 
 def _same_rows(x: ir.Value, low: ir.Value, high: ir.Value, recipe: Recipe) -> None:
-    """Checks that minimum and maximum are those of the same rows of x, and sets these in the recipe."""
+    """Checks that minimum and maximum are taken over the same rows of x, and sets the rows in the recipe."""
     nodes = [producer_of(low, "ReduceMin"), producer_of(high, "ReduceMax")]
     for node in nodes:
         if node is None or not _is_x(node, operand(node), x):

@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from ...operators.encodings import CodeType, RangeConstants, ZeroPointRule
 from ..analysis.bounds import all_bounds_of
-from ..analysis.shapes import same_shape, unreshaped
-from ..analysis.values import cast_to, constant_scalar, does_not_grow, is_zero, operand, producer_of
+from ..analysis.constants import constant_scalar, is_zero
+from ..analysis.nodes import cast_to, operand, producer_of
+from ..analysis.shapes import does_not_grow, same_shape, unreshaped
 from ..reasons import Reason, Unconverted
 
 

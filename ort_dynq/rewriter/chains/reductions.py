@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
+from ..analysis.nodes import integer, producer_of, skip_identity
 from ..analysis.shapes import axes_of
-from ..analysis.values import integer, producer_of, skip_identity
 from ..edit import Edit, call
 from ..policy.cost import has_few_elements
 from ..reasons import Reason, Unconverted

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..analysis.nodes import cast_to, producer_of, skip_identity
 from ..analysis.shapes import broadcasts, same_shape
-from ..analysis.values import CODE_TYPES, cast_to, producer_of, skip_identity
+from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 

@@ -15,7 +15,8 @@ import onnx_ir as ir
 from ...operators import DOMAIN
 from ...operators.encodings import Activation
 from ..analysis.bounds import bounds_of
-from ..analysis.values import attributes_of, is_zero, only_use, producer_of, skip_identity
+from ..analysis.constants import is_zero
+from ..analysis.nodes import attributes_of, only_use, producer_of, skip_identity
 from ..edit import Edit, call
 from ..rule import Context, Rule
 

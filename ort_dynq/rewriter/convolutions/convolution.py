@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
-from ..analysis.values import given_by_caller
+from ..analysis.nodes import given_by_caller
 from ..policy.cost import is_tiny_convolution
 from ..products.channels import Channels
 from ..products.grid import Grid, grid_of

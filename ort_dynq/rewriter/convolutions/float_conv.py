@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ..analysis.folding import evaluate
-from ..analysis.values import has_one_element
+from ..analysis.evaluation import evaluate
+from ..analysis.shapes import has_one_element
 from ..edit import Edit
 from ..products.activation import Activation, activation_of, dequantizer_of, has_one_scale, rounded_dequantizer_of
 from ..products.codes import ActivationCodes

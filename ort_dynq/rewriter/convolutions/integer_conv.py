@@ -17,8 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ..analysis.types import check_type
-from ..analysis.values import CODE_TYPES
+from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
 from ..products.codes import Codes
 from ..products.integer_product import (

@@ -28,8 +28,9 @@ from ...files import temporary_folder, unwritable
 from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, values_of, with_subgraphs
 from ...runtime import MOST_COPIED, can_open, open_session, session_options
 from ...storage import load, to_proto
+from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
-from ..analysis.values import cast_to, constant_array, producer_of
+from ..analysis.nodes import cast_to, producer_of
 from ..functions import inlined
 from .graph import PREFIX, SELECTING, GraphCasts, is_cast
 

@@ -8,7 +8,9 @@ import onnx
 import onnx_ir as ir
 
 from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs, values_of
-from ..analysis.values import CODE_TYPES, cast_to, constant_array, constant_scalar, producer_of, rounded_to_float16
+from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.nodes import cast_to, producer_of, rounded_to_float16
+from ..analysis.types import CODE_TYPES
 
 PREFIX = "InsertedPrecisionFreeCast_"
 """Of the names of Casts that ONNX Runtime inserts, and of their values."""

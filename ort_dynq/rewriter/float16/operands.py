@@ -22,8 +22,9 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN, OPERATORS
+from ..analysis.constants import is_float16
+from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import RESHAPES
-from ..analysis.values import cast_to, is_float16, producer_of
 from ..edit import Edit
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
@@ -52,7 +53,9 @@ class _Match:
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
     if context.function is not None:
-        return None  # its calls decide which nodes stand beside its parameters; those of float16 chains are inlined
+        return (
+            None  # its calls decide which nodes stand beside its parameters; functions with float16 chains are inlined
+        )
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _operator(node, context)
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
@@ -94,7 +97,7 @@ def _operator(node: ir.Node, context: Context) -> _Match | None:
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:
-    """Returns the float16 value of which a value is the Cast to float32, if it is certainly rounded."""
+    """Returns the float16 value that `value` is the Cast to float32 of, if it is certainly rounded."""
     cast = producer_of(value, "Cast")
     source = None if cast is None else cast.inputs[0]
     if source is None or source.dtype != ir.DataType.FLOAT16 or value.dtype != ir.DataType.FLOAT:

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..analysis.nodes import attributes_of
 from ..analysis.shapes import reshapes_of
-from ..analysis.values import CODE_TYPES, attributes_of
+from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
 

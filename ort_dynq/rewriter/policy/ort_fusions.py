@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..analysis.values import data_type, given_by_caller
+from ..analysis.nodes import data_type, given_by_caller
 from ..reasons import Reason, Unconverted
 
 _UINT8 = ir.DataType.UINT8

@@ -18,17 +18,10 @@ from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RangeConstants, ZeroPointRule
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.code_ranges import are_codes_int8
-from ..analysis.shapes import is_shape_of_rows, reshapes_of, unreshaped
-from ..analysis.values import (
-    CODE_TYPES,
-    attributes_of,
-    cast_to,
-    constant_array,
-    constant_scalar,
-    has_one_element,
-    producer_of,
-    skip_identity,
-)
+from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.nodes import attributes_of, cast_to, producer_of, skip_identity
+from ..analysis.shapes import has_one_element, is_shape_of_rows, reshapes_of, unreshaped
+from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 
 _FEWEST_INPUTS = {  # a hand-written model may omit optional inputs; its product then stays

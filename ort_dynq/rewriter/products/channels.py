@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.folding import evaluate
+from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.shapes import is_shape_of_rows, unreshaped
-from ..analysis.values import has_one_element
+from ..analysis.shapes import has_one_element, is_shape_of_rows, unreshaped
 
 
 class Channels(NamedTuple):

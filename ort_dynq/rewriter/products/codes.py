@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.encodings import Scaling
+from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
-from ..analysis.values import constant_array, has_one_element
+from ..analysis.shapes import has_one_element
 from ..edit import Edit, call
 from .activation import Activation, Source
 from .unsigned_codes import UnsignedCodes

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ..analysis.folding import evaluate
+from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.values import given_by_caller
+from ..analysis.nodes import given_by_caller
 from ..edit import Edit
 from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..reasons import Reason, Unconverted

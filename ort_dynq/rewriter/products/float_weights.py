@@ -23,10 +23,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ..analysis.folding import evaluate
+from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.types import check_type
-from ..analysis.values import CODE_TYPES, Use, given_by_caller, producer_of
+from ..analysis.nodes import Use, given_by_caller, producer_of
+from ..analysis.types import CODE_TYPES, check_type
 from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES

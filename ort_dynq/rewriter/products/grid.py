@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis.values import is_float16
+from ..analysis.constants import is_float16
 from ..float16.grid import float16_scales
 
 _GROUP_SIZES = (256, 128, 64, 32, 16)

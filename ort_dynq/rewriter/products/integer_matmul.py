@@ -23,10 +23,11 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..analysis.folding import evaluate
+from ..analysis.constants import constant_scalar
+from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.shapes import same_shape
-from ..analysis.values import constant_scalar, has_one_element, producer_of, skip_identity
+from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.shapes import has_one_element, same_shape
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.folding import evaluate
+from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.values import CODE_TYPES, producer_of, skip_identity
+from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.types import CODE_TYPES
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers

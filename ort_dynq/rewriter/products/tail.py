@@ -17,8 +17,9 @@ import onnx_ir as ir
 from ...operators.encodings import ScaleOrder
 from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from ..analysis.inference import Facts
-from ..analysis.shapes import RESHAPES, is_shape_of_rows
-from ..analysis.values import WIDE_TYPES, cast_to, has_one_element, only_use, producer_of, skip_identity
+from ..analysis.nodes import cast_to, only_use, producer_of, skip_identity
+from ..analysis.shapes import RESHAPES, has_one_element, is_shape_of_rows
+from ..analysis.types import WIDE_TYPES
 from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .grid import Grid

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..analysis.values import only_use, uncast
+from ..analysis.nodes import only_use, uncast
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule

@@ -13,9 +13,11 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
+from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
+from ..analysis.nodes import attributes_of
 from ..analysis.shapes import RESHAPES
-from ..analysis.values import CODE_TYPES, attributes_of, constant_array
+from ..analysis.types import CODE_TYPES
 from ..edit import Edit, call, constant
 
 MOVES = ("Identity", "Transpose", *RESHAPES)

@@ -6,16 +6,10 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from ..analysis.shapes import is_shape_of_rows
-from ..analysis.values import (
-    CODE_TYPES,
-    WIDE_TYPES,
-    cast_to,
-    constant_scalar,
-    has_one_element,
-    producer_of,
-    skip_identity,
-)
+from ..analysis.constants import constant_scalar
+from ..analysis.nodes import cast_to, producer_of, skip_identity
+from ..analysis.shapes import has_one_element, is_shape_of_rows
+from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..reasons import Reason, Unconverted
 from .unsigned_codes import MOVES
 

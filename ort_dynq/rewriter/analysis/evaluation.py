@@ -1,0 +1,94 @@
+"""Evaluates constant subgraphs with ONNX Runtime."""
+
+from __future__ import annotations
+
+import graphlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from ...runtime import MOST_COPIED, open_session, session_options
+from .constants import constant_array
+from .inference import Facts
+from .nodes import given_by_caller
+
+
+def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
+    """Computes a constant with ONNX Runtime, without optimizations: constant folding gives the same bits.
+
+    Args:
+        value: A constant; see Facts.is_constant().
+        facts: What is known of its model.
+
+    Returns:
+        Its elements; None if ONNX Runtime cannot compute it, or if it depends on an attribute of a function, or on a
+        parameter that not every call passes the same value for.
+    """
+    if value is None:
+        return None
+    if value.is_initializer() and value.const_value is not None:
+        return value.const_value.numpy()
+    if (elements := constant_array(value)) is not None:
+        return elements
+    if value.producer() is None:
+        return evaluate(facts.argument(value), facts)
+    nodes: dict[ir.Node, set[ir.Node]] = {}  # each with those that it depends on
+    constants: dict[str, npt.NDArray[Any]] = {}
+    todo = [value]
+    while todo:
+        at = todo.pop()
+        producer = at.producer()
+        if producer is None:
+            constant = evaluate(at, facts)
+            if constant is None or at.name is None:
+                return None
+            constants[at.name] = constant
+        elif given_by_caller(producer):
+            return None
+        elif producer not in nodes:
+            sources = [source for source in producer.inputs if source is not None]
+            nodes[producer] = {node for source in sources if (node := source.producer()) is not None}
+            todo += sources
+    try:
+        return _run(list(graphlib.TopologicalSorter(nodes).static_order()), constants, value, facts.model)
+    except Exception:  # a type that ONNX Runtime or onnx-ir lacks
+        return None
+
+
+def _run(
+    nodes: list[ir.Node], constants: dict[str, npt.NDArray[Any]], value: ir.Value, model: ir.Model
+) -> npt.NDArray[Any]:
+    """Computes `value` from constants by nodes."""
+    assert value.name is not None
+    graph = onnx.GraphProto(name="constant", node=[ir.to_proto(node) for node in nodes])
+    graph.output.append(onnx.ValueInfoProto(name=value.name))
+    inputs = {}
+    for name, elements in constants.items():
+        if elements.size > MOST_COPIED and elements.dtype.isbuiltin == 1:
+            inputs[name] = elements
+            type_ = onnx.helper.np_dtype_to_tensor_dtype(elements.dtype)
+            graph.input.append(onnx.helper.make_tensor_value_info(name, type_, elements.shape))
+        else:  # onnx.numpy_helper before 1.18 does not take the 4-bit types of ml_dtypes
+            graph.initializer.append(ir.to_proto(ir.tensor(elements, name=name)))
+    proto = onnx.ModelProto(ir_version=10, graph=graph)
+    proto.opset_import.extend(onnx.helper.make_opsetid(*each) for each in model.graph.opset_imports.items())
+    proto.functions.extend(ir.to_proto(function) for function in _called_by(nodes, model))
+    options = session_options(optimize=False)
+    options.enable_cpu_mem_arena = False  # it keeps the memory of all intermediate values
+    result = open_session(proto, options).run(None, inputs)[0]
+    return np.asarray(result)
+
+
+def _called_by(nodes: list[ir.Node], model: ir.Model) -> list[ir.Function]:
+    """Returns the model-local functions that nodes call, and those that these call."""
+    called: dict[ir.OperatorIdentifier, ir.Function] = {}
+    todo = list(nodes)
+    while todo:
+        identifier = todo.pop().op_identifier()
+        if identifier in model.functions and identifier not in called:
+            called[identifier] = model.functions[identifier]
+            todo += called[identifier].all_nodes()
+    return list(called.values())

@@ -1,0 +1,134 @@
+"""The nodes that compute and use values, their attributes, and the values that they copy or cast."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators import OPERATORS
+from ..reasons import Reason, Unconverted
+from .types import CODE_TYPES
+
+
+def producer_of(value: ir.Value | None, *types: str) -> ir.Node | None:
+    """Returns the node that computes `value` if it is a standard operator of one of these types, or None."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain in STANDARD_DOMAINS and node.op_type in types else None
+
+
+def operand(node: ir.Node, index: int = 0) -> ir.Value:
+    """Returns an input of a node, before any copies.
+
+    Raises:
+        Unconverted: It is absent.
+    """
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None:
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=index)
+    return skip_identity(value)
+
+
+class Use(NamedTuple):
+    """A node and the index of the input at which it uses a value."""
+
+    node: ir.Node
+    idx: int
+
+
+def only_use(value: ir.Value) -> Use | None:
+    """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None.
+
+    Identity and Cast from float32 to float32 copy; such Casts are what TorchScript makes of `x.to(x.dtype)`.
+    """
+    while True:
+        uses, producer = value.uses(), value.producer()
+        if len(uses) != 1 or value.is_graph_output() or producer is None:
+            return None
+        use = Use(*next(iter(uses)))
+        if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
+            return None
+        if not _copies(use.node):
+            return use
+        value = use.node.outputs[0]
+
+
+def integer(node: ir.Node, name: str, default: int) -> int | None:
+    """Returns an integer attribute or its default; None if it refers to an attribute of the enclosing function."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return default
+    return None if attribute.is_ref() else attribute.as_int()
+
+
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """Returns the attributes of a call of one of ort_dynq's operators by name, defaults included."""
+    defaults = {attribute.name: attribute.default for attribute in OPERATORS[node.op_type].attributes}
+    return defaults | {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def is_given_by_caller(value: ir.Value | None) -> bool:
+    """Returns whether a value is an attribute of the enclosing function, or the negative of one."""
+    if (node := producer_of(value, "Neg", "Cast", "Identity")) is not None:
+        return is_given_by_caller(node.inputs[0])
+    node = producer_of(value, "Constant")
+    return node is not None and given_by_caller(node) is not None
+
+
+def given_by_caller(node: ir.Node) -> Unconverted | None:
+    """Returns the reason why a node stays if an attribute refers to one of the enclosing function; else None."""
+    name = next((name for name, attribute in node.attributes.items() if attribute.is_ref()), None)
+    return None if name is None else Unconverted(Reason.GIVEN_BY_CALLER, name=name)
+
+
+def data_type(node: ir.Node, name: str) -> ir.DataType:
+    """Returns an attribute that is a type; UNDEFINED if it is absent, not a type, or refers to one of the caller."""
+    try:
+        return ir.DataType(integer(node, name, 0) or 0)
+    except ValueError:
+        return ir.DataType.UNDEFINED
+
+
+def cast_to(node: ir.Node) -> ir.DataType:
+    """Returns the output type of a Cast; UNDEFINED if it is not known.
+
+    With another `saturate` than 1, ONNX Runtime fails or leaves integers uninitialized.
+    """
+    return data_type(node, "to") if integer(node, "saturate", 1) == 1 else ir.DataType.UNDEFINED
+
+
+def skip_identity(value: ir.Value) -> ir.Value:
+    """Returns the value that `value` is a copy of, before any Identity and Cast from float32 to float32."""
+    while True:
+        node = producer_of(value, "Identity", "Cast")
+        source = None if node is None else node.inputs[0]
+        if node is None or source is None:
+            return value
+        if not _copies(node):
+            return value
+        value = source
+
+
+def _copies(node: ir.Node) -> bool:
+    """Returns whether a standard operator is an Identity, or a Cast from float32 to float32."""
+    if node.op_type != "Cast":
+        return node.op_type == "Identity"
+    source = node.inputs[0]
+    return cast_to(node) == ir.DataType.FLOAT and source is not None and source.dtype == ir.DataType.FLOAT
+
+
+def uncast(value: ir.Value | None) -> ir.Value | None:
+    """Returns the uint8 or int8 integers that `value` is a float32 Cast of, or None."""
+    if value is None or (cast := producer_of(skip_identity(value), "Cast")) is None or cast.inputs[0] is None:
+        return None
+    return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
+
+
+def rounded_to_float16(value: ir.Value | None) -> ir.Value | None:
+    """Returns the float32 value that `value` is a Cast to float16 and back of, or None."""
+    wide = producer_of(value, "Cast")
+    narrow = None if wide is None or cast_to(wide) != ir.DataType.FLOAT else producer_of(wide.inputs[0], "Cast")
+    if narrow is None or cast_to(narrow) != ir.DataType.FLOAT16 or narrow.inputs[0] is None:
+        return None
+    return narrow.inputs[0] if narrow.inputs[0].dtype == ir.DataType.FLOAT else None
