@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -52,6 +53,27 @@ def every(step: int, values: Iterable[Any], first: int = 0) -> list[Any]:
     return [
         each if index % step == first else each._replace(marks=(*each.marks, pytest.mark.exhaustive))
         for index, each in enumerate(parameters)
+    ]
+
+
+def diagonals(count: int, *parameters: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: all combinations of values with --exhaustive, and by default those on `count` diagonals.
+
+    Each diagonal has every value of every parameter.
+    """
+    lists = [list(values) for values in parameters]
+    longest = max(map(len, lists))
+    chosen = {
+        tuple((i + turn * place) % len(values) for place, values in enumerate(lists))
+        for turn in range(count)
+        for i in range(longest)
+    }
+    return [
+        pytest.param(
+            *(values[i] for values, i in zip(lists, indices, strict=True)),
+            marks=[pytest.mark.exhaustive] * (indices not in chosen),
+        )
+        for indices in itertools.product(*map(range, map(len, lists)))
     ]
 
 

@@ -20,6 +20,7 @@ from rewriting import FOLDERS, data_sets, rewritten
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "ops" / "kernels"
+ARM_PYTHON = ROOT / "build" / "aarch64" / "python"
 SOURCES = (
     ROOT / "tests" / "native" / "kernels_check.cc",
     KERNELS / "portable.cc",
@@ -124,14 +125,12 @@ def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
     compare_outputs(models, {path.stem for path in models.glob("*.onnx")}, "qemu-x86_64", "-cpu", cpu, sys.executable)
 
 
+@pytest.mark.skipif(not ARM_PYTHON.exists(), reason="there is no Python for ARM: .ci/aarch64 makes one")
 @pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
 def test_arm_cpus_agree(models: Path, cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`max` has dot products and I8MM, cortex-a72 has neither."""
-    python = ROOT / "build" / "aarch64" / "python"
-    if not python.exists():
-        pytest.skip("there is no Python for ARM: .ci/aarch64 makes one")
     monkeypatch.setenv("CPU", cpu)
-    compare_outputs(models, {path.stem for path in models.glob("*.onnx") if not is_other_on_arm(path)}, str(python))
+    compare_outputs(models, {path.stem for path in models.glob("*.onnx") if not is_other_on_arm(path)}, str(ARM_PYTHON))
 
 
 def compare_outputs(models: Path, names: set[str], *python: str) -> None:

@@ -35,7 +35,7 @@ def run(folder: Path, without: str, *options: str) -> tuple[int, str]:
     (folder / "tests" / "test_suite.py").write_text(SUITE.format(without=without))
     (folder / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     shutil.copy(Path(__file__).parents[1] / "conftest.py", folder / "tests")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout
 

@@ -16,6 +16,7 @@ import onnx
 import onnx.parser
 import onnx.shape_inference
 import pytest
+from helpers import every
 from rewriting import REDUCE, check, found, parse, rows
 
 from ort_dynq.rewriter import rewrite
@@ -214,7 +215,7 @@ def expected(form: dict[str, str]) -> str:
 SAMPLED = sampled()
 
 
-@pytest.mark.parametrize("form", SAMPLED, ids=["-".join(form.values()) for form in SAMPLED])
+@pytest.mark.parametrize("form", every(2, SAMPLED), ids=["-".join(form.values()) for form in SAMPLED])
 def test_form(form: dict[str, str]) -> None:
     data = [{"x": rows((6, 3, 33), seed)} for seed in range(2)] + [{"x": rows((6, 3, 5), 2)}]
     report = check(chain(form), *data, stock_data=({"x": rows((6, 3, 33), 3, nan=True)},))

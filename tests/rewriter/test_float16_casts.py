@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, diagonals, make_session, stock_session, with_one_nan
 from onnx import numpy_helper, parser
 
 from ort_dynq.rewriter import rewrite
@@ -326,8 +326,7 @@ def same_bits(model: bytes, rewritten: bytes, **feeds: Array) -> None:
             assert_same(with_one_nan(result), with_one_nan(wanted))
 
 
-@pytest.mark.parametrize("name", CHAINS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "name"), diagonals(2, PLACES, CHAINS))
 def test_chains_in_subgraphs_and_functions(place: str, name: str) -> None:
     model = in_place(place, name)
     result = rewrite(model, exact=True)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import Array, assert_same
+from helpers import Array, assert_same, diagonals
 
 from ort_dynq.rewriter.products.grid import Grid, grid_of
 
@@ -51,23 +51,24 @@ def test_a_grid_is_recovered(low: int, scale: float) -> None:
     assert_same(dequantized(grid) + F(0), weights + F(0))  # -0 is 0
 
 
-@pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(
-    ("low", "high", "zero_points", "bits"),
-    [
-        (-8, 7, False, 4),
-        (-7, 7, False, 4),
-        (0, 15, False, 4),
-        (0, 15, True, 4),
-        (-1, 1, False, 4),
-        (-127, 127, False, 8),
-        (-128, 127, False, 8),
-        (0, 255, True, 8),
-        (-8, 8, False, 8),
-        (5, 20, False, 8),
-    ],
-)
-def test_groups_are_recovered(size: int, low: int, high: int, zero_points: bool, bits: int) -> None:
+# The lowest and the highest code, whether there are zero points, and the bits.
+CODES = [
+    (-8, 7, False, 4),
+    (-7, 7, False, 4),
+    (0, 15, False, 4),
+    (0, 15, True, 4),
+    (-1, 1, False, 4),
+    (-127, 127, False, 8),
+    (-128, 127, False, 8),
+    (0, 255, True, 8),
+    (-8, 8, False, 8),
+    (5, 20, False, 8),
+]
+
+
+@pytest.mark.parametrize(("size", "kind"), diagonals(2, [16, 32, 64, 128, 256], CODES))
+def test_groups_are_recovered(size: int, kind: tuple[int, int, bool, int]) -> None:
+    low, high, zero_points, bits = kind
     rng = np.random.default_rng(0)
     groups, count = 3, 20
     codes = rng.integers(low, high + 1, (size * groups, count))
@@ -131,10 +132,15 @@ def rounded(codes: Array, scale: Array | float) -> Array:
     return exact.astype(np.float16).astype(F)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-127, 127), (-128, 127), (-1, 1), (-7, 7), (0, 255), (0, 3)])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 1 / 3, 2.0**-9, 100.0, 1e-5])
-def test_a_rounded_grid_is_recovered(low: int, high: int, scale: float) -> None:
-    """Ordinary weights, and subnormal ones, of which several scales may be right."""
+@pytest.mark.parametrize(
+    ("scale", "ends"),
+    diagonals(
+        2, [0.01, 1.0, 1 / 3, 2.0**-9, 100.0, 1e-5], [(-127, 127), (-128, 127), (-1, 1), (-7, 7), (0, 255), (0, 3)]
+    ),
+)
+def test_a_rounded_grid_is_recovered(scale: float, ends: tuple[int, int]) -> None:
+    """Ordinary weights, and subnormal ones, for which several scales may be right."""
+    low, high = ends
     rng = np.random.default_rng(0)
     for depth in (8, 64, 300):
         codes = rng.integers(low, high + 1, (depth, 40))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, diagonals, make_session, stock_session
 from onnx import TensorProto, helper
 from rewriting import found, rows
 from test_products import asymmetric, check_products, model_of, symmetric
@@ -153,8 +153,7 @@ def product_of(model: onnx.ModelProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("activation", "weights"), diagonals(3, ACTIVATIONS, WEIGHTS))
 def test_groups(activation: str, weights: str) -> None:
     chain, row_group = ACTIVATIONS[activation]
     text, arrays, bits, group = WEIGHTS[weights]

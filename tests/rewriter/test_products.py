@@ -18,7 +18,7 @@ import onnx
 import onnx.parser
 import pytest
 from bench import transformers
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, diagonals, make_session, stock_session, with_one_nan
 from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, rows
 
@@ -161,8 +161,7 @@ def check_products(
     return result.report
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("activation", "weights"), diagonals(2, ACTIVATIONS, WEIGHTS))
 def test_products_of_floats(activation: str, weights: str) -> None:
     text, arrays = WEIGHTS[weights]
     model = model_of(ACTIVATIONS[activation] + text + "y = MatMul(dx, w)", arrays)
@@ -179,22 +178,23 @@ def test_every_opset(opset: int, chain: Any) -> None:
     assert "QuantizedMatMul" in found(check_products(model_of(body, WEIGHTS["folded"][1], opset=opset), DATA))
 
 
+GLUE = [
+    "p = MatMul(dx, w)\n y = Add(p, b)",
+    "p = MatMul(dx, w)\n y = Add(b, p)",
+    "dy = Reshape(dx, rows)\n y = MatMul(dy, w)",
+    "dy = Reshape(dx, rank4)\n y = MatMul(dy, w)",
+    "dz = Shape(dx)\n dy = Reshape(dx, dz)\n y = MatMul(dy, w)",
+    "dy = Reshape(dx, rows)\n p = MatMul(dy, w)\n y = Add(p, b)",
+    "dy = Reshape(dx, rows)\n y = Gemm(dy, w, b)",
+    "dy = Reshape(dx, rows)\n wt = Transpose<perm = [1, 0]>(w)\n y = Gemm<transB = 1>(dy, wt, b)",
+    "i = Identity(dx)\n y = MatMul(i, w)",
+]
+
+
 @pytest.mark.parametrize(
-    "product",
-    [
-        "p = MatMul(dx, w)\n y = Add(p, b)",
-        "p = MatMul(dx, w)\n y = Add(b, p)",
-        "dy = Reshape(dx, rows)\n y = MatMul(dy, w)",
-        "dy = Reshape(dx, rank4)\n y = MatMul(dy, w)",
-        "dz = Shape(dx)\n dy = Reshape(dx, dz)\n y = MatMul(dy, w)",
-        "dy = Reshape(dx, rows)\n p = MatMul(dy, w)\n y = Add(p, b)",
-        "dy = Reshape(dx, rows)\n y = Gemm(dy, w, b)",
-        "dy = Reshape(dx, rows)\n wt = Transpose<perm = [1, 0]>(w)\n y = Gemm<transB = 1>(dy, wt, b)",
-        "i = Identity(dx)\n y = MatMul(i, w)",
-    ],
+    ("activation", "product", "bias"),
+    diagonals(2, ["symmetric", "asymmetric", "per tensor, QuantizeLinear"], GLUE, ["vector", "number"]),
 )
-@pytest.mark.parametrize("activation", ["symmetric", "asymmetric", "per tensor, QuantizeLinear"])
-@pytest.mark.parametrize("bias", ["vector", "number"])
 def test_bias_and_glue(activation: str, product: str, bias: str) -> None:
     b = np.linspace(-3, 3, N).astype(F) if bias == "vector" else F(1.5)
     arrays = {"w": WEIGHTS["folded"][1]["w"], "b": b, "rank4": np.array([2, -1, 1, K])}
@@ -288,9 +288,7 @@ def test_integer_convolutions(zero_points: str, exact: bool) -> None:
     assert len(product.input) == 4  # uint8 weights, since uint8 codes times int8 weights may saturate
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("tail", INTEGER_TAILS)
+@pytest.mark.parametrize(("tail", "product", "exact"), diagonals(3, INTEGER_TAILS, PRODUCTS, [False, True]))
 def test_integer_products(tail: str, product: str, exact: bool) -> None:
     body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS[product] + INTEGER_TAILS[tail]
     model = model_of(body, INTEGER_WEIGHTS)

@@ -74,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_mutated_models(tmp_path: Path) -> None:
     """The corpus and the first mutated models after it."""
-    fuzz(tmp_path, inputs=60)
+    fuzz(tmp_path, inputs=30)
 
 
 @pytest.mark.exhaustive
@@ -87,7 +87,7 @@ def fuzz(folder: Path, inputs: int) -> None:
     fuzzer = hostile_models.Fuzzer(seed=0, failures=folder)
     fuzzer.run(inputs, seconds=500)
     print(f"{fuzzer.inputs} models; {fuzzer.crashes_of_onnxruntime} of them crash stock ONNX Runtime")
-    assert fuzzer.inputs >= min(inputs, 60)  # a slow machine may run out of seconds
+    assert fuzzer.inputs >= min(inputs, 30)  # a slow machine may run out of seconds
     assert not fuzzer.problems
 
 
@@ -411,16 +411,18 @@ def test_more_than_2_31_elements(shape: tuple[int, ...]) -> None:
 # Reproducible output
 
 
-def test_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
-    """The output does not depend on the order of Python's sets."""
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_the_same_bytes_in_two_processes(step: int) -> None:
+    """The output does not depend on the order of Python's sets. Rewrites every `step`-th model."""
     script = (
         "import hashlib, pathlib, sys\n"
         "from ort_dynq.rewriter import rewrite\n"
-        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*/model.onnx')):\n"
+        "for path in map(pathlib.Path, sys.argv[1:]):\n"
         "    proto = rewrite(path).to_proto()\n"
         "    print(path.parent.name, hashlib.sha256(proto.SerializeToString()).hexdigest())\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", script, str(hostile_models.ROOT / "models")]
+    paths = sorted(map(str, (hostile_models.ROOT / "models").glob("*/model.onnx")))[::step]
+    command = [sys.executable, "-W", "ignore", "-c", script, *paths]
     first, second = (
         subprocess.run(
             command,
@@ -431,5 +433,5 @@ def test_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
         ).stdout.splitlines()
         for seed in ("1", "2")
     )
-    assert len(first) == len(list((hostile_models.ROOT / "models").glob("*/model.onnx")))
+    assert len(first) == len(paths) > 20
     assert first == second

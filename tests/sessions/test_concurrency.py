@@ -247,6 +247,7 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, trims glibc's heap")
+@pytest.mark.parametrize("backend", ["native", pytest.param("extensions", marks=pytest.mark.exhaustive)])
 def test_closed_sessions_free_their_memory(backend: str) -> None:
     """100 sessions, each with a successful and a failed run.
 
