@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-_RULES = (matmul.rule, conv.rule, from_dynamic_rule.rule, other_layers.rule)
+RULES = (matmul.rule, conv.rule, from_dynamic_rule.rule, other_layers.rule)
 
 
 def quantize(
@@ -96,7 +96,7 @@ def quantize_layers(
     """Quantizes a model with checked options; `floats` are the layers that stay in float for `min_snr`."""
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
-    rules = [rule(options) for rule in _RULES]
+    rules = [rule(options) for rule in RULES]
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)

@@ -53,8 +53,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
         raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
-    make = functools.partial(_grid_of, b, gemm.has_transposed_weights, options, facts)
-    grid, note = context.shared(SharedGrids).of(b, gemm.has_transposed_weights, make)
+    search = functools.partial(_grid_of, b, gemm.has_transposed_weights, options, facts)
+    grid, note = context.shared(SharedGrids).of(b, gemm.has_transposed_weights, search)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
     bias = bias if gemm.beta else None

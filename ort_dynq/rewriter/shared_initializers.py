@@ -20,18 +20,14 @@ class SharedInitializers:
         """Starts without any initializer."""
         self._values: dict[tuple[Any, ...], ir.Value] = {}
 
-    def of(self, elements: npt.NDArray[Any], node: ir.Node, edit: Edit) -> ir.Value:
-        """Returns an initializer of the graph of `node`, or a Constant in a function's body, that has these elements.
+    def of(self, elements: npt.NDArray[Any], edit: Edit) -> ir.Value:
+        """Returns an initializer of the graph of an edit, or a Constant in a function's body, that has these elements.
 
-        Args:
-            elements: The elements.
-            node: The old node that needs the value. Rules visit the nodes of a graph in order, so later ones can share
-                it.
-            edit: The edit that adds it, if the graph has none yet.
+        Rules visit the nodes of a graph in order, so later ones can read a Constant before the node of an earlier edit.
         """
         elements = np.ascontiguousarray(elements).reshape(elements.shape)
         digest = hashlib.sha256(elements.data).digest() if elements.size else b""
-        key = node.graph, elements.dtype.str, elements.shape, digest
+        key = edit.node.graph, elements.dtype.str, elements.shape, digest
         if key not in self._values:
-            self._values[key] = edit.add_initializer(elements, near=node)
+            self._values[key] = edit.add_initializer(elements, near=edit.node)
         return self._values[key]

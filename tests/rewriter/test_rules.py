@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import onnx_ir as ir
 from rewriting import FOLDERS, MODELS
 
-from ort_dynq import rewriter
+from ort_dynq import quantizer, rewriter
 from ort_dynq.graphs import bodies, graphs, values_of, with_subgraphs
+from ort_dynq.quantizer.options import Options
 from ort_dynq.rewriter.chains import truncation
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.reasons import Unconverted
@@ -58,7 +60,7 @@ def concerns(rule: Rule[Any], node: ir.Node, context: Context) -> bool:
         return True
 
 
-def meets_every_node(model: ir.Model, concerned: set[str]) -> Rule[None]:
+def meets_every_node(model: ir.Model, concerned: set[str], rules: Sequence[Rule[Any]] = RULES) -> Rule[None]:
     """Returns a rule that lets every rule meet every node, checks that nothing changes, and collects names."""
     is_done = False
 
@@ -71,7 +73,7 @@ def meets_every_node(model: ir.Model, concerned: set[str]) -> Rule[None]:
             function = body if isinstance(body, ir.Function) else None
             for _, graph in with_subgraphs(body, path):
                 place = replace(context, path=path, function=function)
-                concerned.update(rule.name for node in graph for rule in RULES if concerns(rule, node, place))
+                concerned.update(rule.name for node in graph for rule in rules if concerns(rule, node, place))
         assert state(model) == before
 
     return Rule("every", 0, match)
@@ -84,3 +86,12 @@ def test_match_changes_nothing() -> None:
         model = load(MODELS / name / "model.onnx")
         convert(model, [each for phase in (*PHASES, ()) for each in ([meets_every_node(model, concerned)], phase)])
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
+
+
+def test_match_of_the_quantizer_changes_nothing() -> None:
+    rules, concerned = [rule(Options(weights="int4")) for rule in quantizer.RULES], set[str]()
+    for name in ("ort_dynamic", "ort_dynamic_mobile", "torch_conv_u8", "torch_token"):
+        model = load(MODELS / name / "model.onnx")
+        meet = meets_every_node(model, concerned, rules), meets_every_node(model, concerned, rules)
+        convert(model, [[meet[0]], rules, [meet[1]]])
+    assert concerned == {rule.name for rule in rules} - {"other layer"}

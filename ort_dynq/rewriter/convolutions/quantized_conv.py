@@ -28,7 +28,7 @@ def build_quantized_conv(tail: Tail, codes: Codes, weights: Weights, geometry: G
     """
 
     def initializer(elements: npt.NDArray[Any]) -> ir.Value:
-        return edit.shared(SharedInitializers).of(elements, edit.node, edit)
+        return edit.shared(SharedInitializers).of(elements, edit)
 
     packed, quad_axis = pack_conv(weights.codes)
     scale, channel_scale, bias = scales_and_bias(tail, codes, edit)

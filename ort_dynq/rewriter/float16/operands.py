@@ -68,7 +68,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
 def _build(match: _Match, edit: Edit) -> None:
     node, source = match.node, match.source
     if not isinstance(source, ir.Value):
-        source = edit.shared(SharedInitializers).of(source, node, edit)
+        source = edit.shared(SharedInitializers).of(source, edit)
     edit.operator = f"{node.op_type} of float16"
     edit.replace_input(node, match.index, source)
     for rounding in match.roundings:

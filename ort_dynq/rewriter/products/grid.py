@@ -1,8 +1,9 @@
 """Float weights as a grid of integers: one scale for each output channel, or for each of its groups, times codes.
 
 Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights, or each
-group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The scale is
-recovered, and every weight is compared bit for bit. Weights of float16 may be float16(code * scale) (float16_grid.py).
+group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The search
+finds the scale and compares every weight bit for bit. Weights of float16 may be float16(code * scale)
+(../float16/grid.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _FEW_ROWS = 4  # they reject most candidates for a scale
 _LARGEST_ROUNDING = 2.0**-13
 _FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16 are multiples of some scale by chance
 _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
-# Candidates for the code of the largest magnitude. 127 is the most frequent, 1 occurs in ternary weights. A multiple of
-# the true code would give multiples of all codes, so small candidates are next; 127 has no divisors.
+# Candidates for the code of the largest magnitude: 1 of ternary weights, 127, which is the most frequent one and prime,
+# then the others from small to large, since a multiple of the true code would make multiples of all codes.
 _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
 
 
@@ -33,7 +34,7 @@ _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
 class Grid:
     """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
 
-    If `is_rounded`, they are float16 of the product.
+    If `is_rounded`, the weights are that product rounded to float16.
 
     Attributes:
         codes: int8, [K, N]; 0 to 15 if `bits` is 4.
@@ -205,8 +206,8 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
 def _near_integers(ratios: npt.NDArray[np.float32], code: np.float32) -> npt.NDArray[np.intp]:
     """Returns the columns of the ratios that are integers when multiplied by `code`, except for rounding.
 
-    A weight divided by the largest one, times the code of the latter, is the code of the weight. Both weights, the
-    quotient and the product are rounded: the error is at most 255 * 4 * 2**-24.
+    code = weight / largest weight * code of the largest weight. Both weights, the quotient and the product are rounded:
+    the error is at most 255 * 4 * 2**-24.
     """
     found = np.arange(ratios.shape[1])
     for row in ratios:

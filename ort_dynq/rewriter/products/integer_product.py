@@ -19,7 +19,7 @@ from ..shared_initializers import SharedInitializers
 from .grid import Grid
 from .unsigned_codes import UnsignedCodes, unsigned_array
 
-# On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which saturates with larger weights.
+# On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which larger weights saturate.
 _LARGEST_UNSATURATED_WEIGHT = 64
 
 
@@ -29,13 +29,12 @@ class UnsignedProduct:
 
     Attributes:
         node: The product.
-        weights: Its weights, or their elements if these are known and become uint8 as well.
-        shifts_weights: Whether the weights become uint8 as well, since sums with int8 weights may saturate.
+        weights: The int8 weights, or their elements if these are known, that become uint8 as well, since sums with them
+            may saturate; None if the weights stay as they are.
     """
 
     node: ir.Node
-    weights: ir.Value | npt.NDArray[np.int8]
-    shifts_weights: bool
+    weights: ir.Value | npt.NDArray[np.int8] | None
 
 
 def unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
@@ -49,15 +48,13 @@ def unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
         return None
     if weights.dtype not in CODE_TYPES:
         raise Unconverted(Reason.WEIGHTS_TYPE_NOT_KNOWN)
-    if weights.dtype != ir.DataType.INT8:
-        return UnsignedProduct(node, weights, shifts_weights=False)
+    if weights.dtype == ir.DataType.UINT8:
+        return UnsignedProduct(node, None)
     elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     if elements is None:
-        return UnsignedProduct(node, weights, shifts_weights=True)
-    # Small weights saturate no pair of products.
-    if np.abs(elements.astype(np.int32)).max(initial=0) <= _LARGEST_UNSATURATED_WEIGHT:
-        return UnsignedProduct(node, weights, shifts_weights=False)
-    return UnsignedProduct(node, elements, shifts_weights=True)
+        return UnsignedProduct(node, weights)
+    is_small = np.abs(elements.astype(np.int32)).max(initial=0) <= _LARGEST_UNSATURATED_WEIGHT
+    return UnsignedProduct(node, None if is_small else elements)
 
 
 def build_unsigned_product(match: UnsignedProduct, edit: Edit) -> None:
@@ -69,12 +66,12 @@ def build_unsigned_product(match: UnsignedProduct, edit: Edit) -> None:
     def shifted(value: ir.Value | None) -> ir.Value:
         return edit.add_constant(np.uint8(128), before=node) if value is None else unsigned.shifted(value, edit)
 
-    if match.shifts_weights:
+    if isinstance(match.weights, ir.Value):
+        weights = unsigned.shifted(match.weights, edit)
+    elif match.weights is not None:
+        weights = edit.shared(SharedInitializers).of(unsigned_array(match.weights), edit)
+    if match.weights is not None:
         weights_zero_point = shifted(weights_zero_point)
-        if isinstance(match.weights, ir.Value):
-            weights = unsigned.shifted(match.weights, edit)
-        else:
-            weights = edit.shared(SharedInitializers).of(unsigned_array(match.weights), node, edit)
     inputs = [unsigned.shifted(codes, edit), weights, shifted(zero_point), weights_zero_point]
     while inputs[-1] is None:
         inputs.pop()

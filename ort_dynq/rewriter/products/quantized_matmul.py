@@ -26,7 +26,7 @@ def build_quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit) -> 
     shared = edit.shared(SharedInitializers)
     row, column, bias = scales_and_bias(tail, codes, edit)
     weights, zero_points, sums = (
-        shared.of(each, edit.node, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point, grid.sums)
+        shared.of(each, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point, grid.sums)
     )
     main = call(
         "QuantizedMatMul",
@@ -55,17 +55,16 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
         float32: one for each row, or for each of its groups, or one for all; [groups or 1, N], or [N] for a
         convolution; [N].
     """
-    size, product, shared = tail.channels.size, edit.node, edit.shared(SharedInitializers)
-    bias = np.full(size, -0.0, np.float32) if tail.bias is None else tail.bias  # -0 + x is x for every x; 0 + -0 is not
-    row = tail.row if codes.scale is None else codes.scale
-    row = edit.add_constant(np.float32(1), before=product) if row is None else edit.shared(UnsignedCodes).scale_of(row)
+    size, shared = tail.channels.size, edit.shared(SharedInitializers)
+    scale = tail.row if codes.scale is None else codes.scale
+    if scale is not None:
+        row = edit.shared(UnsignedCodes).scale_of(scale)
+    else:
+        row = edit.add_constant(np.float32(1), before=edit.node)
     if tail.is_row_moved:
         shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
         row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)
     column = np.ones(size, np.float32) if tail.column is None else tail.column
     column = column.reshape(size) if tail.channels.spatial_rank else column.reshape(-1, size)
-    return (
-        row,
-        shared.of(column, product, edit),
-        bias if isinstance(bias, ir.Value) else shared.of(bias, product, edit),
-    )
+    bias = np.full(size, -0.0, np.float32) if tail.bias is None else tail.bias  # -0 + x is x for every x; 0 + -0 is not
+    return row, shared.of(column, edit), bias if isinstance(bias, ir.Value) else shared.of(bias, edit)

@@ -1,4 +1,4 @@
-"""What a rule makes of the weights of a matrix product, which several products may share."""
+"""The grids of weights: the search takes time, so products that share weights share its result."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _T = TypeVar("_T")
 
 
 class SharedGrids:
-    """The grids of the weights that several products of one model multiply: the search takes time."""
+    """The results for the weights that several products of one model multiply."""
 
     def __init__(self, facts: Facts) -> None:
         self._grids: dict[tuple[ir.Value, bool], Any] = {}
 
-    def of(self, weights: ir.Value, is_transposed: bool, make: Callable[[], _T]) -> _T:
-        """Returns what `make` returns for weights, or for their transpose; all rules of one loop make the same.
+    def of(self, weights: ir.Value, is_transposed: bool, search: Callable[[], _T]) -> _T:
+        """Returns the result of a search for weights, or for their transpose.
 
         Raises:
-            Unconverted: `make` raised it.
+            Unconverted: The search raised it.
         """
         if (weights, is_transposed) in self._grids:
-            found: _T = self._grids[weights, is_transposed]
-            return found
-        made = make()
+            known: _T = self._grids[weights, is_transposed]
+            return known
+        found = search()
         if len(weights.uses()) > 1:
-            self._grids[weights, is_transposed] = made
-        return made
+            self._grids[weights, is_transposed] = found
+        return found

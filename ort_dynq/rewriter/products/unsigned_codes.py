@@ -1,4 +1,4 @@
-"""Turns int8 codes and zero points into uint8 ones, which are 128 larger.
+"""Builds the uint8 form of int8 codes and zero points, which is 128 larger.
 
 ONNX Runtime multiplies uint8 by int8 codes 13 to 160 times faster than int8 by int8 codes on x86.
 """
@@ -25,7 +25,7 @@ _QUANTIZERS = ("DynamicRangeQuantize", "AffineQuantize", "DynamicQuantize")
 
 
 class UnsignedCodes:
-    """The uint8 forms of the int8 values of one model; all uses of a value share its uint8 form."""
+    """The uint8 forms of the int8 values of one model; everything that reads a value shares its uint8 form."""
 
     def __init__(self, facts: Facts) -> None:
         """Starts without any value."""
@@ -38,7 +38,7 @@ class UnsignedCodes:
         return self.shifted(value, edit) if value.dtype == ir.DataType.INT8 else value
 
     def of_wide(self, value: ir.Value, edit: Edit) -> ir.Value:
-        """Returns the uint8 form of the codes in int32 or int64 integers; see integer_product.wide_codes_of()."""
+        """Returns the uint8 form of the codes in int32 or int64 integers; see wide_codes.py."""
         node = value.producer()
         if value.dtype in CODE_TYPES or node is None:
             return self.of(value, edit)
@@ -88,7 +88,7 @@ class UnsignedCodes:
         self._facts.note(self._unsigned[value], ir.DataType.UINT8, value.shape)
 
     def _shift_quantizer(self, node: ir.Node, edit: Edit) -> None:
-        """Inserts the same operator of ort_dynq with uint8 outputs."""
+        """Inserts the same operator with uint8 outputs."""
         inputs = [each for each in node.inputs if each is not None]
         if node.op_type == "DynamicRangeQuantize":
             inputs[2] = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
