@@ -53,22 +53,19 @@ def session_options(*, threads: int = 0, optimize: bool = True) -> ort.SessionOp
     return options
 
 
-def open_session(
-    model: Model, options: ort.SessionOptions, kind: type[ort.InferenceSession] = ort.InferenceSession
-) -> ort.InferenceSession:
+def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSession:
     """Opens a model on the CPU provider, without onnxruntime's fallback to other providers.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         options: The options; use them for this session only.
-        kind: The class of the session.
 
     Raises:
         DynqError: See :func:`openable`.
         Exception: onnxruntime refuses the model; the type is onnxruntime's own.
     """
     with openable(model, options) as source:
-        return kind(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 def can_open(model: Model) -> bool:

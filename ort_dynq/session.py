@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from .backends.options import Backend
 from .backends.register import register
-from .backends.sessions import ExtensionsSession, with_advice
+from .backends.sessions import with_advice
 from .errors import DynqError
 from .runtime import openable
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
     """``onnxruntime.InferenceSession`` that registers the operators and rewrites the model before it opens it."""
-
-    def __new__(cls, *args: Any, backend: Backend = "native", **kwargs: Any) -> InferenceSession:
-        """Returns an object of a class that handles errors of Python operators, if the backend has such operators."""
-        if backend == "extensions" and not issubclass(cls, ExtensionsSession):
-            cls = type(cls.__name__, (cls, ExtensionsSession), {"__doc__": cls.__doc__, "__module__": cls.__module__})
-        return super().__new__(cls)  # type: ignore[no-any-return]
 
     def __init__(
         self,

@@ -4,8 +4,7 @@ Limitations of ``@onnx_op`` (onnxruntime-extensions 0.15), and how this module h
 
 - It calls ``flatten().tolist()`` on each result, then C++ copies the data from the array that it receives.
   :class:`_Result` answers both calls with the array itself, so that no list is made.
-- An exception that leaves an operator ends the process. :class:`ort_dynq.backends.sessions.ExtensionsSession` keeps it
-  and raises it when the run returns; ort_dynq.InferenceSession is such a session. In others, the process ends.
+- An exception that leaves an operator ends the process. operator_errors.py lets the run raise it.
 - Every input and attribute is required, and the output type follows from the input types alone. The rewriter writes
   such models; :func:`ort_dynq.ready_for_extensions` prepares others.
 - It does not support float16, bfloat16, int4 and uint4: operators are defined for the other types (:data:`CARRIED`).
@@ -25,8 +24,8 @@ import numpy as np
 from .. import kernels
 from ..errors import DynqError
 from ..operators import DOMAIN, OPERATORS, Operator, Signature
+from .operator_errors import raise_in_sessions, runs
 from .options import CARRIED
-from .sessions import runs
 
 _defining = threading.Lock()
 
@@ -55,6 +54,7 @@ def _define_all() -> str:
     for operator in OPERATORS.values():
         for name, signature in _variants(operator):
             _define(extensions, operator, name, signature)
+    raise_in_sessions()
     return str(extensions.get_library_path())
 
 

@@ -17,8 +17,8 @@ def register(session_options: ort.SessionOptions, backend: Backend = "native") -
         backend: ``native``: the operators of the native library. ``extensions``: Python operators on the same kernels,
             run by onnxruntime-extensions. This call registers the library of onnxruntime-extensions as well: do not
             register it again. After the first such call, every session of the process that registers that library has
-            the operators. An error in a Python operator, such as scales of a wrong shape, ends the process unless the
-            session is an :class:`ort_dynq.InferenceSession`, which raises it.
+            the operators. The call also replaces the methods of ``onnxruntime.InferenceSession`` that run a model, for
+            the whole process: they raise the errors of these operators, which would end the process otherwise.
 
     Returns:
         The same options, so that ``ort.InferenceSession(path, ort_dynq.register(ort.SessionOptions()))`` works.

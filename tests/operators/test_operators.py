@@ -39,31 +39,18 @@ ZPS = (None, np.uint8, np.int8, np.int32)
 CODES = (np.uint8, np.int8)
 
 
-def in_parts(kinds: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-    """Parameters of types, by name, with the number of a third of the shapes: for each types another one by default."""
-    return every(
-        3,
-        [
-            pytest.param(*types, (first + part) % 3, id=f"{name}-{(first + part) % 3}")
-            for first, (name, types) in enumerate(kinds)
-            for part in range(3)
-        ],
-    )
-
-
-def name_of(zps_type: Any) -> str:
-    return zps_type.__name__ if zps_type else "none"
+def in_thirds(kinds: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Types, each with the three thirds of the shapes, of which one is the default: another one for the next types."""
+    return every(3, [(*types, (first + part) % 3) for first, types in enumerate(kinds) for part in range(3)])
 
 
 # DynamicQuantize: every type of zero points with every output type; 0 is the default.
 quantize_types = pytest.mark.parametrize(
-    ("zps_type", "output_dtype", "part"),
-    in_parts([(f"{name_of(z)}-{o}", (z, o)) for z, o in itertools.product(ZPS, (0, 2, 3))]),
+    ("zps_type", "output_dtype", "part"), in_thirds([*itertools.product(ZPS, (0, 2, 3))])
 )
 # DynamicDequantize: every type of zero points with every type of codes.
 dequantize_types = pytest.mark.parametrize(
-    ("zps_type", "src_type", "part"),
-    in_parts([(f"{name_of(z)}-{c.__name__}", (z, c)) for z, c in itertools.product(ZPS, CODES)]),
+    ("zps_type", "src_type", "part"), in_thirds([*itertools.product(ZPS, CODES)])
 )
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are too small for a custom operator are left."""
+"""Nodes stay as they are if their tensors are too small for a custom operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ort_dynq.rewriter import rewrite
 
 
 def reasons(body: str, inputs: str, outputs: str) -> list[str]:
-    """Returns the reasons of a model's findings; those of converted nodes are empty."""
+    """Returns the reason of each finding of a model; empty if the node was converted."""
     model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({outputs}) {{ {body} }}'
     )

@@ -398,7 +398,7 @@ def test_scale_and_its_copy_are_outputs() -> None:
 
 
 def test_wide_clip() -> None:
-    """Bounds beyond the integers that float32 represents exactly are left."""
+    """A chain stays if its bounds exceed the integers that float32 represents exactly."""
     for bound, operator in ((32767.0, "DynamicRangeFakeQuantize"), (3e38, None), (1e10, None)):
         body = f"""most = Constant<value_float = {bound:e}>() least = Neg(most) a = Abs(x) m = ReduceMax(a, one)
             s = Div(m, most) d = Div(x, s) r = Round(d) c = Clip(r, least, most) y = Mul(c, s)"""
@@ -431,7 +431,7 @@ def test_chain_across_the_boundary_of_a_branch(outside: int) -> None:
 
 
 def test_names_in_a_branch_differ_from_those_outside() -> None:
-    """Names in a branch must differ from those of the outer graph, also from new ones."""
+    """Names in a branch must differ from all names of the outer graph, new ones included."""
     body = """yes = Constant<value = bool {1}>() val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
         d = Div(x, val_2) r = Round(d) q = Clip(r, low, high) val_3 = Mul(q, val_2)"""
     inner = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) e = Div(x, s) w = Round(e) v = Mul(w, s)

@@ -1,4 +1,4 @@
-"""Chains that are almost the recognized ones: they keep their results, and the report says why they are left."""
+"""Chains that differ a little from recognized ones: they keep their results, and the report says why they stay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_chain_of_the_near_misses_is_converted() -> None:
     ],
 )
 def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None) -> None:
-    """A near miss becomes another operator or is left. It keeps its results, and the reason names the difference."""
+    """A near miss becomes another operator or stays. It keeps its results, and the reason names the difference."""
     assert WHOLE_CHAIN.count(old) == 1
     report = check(parse(WHOLE_CHAIN.replace(old, new)), {"x": rows((9, 33))})
     assert found(report) == operators_

@@ -58,7 +58,7 @@ def is_in_order(shape: Shape, run: Run) -> bool:
 
 
 def sample(rng: np.random.Generator, shape: Shape, in_order: bool) -> Array:
-    """Returns data of one sign or both; both zeros or NaN only if ONNX Runtime's result does not depend on places."""
+    """Returns data of one sign or both; both zeros or NaN only if ONNX Runtime's result does not depend on order."""
     x = np.asarray(rng.normal(0, 9, shape)).astype(F) * F(rng.choice([1e-40, 1, 1e30]))
     x = rng.choice([np.abs, np.negative, np.copy])(x)
     specials = [np.inf, -np.inf, 1e-45, -1e-45, 3.4e38]
@@ -69,7 +69,9 @@ def sample(rng: np.random.Generator, shape: Shape, in_order: bool) -> Array:
 
 
 @functools.lru_cache(maxsize=4096)
-def stock(operator: str, axes: tuple[int, ...], rank: int, keepdims: int, opset: int) -> ort.InferenceSession:
+def stock_session_of(
+    operator: str, axes: tuple[int, ...], rank: int, keepdims: int, opset: int
+) -> ort.InferenceSession:
     given = f"keepdims = {keepdims}"
     names = "x, axes" if opset >= 18 else "x"
     if opset < 18 and axes:
@@ -86,7 +88,7 @@ def stock(operator: str, axes: tuple[int, ...], rank: int, keepdims: int, opset:
 
 
 @functools.lru_cache(maxsize=4096)
-def ours(operator: str, backend: str, run: Run, keepdims: int, threads: int) -> ort.InferenceSession:
+def session_of(operator: str, backend: str, run: Run, keepdims: int, threads: int) -> ort.InferenceSession:
     outputs = "hi" if operator == "ReduceAbsMax" else "lo, hi"
     given = f"axis = {run[0]}, count = {run[1]}, reduce_others = {run[2]}, keepdims = {keepdims}"
     model = onnx.parser.parse_model(
@@ -99,9 +101,9 @@ def ours(operator: str, backend: str, run: Run, keepdims: int, threads: int) -> 
 
 def compare(operator: str, backend: str, x: Array, run: Run, keepdims: int, threads: int = 1, opset: int = 18) -> None:
     axes = tuple(axes_of(x.shape, run))
-    expected = stock(operator, axes, x.ndim, keepdims, opset).run(None, {"x": x})
+    expected = stock_session_of(operator, axes, x.ndim, keepdims, opset).run(None, {"x": x})
     for actual, wanted in zip(
-        ours(operator, backend, run, keepdims, threads).run(None, {"x": x}), expected, strict=True
+        session_of(operator, backend, run, keepdims, threads).run(None, {"x": x}), expected, strict=True
     ):
         assert_same(with_one_nan(actual), with_one_nan(wanted))
 
@@ -112,7 +114,7 @@ def test_same_as_onnxruntime(isa: str, backend: str, operator: str, keepdims: in
     rng = np.random.default_rng(0)
     for shape, runs in RUNS.items():
         for run, opset, _ in itertools.product(runs, (13, 18), range(2)):
-            if axes_of(shape, run) or opset >= 18:  # in opset 13 no axes are all
+            if axes_of(shape, run) or opset >= 18:  # before opset 18, no axes means all
                 compare(operator, backend, sample(rng, shape, is_in_order(shape, run)), run, keepdims, opset=opset)
 
 
@@ -239,7 +241,9 @@ def test_ends_over_different_dimensions() -> None:
     last = "last = Constant<value_ints = [1]>() "
     other = last + BOTH.replace("ReduceMin<keepdims = 0>(x, axes)", "ReduceMin(x, last)")
     assert ranges(rewrite(model(other, x="float[9, 40] x")).report) == []
-    assert ranges(rewrite(model(BOTH, "0, 2", "float[2, N, 3, 40] x")).report) == []  # neither a run nor all others
+    assert (
+        ranges(rewrite(model(BOTH, "0, 2", "float[2, N, 3, 40] x")).report) == []
+    )  # neither adjacent dimensions nor all others
     assert ranges(rewrite(model(LEADING, "0, -1", "float[] x")).report) == []  # of unknown rank
 
 
@@ -256,7 +260,7 @@ def test_ends_over_different_dimensions() -> None:
 )
 @pytest.mark.parametrize("end", ["Min", "Max"])
 def test_one_end_alone(x: str, axes: str, expected: list[str], end: str) -> None:
-    """Over the first dimensions one end takes as long as both."""
+    """Over the first dimensions, one end takes as long as both."""
     body = f"m = Reduce{end}<keepdims = 0>(x, axes) n = Abs(m) r = Round(n) y = Cast<to = 2>(r)"
     feeds = {"x": np.linspace(-90, 99, 2560, dtype=F).reshape(64, 40)[: 9 if "9" in x else 64]}
     assert ranges(check(model(body, axes, x), feeds)) == expected

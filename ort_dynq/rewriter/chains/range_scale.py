@@ -29,7 +29,7 @@ _ATTRIBUTES = ("axis", "range_kind", "inverse_scale", "added_epsilon", "float16_
 
 @dataclass
 class Recipe:
-    """How a scale and a zero point are computed from x.
+    """How a scale and a zero point are computed from x. :func:`recipe_of` fills it step by step; then it is constant.
 
     Attributes:
         axis, range_kind, inverse_scale, added_epsilon, float16_range, float16_scale: As in DynamicRangeQuantize.
