@@ -1,4 +1,7 @@
-"""DynamicQuantize and DynamicDequantize in a session equal ONNX Runtime's own operators bit for bit."""
+"""DynamicQuantize and DynamicDequantize in a session equal ONNX Runtime's own operators bit for bit.
+
+More than 450 lines: both operators share the scales, zero points and shapes of the cases.
+"""
 
 from __future__ import annotations
 
