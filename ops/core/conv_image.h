@@ -46,7 +46,7 @@ struct ConvSource {
 // Dimensions: [channels][planes of 2 axes][lengths of 3 axes][stride].
 class ConvImage {
  public:
-  // `channels` and `outputs` are those of a group.
+  // `channels` and `outputs` are the input and output channels of a group.
   ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, int64_t channels, int64_t outputs,
             const ConvTile& tile);
 

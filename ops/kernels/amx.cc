@@ -126,7 +126,7 @@ void multiply_tiles(const uint8_t* codes, int64_t codes_stride, const Weights& w
 
 enum Store { kWhole, kPart, kStreamed };  // kPart: fewer than 16 columns; kStreamed: past the caches
 
-// 16 elements, of which kPart reads the first `count`; the others are 0.
+// 16 elements. kPart reads only the first `count`; the others are 0.
 template <class Vector, Store kStore, class T>
 inline Vector load_columns(const T* from, int64_t count) {
   Vector vector = {};
@@ -159,19 +159,20 @@ inline void store_columns(float* to, Floats vector, int64_t count) {
 template <ScaleOrder kOrder, Store kStore>
 void scale_and_store(const ProductBlock& block, const uint32_t* sums, int64_t row, int64_t column) {
   const int64_t count = block.cols - column;
-  const Floats column_scale = load_columns<Floats, kStore>(block.column_scales + column, count);
-  const Floats bias = load_columns<Floats, kStore>(block.bias + column, count);
-  const Sums column_sum = load_columns<Sums, kStore>(block.column_sums + column, count);
-  Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weight_zp);
-  if (block.weight_zps != nullptr) weight_zp = widen(load_columns<Bytes, kStore>(block.weight_zps + column, count));
+  const Floats column_scale = load_columns<Floats, kStore>(block.columns.scales + column, count);
+  const Floats bias = load_columns<Floats, kStore>(block.columns.bias + column, count);
+  const Sums column_sum = load_columns<Sums, kStore>(block.columns.sums + column, count);
+  Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weights.zp);
+  if (block.weights.zps != nullptr) weight_zp = widen(load_columns<Bytes, kStore>(block.weights.zps + column, count));
   const int64_t end = block.rows - row < kPair ? block.rows : row + kPair;
-  const int32_t* row_sums = block.row_sums;
-  float* dst = block.dst + row * block.dst_stride + column;
-  for (; row < end; ++row, sums += kPair, dst += block.dst_stride) {
-    Sums exact = load_columns<Sums, kWhole>(sums, kBlockColumns) - static_cast<uint32_t>(block.zps[row]) * column_sum;
+  const int32_t* row_sums = block.codes.sums;
+  float* dst = block.output.dst + row * block.output.stride + column;
+  for (; row < end; ++row, sums += kPair, dst += block.output.stride) {
+    Sums exact =
+        load_columns<Sums, kWhole>(sums, kBlockColumns) - static_cast<uint32_t>(block.codes.zps[row]) * column_sum;
     if (row_sums != nullptr) exact -= static_cast<uint32_t>(row_sums[row]) * weight_zp;
     const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats);
-    const float scale = block.scales[row];
+    const float scale = block.codes.scales[row];
     const Floats scaled = kOrder == kScalesFirst ? real * (scale * column_scale)
                           : kOrder == kRowFirst  ? real * scale * column_scale
                                                  : real * column_scale * scale;
@@ -193,8 +194,9 @@ constexpr ScaleAndStore kScaleAndStore[][3] = {
 };
 
 void gemm_qc8w_tiles(const ProductBlock& block) {
-  const uintptr_t row_bytes = static_cast<uintptr_t>(block.dst_stride) * sizeof(float);
-  const bool stream = block.stream && (reinterpret_cast<uintptr_t>(block.dst) | row_bytes) % sizeof(Floats) == 0;
+  const uintptr_t row_bytes = static_cast<uintptr_t>(block.output.stride) * sizeof(float);
+  const bool stream =
+      block.output.stream && (reinterpret_cast<uintptr_t>(block.output.dst) | row_bytes) % sizeof(Floats) == 0;
   const int64_t whole = block.depth / kTileBytes * kTile, tail = block.depth % kTileBytes * kBlockColumns;
   alignas(64) int8_t tails[2][kTile] = {};
   alignas(64) uint32_t sums[kPair * kPair];
@@ -203,16 +205,16 @@ void gemm_qc8w_tiles(const ProductBlock& block) {
   for (int64_t column = 0; column < block.cols; column += kPair) {
     const int64_t count = block.cols - column;
     const bool is_pair = count > kBlockColumns;
-    const int8_t* from = block.weights + column / kBlockColumns * block.weights_stride;
-    Weights weights = {{from, is_pair ? from + block.weights_stride : from}, {tails[0], tails[1]}, {}};
+    const int8_t* from = block.weights.packed + column / kBlockColumns * block.weights.stride;
+    Weights weights = {{from, is_pair ? from + block.weights.stride : from}, {tails[0], tails[1]}, {}};
     for (int64_t i = 0; i < 2; ++i) {
       if (tail > 0) __builtin_memcpy(tails[i], weights.blocks[i] + whole, static_cast<size_t>(tail));
-      if (count > kPair + i * kBlockColumns) weights.next[i] = from + (2 + i) * block.weights_stride;
+      if (count > kPair + i * kBlockColumns) weights.next[i] = from + (2 + i) * block.weights.stride;
     }
     use_memory(tails);
     for (int64_t row = 0; row < block.rows; row += kPair) {
-      const uint8_t* codes = block.codes + row / kTileRows * block.codes_stride;
-      kMultiply[block.rows - row > kTileRows][is_pair](codes, block.codes_stride, weights, block.depth, sums);
+      const uint8_t* codes = block.codes.data + row / kTileRows * block.codes.stride;
+      kMultiply[block.rows - row > kTileRows][is_pair](codes, block.codes.stride, weights, block.depth, sums);
       for (int64_t i = 0; i < (is_pair ? 2 : 1); ++i) {
         const Store store = count < (i + 1) * kBlockColumns ? kPart : stream ? kStreamed : kWhole;
         kScaleAndStore[block.order][store](block, sums + i * kBlockColumns, row, column + i * kBlockColumns);

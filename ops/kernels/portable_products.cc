@@ -67,7 +67,7 @@ void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows,
   widen_weights<kBits>(weights, first, quads, zps, wide_weights);
   for (int64_t i = count; i < padded; ++i) wide_codes[i] = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    const uint8_t* __restrict from = codes + row * block.codes_stride + first * kQuad;
+    const uint8_t* __restrict from = codes + row * block.codes.stride + first * kQuad;
     for (int64_t i = 0; i < count; ++i) wide_codes[i] = from[i];
     for (int64_t column = 0; column < kBlockColumns; column += kDots)
       add_dots(wide_codes, wide_weights + column, padded, sums[row] + column);
@@ -77,11 +77,11 @@ void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows,
 // A tile of up to kProductRows rows and up to 16 columns.
 template <int kBits>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
-  const uint8_t* codes = block.codes + row * block.codes_stride;
-  const int8_t* weights = block.weights + first / kBlockColumns * block.weights_stride;
-  const float* scales = block.scales + row * block.row_groups;
-  const int32_t* zps = block.zps + row * block.row_groups;
-  const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
+  const uint8_t* codes = block.codes.data + row * block.codes.stride;
+  const int8_t* weights = block.weights.packed + first / kBlockColumns * block.weights.stride;
+  const float* scales = block.codes.scales + row * block.codes.scale_groups;
+  const int32_t* zps = block.codes.zps + row * block.codes.scale_groups;
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   const int64_t quads = block.depth / kQuad / block.groups;
   float sums[kProductRows][kBlockColumns];
   for (int64_t r = 0; r < rows; ++r)
@@ -89,9 +89,9 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
   for (int64_t group = 0; group < block.groups; ++group) {
     int32_t weight_zps[kBlockColumns];
     for (int64_t i = 0; i < kBlockColumns; ++i) {
-      weight_zps[i] = block.weight_zps == nullptr ? block.weight_zp
-                      : i < count                 ? block.weight_zps[group * block.columns + first + i]
-                                                  : 0;
+      weight_zps[i] = block.weights.zps == nullptr ? block.weights.zp
+                      : i < count                  ? block.weights.zps[group * block.columns.count + first + i]
+                                                   : 0;
       if (kBits == 4) weight_zps[i] &= 15;
     }
     uint32_t products[kProductRows][kBlockColumns] = {};
@@ -99,25 +99,26 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
       add_products<kBits>(block, codes, rows, weights, group * quads + quad,
                           quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
     for (int64_t r = 0; r < rows; ++r) {
-      const auto row_zp = static_cast<uint32_t>(zps[r * block.row_groups + (row_varies ? group : 0)]);
+      const auto row_zp = static_cast<uint32_t>(zps[r * block.codes.scale_groups + (row_varies ? group : 0)]);
       const uint32_t row_sum =
-          block.row_sums == nullptr ? 0 : static_cast<uint32_t>(block.row_sums[(row + r) * block.groups + group]);
+          block.codes.sums == nullptr ? 0 : static_cast<uint32_t>(block.codes.sums[(row + r) * block.groups + group]);
       for (int64_t i = 0; i < count; ++i) {
-        const auto column_sum = static_cast<uint32_t>(load(block.column_sums + group * block.columns + first + i));
+        const auto column_sum =
+            static_cast<uint32_t>(load(block.columns.sums + group * block.columns.count + first + i));
         const auto exact =
             static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
         float term = static_cast<float>(exact);
-        if (column_varies) term *= load(block.column_scales + group * block.columns + first + i);
-        if (row_varies) term *= scales[r * block.row_groups + group];
+        if (column_varies) term *= load(block.columns.scales + group * block.columns.count + first + i);
+        if (row_varies) term *= scales[r * block.codes.scale_groups + group];
         sums[r][i] += term;
       }
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const float scale = scales[r * block.row_groups];
-    float* dst = block.dst + (row + r) * block.dst_stride + first;
+    const float scale = scales[r * block.codes.scale_groups];
+    float* dst = block.output.dst + (row + r) * block.output.stride + first;
     for (int64_t i = 0; i < count; ++i) {
-      const float column_scale = load(block.column_scales + first + i);
+      const float column_scale = load(block.columns.scales + first + i);
       float real = sums[r][i];
       if (row_varies || column_varies) {
         if (!column_varies) real *= column_scale;
@@ -127,7 +128,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
                : block.order == kRowFirst  ? real * scale * column_scale
                                            : real * column_scale * scale;
       }
-      store(dst + i, real + load(block.bias + first + i));
+      store(dst + i, real + load(block.columns.bias + first + i));
     }
   }
 }
@@ -246,10 +247,11 @@ constexpr ProductKernels product_kernels() {
 }  // namespace
 
 bool has_bounded_groups(const ProductBlock& all) noexcept {
-  if (all.row_sums != nullptr || all.row_groups > 1 || all.depth > all.groups * kLongestTileGroup) return false;
+  if (all.codes.sums != nullptr || all.codes.scale_groups > 1 || all.depth > all.groups * kLongestTileGroup)
+    return false;
   uint32_t beyond = 0;
-  for (int64_t i = 0; i < all.groups * all.columns; ++i)
-    beyond |= static_cast<uint32_t>(load(all.column_sums + i)) + kColumnSumBound;
+  for (int64_t i = 0; i < all.groups * all.columns.count; ++i)
+    beyond |= static_cast<uint32_t>(load(all.columns.sums + i)) + kColumnSumBound;
   return beyond < 2 * kColumnSumBound;
 }
 

@@ -22,33 +22,50 @@ static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact
 constexpr uint32_t kColumnSumBound = 1 << 22;
 static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
 
-// rows x cols elements of dst. The first column is the first one of a block of weights. Pointers to columns point to
-// the first column. An array with groups has the next group `columns` elements later. Weights and arrays of columns may
-// be unaligned.
+// The codes of rows.
+struct ProductCodes {
+  const uint8_t* data;
+  int64_t stride;        // from row to row; for tiles, from 16 rows to the next 16
+  const float* scales;   // [rows][scale_groups]
+  const int32_t* zps;    // [rows][scale_groups], 0 to 255
+  int64_t scale_groups;  // 1, or the number of groups
+  const int32_t* sums;   // [rows][groups]; null for 4-bit weights, and for weights without zero points
+};
+
+struct ProductWeights {
+  const int8_t* packed;
+  int64_t stride;     // from a block of 16 columns to the next
+  const int8_t* zps;  // [groups][columns]; null: every zero point is `zp`
+  int32_t zp;         // For 4-bit weights, the low 4 bits of zero points count: weights minus zero points fit 5 bits.
+};
+
+// Pointers to columns point to the first column of the block. The next group is `count` elements later.
+struct ProductColumns {
+  int64_t count;         // of all blocks
+  const float* scales;   // [scale_groups][columns]
+  int64_t scale_groups;  // 1, or the number of groups
+  const int32_t* sums;   // [groups][columns], of the weights minus zero points
+  const float* bias;     // [columns]
+};
+
+struct ProductOutput {
+  float* dst;
+  int64_t stride;  // from row to row
+  bool stream;     // as for elementwise kernels; kernels may ignore it
+};
+
+// rows x cols elements of the output. The first column is the first one of a block of weights. Weights, output and
+// arrays of columns may be unaligned.
 struct ProductBlock {
   int64_t rows, cols;
   int64_t depth;  // bytes of a row of codes: a multiple of 4; of 8 for 4-bit weights. Padding of weights or codes is 0.
-  int64_t groups;  // of depth / groups, a multiple of kGroupUnit if there are several
-  const uint8_t* codes;
-  int64_t codes_stride;  // from row to row; for tiles, from 16 rows to the next 16
-  const int8_t* weights;
-  int64_t weights_stride;  // from a block of 16 columns to the next
-  float* dst;
-  int64_t dst_stride;
-  bool stream;                 // as for elementwise kernels; kernels may ignore it
-  const float* scales;         // per row: [rows][row_groups]
-  const int32_t* zps;          // per row: [rows][row_groups], 0 to 255
-  int64_t row_groups;          // 1 or `groups`
-  const int32_t* row_sums;     // of codes, [rows][groups]; null for 4-bit weights, and for weights without zero points
-  const int8_t* weight_zps;    // [groups][columns]; null: every one is `weight_zp`. For 4-bit weights the low 4 bits
-  int32_t weight_zp;           // count, so weights minus zero points fit 5 bits.
-  const float* column_scales;  // [column_groups][columns]
-  int64_t column_groups;       // 1 or `groups`
-  const int32_t* column_sums;  // [groups][columns]
-  const float* bias;           // [columns]
-  int64_t columns;
-  bool is_bounded;  // has_bounded_groups() was true
+  int64_t groups;  // of depth / groups k: a multiple of kGroupUnit if there are several
+  ProductOutput output;
+  ProductCodes codes;
+  ProductWeights weights;
+  ProductColumns columns;
   ScaleOrder order;
+  bool is_bounded;  // has_bounded_groups() was true
 };
 
 // Whether the sums of groups minus zero points times sums of columns may be computed in floats: then a fused
@@ -58,8 +75,8 @@ bool has_bounded_groups(const ProductBlock& all) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);
 
-// The products and convolutions of one instruction set. Names of matrix products are those of XNNPACK: qc8w are 8-bit
-// weights with one scale for each column, qb8w and qb4w are weights of 8 and 4 bits with one for each group of k.
+// The products and convolutions of one instruction set. Matrix products are named as in XNNPACK: qc8w are 8-bit weights
+// with one scale for each column; qb8w and qb4w are weights of 8 and 4 bits with one scale for each group of k.
 struct ProductKernels {
   ProductKernel gemm_qc8w;
   ProductKernel gemm_qb8w;

@@ -11,7 +11,7 @@ constexpr Type kFloats[] = {kFloat, kFloat16, kBfloat16};
 constexpr Type kCodes[] = {kUint8, kInt8, kUint4, kInt4};
 constexpr Type kZeroPoints[] = {kUint8, kInt8, kInt32, kUint4, kInt4};
 
-// The codes that kernels compute: those of 4 bits are narrowed from 8.
+// The codes that kernels compute; they are narrowed to 4 bits afterwards.
 CodeKind kind_of(Type codes) { return codes == kInt8 || codes == kInt4 ? kS8 : kU8; }
 
 // dst = saturate(round(src / scales + zps))

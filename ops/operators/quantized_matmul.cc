@@ -56,42 +56,42 @@ class QuantizedMatMul : public Node {
       all.groups = depth / group_size_;
     }
     if (bias.shape.rank != 1) fail("bias has shape " + bias.shape.text() + ", expected one element for each column");
-    all.columns = all.cols = bias.shape.dims[0];
-    check_columns(column_sum, "column_sum", all.groups, all.columns);
-    check_columns(column_scale, "column_scale", all.groups, all.columns, true);
-    if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, all.columns);
+    all.columns.count = all.cols = bias.shape.dims[0];
+    check_columns(column_sum, "column_sum", all.groups, all.columns.count);
+    check_columns(column_scale, "column_scale", all.groups, all.columns.count, true);
+    if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, all.columns.count);
     all.depth = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad);
-    check_weight(weight.shape, all.columns, all.depth);
+    check_weight(weight.shape, all.columns.count, all.depth);
     const ScaleShape rows = scale_shape(src.shape, scale.shape, all.groups);
     if (zero_point.shape.elements() != 1 && !(zero_point.shape == scale.shape))
       fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
            ", or one element");
     // A single element may be of rank 2, too. Tensors without elements may have no data.
     const bool is_one_zp = weight_zp.shape.elements() == 1;
-    all.weight_zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
-    all.weight_zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
-    const bool is_symmetric = bits_ == 8 && is_one_zp && all.weight_zp == 0;
+    all.weights.zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
+    all.weights.zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
+    const bool is_symmetric = bits_ == 8 && is_one_zp && all.weights.zp == 0;
     const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
     if ((group_size_ > 0 ? group_size_ : depth) > longest)
       fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
            " products may overflow int32, expected at most " + std::to_string(longest));
 
     Shape shape = src.shape;
-    shape.dims[shape.rank - 1] = all.columns;
+    shape.dims[shape.rank - 1] = all.columns.count;
     product.dst = context.output(0, shape);
     product.dst_storage = storage_of(bias.type);
-    all.dst = bias.type == kFloat ? static_cast<float*>(product.dst) : nullptr;
+    all.output.dst = bias.type == kFloat ? static_cast<float*>(product.dst) : nullptr;
     if (shape.elements() == 0) return;
-    all.rows = shape.elements() / all.columns;
-    all.dst_stride = all.columns;
-    all.weights = static_cast<const int8_t*>(weight.data);
-    all.weights_stride = all.depth * kBlockColumns * bits_ / 8;
-    all.column_groups = column_scale.shape.dims[0];
-    all.column_scales = static_cast<const float*>(column_scale.data);
-    all.column_sums = static_cast<const int32_t*>(column_sum.data);
-    all.bias = FloatReader(bias).read(0, all.columns, product.bias);
+    all.rows = shape.elements() / all.columns.count;
+    all.output.stride = all.columns.count;
+    all.weights.packed = static_cast<const int8_t*>(weight.data);
+    all.weights.stride = all.depth * kBlockColumns * bits_ / 8;
+    all.columns.scale_groups = column_scale.shape.dims[0];
+    all.columns.scales = static_cast<const float*>(column_scale.data);
+    all.columns.sums = static_cast<const int32_t*>(column_sum.data);
+    all.columns.bias = FloatReader(bias).read(0, all.columns.count, product.bias);
     all.order = order_;
-    all.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
+    all.output.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
     const ProductKernels& kernels = *active_isa().products;
     const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
     product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
@@ -114,7 +114,7 @@ class QuantizedMatMul : public Node {
   };
 
   struct Product {
-    ProductBlock all;  // the whole output as one block; all.dst is null if the output is float16
+    ProductBlock all;  // the whole output as one block; all.output.dst is null if the output is float16
     void* dst;
     Storage dst_storage;
     bool in_tiles;  // the codes are in tiles
@@ -126,13 +126,13 @@ class QuantizedMatMul : public Node {
       const auto* from = static_cast<const uint8_t*>(src.data);
       const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
       const bool copies = !in_tiles && (flip != 0 || depth != all.depth);
-      all.codes = from;
-      all.codes_stride = all.depth;
+      all.codes.data = from;
+      all.codes.stride = all.depth;
       if (in_tiles) pack_tiles(context, from, depth, flip);
       uint8_t* copy = copies ? codes.allocate(all.rows * all.depth) : nullptr;
       int32_t* sums = needs_sums ? row_sums.allocate(all.rows * all.groups) : nullptr;
-      if (copies) all.codes = copy;
-      all.row_sums = sums;
+      if (copies) all.codes.data = copy;
+      all.codes.sums = sums;
       if (!copies && !needs_sums) return;
       const int64_t tasks = part_count(all.rows * depth, all.rows);
       run_tasks(context, tasks, [&](int64_t task) {
@@ -160,15 +160,15 @@ class QuantizedMatMul : public Node {
     // The last tiles are padded with 0. A row of a tile is one cache line.
     void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
       const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
-      all.codes_stride = round_up(depth, kTileBytes) * kTileRows;
-      uint8_t* tiles = codes.allocate(row_tiles * all.codes_stride + kTileBytes - 1);
+      all.codes.stride = round_up(depth, kTileBytes) * kTileRows;
+      uint8_t* tiles = codes.allocate(row_tiles * all.codes.stride + kTileBytes - 1);
       tiles += -reinterpret_cast<uintptr_t>(tiles) % kTileBytes;
-      all.codes = tiles;
+      all.codes.data = tiles;
       const int64_t tasks = part_count(all.rows * depth, row_tiles);
       run_tasks(context, tasks, [&](int64_t task) {
         const int64_t end = row_tiles * (task + 1) / tasks * kTileRows;
         for (int64_t row = row_tiles * task / tasks * kTileRows; row < end; ++row) {
-          uint8_t* to = tiles + row / kTileRows * all.codes_stride + row % kTileRows * kTileBytes;
+          uint8_t* to = tiles + row / kTileRows * all.codes.stride + row % kTileRows * kTileBytes;
           for (int64_t first = 0; first < depth; first += kTileBytes, to += kTileRows * kTileBytes)
             if (row < all.rows)
               pack_row(src + row * depth + first, depth - first, flip, to);
@@ -188,11 +188,11 @@ class QuantizedMatMul : public Node {
     }
 
     void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {
-      all.row_groups = shape.groups;
+      all.codes.scale_groups = shape.groups;
       float* row_scales = scales.allocate(all.rows * shape.groups);
       int32_t* row_zps = zps.allocate(all.rows * shape.groups);
-      all.scales = row_scales;
-      all.zps = row_zps;
+      all.codes.scales = row_scales;
+      all.codes.zps = row_zps;
       const bool zps_vary = zero_point.shape.elements() != 1;
       for (int64_t row = 0; row < all.rows; ++row)
         for (int64_t group = 0; group < shape.groups; ++group) {
@@ -231,13 +231,13 @@ class QuantizedMatMul : public Node {
       for (; col < end_col; col += kRoundedColumns)
         for (int64_t first = row; first < end; first += kRoundedRows) {
           ProductBlock block = part(first, std::min(kRoundedRows, end - first), col, kRoundedColumns);
-          block.dst = piece;
-          block.dst_stride = kRoundedColumns;
-          block.stream = false;
+          block.output.dst = piece;
+          block.output.stride = kRoundedColumns;
+          block.output.stream = false;
           kernel(block);
           for (int64_t i = 0; i < block.rows; ++i)
-            dst_storage.narrow(piece + i * kRoundedColumns, element(dst, dst_storage, (first + i) * all.columns + col),
-                               block.cols);
+            dst_storage.narrow(piece + i * kRoundedColumns,
+                               element(dst, dst_storage, (first + i) * all.columns.count + col), block.cols);
         }
     }
 
@@ -245,16 +245,16 @@ class QuantizedMatMul : public Node {
       ProductBlock block = all;
       block.rows = std::min(rows, all.rows - row);
       block.cols = std::min(cols, all.cols - col);
-      block.codes += (in_tiles ? row / kTileRows : row) * all.codes_stride;
-      block.scales += row * all.row_groups;
-      block.zps += row * all.row_groups;
-      if (block.row_sums != nullptr) block.row_sums += row * all.groups;
-      block.weights += col / kBlockColumns * all.weights_stride;
-      if (block.weight_zps != nullptr) block.weight_zps += col;
-      block.column_scales += col;
-      block.column_sums += col;
-      block.bias += col;
-      if (block.dst != nullptr) block.dst += row * all.dst_stride + col;
+      block.codes.data += (in_tiles ? row / kTileRows : row) * all.codes.stride;
+      block.codes.scales += row * all.codes.scale_groups;
+      block.codes.zps += row * all.codes.scale_groups;
+      if (block.codes.sums != nullptr) block.codes.sums += row * all.groups;
+      block.weights.packed += col / kBlockColumns * all.weights.stride;
+      if (block.weights.zps != nullptr) block.weights.zps += col;
+      block.columns.scales += col;
+      block.columns.sums += col;
+      block.columns.bias += col;
+      if (block.output.dst != nullptr) block.output.dst += row * all.output.stride + col;
       return block;
     }
   };

@@ -447,22 +447,22 @@ uint64_t hash_products(dynq::ProductKernel kernel, int bits, int64_t groups) {
     }
     dynq::ProductBlock block = {};
     block.rows = rows;
-    block.cols = block.columns = columns;
+    block.cols = block.columns.count = columns;
     block.depth = depth;
-    block.groups = block.row_groups = block.column_groups = groups;
-    block.codes = codes.data();
-    block.codes_stride = depth;
-    block.weights = weights.data();
-    block.weights_stride = quads * 64;
-    block.dst = dst.data();
-    block.dst_stride = problem.extent.stride;
-    block.scales = row_scales.data();
-    block.zps = zps.data();
-    block.row_sums = bits == 8 ? row_sums.data() : nullptr;
-    block.weight_zps = weight_zps.data();
-    block.column_scales = column_scales.data();
-    block.column_sums = column_sums.data();
-    block.bias = bias.data();
+    block.groups = block.codes.scale_groups = block.columns.scale_groups = groups;
+    block.codes.data = codes.data();
+    block.codes.stride = depth;
+    block.weights.packed = weights.data();
+    block.weights.stride = quads * 64;
+    block.output.dst = dst.data();
+    block.output.stride = problem.extent.stride;
+    block.codes.scales = row_scales.data();
+    block.codes.zps = zps.data();
+    block.codes.sums = bits == 8 ? row_sums.data() : nullptr;
+    block.weights.zps = weight_zps.data();
+    block.columns.scales = column_scales.data();
+    block.columns.sums = column_sums.data();
+    block.columns.bias = bias.data();
     for (int order = groups > 1 ? dynq::kColumnFirst : 0; order <= dynq::kColumnFirst; ++order) {
       block.order = static_cast<dynq::ScaleOrder>(order);
       kernel(block);

@@ -235,42 +235,42 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.cols = problem.cols;
   block.depth = round_up(problem.depth, problem.bits == 4 ? 2 * kQuad : kQuad);
   block.groups = problem.groups;
-  block.codes_stride =
+  block.codes.stride =
       in_tiles ? kTileRows * round_up(problem.depth, kTileBytes) : block.depth + random.integer(0, 2) * 4;
-  block.codes = arenas[0].place(
-      in_tiles ? tiles_of_codes(problem) : rows_of_codes(problem, block.depth, block.codes_stride), at_end, offset());
-  block.weights_stride = block.depth * kBlockColumns * problem.bits / 8;
-  block.weights = arenas[1].place(packed_weights(problem, block.depth), at_end, offset()) +
-                  problem.first / kBlockColumns * block.weights_stride;
-  block.stream = stream;
-  block.dst_stride = problem.cols + random.integer(0, 3);
-  if (aligned) block.dst_stride = round_up(problem.cols, kBlockColumns);
+  block.codes.data = arenas[0].place(
+      in_tiles ? tiles_of_codes(problem) : rows_of_codes(problem, block.depth, block.codes.stride), at_end, offset());
+  block.weights.stride = block.depth * kBlockColumns * problem.bits / 8;
+  block.weights.packed = arenas[1].place(packed_weights(problem, block.depth), at_end, offset()) +
+                         problem.first / kBlockColumns * block.weights.stride;
+  block.output.stream = stream;
+  block.output.stride = problem.cols + random.integer(0, 3);
+  if (aligned) block.output.stride = round_up(problem.cols, kBlockColumns);
   const float untouched = 12345.0f;
-  block.dst = arenas[2].place(std::vector<float>(static_cast<size_t>(problem.rows * block.dst_stride), untouched),
-                              at_end, offset());
-  block.scales = arenas[3].place(problem.scales, at_end, 0);
-  block.zps = arenas[4].place(problem.zps, at_end, 0);
-  block.row_groups = problem.row_groups;
-  if (problem.needs_row_sums()) block.row_sums = arenas[5].place(row_sums(problem), at_end, 0);
-  if (problem.zps_vary) block.weight_zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
-  block.weight_zp = problem.zps_vary ? 0 : problem.weight_zp;
-  block.column_groups = problem.column_groups;
+  block.output.dst = arenas[2].place(
+      std::vector<float>(static_cast<size_t>(problem.rows * block.output.stride), untouched), at_end, offset());
+  block.codes.scales = arenas[3].place(problem.scales, at_end, 0);
+  block.codes.zps = arenas[4].place(problem.zps, at_end, 0);
+  block.codes.scale_groups = problem.row_groups;
+  if (problem.needs_row_sums()) block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
+  if (problem.zps_vary) block.weights.zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
+  block.weights.zp = problem.zps_vary ? 0 : problem.weight_zp;
+  block.columns.scale_groups = problem.column_groups;
   const auto place_columns = [&](Arena& arena, const auto& values) {  // maybe at an address that is no multiple of 4
     auto* at = reinterpret_cast<const uint8_t*>(arena.place(values, at_end, offset()));
     return reinterpret_cast<decltype(values.data())>(at) + problem.first;
   };
-  block.column_scales = place_columns(arenas[7], problem.column_scales);
-  block.column_sums = place_columns(arenas[8], problem.column_sums);
-  block.bias = place_columns(arenas[9], problem.bias);
-  block.columns = problem.columns;
+  block.columns.scales = place_columns(arenas[7], problem.column_scales);
+  block.columns.sums = place_columns(arenas[8], problem.column_sums);
+  block.columns.bias = place_columns(arenas[9], problem.bias);
+  block.columns.count = problem.columns;
   block.order = problem.order;
   ProductBlock all = block;
-  all.column_sums -= problem.first;
+  all.columns.sums -= problem.first;
   block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all);
   kernel(block);
   for (int64_t row = 0; row < problem.rows; ++row)
-    for (int64_t i = 0; i < block.dst_stride; ++i) {
-      const float actual = dynq::load(block.dst + row * block.dst_stride + i);
+    for (int64_t i = 0; i < block.output.stride; ++i) {
+      const float actual = dynq::load(block.output.dst + row * block.output.stride + i);
       const float right = i < problem.cols ? problem.expected(row, problem.first + i) : untouched;
       if (bits_of(actual) != bits_of(right))
         fail(name + ", " + problem.text() + ": element [" + std::to_string(row) + ", " + std::to_string(i) + "] is " +

@@ -23,7 +23,7 @@ struct OrtMemoryInfo;
 struct OrtAllocator;
 struct OrtRunOptions;
 
-// The functions of OrtApi that open and run a session, beside those of ort_abi.h.
+// The functions of OrtApi that open and run a session, in addition to ort_abi.h.
 #define SESSION_FUNCTIONS(X)                                                                                         \
   X(CreateEnv, OrtStatus*, (int level, const char* name, OrtEnv**))                                                  \
   X(CreateSession, OrtStatus*, (OrtEnv*, const wchar_t* path, const OrtSessionOptions*, OrtSession**))               \

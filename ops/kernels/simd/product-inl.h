@@ -68,7 +68,7 @@ struct Weights {
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b) {
       const int64_t at = (col + b * gap) / kBlockColumns;
-      of[b] = block.weights + (at < last ? at : last) * block.weights_stride;
+      of[b] = block.weights.packed + (at < last ? at : last) * block.weights.stride;
     }
   }
 };
@@ -184,17 +184,17 @@ inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t qua
 // calls it.
 ORT_DYNQ_ONE_COPY inline void store_block(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
                                           const float* reals) {
-  const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   for (int64_t i = 0; i < kBlockColumns && col + i < block.cols; i += P::kLanes) {
     const int64_t at = col + i, n = block.cols - at;
     const auto mask = P::first(n);
-    const auto bias = P::load_part(block.bias + at, mask);
-    const auto column_scale = column_varies ? P::set1(1.0f) : P::load_part(block.column_scales + at, mask);
+    const auto bias = P::load_part(block.columns.bias + at, mask);
+    const auto column_scale = column_varies ? P::set1(1.0f) : P::load_part(block.columns.scales + at, mask);
     for (int64_t r = 0; r < rows; ++r) {
-      const auto row_scale = P::set1(row_varies ? 1.0f : block.scales[(first + r) * block.row_groups]);
+      const auto row_scale = P::set1(row_varies ? 1.0f : block.codes.scales[(first + r) * block.codes.scale_groups]);
       const auto real =
           P::add(scaled(P::load(reals + r * kBlockColumns + i), row_scale, column_scale, block.order), bias);
-      float* dst = block.dst + (first + r) * block.dst_stride + at;
+      float* dst = block.output.dst + (first + r) * block.output.stride + at;
       if (n >= P::kLanes)
         P::store(dst, real);
       else
@@ -209,11 +209,11 @@ inline void store_registers(const ProductBlock& block, int64_t row, int64_t col,
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
     const int64_t at = col + v * P::kLanes;
-    const auto bias = P::load(block.bias + at), column_scale = P::load(block.column_scales + at);
+    const auto bias = P::load(block.columns.bias + at), column_scale = P::load(block.columns.scales + at);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
-      P::store(block.dst + (row + r) * block.dst_stride + at,
-               P::add(scaled(reals[r][v], P::set1(block.scales[row + r]), column_scale, kOrder), bias));
+      P::store(block.output.dst + (row + r) * block.output.stride + at,
+               P::add(scaled(reals[r][v], P::set1(block.codes.scales[row + r]), column_scale, kOrder), bias));
   }
 }
 
@@ -227,18 +227,18 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   constexpr int kSums = kBlocks * kVectors;
   const Weights<kBlocks> weights(block, col, gap);
   const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
-  const uint8_t* codes = block.codes + row * block.codes_stride;
+  const uint8_t* codes = block.codes.data + row * block.codes.stride;
   const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
-  const bool row_varies = block.row_groups > 1, column_varies = block.column_groups > 1;
-  const int32_t* column_sums = block.column_sums + col;
-  const int8_t* weight_zps = block.weight_zps == nullptr ? nullptr : block.weight_zps + col;
-  const float* column_scales = column_varies ? block.column_scales + col : kOnes;
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  const int32_t* column_sums = block.columns.sums + col;
+  const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
+  const float* column_scales = column_varies ? block.columns.scales + col : kOnes;
   typename P::Mask masks[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - column(v));
   typename P::I zps[kSums];
 #pragma GCC unroll 8
-  for (int v = 0; v < kSums; ++v) zps[v] = kBits == 4 ? P::zps4(P::set1(block.weight_zp)) : P::set1(block.weight_zp);
+  for (int v = 0; v < kSums; ++v) zps[v] = kBits == 4 ? P::zps4(P::set1(block.weights.zp)) : P::set1(block.weights.zp);
   typename P::F reals[kRows][kSums];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -246,7 +246,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
   const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded;
   float real_zps[kRows];
-  for (int64_t r = 0; r < kRows && is_bounded; ++r) real_zps[r] = static_cast<float>(block.zps[row + r]);
+  for (int64_t r = 0; r < kRows && is_bounded; ++r) real_zps[r] = static_cast<float>(block.codes.zps[row + r]);
   // Hardware does not prefetch the next group's part of an array of columns. One or two rows are memory-bound, so every
   // fourth block prefetches the parts of blocks +4 to +7: adjacent lines arrive faster together.
   const bool is_fourth = !kOneGroup && kRows <= kFewRows && col / kBlockColumns % 4 == 0;
@@ -258,13 +258,13 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
         if (column_varies) ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
       }
     typename P::I sums[kRows][kSums];
-    const int32_t* row_zps = block.zps + row * block.row_groups + (row_varies ? group : 0);
+    const int32_t* row_zps = block.codes.zps + row * block.codes.scale_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
       const auto column_sum = P::load_part(column_sums + column(v), masks[v]);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r)
-        sums[r][v] = is_bounded ? P::set1(0) : P::mul(P::set1(-row_zps[r * block.row_groups]), column_sum);
+        sums[r][v] = is_bounded ? P::set1(0) : P::mul(P::set1(-row_zps[r * block.codes.scale_groups]), column_sum);
     }
     if (weight_zps != nullptr) {
 #pragma GCC unroll 8
@@ -273,19 +273,19 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
         if (kBits == 4) zps[v] = P::zps4(zps[v]);
       }
     }
-    subtract_code_sums<kBits>(codes + group * quads * kQuad, block.codes_stride, quads, zps, sums);
+    subtract_code_sums<kBits>(codes + group * quads * kQuad, block.codes.stride, quads, zps, sums);
     if constexpr (kBits == 4) {
-      dot_products_4bit<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, zps,
+      dot_products_4bit<kRows, kBlocks>(codes, block.codes.stride, weights, group * quads, (group + 1) * quads, zps,
                                         sums);
     } else {
-      if (block.row_sums != nullptr)
+      if (block.codes.sums != nullptr)
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          const auto row_sum = P::set1(block.row_sums[(row + r) * block.groups + group]);
+          const auto row_sum = P::set1(block.codes.sums[(row + r) * block.groups + group]);
 #pragma GCC unroll 8
           for (int v = 0; v < kSums; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(row_sum, zps[v]));
         }
-      dot_products<kRows, kBlocks>(codes, block.codes_stride, weights, group * quads, (group + 1) * quads, sums);
+      dot_products<kRows, kBlocks>(codes, block.codes.stride, weights, group * quads, (group + 1) * quads, sums);
     }
     if constexpr (kOneGroup) {
 #pragma GCC unroll 8
@@ -308,7 +308,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
       if (row_varies)
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          const auto scale = P::set1(block.scales[(row + r) * groups + group]);
+          const auto scale = P::set1(block.codes.scales[(row + r) * groups + group]);
 #pragma GCC unroll 8
           for (int v = 0; v < kSums; ++v) terms[r][v] = P::mul(terms[r][v], scale);
         }
@@ -317,9 +317,9 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
 #pragma GCC unroll 8
         for (int v = 0; v < kSums; ++v) reals[r][v] = P::add(reals[r][v], terms[r][v]);
     }
-    column_sums += block.columns;
-    if (weight_zps != nullptr) weight_zps += block.columns;
-    if (column_varies) column_scales += block.columns;
+    column_sums += block.columns.count;
+    if (weight_zps != nullptr) weight_zps += block.columns.count;
+    if (column_varies) column_scales += block.columns.count;
   }
   if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
     if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);

@@ -19,7 +19,7 @@ struct VectorMembers {
   void (*store)(float*, F) = V::store<false>;
   void (*stream)(float*, F) = V::store<true>;
   void (*fence)() = V::fence;  // after streaming stores
-  // Only the first n elements, n < kLanes. The others are 0, or those of the last argument.
+  // Only the first n elements, n < kLanes. The others are 0, or taken from `rest`.
   F (*load_first_floats)(const float*, int64_t n) = V::load_part;
   F (*load_first_floats_or)(const float*, int64_t n, F rest) = V::load_part;
   I (*load_first_ints)(const int32_t*, int64_t n) = V::load_part;

@@ -52,11 +52,11 @@ inline void store_group(uint32_t* sums, bool is_odd) {
 // The floats of 16 rows: the sums of earlier panels.
 template <Store kStore>
 inline void load_reals(const ProductBlock& block, const Panel& panel, int64_t row, Floats (&reals)[kTileRows]) {
-  const float* dst = block.dst + row * block.dst_stride + panel.column;
+  const float* dst = block.output.dst + row * block.output.stride + panel.column;
 #pragma GCC unroll 16
   for (int64_t r = 0; r < kTileRows; ++r)
     reals[r] = panel.first > 0 && r < block.rows - row
-                   ? load_columns<Floats, kStore>(dst + r * block.dst_stride, block.cols - panel.column)
+                   ? load_columns<Floats, kStore>(dst + r * block.output.stride, block.cols - panel.column)
                    : -Floats{};
 }
 
@@ -66,14 +66,15 @@ inline void store_reals(const ProductBlock& block, const Panel& panel, int64_t r
   const int64_t count = block.cols - panel.column;
   const bool is_last = panel.first + panel.groups == block.groups;
   const Floats column_scale =
-      block.column_groups > 1 ? kOnes : load_columns<Floats, kStore>(block.column_scales + panel.column, count);
-  const Floats bias = load_columns<Floats, kStore>(block.bias + panel.column, count);
-  float* dst = block.dst + row * block.dst_stride + panel.column;
+      block.columns.scale_groups > 1 ? kOnes : load_columns<Floats, kStore>(block.columns.scales + panel.column, count);
+  const Floats bias = load_columns<Floats, kStore>(block.columns.bias + panel.column, count);
+  float* dst = block.output.dst + row * block.output.stride + panel.column;
 #pragma GCC unroll 16
   for (int64_t r = 0; r < kTileRows; ++r) {
     if (r >= block.rows - row) continue;
-    if (is_last) reals[r] = reals[r] * column_scale * (block.row_groups > 1 ? 1.0f : block.scales[row + r]) + bias;
-    store_columns<kStore>(dst + r * block.dst_stride, reals[r], count);
+    if (is_last)
+      reals[r] = reals[r] * column_scale * (block.codes.scale_groups > 1 ? 1.0f : block.codes.scales[row + r]) + bias;
+    store_columns<kStore>(dst + r * block.output.stride, reals[r], count);
   }
 }
 
@@ -82,30 +83,31 @@ template <Store kStore>
 void add_panel(const ProductBlock& block, const Panel& panel) {
   alignas(64) uint32_t sums[kTileRows * kBlockColumns];
   const int64_t count = block.cols - panel.column;
-  const bool row_varies = block.row_groups > 1;
+  const bool row_varies = block.codes.scale_groups > 1;
   for (int64_t first = 0; first < block.rows; first += kTileRows) {
-    const uint8_t* codes = block.codes + first / kTileRows * block.codes_stride;
+    const uint8_t* codes = block.codes.data + first / kTileRows * block.codes.stride;
     Floats reals[kTileRows];
     load_reals<kStore>(block, panel, first, reals);
     for (int64_t group = panel.first; group < panel.first + panel.groups; ++group) {
-      const int64_t begin = group * panel.group_size, column = group * block.columns + panel.column;
+      const int64_t begin = group * panel.group_size, column = group * block.columns.count + panel.column;
       multiply_group(codes, begin, begin + panel.group_size,
                      panel.weights + (group - panel.first) * panel.group_size * kBlockColumns, panel.tile_bytes, false);
       store_group(sums, false);
       use_memory(sums);
       const Floats column_scale =
-          block.column_groups > 1 ? load_columns<Floats, kStore>(block.column_scales + column, count) : kOnes;
-      const Sums column_sum = load_columns<Sums, kStore>(block.column_sums + column, count);
-      Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weight_zp);
-      if (block.weight_zps != nullptr) weight_zp = widen(load_columns<Bytes, kStore>(block.weight_zps + column, count));
+          block.columns.scale_groups > 1 ? load_columns<Floats, kStore>(block.columns.scales + column, count) : kOnes;
+      const Sums column_sum = load_columns<Sums, kStore>(block.columns.sums + column, count);
+      Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weights.zp);
+      if (block.weights.zps != nullptr)
+        weight_zp = widen(load_columns<Bytes, kStore>(block.weights.zps + column, count));
       for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
-        const int64_t row = first + r, parameter = row * block.row_groups + (row_varies ? group : 0);
+        const int64_t row = first + r, parameter = row * block.codes.scale_groups + (row_varies ? group : 0);
         Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
-                     static_cast<uint32_t>(block.zps[parameter]) * column_sum;
-        if (block.row_sums != nullptr)
-          exact -= static_cast<uint32_t>(block.row_sums[row * block.groups + group]) * weight_zp;
+                     static_cast<uint32_t>(block.codes.zps[parameter]) * column_sum;
+        if (block.codes.sums != nullptr)
+          exact -= static_cast<uint32_t>(block.codes.sums[row * block.groups + group]) * weight_zp;
         const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats);
-        reals[r] += real * column_scale * (row_varies ? block.scales[parameter] : 1.0f);
+        reals[r] += real * column_scale * (row_varies ? block.codes.scales[parameter] : 1.0f);
       }
     }
     store_reals<kStore>(block, panel, first, reals);
@@ -117,18 +119,18 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
 // Hardware does not prefetch the rows of dst, nor the next block's weights and columns of a group.
 inline void prefetch_dst(const ProductBlock& block, const Panel& panel, int64_t row) {
   for (int64_t r = row; r < row + kTileRows && r < block.rows; ++r)
-    __builtin_prefetch(block.dst + r * block.dst_stride + panel.column, 1);
+    __builtin_prefetch(block.output.dst + r * block.output.stride + panel.column, 1);
 }
 
 template <int kBits>
 inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_t i) {
   const int64_t next = panel.column + kBlockColumns, bytes = panel.group_size * kBlockColumns * kBits / 8;
   if (next >= block.cols) return;  // another task's
-  const int64_t group = panel.first + i, at = group * block.columns + next;
-  const int8_t* weights = block.weights + next / kBlockColumns * block.weights_stride + group * bytes;
+  const int64_t group = panel.first + i, at = group * block.columns.count + next;
+  const int8_t* weights = block.weights.packed + next / kBlockColumns * block.weights.stride + group * bytes;
   for (int64_t line = 0; line < bytes; line += kTileBytes) __builtin_prefetch(weights + line);
-  __builtin_prefetch(block.column_sums + at);
-  if (block.column_groups > 1) __builtin_prefetch(block.column_scales + at);
+  __builtin_prefetch(block.columns.sums + at);
+  if (block.columns.scale_groups > 1) __builtin_prefetch(block.columns.scales + at);
 }
 
 // As add_panel(), if block.is_bounded.
@@ -142,14 +144,14 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   const int64_t positions = row_tiles * groups;
   Floats column_scales[kMostGroups], column_sums[kMostGroups];  // copies: in `block` they may share cache sets
   for (int64_t i = 0; i < groups; ++i) {
-    const int64_t column = (panel.first + i) * block.columns + panel.column;
+    const int64_t column = (panel.first + i) * block.columns.count + panel.column;
     column_scales[i] =
-        block.column_groups > 1 ? load_columns<Floats, kStore>(block.column_scales + column, count) : kOnes;
-    column_sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(block.column_sums + column, count), Floats);
+        block.columns.scale_groups > 1 ? load_columns<Floats, kStore>(block.columns.scales + column, count) : kOnes;
+    column_sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(block.columns.sums + column, count), Floats);
   }
   const int8_t* const weights = panel.weights;
   int64_t next = 0, next_k = first_k;
-  const uint8_t* next_codes = block.codes;
+  const uint8_t* next_codes = block.codes.data;
   const auto multiply_next = [&] {
     if (next < positions)
       multiply_group(next_codes, next_k, next_k + group_size, weights + (next_k - first_k) * kBlockColumns, tile_bytes,
@@ -157,7 +159,7 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
     next_k += group_size;
     if (next_k == end_k) {
       next_k = first_k;
-      next_codes += block.codes_stride;
+      next_codes += block.codes.stride;
     }
   };
   const auto store_previous = [&] {
@@ -171,9 +173,10 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   }
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
     const int64_t rows = block.rows - row;
-    const Floats row_zps = __builtin_convertvector(rows < kTileRows ? load_columns<Ints, kPart>(block.zps + row, rows)
-                                                                    : load_columns<Ints, kWhole>(block.zps + row, rows),
-                                                   Floats);
+    const Floats row_zps =
+        __builtin_convertvector(rows < kTileRows ? load_columns<Ints, kPart>(block.codes.zps + row, rows)
+                                                 : load_columns<Ints, kWhole>(block.codes.zps + row, rows),
+                                Floats);
     __builtin_memcpy(zps, &row_zps, sizeof zps);
     Floats reals[kTileRows];
     load_reals<kStore>(block, panel, row, reals);
@@ -201,9 +204,10 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
 template <Store kStore>
 void unpack_group(const ProductBlock& block, const int8_t* from, int64_t group, int64_t column, int8_t* to) {
   using Codes = uint8_t __attribute__((vector_size(64)));
-  Sums zps = Sums{} + static_cast<uint32_t>(block.weight_zp);
-  if (block.weight_zps != nullptr)
-    zps = widen(load_columns<Bytes, kStore>(block.weight_zps + group * block.columns + column, block.cols - column));
+  Sums zps = Sums{} + static_cast<uint32_t>(block.weights.zp);
+  if (block.weights.zps != nullptr)
+    zps = widen(
+        load_columns<Bytes, kStore>(block.weights.zps + group * block.columns.count + column, block.cols - column));
   const Codes subtracted = reinterpret_cast<Codes>((zps & 15) * 0x01010101);
   for (int64_t k = 0; k < block.depth / block.groups; k += 2 * kQuad, from += kTileBytes, to += 2 * kTileBytes) {
     const Sums both = load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(from), kBlockColumns);
@@ -218,7 +222,7 @@ template <int kBits, Store kStore>
 void multiply_block(const ProductBlock& block, int64_t column, int64_t tile_bytes) {
   alignas(64) int8_t unpacked[kBits == 4 ? kPanel : 1];
   const int64_t size = block.depth / block.groups, most = kPanelDepth / size;
-  const int8_t* weights = block.weights + column / kBlockColumns * block.weights_stride;
+  const int8_t* weights = block.weights.packed + column / kBlockColumns * block.weights.stride;
   for (int64_t first = 0; first < block.groups; first += most) {
     const int64_t groups = block.groups - first < most ? block.groups - first : most;
     const int8_t* from = weights + first * size * kBlockColumns * kBits / 8;
