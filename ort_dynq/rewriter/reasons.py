@@ -22,6 +22,7 @@ class Reason(Enum):
     STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
     EXACT = "exact: an integer product changes the last bits"
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
+    NO_INPUT = "{operator} has no input {index}"
     TYPE = "the type of {what} is {dtype}, expected {expected}"
     TYPE_NOT_KNOWN = "the type of {what} is not known{after}, expected {expected}"
 
@@ -71,7 +72,6 @@ class Reason(Enum):
     MAGNITUDE_OF_NEGATIVE = "the scale is computed from the magnitude of a negative number"
     MAXIMUM_OF_ANOTHER_VALUE = "the scale is computed from the maximum of another value than |x|"
     MAGNITUDES_USED_ELSEWHERE = "the magnitudes are used elsewhere, too"
-    NO_INPUT = "{operator} has no input {index}"
     CLIP_BOUNDS_AT_RUN_TIME = "a Clip's bounds are computed at run time"
     WHERE_CONDITION = "the condition of a Where is not scale == 0"
     ENDS_NOT_OF_X = "minimum and maximum are not those of x"

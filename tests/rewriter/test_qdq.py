@@ -141,3 +141,15 @@ def test_half_precision_and_4_bits(half: bool, codes: str, granularity: str, sca
     only_dequantizes = half and codes.endswith("8")  # before 1.30, ONNX Runtime does not round float16
     assert sorted(found(report)) == (both if is_converted else both[:1] if only_dequantizes else [])
     assert len(report.unconverted) == 2 - len(report.rewritten)
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "reason"),
+    [
+        ("float", "uint16", "the type of the codes is uint16, expected uint8, int8, uint4 or int4"),
+        ("int32", "int8", "the type of x is int32, expected float32, float16 or bfloat16"),
+    ],
+)
+def test_types_without_operators(x: str, z: str, reason: str) -> None:
+    model = parse("y = QuantizeLinear(x, s, z)", opset=21, inputs=f"{x}[64, 64] x, float s, {z} z", outputs=f"{z}[] y")
+    assert [finding.reason for finding in rewrite(model).report.findings] == [reason]
