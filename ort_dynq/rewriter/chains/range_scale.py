@@ -36,7 +36,7 @@ class Recipe:
         constants: The input of DynamicRangeQuantize.
         keepdims: Whether the reductions keep dimensions of length 1.
         zero_point: How the zero point is computed.
-        start: The node before which the range is complete: the scale and the zero point are computed from its output.
+        start: The node that computes the scale before its epsilon. The operator is inserted before it.
         takes_magnitude: Whether the chain takes the magnitude of its range, which the recipe leaves out. That changes
             the scale of empty rows, whose range is -infinity.
     """
