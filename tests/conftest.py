@@ -15,6 +15,7 @@ from ort_dynq import kernels
 from ort_dynq.backends.options import BACKENDS
 
 _ran: Counter[str] = Counter()  # the number of tests that ran on each instruction set
+_left_out: Counter[str] = Counter()  # the number of exhaustive tests in each folder that did not run
 _products: set[str] = set()  # the product kernels, and stand-ins, that test_product_kernels.py ran
 
 
@@ -87,13 +88,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "exhaustive: takes long; runs with --exhaustive only")
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Tests that compile take longest: they come first, so that the other worker does not wait for them at the end.
     items.sort(key=lambda item: "packaging" not in item.path.parts)
-    if not config.getoption("--exhaustive"):
-        for item in items:
-            if item.get_closest_marker("exhaustive"):
-                item.add_marker(pytest.mark.skip(reason="exhaustive"))
+    if config.getoption("--exhaustive"):
+        return
+    exhaustive = [item for item in items if item.get_closest_marker("exhaustive")]
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=exhaustive)
+    _left_out.update(item.path.parent.name for item in exhaustive)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker collects all tests, so every worker leaves out the same."""
+    _left_out.clear()
+    _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_collection_finish() -> None:
@@ -152,11 +165,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"product kernels that ran in C++ alone: {', '.join(sorted(_products))}")
     for name in _isas_without_tests(terminalreporter.config):
         terminalreporter.write_line(f"FAILED: this machine has {name}, but no test ran on it", red=True)
-    skipped = terminalreporter.stats.get("skipped", [])
-    exhaustive = (Path(report.location[0]) for report in skipped if "exhaustive" in report.keywords)
-    left_out = Counter(path.parent.name for path in exhaustive)
-    if left_out and not terminalreporter.config.getoption("--exhaustive"):
-        folders = ", ".join(f"{folder} {count}" for folder, count in sorted(left_out.items()))
+    if _left_out:
+        folders = ", ".join(f"{folder} {count}" for folder, count in sorted(_left_out.items()))
         terminalreporter.write_line(
-            f"left out: {left_out.total()} exhaustive tests ({folders}); `pytest --exhaustive -m exhaustive` runs them"
+            f"left out: {_left_out.total()} exhaustive tests ({folders}); `pytest --exhaustive -m exhaustive` runs them"
         )

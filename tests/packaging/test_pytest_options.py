@@ -66,10 +66,15 @@ def test_an_instruction_set_without_tests(processes: str, name: str, tmp_path: P
     assert (status, f"FAILED: this machine has {name}, but no test ran on it" in shown) == (1, True), shown
 
 
-@pytest.mark.parametrize("options", [("-k", "portable"), ("-m", "exhaustive"), ("tests/test_suite.py",)])
+@pytest.mark.parametrize("options", [("-k", "portable"), ("tests/test_suite.py",)])
 def test_a_part_of_the_tests(options: tuple[str, ...], tmp_path: Path) -> None:
-    status, shown = run(tmp_path, kernels.supported_isas()[0], "-n", "0", *options)
+    status, shown = run(tmp_path, ISAS[0], "-n", "0", *options)
     assert (status, "FAILED" in shown) == (0, False), shown
+
+
+def test_exhaustive_tests_alone_need_the_option(tmp_path: Path) -> None:
+    status, shown = run(tmp_path, "", "-n", "0", "-k", "test_of_all_floats")
+    assert (status, "left out: 1 exhaustive tests" in shown) == (pytest.ExitCode.NO_TESTS_COLLECTED, True), shown
 
 
 @pytest.mark.parametrize("options", [(), ("-m", "exhaustive")])
