@@ -7,34 +7,27 @@ with a float64 reference. Then B's products are overridden with A's results, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, label
+from ..graphs import label
 from ..measuring.inputs import Array
-from ..operators.packing import packed_conv_shape, unpack, unpack_conv
-from ..rewriter.analysis.nodes import cast_to, only_use
-from ..rewriter.analysis.shapes import RESHAPES
-from ..rewriter.analysis.types import WIDE_TYPES
 from ..rewriter.float16 import write_casts_as_converted
-from ..rewriter.metadata import EXACT, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ..rewriter.metadata import EXACT
 from ..storage import load
-from .convolution import convolve
+from .float64 import FloatProduct, errors_of, float_product_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
+from .rounded import StoredWeights, codes_of_rounded, dequantized, rounded_weights_of
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..storage import Model
 
-_UNIT = 2.0**-24  # half a unit in the last place of float32, relative
-_SMALLEST = 2.0**-149  # the smallest positive float32
 FACTOR = 2
 """The error of B's product may be this many times the error of A's float32 product."""
 FLOOR = 8
@@ -132,21 +125,21 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))
-    stored = list(map(_rounded_weights, layers.nodes))
+    stored = list(map(rounded_weights_of, layers.nodes))
     if not layers.nodes and not layers.unreachable:
         return None
     names = list(map(name_of, model_a.graph.outputs))
-    chains = [_chain(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
+    chains = [float_product_of(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
     foreign = layers.foreign
     needed = [value for chain in chains if chain for value in chain.values()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in foreign)]
     known = Recorder(model_a, wanted).run(feeds)
-    codes = list(map(_codes_of_rounded, layers.nodes))
+    codes = list(map(codes_of_rounded, layers.nodes))
     observed = list(dict.fromkeys(value for each in codes for value in each if value.producer() is not None))
     results = Override(model_b, layers.results, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
-    activations = [_dequantized(each, {**feeds, **outputs}) for each in codes]
+    activations = [dequantized(each, {**feeds, **outputs}) for each in codes]
     judged = zip(labels, chains, zip(results, activations, stored, strict=False), strict=True)
     products = tuple(_judge(name, chain, known, *of_b) for name, chain, of_b in judged)
     verified = [chain.result for chain in chains if chain]
@@ -160,72 +153,6 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         perturbed=perturbed,
         not_perturbed=not_perturbed,
     )
-
-
-class _Chain(NamedTuple):
-    """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
-
-    The product is a MatMul, Gemm or Conv. The bias of a Gemm or Conv is the first step.
-    """
-
-    product: ir.Node
-    activation: ir.Value
-    weights: ir.Value
-    steps: tuple[tuple[str, ir.Value], ...]
-    result: ir.Value
-
-    def multiply(self, x: Array, weights: Array) -> Array:
-        """Returns the product of these numbers, without the steps after it."""
-        if self.product.op_type == "Conv":
-            return convolve(x, weights, self.product)
-        return np.asarray(x @ (weights.T if self.is_transposed else weights))
-
-    def depth(self, weights: Array) -> int:
-        """Returns K, the number of terms of each sum."""
-        if self.product.op_type == "Conv":
-            return math.prod(weights.shape[1:])
-        return len(weights.T if self.is_transposed else weights)
-
-    def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
-        """Returns the operand of a step, float64, as it broadcasts to the product."""
-        number = known[name_of(operand)].astype(np.float64)
-        is_bias_of_conv = self.product.op_type == "Conv" and operand in self.product.inputs[2:]
-        return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
-
-    @property
-    def is_transposed(self) -> bool:
-        return self.product.attributes.get_int("transB", 0) != 0
-
-    def values(self) -> list[ir.Value]:
-        return [self.activation, self.weights, self.result, *(operand for _, operand in self.steps)]
-
-
-def _chain(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> _Chain | None:
-    """Returns A's nodes from the activation to the result of a node of B, or None if A has no such nodes."""
-    activation, result = layers.activation(node), layers.values.get(name_of(result_in_b))
-    if activation is None or result is None or (producer := result.producer()) is None:
-        return None
-    for product, position in activation.uses():
-        if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm", "Conv") or position != 0:
-            continue
-        weights, *bias = product.inputs[1:]
-        steps = [("Add", operand) for operand in bias if operand is not None]
-        value = product.outputs[0]
-        while value is not result and (use := only_use(value)) is not None:
-            if use.node.op_type in RESHAPES:
-                steps.append(("Reshape", use.node.outputs[0]))
-            elif use.node.op_type in ("Relu", "Clip"):  # of QuantizedConv
-                steps.append((use.node.op_type, use.node.outputs[0]))
-            elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
-                steps.append((use.node.op_type, operand))
-            elif use.node.op_type != "Cast" or not (
-                cast_to(use.node) in (*WIDE_TYPES, ir.DataType.FLOAT) or use.node.outputs[0] is result
-            ):
-                break  # a Cast of integer sums changes no number, and B rounds its result as A does
-            value = use.node.outputs[0]
-        if value is result and weights is not None and product.graph is producer.graph:
-            return _Chain(product, activation, weights, tuple(steps), result)
-    return None
 
 
 def _run_perturbed(
@@ -248,84 +175,13 @@ def _run_perturbed(
     return disturbed.run(feeds, errors), ""
 
 
-@dataclass(frozen=True)
-class _StoredWeights:
-    """The packed weights of a node of B, which A rounds to float16 after it dequantizes them."""
-
-    node: ir.Node
-    packed: npt.NDArray[np.int8]
-    zero_point: Array
-    scale: Array
-
-    def like(self, weights: Array, is_transposed: bool) -> Array:
-        """Returns them dequantized, float64, in the shape of A's weights if both have the same number of elements."""
-        if self.node.op_type == "QuantizedConv":
-            quad_axis = self.node.attributes.get_int("quad_axis", 0)
-            if packed_conv_shape(weights.shape, quad_axis) != self.packed.shape:
-                return np.empty(0)
-            codes = unpack_conv(self.packed, quad_axis, weights.shape).astype(np.float64)
-            channels = (-1, *[1] * (weights.ndim - 1))
-            return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
-        bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
-        depth = self.packed.shape[1] * (4 if bits == 8 else 8)  # with padding
-        codes = unpack(self.packed, depth, self.scale.shape[-1], bits).astype(np.float64)
-        # Parameters of groups have a row for each group; others broadcast.
-        zero_point, scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (self.zero_point, self.scale))
-        rows = ((codes - zero_point) * scale)[: len(weights.T if is_transposed else weights)]
-        return np.asarray(rows.T if is_transposed else rows)
-
-
-def _rounded_weights(node: ir.Node) -> _StoredWeights | None:
-    """Returns the weights of a node, if A rounds them to float16; None if A does not.
-
-    Raises:
-        DynqError: They are not constant.
-    """
-    if node.metadata_props.get(ROUNDED_WEIGHTS) != "1":
-        return None
-    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
-    if None in tensors or len(tensors) < 3:
-        raise DynqError(f"the weights of {label(node)} are not constant, but its metadata have {ROUNDED_WEIGHTS}")
-    return _StoredWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
-
-
-def _codes_of_rounded(node: ir.Node) -> list[ir.Value]:
-    """Returns codes, scale and zero point of a node whose activation A rounds to float16; empty if it does not."""
-    is_rounded = node.metadata_props.get(ROUNDED_ACTIVATION) == "1"
-    return [value for value in node.inputs[:3] if value is not None] if is_rounded else []
-
-
-def _dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Array | None:
-    """Returns the activation of codes, scale and zero point, float64; None without these.
-
-    Args:
-        values: The values; empty if there are none.
-        arrays_of_b: The inputs of B and its computed values, by name.
-    """
-    if not values:
-        return None
-    tensors = map(ir.convenience.get_const_tensor, values)
-    arrays = [
-        arrays_of_b[name_of(value)] if tensor is None else tensor.numpy()
-        for value, tensor in zip(values, tensors, strict=True)
-    ]
-    codes, *parameters = (array.astype(np.float64) for array in arrays)
-    depth = codes.shape[-1]
-    scale, zero_point = (  # each row has one for each of its groups
-        np.repeat(each, depth // each.shape[-1], -1) if each.ndim and 1 < each.shape[-1] < depth else each
-        for each in parameters
-    )
-    with np.errstate(all="ignore"):  # a scale may be infinite
-        return np.asarray((codes - zero_point) * scale)
-
-
 def _judge(
     name: str,
-    chain: _Chain | None,
+    chain: FloatProduct | None,
     known: Mapping[str, Array],
     result: Array,
     activation: Array | None,
-    stored: _StoredWeights | None,
+    stored: StoredWeights | None,
 ) -> Product:
     """Compares a product.
 
@@ -352,8 +208,8 @@ def _judge(
     with np.errstate(over="ignore"):
         if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
             return replace(product, problem="B's activation, rounded to float16, is not A's")
-    a_errors, a_compared = _errors(expected, chain, x, weights, known)
-    b_errors, b_compared = _errors(result, chain, x_of_b, of_b, known)
+    a_errors, a_compared = errors_of(expected, chain, x, weights, known)
+    b_errors, b_compared = errors_of(result, chain, x_of_b, of_b, known)
     compared = a_compared & b_compared
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     depth = chain.depth(weights)
@@ -374,35 +230,3 @@ def _judge(
         allowed=allowed,
         problem=problem,
     )
-
-
-def _errors(
-    result: Array, chain: _Chain, x: Array, weights: Array, known: Mapping[str, Array]
-) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Returns the error of each element in units, and which elements have a finite reference."""
-    with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        reference, magnitude = chain.multiply(x, weights), chain.multiply(np.abs(x), np.abs(weights))
-        for operator, operand in chain.steps:
-            number = chain.number(operand, known)
-            if operator == "Reshape":
-                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
-            elif operator in ("Relu", "Clip"):
-                reference = np.clip(reference, 0, 6 if operator == "Clip" else None)
-            elif operator == "Mul":
-                reference, magnitude = reference * number, magnitude * np.abs(number)
-            else:
-                reference, magnitude = reference + number, magnitude + np.abs(number)
-        errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
-        return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
-
-
-def _distance(result: Array, reference: Array) -> Array:
-    """Returns abs(result - reference), less the most that one rounding to float16 adds."""
-    distance = np.abs(result - reference)
-    if result.dtype == np.float16:
-        distance = np.maximum(distance - np.spacing(np.abs(result)).astype(np.float64) / 2, 0)
-    return np.asarray(distance)
-
-
-def _finite(errors: Array) -> Array:
-    return np.where(np.isnan(errors), np.inf, errors)

@@ -1,0 +1,172 @@
+"""A float product of the original model, computed in float64 from its definition, and the errors of a result.
+
+It does not use the rewriter's recognition of products, so the check is independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..graphs import STANDARD_DOMAINS
+from ..measuring.inputs import Array
+from ..rewriter.analysis.nodes import cast_to, only_use
+from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.types import WIDE_TYPES
+from .layers import Layers, name_of
+
+_UNIT = 2.0**-24  # half a unit in the last place of float32, relative
+_SMALLEST = 2.0**-149  # the smallest positive float32
+
+
+class FloatProduct(NamedTuple):
+    """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
+
+    The product is a MatMul, Gemm or Conv. The bias of a Gemm or Conv is the first step.
+    """
+
+    node: ir.Node
+    activation: ir.Value
+    weights: ir.Value
+    steps: tuple[tuple[str, ir.Value], ...]
+    result: ir.Value
+
+    def multiply(self, x: Array, weights: Array) -> Array:
+        """Returns the product of these numbers, without the steps after it."""
+        if self.node.op_type == "Conv":
+            return convolve(x, weights, self.node)
+        return np.asarray(x @ (weights.T if self.is_transposed else weights))
+
+    def depth(self, weights: Array) -> int:
+        """Returns K, the number of terms of each sum."""
+        if self.node.op_type == "Conv":
+            return math.prod(weights.shape[1:])
+        return len(weights.T if self.is_transposed else weights)
+
+    def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
+        """Returns the operand of a step, float64, as it broadcasts to the product."""
+        number = known[name_of(operand)].astype(np.float64)
+        is_bias_of_conv = self.node.op_type == "Conv" and operand in self.node.inputs[2:]
+        return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.node.attributes.get_int("transB", 0) != 0
+
+    def values(self) -> list[ir.Value]:
+        return [self.activation, self.weights, self.result, *(operand for _, operand in self.steps)]
+
+
+def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> FloatProduct | None:
+    """Returns A's nodes from the activation to the result of a node of B, or None if A has no such nodes."""
+    activation, result = layers.activation(node), layers.values.get(name_of(result_in_b))
+    if activation is None or result is None or (producer := result.producer()) is None:
+        return None
+    for product, position in activation.uses():
+        if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm", "Conv") or position != 0:
+            continue
+        weights, *bias = product.inputs[1:]
+        steps = [("Add", operand) for operand in bias if operand is not None]
+        value = product.outputs[0]
+        while value is not result and (use := only_use(value)) is not None:
+            if use.node.op_type in RESHAPES:
+                steps.append(("Reshape", use.node.outputs[0]))
+            elif use.node.op_type in ("Relu", "Clip"):  # of QuantizedConv
+                steps.append((use.node.op_type, use.node.outputs[0]))
+            elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
+                steps.append((use.node.op_type, operand))
+            elif use.node.op_type != "Cast" or not (
+                cast_to(use.node) in (*WIDE_TYPES, ir.DataType.FLOAT) or use.node.outputs[0] is result
+            ):
+                break  # a Cast of integer sums changes no number, and B rounds its result as A does
+            value = use.node.outputs[0]
+        if value is result and weights is not None and product.graph is producer.graph:
+            return FloatProduct(product, activation, weights, tuple(steps), result)
+    return None
+
+
+def errors_of(
+    result: Array, product: FloatProduct, x: Array, weights: Array, known: Mapping[str, Array]
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Returns the error of each element of a result, and which elements have a finite reference.
+
+    Args:
+        result: The result, float32 or float16.
+        product: The nodes in A.
+        x: The activation, float64.
+        weights: The weights, float64, in the shape of A's.
+        known: A's values.
+
+    Returns:
+        The errors in units, as :class:`ort_dynq.verification.products.Product` defines them.
+    """
+    with np.errstate(all="ignore"):  # elements that are not finite are skipped
+        reference, magnitude = product.multiply(x, weights), product.multiply(np.abs(x), np.abs(weights))
+        for operator, operand in product.steps:
+            number = product.number(operand, known)
+            if operator == "Reshape":
+                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
+            elif operator in ("Relu", "Clip"):
+                reference = np.clip(reference, 0, 6 if operator == "Clip" else None)
+            elif operator == "Mul":
+                reference, magnitude = reference * number, magnitude * np.abs(number)
+            else:
+                reference, magnitude = reference + number, magnitude + np.abs(number)
+        errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
+        return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
+
+
+def _distance(result: Array, reference: Array) -> Array:
+    """Returns abs(result - reference), less the most that one rounding to float16 adds."""
+    distance = np.abs(result - reference)
+    if result.dtype == np.float16:
+        distance = np.maximum(distance - np.spacing(np.abs(result)).astype(np.float64) / 2, 0)
+    return np.asarray(distance)
+
+
+def _finite(errors: Array) -> Array:
+    return np.where(np.isnan(errors), np.inf, errors)
+
+
+def convolve(x: Array, w: Array, node: ir.Node) -> Array:
+    """Computes a Conv.
+
+    Args:
+        x: float64, [N, C, D1, ..., Dr].
+        w: float64, [M, C / group, k1, ..., kr].
+        node: The Conv, whose attributes apply.
+
+    Returns:
+        float64, [N, M, O1, ..., Or].
+    """
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    kernel, lengths, group = w.shape[2:], x.shape[2:], int(given.get("group", 1))
+    ones = [1] * len(kernel)
+    strides, dilations = given.get("strides", ones), given.get("dilations", ones)
+    spans = [dilation * (k - 1) + 1 for k, dilation in zip(kernel, dilations, strict=True)]
+    auto_pad = given.get("auto_pad", "NOTSET")
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [
+            max((-(-length // stride) - 1) * stride + span - length, 0)
+            for length, stride, span in zip(lengths, strides, spans, strict=True)
+        ]
+        begins = [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals]
+        pads = [(begin, total - begin) for begin, total in zip(begins, totals, strict=True)]
+    else:
+        numbers = given.get("pads", [0] * 2 * len(kernel))
+        pads = list(zip(numbers[: len(kernel)], numbers[len(kernel) :], strict=True))
+    padded = np.pad(x, [(0, 0), (0, 0), *pads])
+    outputs = [(length - span) // s + 1 for length, span, s in zip(padded.shape[2:], spans, strides, strict=True)]
+    filters = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)
+    total = np.zeros((x.shape[0], group, filters.shape[1], math.prod(outputs)))
+    for position in np.ndindex(*kernel):
+        starts = [at * dilation for at, dilation in zip(position, dilations, strict=True)]
+        every = (slice(a, a + (o - 1) * s + 1, s) for a, o, s in zip(starts, outputs, strides, strict=True))
+        window = padded[(slice(None), slice(None), *every)]
+        total += filters[(..., *position)] @ window.reshape(x.shape[0], group, w.shape[1], math.prod(outputs))
+    return np.asarray(total.reshape(x.shape[0], w.shape[0], *outputs))

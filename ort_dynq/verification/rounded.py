@@ -1,0 +1,88 @@
+"""Activations and weights that the original model rounds to float16, as an integer product reads them: unrounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..errors import DynqError
+from ..graphs import label
+from ..measuring.inputs import Array
+from ..operators.packing import packed_conv_shape, unpack, unpack_conv
+from ..rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from .layers import name_of
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The packed weights of a node of B, which A rounds to float16 after it dequantizes them."""
+
+    node: ir.Node
+    packed: npt.NDArray[np.int8]
+    zero_point: Array
+    scale: Array
+
+    def like(self, weights: Array, is_transposed: bool) -> Array:
+        """Returns them dequantized, float64, in the shape of A's weights if both have the same number of elements."""
+        if self.node.op_type == "QuantizedConv":
+            quad_axis = self.node.attributes.get_int("quad_axis", 0)
+            if packed_conv_shape(weights.shape, quad_axis) != self.packed.shape:
+                return np.empty(0)
+            codes = unpack_conv(self.packed, quad_axis, weights.shape).astype(np.float64)
+            channels = (-1, *[1] * (weights.ndim - 1))
+            return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
+        bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
+        depth = self.packed.shape[1] * (4 if bits == 8 else 8)  # with padding
+        codes = unpack(self.packed, depth, self.scale.shape[-1], bits).astype(np.float64)
+        # Parameters of groups have a row for each group; others broadcast.
+        zero_point, scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (self.zero_point, self.scale))
+        rows = ((codes - zero_point) * scale)[: len(weights.T if is_transposed else weights)]
+        return np.asarray(rows.T if is_transposed else rows)
+
+
+def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
+    """Returns the weights of a node, if A rounds them to float16; None if A does not.
+
+    Raises:
+        DynqError: They are not constant.
+    """
+    if node.metadata_props.get(ROUNDED_WEIGHTS) != "1":
+        return None
+    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
+    if None in tensors or len(tensors) < 3:
+        raise DynqError(f"the weights of {label(node)} are not constant, but its metadata have {ROUNDED_WEIGHTS}")
+    return StoredWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
+
+
+def codes_of_rounded(node: ir.Node) -> list[ir.Value]:
+    """Returns codes, scale and zero point of a node whose activation A rounds to float16; empty if it does not."""
+    is_rounded = node.metadata_props.get(ROUNDED_ACTIVATION) == "1"
+    return [value for value in node.inputs[:3] if value is not None] if is_rounded else []
+
+
+def dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Array | None:
+    """Returns the activation of codes, scale and zero point, float64; None without these.
+
+    Args:
+        values: The values; empty if there are none.
+        arrays_of_b: The inputs of B and its computed values, by name.
+    """
+    if not values:
+        return None
+    tensors = map(ir.convenience.get_const_tensor, values)
+    arrays = [
+        arrays_of_b[name_of(value)] if tensor is None else tensor.numpy()
+        for value, tensor in zip(values, tensors, strict=True)
+    ]
+    codes, *parameters = (array.astype(np.float64) for array in arrays)
+    depth = codes.shape[-1]
+    scale, zero_point = (  # each row has one for each of its groups
+        np.repeat(each, depth // each.shape[-1], -1) if each.ndim and 1 < each.shape[-1] < depth else each
+        for each in parameters
+    )
+    with np.errstate(all="ignore"):  # a scale may be infinite
+        return np.asarray((codes - zero_point) * scale)
