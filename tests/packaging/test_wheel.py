@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_first_five_minutes import is_editable
 
 import ort_dynq
 
@@ -79,8 +80,6 @@ def test_version(wheel: Path, tmp_path: Path) -> None:
         library = ctypes.CDLL(archive.extract("ort_dynq/libort_dynq.so", tmp_path))
     library.ort_dynq_version.restype = ctypes.c_char_p
     assert metadata["Version"] == ort_dynq.__version__ == library.ort_dynq_version().decode()
-    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
-    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= {*urls}
 
 
 def test_name_and_size(wheel: Path) -> None:
@@ -100,6 +99,8 @@ def test_auditwheel_accepts_it(wheel: Path) -> None:
 
 
 def test_it_works_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
+    if is_editable():
+        pytest.skip("the package of an editable installation is imported everywhere")
     nothing = {"PATH": str(tmp_path / "nothing")}
     run("-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel, env=nothing)
     code = """import numpy, ort_dynq.kernels as kernels
