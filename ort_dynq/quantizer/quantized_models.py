@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
 
 import onnx_ir as ir
@@ -15,7 +14,7 @@ from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.chains import decomposed
 from ..rewriter.metadata import QUANTIZED
 from ..rewriter.reasons import Unconverted
-from ..rewriter.rule import Context
+from ..rewriter.rule import Context, Rule
 from .from_dynamic import PRODUCTS
 
 _RUN_TIME = (
@@ -34,7 +33,7 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
         DynqError: The model is quantized in another way.
     """
     found = Counter(filter(None, (_kind(node) for _, graph in graphs(model) for node in graph)))
-    if found["ours"] or QUANTIZED in model.metadata_props:
+    if found["converted"] or QUANTIZED in model.metadata_props:
         raise DynqError("the model has operators of ort_dynq already; quantize the float model that it was made from")
     if found["static"]:
         raise DynqError(
@@ -66,14 +65,14 @@ def _refuse_chain(node: ir.Node, context: Context) -> None:
             raise DynqError(_RUN_TIME)
 
 
-CHAINS = dataclasses.replace(decomposed.QUANTIZE, match=_refuse_chain)
+CHAINS: Rule[None] = Rule(decomposed.QUANTIZE.name, decomposed.QUANTIZE.oldest_opset, _refuse_chain)
 """The rule that refuses a model with chains such as ReduceMax, Div, Round, Clip, Mul; it converts nothing."""
 
 
 def _kind(node: ir.Node) -> str | None:
     """Returns the kind of quantization that a node belongs to; None if it belongs to none."""
     if node.domain == DOMAIN:
-        return "ours"
+        return "converted"
     if node.op_type in _STATIC:
         return "static"
     if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:

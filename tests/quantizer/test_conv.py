@@ -59,7 +59,7 @@ def test_forms(form: str, biased: bool) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_codes_of_dequantized_weights_stay(weights: str) -> None:
-    """No code is 127, as the largest one of each channel would be otherwise."""
+    """The codes stay, and none is 127; quantizing the weights anew would give each channel this code."""
     shape = (24, 8, 3, 3)
     codes = np.random.default_rng(5).integers(-100, 101, shape).astype(np.int8)
     scales = np.abs(floats(24, seed=6))

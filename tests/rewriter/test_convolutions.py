@@ -340,7 +340,7 @@ def test_near_misses(old: str, new: str, reason: str) -> None:
     ],
 )
 def test_tails_that_end_early(tail: str, last: str) -> None:
-    """What is not of the convolution stays behind it."""
+    """Nodes after the tail of the convolution stay."""
     constants = given() | {"bv4": np.arange(7, dtype=F)}
     constants["x1"] = np.arange(2 * M, dtype=F).reshape(2, M, 1, 1)
     model = model_of(DYNAMIC + CONV + tail, constants)
@@ -458,7 +458,7 @@ def test_shapes_of_a_rewritten_model_are_inferred() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_dynamic_quantize_linear_of_a_convolution(seed: int) -> None:
-    """It becomes ours, with the same bits: on ties, zeros of both signs, denormals, infinities, and ranges of 0."""
+    """The new operator gives the same bits on ties, zeros of both signs, denormals, infinities, and ranges of 0."""
     large = rows((2 * C * 40, 40), seed).reshape(2, C, 40, 40)
     data = [large, np.zeros((1, C, 9, 8), F), np.full((1, C, 9, 8), -0.0, F), np.abs(images(1, C, 9, 8)["x"])]
     data += [

@@ -45,7 +45,7 @@ def test_products(isa: str, form: str) -> None:
     model = FORMS[form]
     result = rewrite(model)
     assert "QuantizedMatMul" in {finding.operator for finding in result.report.rewritten}, result.report
-    assert any("before the model rounds them" in finding.reason for finding in result.report.rewritten)
+    assert any("the weights before they are rounded" in finding.reason for finding in result.report.rewritten)
     proto, x = result.to_proto(), rows()[14:]
     found = verify(model, proto, inputs={"x": x})
     assert found.passed, found
@@ -203,7 +203,7 @@ def test_rounded_activation_of_given_codes(isa: str) -> None:
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["codes", "scale", "zero point"])
 def test_verification_finds_another_activation(position: int) -> None:
-    """Constants in place of what B computes: verification reads those, too."""
+    """Verification also reads codes, scales and zero points that are constants in B."""
     model = rounded_activation()
     proto = rewrite(model).to_proto()
     nodes = [node for node in proto.graph.node if node.op_type == "QuantizedMatMul"]

@@ -59,7 +59,7 @@ class Weights:
         """Checks that QuantizedConv has a form for these weights.
 
         Raises:
-            Unconverted: It has not.
+            Unconverted: It has none.
         """
         check_rank(self.codes.ndim)
         if not self.codes.size:
@@ -154,10 +154,10 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
 
 
 def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -> Geometry:
-    """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it, and it pays.
+    """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it and saves time.
 
     Raises:
-        Unconverted: It cannot, or does not.
+        Unconverted: It cannot, or does not save time.
     """
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
         raise Unconverted(Reason.BIAS_OF_CHANNELS)

@@ -1,12 +1,12 @@
 """The rule for integer convolutions of codes that are quantized at run time.
 
-ConvInteger, Cast, Mul by the activation's scale and by those of the weights in any order, [Add bias]
+ConvInteger, Cast, Mul by the scales of activation and weights in any order, [Add bias]
     -> QuantizedConv
 ConvInteger of int8 codes
     -> ConvInteger of uint8 codes
 
 The first needs constant weights, and constant zero points of the weights. The results are the same bit for bit: int32
-holds every sum. The codes stay as they are: those of one DynamicQuantizeLinear serve all convolutions that read them.
+holds every sum. The codes stay as they are, since several convolutions may read them.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ DequantizeLinear of constants, [Transpose], MatMul | Gemm | Conv     -> the fold
 DequantizeLinear of constants                                        -> DynamicDequantize
 
 The rule applies if the other factor of the product came from a DequantizeLinear that another rule has replaced. ONNX
-Runtime does not fold a DequantizeLinear; it runs at every inference. If one factor is a DequantizeLinear
-of a constant, transposed or not, and the other one is float, ONNX Runtime even makes MatMulNBits of the product, which
-quantizes the float factor again (1.31: outputs move by 1 to 3% of their standard deviation). It does not do so if
-both factors come from a DequantizeLinear, as in the original model.
+Runtime does not fold a DequantizeLinear, which then runs at every inference. If one factor is a DequantizeLinear of a
+constant, transposed or not, and the other one is float, ONNX Runtime even fuses the product into MatMulNBits, which
+quantizes the float factor again (1.31: outputs move by 1 to 3% of their standard deviation). It does not do so if both
+factors come from a DequantizeLinear, as in the original model.
 
 Weights are not folded if results must be exact: ONNX Runtime packs constant weights and adds up some products in
-another order. Weights that are too large to fold, and those of an exact rewrite, become DynamicDequantize.
+another order. The weights then become DynamicDequantize, as they do if they are too large to fold.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The rule for integer matrix products of codes that are quantized at run time.
 
-MatMulInteger [Sub] Cast, [Mul by the scale of rows, and by that of columns, in any order], [Add bias]
+MatMulInteger, [Sub], Cast, [Mul by the scales of rows and columns in any order], [Add bias]
     -> QuantizedMatMul
-Cast of codes to int32, [Sub zero point], MatMul of int32, the same
+Cast of codes to int32, [Sub zero point], MatMul of int32, then the same nodes
     -> QuantizedMatMul
 MatMulInteger of int8 codes
     -> MatMulInteger of uint8 codes
 
-The first two need constant weights, and constant zero points of the weights. Reshapes that keep the rows may be between
-all of these nodes. The results are the same bit for bit: int32 holds every sum. On x86 without VNNI, ONNX Runtime's
-sums of uint8 codes and int8 weights saturate, those of other types do not. So the last one makes uint8 weights of int8
-ones, too, unless they are known to be small.
+The first two need constant weights, and constant zero points of the weights. Reshapes that keep the rows may stand
+between all of these nodes. The results are the same bit for bit: int32 holds every sum. On x86 without VNNI,
+ONNX Runtime's sums of uint8 codes and int8 weights may saturate; sums of other types do not. So the last form also
+turns int8 weights into uint8, unless they are known to be small.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def note_roundings(edit: Edit, activation: Activation, grid: Grid) -> None:
     notes = []
     if activation.is_rounded:
         edit.metadata[ROUNDED_ACTIVATION] = "1"
-        notes.append("the activation is that before the model rounds it to float16")
+        notes.append("uses the activation before it is rounded to float16")
     if grid.is_rounded:
         edit.metadata[ROUNDED_WEIGHTS] = "1"
-        notes.append("the weights are multiples of their scales before the model rounds them to float16")
+        notes.append("uses the weights before they are rounded to float16")
     edit.note = "; ".join(notes)

@@ -22,12 +22,12 @@ _FLOAT_PRODUCTS = frozenset(
 )
 _INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
 _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
-_OUR_QUANTIZERS = frozenset(
+_DYNQ_QUANTIZERS = frozenset(
     {"DynamicQuantize", "DynamicDequantize", "DynamicFakeQuantize", "DynamicQuantizeLinear"}
     | {"DynamicQuantizeDequantizeLinear", "DynamicRangeQuantize", "DynamicRangeFakeQuantize"}
     | {"AffineQuantize", "AffineFakeQuantize", "AffineDequantize"}
 )
-_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_RUNTIME_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 # Operators that keep quantized data quantized: they move, select or convert elements.
 _MOVES = frozenset(
     {"Cast", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Relu", "Reshape"}
@@ -81,8 +81,8 @@ def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | N
 
 def _is_quantizer(node: ir.Node, output: ir.Value | None) -> bool:
     if node.domain == DOMAIN:
-        return node.op_type in _OUR_QUANTIZERS and output is node.outputs[0]
-    return node.domain in RUNTIME_DOMAINS and node.op_type in _QUANTIZERS and output is node.outputs[0]
+        return node.op_type in _DYNQ_QUANTIZERS and output is node.outputs[0]
+    return node.domain in RUNTIME_DOMAINS and node.op_type in _RUNTIME_QUANTIZERS and output is node.outputs[0]
 
 
 def _reason(node: ir.Node, source: ir.Node, between: str, context: Context) -> Unconverted:
