@@ -65,7 +65,7 @@ def _refuse_chain(node: ir.Node, context: Context) -> None:
             raise DynqError(_RUN_TIME)
 
 
-CHAINS: Rule[None] = Rule(decomposed.QUANTIZE.name, decomposed.QUANTIZE.oldest_opset, _refuse_chain)
+CHAINS: Rule[None] = Rule("quantized chain", decomposed.QUANTIZE.oldest_opset, _refuse_chain, reports_opset=True)
 """The rule that refuses a model with chains such as ReduceMax, Div, Round, Clip, Mul; it converts nothing."""
 
 

@@ -152,9 +152,10 @@ def _with_own_codes() -> onnx.ModelProto:
     return model_of(nodes, {"w": W.astype(np.int8)})
 
 
-def _with_chain() -> onnx.ModelProto:
+def _with_chain(*, opset_of_function: int | None = None) -> onnx.ModelProto:
     """A MatMul of an activation that Abs, ReduceMax, Div, Round, Clip and Mul quantize per token."""
-    nodes = [
+    constants = {"last": np.array([-1]), "largest": F(127), "least": F(-128)}
+    chain = [
         helper.make_node("Abs", ["x"], ["magnitude"]),
         helper.make_node("ReduceMax", ["magnitude", "last"], ["peak"], keepdims=1),
         helper.make_node("Div", ["peak", "largest"], ["scale"]),
@@ -162,9 +163,17 @@ def _with_chain() -> onnx.ModelProto:
         helper.make_node("Round", ["quotient"], ["rounded"]),
         helper.make_node("Clip", ["rounded", "least", "largest"], ["codes"]),
         helper.make_node("Mul", ["codes", "scale"], ["a"]),
-        helper.make_node("MatMul", ["a", "w"], ["y"]),
     ]
-    return model_of(nodes, {"w": W, "last": np.array([-1]), "largest": F(127), "least": F(-128)})
+    multiply = helper.make_node("MatMul", ["a", "w"], ["y"])
+    if opset_of_function is None:
+        return model_of([*chain, multiply], {"w": W, **constants})
+    given = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(elements)))
+        for name, elements in constants.items()
+    ]
+    imports = [helper.make_opsetid("", opset_of_function)]
+    function = helper.make_function("local", "Chain", ["x"], ["a"], [*given, *chain], imports)
+    return model_of([helper.make_node("Chain", ["x"], ["a"], domain="local"), multiply], {"w": W}, functions=[function])
 
 
 NO_WEIGHTS = "the model has no weights to quantize"
@@ -172,6 +181,7 @@ REFUSED = {
     "static": (_with_codes("constant"), "quantized with constant scales (1 nodes)"),
     "run-time scales": (_with_codes("computed"), "use ort-dynq rewrite"),
     "chain": (_with_chain(), "use ort-dynq rewrite"),
+    "chain in a function of another opset": (_with_chain(opset_of_function=18), "use ort-dynq rewrite"),
     "integer products": (_with_own_codes(), "use ort-dynq rewrite"),
     "ours": (ort_dynq.quantize(product(W)).to_proto(), "has operators of ort_dynq already"),
     "no weights": (model_of([helper.make_node("MatMul", ["x", "x"], ["y"])], {}), NO_WEIGHTS),
