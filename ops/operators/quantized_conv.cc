@@ -313,23 +313,23 @@ class QuantizedConv : public Node {
 
   // Sets the last axes; the others keep length 1.
   void read_axes(const Shape& src, const Tensor& geometry, ConvAxis (&axes)[kSpatialAxes]) const {
-    const size_t rank = src.rank - 2;
+    const size_t spatial_rank = src.rank - 2;
     const Shape& shape = geometry.shape;
-    if (shape.rank != 2 || shape.dims[0] != 5 || shape.dims[1] != static_cast<int64_t>(rank))
-      fail("geometry has shape " + shape.text() + ", expected 5x" + std::to_string(rank) +
+    if (shape.rank != 2 || shape.dims[0] != 5 || shape.dims[1] != static_cast<int64_t>(spatial_rank))
+      fail("geometry has shape " + shape.text() + ", expected 5x" + std::to_string(spatial_rank) +
            ": kernel shape, strides, dilations, leading pads and trailing pads");
     static constexpr const char* kRows[] = {"kernel shape", "stride", "dilation", "leading pad", "trailing pad"};
     static constexpr int32_t kLeast[] = {1, 1, 1, 0, 0};
     int64_t values[5][kSpatialAxes];
     for (size_t row = 0; row < 5; ++row)
-      for (size_t i = 0; i < rank; ++i) {
-        values[row][i] = load(static_cast<const int32_t*>(geometry.data) + row * rank + i);
+      for (size_t i = 0; i < spatial_rank; ++i) {
+        values[row][i] = load(static_cast<const int32_t*>(geometry.data) + row * spatial_rank + i);
         if (values[row][i] < kLeast[row])
           fail(std::string("geometry has the ") + kRows[row] + " " + std::to_string(values[row][i]) +
                " for dimension " + std::to_string(i + 2) + ", expected " + std::to_string(kLeast[row]) + " or more");
       }
-    for (size_t i = 0; i < rank; ++i) {
-      ConvAxis& axis = axes[kSpatialAxes - rank + i];
+    for (size_t i = 0; i < spatial_rank; ++i) {
+      ConvAxis& axis = axes[kSpatialAxes - spatial_rank + i];
       axis.in = src.dims[2 + i];
       axis.kernel = values[0][i];
       axis.stride = values[1][i];
@@ -360,11 +360,11 @@ class QuantizedConv : public Node {
   }
 
   // The text has the factors: their product may overflow.
-  static void check_sums(const Conv& conv, size_t rank, bool is_symmetric) {
+  static void check_sums(const Conv& conv, size_t spatial_rank, bool is_symmetric) {
     const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
     int64_t length = conv.group_inputs;
     std::string factors = std::to_string(length);
-    for (size_t i = kSpatialAxes - rank; i < kSpatialAxes; ++i) {
+    for (size_t i = kSpatialAxes - spatial_rank; i < kSpatialAxes; ++i) {
       factors += "x" + std::to_string(conv.axes[i].kernel);
       length = length > longest ? length : length * conv.axes[i].kernel;
     }
