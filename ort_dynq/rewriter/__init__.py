@@ -3,9 +3,9 @@
 A rewritten model contains a model-local function for each operator, whose body computes the same with standard
 operators (functions.py). So the model also runs without the plugin, but slowly.
 
-rules.py lists the rules. They stand by subject in chains/, products/, convolutions/ and float16/. They ask analysis/
-what is known of the model, and policy/ what ONNX Runtime does better. The loop (loop.py) applies the rules, checks
-opsets and writes the report.
+rules.py lists the rules, which are in chains/, products/, convolutions/ and float16/, by subject. They read types,
+shapes and constants from analysis/, and ask policy/ whether ONNX Runtime does better. The loop (loop.py) applies the
+rules, checks opsets and writes the report.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model in one step: the file is complete, or it is not there.
 
-        External data that the model refers to are copied beside it, unless they are there already.
+        External data of the model are copied beside it, unless they are there already.
 
         Raises:
             DynqError: The file cannot be written.
@@ -65,7 +65,7 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
     doc strings, and refers to the same external data. Its results are the same bit for bit, with one exception: float
     products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions.
-    Their sums are exact, where sums of floats are rounded.
+    Integer sums are exact, and float sums are rounded.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.

@@ -1,8 +1,8 @@
-"""An edit: what a rule changes in the model, recorded by the rule and applied by the loop.
+"""An edit: the changes that a rule makes to the model. The rule records them, and the loop applies them.
 
-A rule builds: it records new nodes, new initializers and the values that they replace. The graphs do not change before
-:meth:`Edit.apply`, which also names, types and stamps the new nodes. A new node counts as a use of its inputs from its
-creation on, so a rule must not create nodes while it matches.
+The `build` of a rule records new nodes, new initializers and the values that they replace. The graphs do not change
+before :meth:`Edit.apply`, which also gives the new nodes names, types and metadata. A new node counts as a use of its
+inputs from its creation on, so a rule must not create nodes while it matches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
-    """Returns a Constant node. It serves in function bodies as well, which have no initializers."""
+    """Returns a Constant node, which may also be in a function body, where no initializers are possible."""
     return ir.node("Constant", [], {"value": ir.tensor(elements)})
 
 
@@ -82,11 +82,11 @@ class Edit:
 
     Attributes:
         node: The node that the rule was applied to. New nodes inherit its metadata.
-        facts: What is known of the model.
-        shared: What the nodes of this rewrite share.
-        operator: What the node becomes, for the report; the operator of the main node if the rule does not say.
+        facts: Types, shapes and constants of the model.
+        shared: The objects that the nodes of this rewrite share.
+        operator: The operator that the node becomes, for the report; empty: the operator of the main node.
         metadata: More metadata for the main node.
-        note: What the report says of the conversion; empty if there is nothing to say.
+        note: A remark on the conversion for the report; may be empty.
     """
 
     node: ir.Node
@@ -169,7 +169,7 @@ class Edit:
         self._inputs.append((node, index, new))
 
     def add_extra_outputs(self, extra_outputs: Sequence[ExtraOutput]) -> None:
-        """Records values that replace old ones where these are still used when the rest of the edit is done."""
+        """Records values that replace old values that are still used when the rest of the edit is done."""
         self._extra_outputs += extra_outputs
 
     def apply(self, rule: str) -> None:
@@ -269,7 +269,7 @@ def _replace_value(old: ir.Value, new: ir.Value, facts: Facts) -> None:
 
 
 def _remove_unused(nodes: Sequence[ir.Node | None]) -> None:
-    """Removes those nodes that nothing uses, and the nodes that only they used."""
+    """Removes the nodes that nothing uses, and then the nodes that only they used."""
     todo = list(nodes)
     while todo:
         node = todo.pop()

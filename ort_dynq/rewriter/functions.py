@@ -53,17 +53,17 @@ def make_function(operator: str, opset: int) -> ir.Function:
 
 
 def inlined(model: ir.Model, kept: Container[tuple[str, str]]) -> ir.Model | None:
-    """Returns the model with nodes in place of the calls of its functions, without those of ort_dynq's operators.
+    """Returns the model with its functions inlined, except for the functions of ort_dynq's operators.
 
     Args:
         model: The model, which stays as it is.
         kept: Domain and name of functions whose calls stay.
 
     Returns:
-        The new model, with the same names of inputs and outputs; None if there is none. For example, a function imports
-        another opset than the model.
+        The new model, with the same names of inputs and outputs; None if a function cannot be inlined. For example, it
+        imports another opset than the model.
     """
-    copy = named(model.clone())  # by their outputs: the pass would name nodes by number
+    copy = named(model.clone())  # after their outputs: the pass would name nodes by numbers
     try:
         common.InlinePass(lambda each: each.domain != DOMAIN and (each.domain, each.name) not in kept)(copy)
         common.NameFixPass()(copy)  # subgraphs may have the names of inlined values

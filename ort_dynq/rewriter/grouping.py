@@ -28,7 +28,7 @@ def inspect(model: Model, *, exact: bool = False) -> Report:
 
 @dataclass(frozen=True)
 class Group:
-    """Findings whose texts differ in numbers only, as those of equal layers do.
+    """Findings whose texts differ in numbers only: findings of equal layers.
 
     Attributes:
         count: The number of findings.

@@ -1,4 +1,4 @@
-"""The loop that applies rules to every node of a model: the one of a rewrite, and the one of a quantization."""
+"""The loop that applies rules to every node of a model, for a rewrite and for a quantization."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
         exact: Whether every result must stay the same bit for bit.
 
     Returns:
-        What was converted, and what was not and why.
+        The converted nodes, and the unconverted ones with their reasons.
     """
     fixed_inputs = _remove_fixed_inputs(model)
     report = Report(before=op_counts(model))
@@ -54,10 +54,10 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
 def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
     """Removes the inputs that have an initializer from a model of a format that cannot override initializers.
 
-    ONNX Runtime takes them for constants. In the newer format of a rewritten model, they would not be.
+    ONNX Runtime treats them as constants. In the newer format of a rewritten model, they would not be constant.
 
     Returns:
-        All inputs as they were; none if nothing was removed.
+        All inputs before the removal; empty if nothing was removed.
     """
     inputs = list(model.graph.inputs)
     kept = [value for value in inputs if not value.is_initializer()]
@@ -68,7 +68,7 @@ def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
 
 
 def _apply_rules(rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
-    """Applies the first rule that concerns a node, to each node of a graph in turn."""
+    """Applies the rules to each node of a graph in turn, until one returns a finding."""
     findings = []
     for node in list(graph):
         if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
@@ -83,7 +83,7 @@ def _apply_rules(rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, cont
 
 
 def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
-    """Applies one rule to one node; returns what it did, or None if the rule does not concern the node."""
+    """Applies one rule to one node; returns its finding, or None if the rule does not apply."""
     problem = _problem(rule, context)
     if problem and not rule.reports_opset:
         return None
@@ -133,7 +133,7 @@ def _used_parameters(model: ir.Model) -> set[ir.Value]:
 
 
 def _remove_arguments(model: ir.Model, candidates: set[ir.Value]) -> None:
-    """Removes the arguments of those parameters that are no longer used. The parameters stay: all may be absent."""
+    """Removes the arguments of parameters that are no longer used. The parameters stay: arguments may be absent."""
     calls = [node for _, graph in graphs(model) for node in graph if node.op_identifier() in model.functions]
     unused: set[ir.Value] = set()
     while found := {value for value in candidates - unused if not (value.uses() or value.is_graph_output())}:
@@ -145,7 +145,7 @@ def _remove_arguments(model: ir.Model, candidates: set[ir.Value]) -> None:
 
 
 def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
-    """Removes those initializers that are no longer used: weights that have become integers."""
+    """Removes initializers that are no longer used: weights that have become integers."""
     for value in candidates:
         graph = value.graph
         if isinstance(graph, ir.Graph) and not (value.uses() or value.is_graph_input() or value.is_graph_output()):

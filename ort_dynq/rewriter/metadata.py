@@ -15,12 +15,12 @@ ACTIVATION = "ort_dynq.activation"
 multiplied. Verification reads it."""
 
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
-"""On a QuantizedMatMul or QuantizedConv whose weights are those of the original before it rounds them to float16: "1".
-Verification compares both, and then the product of the former."""
+"""On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the
+rounded weights, and then the product of the unrounded ones."""
 
 ROUNDED_ACTIVATION = "ort_dynq.rounded_activation"
 """On a QuantizedMatMul or QuantizedConv whose activation the original rounds to float16 after it dequantizes it: "1".
-Verification compares both activations, and then the product of the one before that rounding."""
+Verification compares the rounded activations, and then the product of the unrounded one."""
 
 DEQUANTIZES = "ort_dynq.dequantizes"
 """On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""

@@ -1,4 +1,4 @@
-"""Why a node stays as it is: every reason, with its code and its text.
+"""The reasons why nodes stay as they are: every reason, with its code and its text.
 
 A rule raises :class:`Unconverted` with a :class:`Reason`. The text is made where it is shown.
 """
@@ -11,7 +11,7 @@ from enum import Enum
 class Reason(Enum):
     """The reasons. The lower-case name is the code; the value is the text, with fields in braces."""
 
-    # The model, and what ONNX Runtime does with it
+    # The model, and ONNX Runtime's folding and fusions
     OPSET_TOO_OLD = "the model is of opset {opset}, expected {oldest} or newer; onnx.version_converter converts it"
     OPSET_OF_FUNCTION = "its function is of opset {function}, the model of opset {model}"
     CONTRADICTION = "{text}"
@@ -48,10 +48,10 @@ class Reason(Enum):
     SIGN_OF_ZERO_DEPENDS = (
         "codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign"
     )
-    SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to that of the codes"
-    SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to that of x"
-    ZERO_POINT_BROADCAST_TO_X = "the zero point's shape is not known to broadcast to that of x"
-    ZERO_POINT_SHAPE = "the zero point's shape is not known to be that of the scale"
+    SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
+    SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"
+    ZERO_POINT_BROADCAST_TO_X = "the zero point's shape is not known to broadcast to the shape of x"
+    ZERO_POINT_SHAPE = "the zero point's shape is not known to equal the scale's"
     ZERO_POINT_TYPE = "the zero point is of another type than the codes"
     INVERSE_SCALE_DIVIDES = "an inverse scale divides x, or a scale that is not inverse multiplies it"
     SHAPES_OF_RANGE = "the shapes of scale and zero point are not known to match the rows of the range"
@@ -60,7 +60,7 @@ class Reason(Enum):
     RANGE_IN_ANOTHER_GRAPH = "the range is computed in another graph than the quantization"
     RANGE_NOT_OF_X = "the scale is not computed from the range of x"
     RANGE_FACTOR_NOT_POSITIVE = "the range is multiplied or divided by a number that is not positive"
-    RANGE_ROUNDED = "the range is rounded to float16, and not the minimum and the maximum"
+    RANGE_ROUNDED = "the range is rounded to float16 instead of the minimum and the maximum"
     RANGE_BOUNDED_TWICE = "the range is bounded twice"
     RANGE_OF_NO_DIMENSION = "the range reduces no dimension"
     RANGE_NOT_OF_LAST_DIMENSIONS = "the range is not over the last dimensions"
@@ -71,10 +71,10 @@ class Reason(Enum):
     MAGNITUDE_OF_MINUS_ZERO = "the scale is computed from the magnitude of a range that may be -0"
     MAGNITUDE_OF_NEGATIVE = "the scale is computed from the magnitude of a negative number"
     MAXIMUM_OF_ANOTHER_VALUE = "the scale is computed from the maximum of another value than |x|"
-    MAGNITUDES_USED_ELSEWHERE = "the magnitudes are used elsewhere, too"
+    MAGNITUDES_USED_ELSEWHERE = "other nodes also use the magnitudes"
     CLIP_BOUNDS_AT_RUN_TIME = "a Clip's bounds are computed at run time"
     WHERE_CONDITION = "the condition of a Where is not scale == 0"
-    ENDS_NOT_OF_X = "minimum and maximum are not those of x"
+    ENDS_NOT_OF_X = "the range does not consist of the minimum and the maximum of x"
     ENDS_OF_OTHER_DIMENSIONS = "minimum and maximum are taken over different dimensions"
     ENDS_ROUNDED_APART = "only one of minimum and maximum is rounded to float16"
     ENDS_BOUNDED_APART = "the bounds of the minimum and of the maximum do not match"
@@ -94,7 +94,7 @@ class Reason(Enum):
     ACTIVATION_RESHAPED_SCALES = (
         "the activation is reshaped, and not known to have one scale for each row or one for all"
     )
-    ACTIVATION_TRANSPOSED = "the activation is transposed, and its scales are not known to have as many dimensions"
+    ACTIVATION_TRANSPOSED = "the activation is transposed, and its scales are not known to have the same rank"
     ACTIVATION_SCALES = "the activation is not known to have one scale for each row"
     ACTIVATION_ZERO_POINT = (
         "the activation's zero point is not one number, and is not known to have the shape of its scale"
@@ -129,14 +129,14 @@ class Reason(Enum):
     WEIGHTS_RANK = "the weights are of rank {rank}, expected {expected}"
     WEIGHTS_NOT_FINITE = "the weights have NaN or an infinity"
     WEIGHTS_LEFT = "the weights are the left factor"
-    WEIGHTS_OVERRIDABLE = "the weights are an input of the model as well, which may override them; remove this input"
+    WEIGHTS_OVERRIDABLE = "the weights are also an input of the model, which may override them; remove this input"
     WEIGHTS_ZERO_POINTS = "the zero points of the weights are not one number for each output channel"
     WEIGHTS_ZERO_POINT_TYPE = "the zero points of the weights are of another type than the weights"
     WEIGHTS_TOO_FEW = "{depth} x {columns} weights are too few: quantizing the activation costs more than integers save"
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
 
-    # The sums of products, and what follows
+    # The sums of products, and their tail
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"
     SUMS_NOT_SCALED_BY_CHANNEL = (
@@ -160,7 +160,7 @@ class Reason(Enum):
     # Convolutions
     CONV_TRANSPOSE = "ort_dynq has no integer product for a transposed convolution"
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
-    CONV_SINGLE_CHANNELS = "a convolution of single channels: one of floats is faster"
+    CONV_SINGLE_CHANNELS = "a convolution of single channels is faster in float"
     CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
     CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
     CONV_STRIDES_DILATIONS_GROUP = "the attribute strides, dilations or group is not valid"
@@ -182,12 +182,12 @@ class Reason(Enum):
 
 
 class Unconverted(Exception):
-    """A rule concerns a node, and the node stays as it is for a reason.
+    """A rule applies to a node, but the node stays as it is for a reason.
 
     Attributes:
         reason: The reason.
         details: The fields of its text.
-        second: Why a second form failed as well, if the rule tried one.
+        second: Why a second form failed, too, if the rule tried one.
     """
 
     def __init__(self, reason: Reason, **details: object) -> None:
@@ -211,7 +211,7 @@ class Unconverted(Exception):
 
     @property
     def cause(self) -> Unconverted | None:
-        """Why another node stays that is the cause, or None."""
+        """The reason of another node, if that is the cause; else None."""
         cause = self.details.get("cause")
         return cause if isinstance(cause, Unconverted) else None
 
@@ -221,6 +221,6 @@ class Unconverted(Exception):
         return self.reason.code
 
     def then(self, second: Unconverted) -> Unconverted:
-        """Adds why a second form failed as well; returns self."""
+        """Adds why a second form failed, too; returns self."""
         self.second = second
         return self

@@ -1,4 +1,4 @@
-"""The report of a rewrite: what was converted, and what was not and why."""
+"""The report of a rewrite: the converted nodes, and the unconverted ones with their reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
         rule: The name of the rule.
         operator: The operator that it became; None if it is unconverted.
         unconverted: Why it is unconverted; None if it was converted.
-        note: In what form it was converted, if not in the one asked for; else empty.
+        note: The form in which it was converted, if it differs from the requested one; else empty.
     """
 
     node: str
@@ -59,17 +59,17 @@ class Report:
 
     @property
     def rewritten(self) -> list[Finding]:
-        """The findings that were converted."""
+        """The findings of converted nodes."""
         return [finding for finding in self.findings if finding.operator is not None]
 
     @property
     def unconverted(self) -> list[Finding]:
-        """The findings that stay, each with its reason."""
+        """The findings of unconverted nodes, each with its reason."""
         return [finding for finding in self.findings if finding.operator is None]
 
     @property
     def summary(self) -> str:
-        """One line: how much was converted and how much was not; if nothing was converted, what the model has."""
+        """One line: the numbers of converted and unconverted nodes; if none was converted, the model's quantization."""
         staying = f"{len(self.unconverted)} unconverted"
         if self.rewritten:
             return f"{len(self.rewritten)} dynamic quantization chains and products to rewrite, {staying}"
@@ -77,7 +77,7 @@ class Report:
         return f"nothing to rewrite{f', {staying}' if self.unconverted else ''}{f': {contents}' if contents else ''}"
 
     def _contents(self) -> list[str]:
-        """Returns what a model has in which nothing was converted: its quantization, or else its products."""
+        """Returns the quantization of a model in which nothing was converted, or else its products."""
         staying = Counter(finding.op_type for finding in self.unconverted)
         fused = [(finding.op_type in _DYNAMIC, _is_fused(finding.unconverted)) for finding in self.unconverted]
         is_fused = any(fuses for _, fuses in fused) and all(fuses for is_dynamic, fuses in fused if is_dynamic)
@@ -108,14 +108,14 @@ class Report:
 
 
 def _is_fused(why: Unconverted | None) -> bool:
-    """Returns whether the reason, or that of the quantization before a product, is a fusion of ONNX Runtime."""
+    """Returns whether the reason, or the reason of the quantization before a product, is a fusion of ONNX Runtime."""
     while why is not None and why.reason not in (Reason.FUSED, Reason.FUSED_MATMUL_INTEGER):
         why = why.cause
     return why is not None
 
 
 def _only(counts: Mapping[str, int], *operators: str) -> dict[str, int]:
-    """Returns the counts of some operators; those of com.microsoft have its name before them."""
+    """Returns the counts of some operators; names of operators of com.microsoft include the domain."""
     return {op: count for op, count in counts.items() if op.removeprefix("com.microsoft.") in operators}
 
 

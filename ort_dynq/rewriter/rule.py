@@ -18,12 +18,12 @@ _M = TypeVar("_M")
 
 @dataclass
 class Context:
-    """What a rule may read besides the node.
+    """The data that a rule reads besides the node.
 
     Attributes:
-        facts: What is known of the model.
+        facts: Types, shapes and constants of the model.
         exact: Whether every result must stay the same bit for bit.
-        shared: What the nodes of this rewrite share.
+        shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         function: The model-local function that encloses the node, at any depth; None in the main graph.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
@@ -45,15 +45,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Rule(Generic[_M]):
-    """A rule, which the loop (loop.py) applies to every node. It recognizes first, and builds then.
+    """A rule, which the loop (loop.py) applies to every node: it matches first, then it builds.
 
     Attributes:
         name: The name in reports and metadata.
         oldest_opset: The oldest version of the standard operators that the rule converts.
-        match: Returns what it recognizes at a node, or None if the rule does not concern the node. Raises Unconverted
-            if it does, but the node has to stay. It changes nothing.
-        build: Records in an empty edit of the node the operator that takes the place of a match. It cannot fail.
-        reports_opset: Whether a node that the rule concerns is reported as unconverted if the opset is too old.
+        match: Returns a value that describes the match at a node, or None if the rule does not apply. Raises
+            Unconverted if the rule applies, but the node must stay. It changes nothing.
+        build: Records the nodes that replace a match in an empty edit of the node. It cannot fail.
+        reports_opset: Whether a node is reported as unconverted if the rule applies, but the opset is too old.
             Otherwise such nodes are not reported: these rules improve results of other rules.
     """
 

@@ -213,7 +213,7 @@ TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
 LEFT["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
 OVERRIDABLE = product(W)
 OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
-LEFT["the weights are an input of the model as well, which may override them; remove this input"] = OVERRIDABLE
+LEFT["the weights are also an input of the model, which may override them; remove this input"] = OVERRIDABLE
 
 
 @pytest.mark.parametrize("reason", LEFT)

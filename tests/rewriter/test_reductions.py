@@ -213,7 +213,7 @@ def test_range_over_all_but_one_dimension() -> None:
 
 
 NEITHER: dict[str, tuple[str, str, list[str]]] = {
-    "magnitudes used elsewhere": (LEADING + " z = Neg(a)", "z", ["the magnitudes are used elsewhere, too"]),
+    "magnitudes used elsewhere": (LEADING + " z = Neg(a)", "z", ["other nodes also use the magnitudes"]),
     "one end": (BOTH.replace("ReduceMin<keepdims = 0>(x, axes)", "ReduceSum<keepdims = 0>(x, axes)"), "", []),
     "two tensors": (
         BOTH.replace("lo = ReduceMin<keepdims = 0>(x, axes)", "v = Sqrt(x) lo = ReduceMin<keepdims = 0>(v, axes)"),

@@ -1,6 +1,6 @@
-"""Recognizes values that constants bound: by Clip, Max, Min, or a comparison and Where, as exporters write them.
+"""Recognizes values with constant bounds: by Clip, Max, Min, or a comparison and Where, as exporters write them.
 
-All of these forms give NaN for NaN, as a Clip does. Where(x <= c, x, c) does not, so it is not among them.
+All of these forms give NaN for NaN, as a Clip does. Where(x <= c, x, c) does not, so it is not recognized.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def constant_operand(node: ir.Node, *, commutative: bool) -> tuple[ir.Value, flo
 
 
 def bounds_of(value: ir.Value) -> Bounded | None:
-    """Returns what one node bounds by constants, or None. The default bound of a Clip is the largest finite float."""
+    """Returns the input and the bounds of a node with constant bounds; None if the producer of `value` is none.
+
+    The default bound of a Clip is the largest finite float.
+    """
     if (node := producer_of(value, "Clip")) is not None and node.inputs[0] is not None:
         low, high = [*node.inputs[1:], None, None][:2]
         least = -LARGEST if low is None else constant_scalar(low)
@@ -67,7 +70,7 @@ def bounds_of(value: ir.Value) -> Bounded | None:
 
 
 def all_bounds_of(value: ir.Value) -> Bounded:
-    """Returns what one node after the other bounds; `value` without bounds if none does."""
+    """Returns the input and the bounds of all successive nodes that bound `value`; `value` itself if there are none."""
     found = Bounded(value)
     while (inner := bounds_of(found.value)) is not None:
         found = inner.within(found)
@@ -111,7 +114,7 @@ def bounded_by(value: ir.Value) -> tuple[ir.Value, Bounded] | None:
 
 
 def _next(value: ir.Value) -> ir.Value | None:
-    """Returns the output of the node that bounds `value`, if this and its comparison are all that use it."""
+    """Returns the output of the node that bounds `value`, if only this node and its comparison use it."""
     while (use := only_use(value)) is None:
         users = list(dict.fromkeys(use.node for use in value.uses()))
         if len(users) == 1 and users[0].op_type == "Identity" and not value.is_graph_output():

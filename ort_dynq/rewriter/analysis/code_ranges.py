@@ -1,4 +1,4 @@
-"""The proof that codes which are not clipped fit 8 bits."""
+"""The proof that codes without a Clip fit 8 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
     the first to round to 128.
 
     The epsilon, 2^-100 or more, and the limits of divisor and factor keep all steps normal and finite, with two
-    exceptions. If the epsilon is that of the scale, r / divisor * factor may be denormal; then the epsilon is much
+    exceptions. If the epsilon is applied to the scale, r / divisor * factor may be denormal; then the epsilon is much
     larger than x. 1 / r may be denormal, if r is 2^126 or more; it still has 12 significant bits or more.
 
     Args:

@@ -16,7 +16,7 @@ _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not
 def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     """Returns the elements of a constant; None if they are not known without running a model.
 
-    A constant is an initializer that is not a graph input, a Constant, or a Cast or a reshaping of one.
+    A constant is an initializer that is not a graph input, a Constant, or a Cast or a reshaping of a constant.
     """
     if value is None:
         return None
@@ -88,12 +88,12 @@ def _keeps_zero(node: ir.Node) -> bool:
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Returns whether a type is one of real numbers or Booleans; the small types of ml_dtypes are of kind V."""
+    """Returns whether a type has real numbers or Booleans; the small types of ml_dtypes are of kind V."""
     return dtype.kind in "biufV"
 
 
 def is_float16(elements: npt.NDArray[Any]) -> bool:
-    """Returns whether float16 represents all elements; NaN counts as a number that it does not."""
+    """Returns whether float16 represents all elements exactly; False if there is a NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool((elements.astype(np.float16) == elements).all())
 

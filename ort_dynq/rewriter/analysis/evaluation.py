@@ -25,7 +25,7 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
 
     Returns:
         Its elements; None if ONNX Runtime cannot compute it, or if it depends on an attribute of a function, or on a
-        parameter that not every call passes the same value for.
+        parameter for which calls pass different values.
     """
     if value is None:
         return None
@@ -35,7 +35,7 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
         return elements
     if value.producer() is None:
         return evaluate(facts.argument(value), facts)
-    nodes: dict[ir.Node, set[ir.Node]] = {}  # each with those that it depends on
+    nodes: dict[ir.Node, set[ir.Node]] = {}  # each with the nodes that it depends on
     constants: dict[str, npt.NDArray[Any]] = {}
     todo = [value]
     while todo:
@@ -83,7 +83,7 @@ def _run(
 
 
 def _called_by(nodes: list[ir.Node], model: ir.Model) -> list[ir.Function]:
-    """Returns the model-local functions that nodes call, and those that these call."""
+    """Returns the model-local functions that nodes call, directly or through other functions."""
     called: dict[ir.OperatorIdentifier, ir.Function] = {}
     todo = list(nodes)
     while todo:

@@ -16,11 +16,11 @@ _RANDOM = frozenset(
 class FoldedValues:
     """The constants of a model.
 
-    An initializer is one, unless it is also a graph input: that can be overridden at run time. A parameter of a
-    model-local function is one if the call passes one: ONNX Runtime inlines every call before it folds.
+    An initializer is a constant, unless it is also a graph input, which can be overridden at run time. A parameter of a
+    model-local function is a constant if the call passes a constant: ONNX Runtime inlines every call before it folds.
 
     Attributes:
-        in_every_call: The values that are constant whichever call their function is inlined for.
+        in_every_call: The values that are constant in every call of their function.
         in_a_call: The values that are constant in at least one call.
     """
 
@@ -40,7 +40,7 @@ class FoldedValues:
             self.in_a_call |= set.union(*found.values())
 
     def _in(self, body: ir.Graph | ir.Function, parameters: frozenset[int]) -> set[ir.Value]:
-        """Returns the constants of a body, its subgraphs included; `parameters` are the constant ones."""
+        """Returns the constants of a body and its subgraphs; `parameters` are the indices of constant parameters."""
         found = self._found.setdefault(body, {})
         if parameters in found:
             return found[parameters]

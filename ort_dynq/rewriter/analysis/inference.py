@@ -97,9 +97,9 @@ class Facts:
         return id(graph) in self._function_bodies
 
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Returns whether constant folding would compute a value before run time; True for an absent one (None).
+        """Returns whether constant folding would compute a value before run time; True for an absent value (None).
 
-        A value of a function is constant if it is in every call. See :class:`FoldedValues`.
+        A value of a function must be constant in every call. See :class:`FoldedValues`.
         """
         assert self._folded is not None
         return value is None or value in self._folded.in_every_call
@@ -121,7 +121,7 @@ class Facts:
         """Infers types and shapes, first in the main graph, then in the functions, as they are called.
 
         Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
-        ONNX Runtime does not trust them either. A graph output keeps its type, and gets the shape that was found.
+        ONNX Runtime does not trust them either. A graph output keeps its type, and gets the inferred shape.
         """
         logger = logging.getLogger(_LOGGER)
         was_disabled, logger.disabled = logger.disabled, True  # after a failure, types and shapes are unknown
@@ -169,7 +169,7 @@ def _merged(
 ) -> ir.Shape | None:
     """Returns a declared shape, with the inferred lengths, and the inferred dimensions that have one of these names.
 
-    Other names of dimensions that inference gives are its own; so may be those that are declared, if a tool wrote them.
+    Inference makes up other names of dimensions. Declared names may be made up, too, if a tool wrote them.
     """
     if declared is None or _is_too_long(declared):
         return None
@@ -244,7 +244,7 @@ def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
 
 
 def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -> list[int | ir.SymbolicDim]:
-    """Returns the shape of an output: that of src, of a product, or one element for each row (ort_dynq/operators)."""
+    """Returns the shape of an output: src's shape, a product's, or one element for each row (ort_dynq/operators)."""
     rank, axis = len(src), node.attributes.get_int("axis", -1)
     begin = axis + rank if axis < 0 else axis
     if node.op_type in ("ReduceAbsMax", "ReduceMinMax"):
@@ -339,7 +339,7 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir
     model.functions.extend(map(ir.serde.serialize_function, others))
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
-    except Exception:  # foreign operators can make inference fail: then nothing is known
+    except Exception:  # custom operators can make inference fail: then nothing is known
         return
     found = ir.serde.deserialize_model(inferred).graph
     for (_, own), (_, inferred_graph) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
@@ -351,7 +351,7 @@ def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir
 
 
 def _hide_references(graph: onnx.GraphProto) -> None:
-    """Makes foreign operators of nodes that refer to attributes of the function, which inference takes for absent."""
+    """Hides nodes that refer to attributes of the function from inference, which would take these for absent."""
     for node in graph.node:
         # The type of value_float does not depend on the number, and no shape does.
         if any(each.ref_attr_name and each.name != "value_float" for each in node.attribute):

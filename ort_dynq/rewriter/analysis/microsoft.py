@@ -1,8 +1,8 @@
-"""Types and shapes behind ONNX Runtime's own operators, which ONNX's shape inference does not know.
+"""Types and shapes after ONNX Runtime's own operators, which ONNX's shape inference does not know.
 
-ONNX Runtime's optimizers write these operators; those without a kernel for CPUs are not here. For each one,
+ONNX Runtime's optimizers write these operators. Operators without a kernel for CPUs are not here. For each operator,
 `_STAND_INS` has standard operators whose outputs have the same types and shapes, though not the same values. During
-inference, a function of these stands in for the node.
+inference, a function of these standard operators stands in for the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WINDOW = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "group", "
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 _StandIn = str | Callable[[ir.Node], str]
-"""The nodes, as text. Inputs are i0, i1 and so on, outputs o0, o1 and so on; those not computed stay unknown."""
+"""The nodes, as text. Inputs are i0, i1 and so on, outputs o0, o1 and so on. Outputs not computed stay unknown."""
 
 
 class _UnknownError(Exception):

@@ -40,7 +40,7 @@ class Use(NamedTuple):
 def only_use(value: ir.Value) -> Use | None:
     """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None.
 
-    Identity and Cast from float32 to float32 copy; such Casts are what TorchScript makes of `x.to(x.dtype)`.
+    Identity and Cast from float32 to float32 copy; TorchScript exports `x.to(x.dtype)` as such a Cast.
     """
     while True:
         uses, producer = value.uses(), value.producer()
@@ -77,13 +77,13 @@ def is_given_by_caller(value: ir.Value | None) -> bool:
 
 
 def given_by_caller(node: ir.Node) -> Unconverted | None:
-    """Returns the reason why a node stays if an attribute refers to one of the enclosing function; else None."""
+    """Returns why a node stays if one of its attributes refers to an attribute of the enclosing function; else None."""
     name = next((name for name, attribute in node.attributes.items() if attribute.is_ref()), None)
     return None if name is None else Unconverted(Reason.GIVEN_BY_CALLER, name=name)
 
 
 def data_type(node: ir.Node, name: str) -> ir.DataType:
-    """Returns an attribute that is a type; UNDEFINED if it is absent, not a type, or refers to one of the caller."""
+    """Returns an attribute that is a type; UNDEFINED if it is absent, not a type, or given by the function's caller."""
     try:
         return ir.DataType(integer(node, name, 0) or 0)
     except ValueError:
@@ -99,7 +99,7 @@ def cast_to(node: ir.Node) -> ir.DataType:
 
 
 def skip_identity(value: ir.Value) -> ir.Value:
-    """Returns the value that `value` is a copy of, before any Identity and Cast from float32 to float32."""
+    """Returns the value before any Identity and any Cast from float32 to float32."""
     while True:
         node = producer_of(value, "Identity", "Cast")
         source = None if node is None else node.inputs[0]
@@ -119,14 +119,14 @@ def _copies(node: ir.Node) -> bool:
 
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
-    """Returns the uint8 or int8 integers that `value` is a float32 Cast of, or None."""
+    """Returns the uint8 or int8 integers whose Cast to float32 is `value`, or None."""
     if value is None or (cast := producer_of(skip_identity(value), "Cast")) is None or cast.inputs[0] is None:
         return None
     return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
 
 
 def rounded_to_float16(value: ir.Value | None) -> ir.Value | None:
-    """Returns the float32 value that `value` is a Cast to float16 and back of, or None."""
+    """Returns the float32 value whose Cast to float16 and back is `value`, or None."""
     wide = producer_of(value, "Cast")
     narrow = None if wide is None or cast_to(wide) != ir.DataType.FLOAT else producer_of(wide.inputs[0], "Cast")
     if narrow is None or cast_to(narrow) != ir.DataType.FLOAT16 or narrow.inputs[0] is None:

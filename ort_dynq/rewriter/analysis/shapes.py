@@ -1,7 +1,7 @@
 """What is known of shapes before run time: which shapes broadcast, and which values have one number for each row.
 
 Inferred shapes are used first. Where inference finds nothing, as in models whose dimensions have no names, the nodes
-that compute a value from x may still show that its shape matches that of x.
+that compute a value from x may still show that its shape matches x.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
 
 
 def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
-    """Returns whether a value, before it was reshaped, is known to have one number for each row of x.
+    """Returns whether a value, before any Reshape, is known to have one number for each row of x.
 
     x may have been reshaped, too, if its rows have the same length since.
     """
@@ -156,7 +156,7 @@ def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
 
 
 def _uncast(value: ir.Value) -> ir.Value:
-    """Returns `value` as it was before any Cast."""
+    """Returns the value before any Cast."""
     value = skip_identity(value)
     while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
         value = skip_identity(cast.inputs[0])
@@ -191,7 +191,7 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
-    """Returns `value` as it was before any Reshape, Squeeze, Unsqueeze and Flatten."""
+    """Returns the value before any Reshape, Squeeze, Unsqueeze and Flatten."""
     nodes = reshapes_of(value)
     source = nodes[0].inputs[0] if nodes else None
     return skip_identity(value if source is None else source)
@@ -270,7 +270,7 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
 
 
 def _shape_of(value: ir.Value | None) -> ir.Value | None:
-    """Returns the value that `value` is the whole shape of, or None."""
+    """Returns the value whose whole shape is `value`, or None."""
     shape = None if value is None else producer_of(skip_identity(value), "Shape")
     if shape is None or shape.inputs[0] is None or "end" in shape.attributes or integer(shape, "start", 0) != 0:
         return None

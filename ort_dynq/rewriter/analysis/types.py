@@ -1,4 +1,4 @@
-"""Element types, and why one is not known."""
+"""Element types, and the operator that hides an unknown type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_type(
     """Checks the element type of a value.
 
     Args:
-        what: What the value is, for the reason.
+        what: The name of the value in the reason.
         value: The value.
         expected: The types that it may have.
         dtype: Its type, if an attribute tells it.

@@ -1,7 +1,7 @@
-"""Float16 models, behind one door: :func:`convert_in_float32`.
+"""Float16 models. The entry of a rewrite is :func:`convert_in_float32`.
 
-ONNX Runtime computes most nodes of a float16 model in float32. casts.py writes the Casts with which it does so, so that
-the rules, which know chains of float32, find them. Models without chains of float16 never come here.
+ONNX Runtime computes most nodes of a float16 model in float32. casts.py writes ONNX Runtime's Casts into the model, so
+that the rules find float32 chains. Models without float16 chains stay as they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def convert_in_float32(
         rules: The names of the rules that need the Casts.
 
     Returns:
-        The new model and the report. None if the model has no chains of float16, or none of `rules` converted one: then
-        the Casts serve nothing.
+        The new model and the report. None if the model has no float16 chains, or if none of `rules` converted a node:
+        then the Casts have no use.
     """
     if not mentions_float16(model) or not write_casts(copy := model.clone()):
         return None
@@ -41,6 +41,6 @@ def convert_in_float32(
 
 
 def write_casts_as_converted(original: ir.Model, converted: ir.Model) -> None:
-    """Writes into an original the Casts that its converted form has, if it has any: their values then correspond."""
+    """Writes the Casts of a converted model into its original, so that the values of both models correspond."""
     if converted.metadata_props.get(FLOAT16_CASTS) == "1" and write_casts(original):
         restore_zeros(original)

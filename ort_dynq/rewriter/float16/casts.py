@@ -2,15 +2,15 @@
 
 ONNX Runtime has few float16 kernels for CPUs. At every optimization level it casts the inputs of all other nodes to
 float32, and their outputs back to float16; between two such nodes it leaves both Casts out. So most of a chain is
-computed in float32, and only some values are rounded to float16: those that a node with a float16 kernel reads.
+computed in float32, and only inputs of nodes with a float16 kernel are rounded to float16.
 
-ONNX Runtime itself says which: it saves the graph that it runs. These nodes become float32 nodes here, with Casts where
-values are rounded. Nodes that select some of their elements or round them to integers then follow: between rounded
-values they give the same in float32. We ask ONNX Runtime again. If it now rounds other values, the model stays
-unchanged. Otherwise the results of the model stay the same bit for bit.
+The graph that ONNX Runtime saves shows the nodes that it runs in float32. Here they become float32 nodes, with Casts
+where values are rounded. Then nodes that select elements or round them to integers become float32 nodes, too, if they
+read rounded values: their results are the same. We ask ONNX Runtime again. If it now rounds other values, the model
+stays unchanged. Otherwise the results of the model stay the same bit for bit.
 
-The saved graph itself does not take the place of the model: ONNX Runtime expands in it what has no float16 kernel.
-Softmax becomes five nodes, Gelu six, as this version of ONNX Runtime needs it.
+The rewriter does not rewrite the saved graph itself: there, ONNX Runtime has expanded operators without a float16
+kernel. Softmax becomes five nodes and Gelu six, as this version of ONNX Runtime needs it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 def write_casts(model: ir.Model) -> bool:
     """Writes the Casts into the main graph and its subgraphs, if a Round or DequantizeLinear in them gives float16.
 
-    Results stay the same. If such a node may be in a model-local function, the calls of functions become nodes first,
-    as ONNX Runtime makes them: what a function rounds depends on the nodes beside each call.
+    Results stay the same. If such a node may be in a model-local function, all calls of functions are inlined first, as
+    ONNX Runtime does: the roundings in a function depend on the nodes beside each call.
 
     Args:
         model: The model, which is changed.
@@ -66,7 +66,7 @@ def write_casts(model: ir.Model) -> bool:
 
 
 def _write_casts(model: ir.Model, original: onnx.GraphProto | None = None) -> bool:
-    """Does what :func:`write_casts` says, and leaves functions as they are.
+    """As :func:`write_casts`, without inlining functions.
 
     Args:
         model: The model, which is changed.
@@ -93,7 +93,7 @@ def _written(model: ir.Model, original: onnx.GraphProto | None) -> GraphCasts | 
     if all(types[end] != ir.DataType.FLOAT16 for end in ends):
         return None
     names = {value.name for value in types if value.name}
-    is_saved = any(name.startswith(PREFIX) for name in names)  # by ONNX Runtime: its Casts are there
+    is_saved = any(name.startswith(PREFIX) for name in names)  # ONNX Runtime wrote the model, with its Casts
     run = None if is_saved else saved_by_onnxruntime(model)
     if run is None:
         return None
@@ -122,7 +122,7 @@ def mentions_float16(model: ir.Model) -> bool:
 
 
 def _mentions_float16(graph: ir.Graph | ir.Function) -> bool:
-    """Returns whether an input, an initializer or a Cast of a graph is of float16: other values follow from these."""
+    """Returns whether an input, an initializer or a Cast of a graph is float16: other float16 values need one."""
     initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
     casts = (is_cast(node) and cast_to(node) == ir.DataType.FLOAT16 for node in graph)
     return any(value.dtype == ir.DataType.FLOAT16 for value in (*graph.inputs, *initializers)) or any(casts)
@@ -157,7 +157,7 @@ def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
                 raise unwritable(folder, error) from error
             return None
         saved = load(written)
-        with Facts(saved):  # ONNX knows no types of com.microsoft, nor of what follows
+        with Facts(saved):  # ONNX knows no types of com.microsoft, and no types after them
             return to_proto(saved).graph
 
 
@@ -172,7 +172,7 @@ def _expressions(
     Args:
         graph: The graph as ONNX Runtime runs it.
         numbers: The numbers of all expressions so far, which this function adds to.
-        outer_types, outer_values: The types and the expressions of the values around a subgraph, by name.
+        outer_types, outer_values: The types and the expressions of the outer graphs' values, by name.
 
     Returns:
         The expressions of the outputs. An expression is an operator with the expressions of its inputs and of its
@@ -191,12 +191,12 @@ def _expressions(
         return types.get(name) == onnx.TensorProto.FLOAT16
 
     def read(name: str) -> tuple[int, bool]:
-        return values.get(name) or (number(object()), False)  # ONNX Runtime may remove what only subgraphs read
+        return values.get(name) or (number(object()), False)  # ONNX Runtime may remove values that only subgraphs read
 
     depth = len(values.maps)
-    for i, value in enumerate(graph.input):  # those of subgraphs have other names after a function was inlined
+    for i, value in enumerate(graph.input):  # inlining a function renames the inputs of subgraphs
         values[value.name] = number(("input", value.name if depth == 1 else (depth, i))), is_half(value.name)
-    for tensor in graph.initializer:  # so have the constants of functions
+    for tensor in graph.initializer:  # inlining also renames constants
         values[tensor.name] = number(_content(ir.serde.deserialize_tensor(tensor).numpy())), is_half(tensor.name)
     for node in graph.node:
         is_standard = node.domain in STANDARD_DOMAINS

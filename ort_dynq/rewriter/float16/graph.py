@@ -1,4 +1,4 @@
-"""Makes float32 nodes of the nodes of a graph that ONNX Runtime runs in float32. For float16_casts.py."""
+"""Turns the nodes that ONNX Runtime runs in float32 into float32 nodes, in one graph. casts.py handles the model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..analysis.nodes import cast_to, producer_of, rounded_to_float16
 from ..analysis.types import CODE_TYPES
 
 PREFIX = "InsertedPrecisionFreeCast_"
-"""Of the names of Casts that ONNX Runtime inserts, and of their values."""
+"""The prefix of the names of Casts that ONNX Runtime inserts, and of their values."""
 SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
 """Nodes that select elements of their inputs or round them to integers."""
 _LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
-_WAS_FLOAT16 = "was float16"  # in the meta of a node that may return another zero than the one of float16
+_WAS_FLOAT16 = "was float16"  # in the meta of a node that may return a zero of the other sign than in float16
 
 
 def is_cast(node: ir.Node) -> bool:
@@ -30,7 +30,7 @@ def _is_inserted(node: onnx.NodeProto) -> bool:
 
 
 def restore_zeros(model: ir.Model) -> None:
-    """Makes float16 nodes again of Max and Min that no rule has replaced: of two zeros, float32 may take the other one.
+    """Turns Max and Min that no rule has replaced back into float16 nodes: they may return a zero of the other sign.
 
     Args:
         model: The model with the Casts, which is changed.
@@ -66,10 +66,10 @@ class GraphCasts:
     """The float32 forms of the float16 values of one graph.
 
     Attributes:
-        _values: The values of the graph by name. After a node has become one of float32, a float16 value is a Cast.
-        _wide: The values by the name of the float16 value: what float32 nodes read, rounded to float16 or not.
-        _sources: What ONNX Runtime casts to float32, by the name of the float16 value.
-        _rounded: The same as _wide for nodes that ONNX Runtime runs in float16: rounded to float16.
+        _values: The values of the graph by name. After a node has become a float32 node, a float16 value is a Cast.
+        _wide: The values that float32 nodes read, rounded to float16 or not, by the name of the float16 value.
+        _sources: The names of the values that ONNX Runtime casts to float32, by the name of the float16 value.
+        _rounded: As _wide, for nodes that ONNX Runtime runs in float16: rounded to float16.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GraphCasts:
             graph: The graph.
             types: The types of all values of the model's graphs.
             names: The names of these values, which this class adds to.
-            outer: The Casts of the graph around a subgraph, after they were written.
+            outer: The Casts of the outer graph, after they were written; None for the main graph.
         """
         self._graph, self._all_types, self._names = graph, types, names
         self._values: ChainMap[str, ir.Value] = ChainMap({}) if outer is None else outer._values.new_child()
@@ -98,7 +98,7 @@ class GraphCasts:
         self._inner: list[GraphCasts] = []
 
     def write(self, run: onnx.GraphProto) -> None:
-        """Writes the Casts into the graph, then into its subgraphs: each has its own Casts of values around it.
+        """Writes the Casts into the graph, then into its subgraphs: each casts values of outer graphs itself.
 
         Args:
             run: The graph as ONNX Runtime runs it.
@@ -119,7 +119,7 @@ class GraphCasts:
                     self._inner[-1].write(found[name])
 
     def _without_copies(self, run: onnx.GraphProto) -> onnx.GraphProto:
-        """Returns a graph whose nodes read the original of a DequantizeLinear: ONNX Runtime copies it for each use."""
+        """Returns a graph without the copies of DequantizeLinear that ONNX Runtime makes for each use."""
         merged = onnx.GraphProto()
         merged.CopyFrom(run)
         originals: dict[object, str] = {}
@@ -137,7 +137,7 @@ class GraphCasts:
         return merged
 
     def simplify(self) -> None:
-        """Removes Casts that change no value, and those that nothing reads any more."""
+        """Removes Casts that change no value, and Casts that nothing reads any more."""
         for inner in self._inner:
             inner.simplify()
         integers: set[ir.Value] = set()
@@ -151,7 +151,7 @@ class GraphCasts:
                 self._graph.remove([node], safe=True)
 
     def _convert(self, node: ir.Node, ran: onnx.NodeProto | None) -> None:
-        """Gives a node the inputs and outputs with which ONNX Runtime runs it: `ran`, or None if it is not found."""
+        """Gives a node the inputs and outputs of `ran`, the node that ONNX Runtime runs; None: it is not found."""
         if ran is None or (node.op_type, len(node.inputs)) != (ran.op_type, len(ran.input)):
             return
         if not all(each.domain in RUNTIME_DOMAINS for each in (node, ran)):
@@ -177,7 +177,7 @@ class GraphCasts:
         return name in self._values or name.removeprefix(PREFIX) in self._values
 
     def _share(self, cast: ir.Node, name: str) -> None:
-        """Makes one of all Casts of a float16 value to float32."""
+        """Merges all Casts of a float16 value to float32."""
         output = cast.outputs[0]
         if name not in self._wide:
             self._wide[name] = output
@@ -185,18 +185,18 @@ class GraphCasts:
             ir.convenience.replace_all_uses_with([output], [self._wide[name]])
 
     def _float32(self, name: str) -> ir.Value:
-        """Returns what float32 nodes read in place of a float16 value."""
+        """Returns the value that float32 nodes read in place of a float16 value."""
         if name not in self._wide:
-            source = self._sources.get(name, name)  # of integers, ONNX Runtime removes a Cast to float16
+            source = self._sources.get(name, name)  # ONNX Runtime removes a Cast of integers to float16
             self._wide[name] = self._cast(self._values.get(source, self._values[name]), ir.DataType.FLOAT)
         return self._wide[name]
 
     def _widen(self, value: ir.Value) -> ir.Value:
-        """Makes a float32 value of a float16 one, and a Cast of it in place of the latter; returns the former."""
+        """Turns a float16 value into a float32 value and replaces its uses by a Cast; returns the float32 value."""
         assert value.name is not None
         name = value.name
         narrow = self._cast(value, ir.DataType.FLOAT16)
-        # `value` is the input of the Cast, too.
+        # This replaces the input of the Cast, too.
         ir.convenience.replace_all_uses_with([value], [narrow], replace_graph_outputs=True)
         narrow_cast = narrow.producer()
         assert narrow_cast is not None
@@ -221,7 +221,7 @@ class GraphCasts:
         return output
 
     def _convert_selecting(self, node: ir.Node) -> None:
-        """Makes a float32 node of one that ONNX Runtime runs in float16, if it selects elements or rounds to integers.
+        """Turns a node that ONNX Runtime runs in float16 into a float32 node, if it selects elements or rounds them.
 
         At least one of its inputs, or an input of such a node before it, is rounded to float16.
         """
@@ -230,7 +230,7 @@ class GraphCasts:
         if node.domain not in STANDARD_DOMAINS or not (node.outputs and (is_last or node.op_type in SELECTING)):
             return
         if node.op_type == "Clip" and (len(node.inputs) < 3 or None in node.inputs):
-            return  # the bounds that it has by default are those of float16
+            return  # its default bounds are the limits of float16
         if node.outputs[0].is_graph_output() and not is_last:
             return
         halves = [i for i, value in enumerate(node.inputs) if value is not None and self._is_half(value)]
@@ -257,7 +257,7 @@ class GraphCasts:
         return self._types.get(value.name or "") == ir.DataType.FLOAT16 and self._values.get(value.name or "") is value
 
     def _rounds(self, value: ir.Value | None) -> bool:
-        """Returns whether a float16 value is a Cast of a float32 one."""
+        """Returns whether a float16 value is a Cast of a float32 value."""
         cast = producer_of(value, "Cast")
         return cast is not None and cast_to(cast) == ir.DataType.FLOAT16
 
@@ -288,7 +288,7 @@ class GraphCasts:
 
         Args:
             node: The node.
-            integers: The outputs of the nodes before it for which that is so.
+            integers: The outputs of earlier nodes whose elements are such.
         """
 
         def is_integer(value: ir.Value | None) -> bool:

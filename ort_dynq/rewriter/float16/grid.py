@@ -1,7 +1,8 @@
 """The scales of weights that an exporter has rounded to float16: each column is float16(code * scale).
 
-A weight within half a distance to its neighbors says that the scale is between two numbers. The scale of a column is
-in all of these intervals, and every weight is compared bit for bit with what it gives.
+A rounded weight stands for an interval: half of the distance to its neighbors on each side. Divided by the code, it is
+an interval for the scale. The scale of a column lies in the intervals of all its weights. In the end, every weight is
+compared with float16(code * scale) bit for bit.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_FEW_ROWS = 4  # they reject most candidates for a scale
+_FEW_ROWS = 4  # enough to reject most candidates for a scale
 _SOME_ROWS = 64
-_LARGEST_ROUNDING = 2.0**-10  # of the quotient of two weights, relative: both are rounded to float16
-_SUBNORMAL_ROUNDING = 2.0**-24  # of two weights that are subnormal, absolute
+_LARGEST_ROUNDING = 2.0**-10  # relative, of the quotient of two weights that are rounded to float16
+_SUBNORMAL_ROUNDING = 2.0**-24  # absolute, of two subnormal weights
 
 Floats = npt.NDArray[np.float64]
 

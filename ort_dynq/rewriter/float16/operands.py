@@ -1,15 +1,15 @@
-"""The rule for Casts from and to float16 beside operators of ort_dynq, which take and give float16 as well.
+"""The rule for Casts from and to float16 beside operators of ort_dynq, which also read and write float16.
 
 Cast(x, float), operator to codes                        -> operator to codes, of x
 Cast(x, float), operator to floats, Cast(float16)        -> operator to floats, of x
 Cast(x, float), Reshape | Squeeze | ..., Cast(float16)   -> Reshape | Squeeze | ..., of x
 
-Which input may be float16 is in the signatures of the operators; the type of floats in the output follows from it. If
-that input is a constant, it becomes a float16 one, if it is the same. float16 is exact in float32, and the operators
-round their float32 result to float16 once, as the Cast does: no bit changes.
+The signatures of the operators say which input may be float16. The float type of the output follows from it. A constant
+input becomes float16 if float16 represents it exactly. float16 is exact in float32, and the operators round their
+float32 result to float16 once, as the Cast does: no bit changes.
 
 ONNX Runtime computes most standard operators of float16 in float32, and then removes the Casts around them: such a
-node reads and returns values that are not rounded, whatever their type is. The rule leaves Casts beside such nodes.
+node reads and returns values that are not rounded, whatever their type is. Casts beside such nodes stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..shared_initializers import SharedInitializers
 
 MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
 """Operators that only move elements: ONNX Runtime has float16 kernels of them."""
-_OLDEST_WITH_CASTLIKE = 15  # which function bodies round with
+_OLDEST_WITH_CASTLIKE = 15  # function bodies round by CastLike
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class _Match:
     Attributes:
         node: The operator.
         index: The input.
-        source: What it becomes: the float16 value before a Cast, or the elements of a float16 constant.
-        roundings: The Casts to float16 of the output, which is float16 then.
+        source: The new input: the float16 value before a Cast, or the elements of a float16 constant.
+        roundings: The Casts of the output to float16. They are removed, and the output becomes float16.
     """
 
     node: ir.Node
@@ -53,9 +53,7 @@ class _Match:
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
     if context.function is not None:
-        return (
-            None  # its calls decide which nodes stand beside its parameters; functions with float16 chains are inlined
-        )
+        return None  # the nodes beside its parameters depend on the call; functions with float16 chains are inlined
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _operator(node, context)
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
@@ -97,7 +95,7 @@ def _operator(node: ir.Node, context: Context) -> _Match | None:
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:
-    """Returns the float16 value that `value` is the Cast to float32 of, if it is certainly rounded."""
+    """Returns the float16 value whose Cast to float32 is `value`, if it is certainly rounded; else None."""
     cast = producer_of(value, "Cast")
     source = None if cast is None else cast.inputs[0]
     if source is None or source.dtype != ir.DataType.FLOAT16 or value.dtype != ir.DataType.FLOAT:
@@ -106,14 +104,14 @@ def _source_of_cast(value: ir.Value) -> ir.Value | None:
     if rounding is not None:
         read = rounding.inputs[0]
         is_float = read is not None and read.dtype == ir.DataType.FLOAT
-        is_rounded = is_float and producer_of(read, "Cast") is None  # of two Casts, ONNX Runtime may remove both
+        is_rounded = is_float and producer_of(read, "Cast") is None  # ONNX Runtime may remove two adjacent Casts
     else:
         is_rounded = producer is None or producer.domain == DOMAIN or producer_of(source, *MOVES) is producer
     return source if is_rounded else None
 
 
 def _reads_rounded(node: ir.Node) -> bool:
-    """Returns whether a node certainly reads float16 values as they are rounded."""
+    """Returns whether a node certainly reads rounded float16 values."""
     if node.domain == DOMAIN:
         return True
     to_float = node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT
@@ -121,7 +119,7 @@ def _reads_rounded(node: ir.Node) -> bool:
 
 
 def _roundings(value: ir.Value) -> list[ir.Node]:
-    """Returns the Casts to float16 that read a value; none if anything else does, or if several are graph outputs."""
+    """Returns the Casts to float16 that read a value; empty if other nodes read it or several are graph outputs."""
     nodes = [use.node for use in value.uses()]
     casts = [node for node in nodes if node.op_type == "Cast" and node.domain in STANDARD_DOMAINS]
     to_float16 = all(cast_to(cast) == ir.DataType.FLOAT16 for cast in casts)

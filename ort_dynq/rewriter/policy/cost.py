@@ -1,4 +1,4 @@
-"""Decides where an operator of ort_dynq costs more than it saves."""
+"""Decides where an operator of ort_dynq costs more than it saves: the smallest sizes that are converted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
 
-# A call of a custom operator costs 0.1 us more than one of a vectorized node, and saves 0.04 ns for each element.
+# A call of a custom operator costs 0.1 us more than a call of a vectorized node, and saves 0.04 ns for each element.
 _FEWEST_ELEMENTS = 2048
 _FEWEST_PRODUCTS = 4096
 _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
-# Kernels multiply 16 positions at once; a depthwise convolution does little else for each channel.
+# Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
@@ -35,8 +35,8 @@ def too_small(node: ir.Node) -> Unconverted | None:
     """Returns the reason why a node gains nothing from becoming one operator of ort_dynq, or None.
 
     A node is converted at any size next to an operator that ONNX Runtime fuses, correctly or not, and before an integer
-    product of int8 codes, which become uint8. If no dimension is fixed, the size is not known. If some are, such as a
-    layer's width, the others are assumed to be short.
+    product of int8 codes, which become uint8. If no dimension is fixed, the size is not known. If some dimensions are
+    fixed, such as a layer's width, the others are assumed to be short.
 
     Args:
         node: A QuantizeLinear or DequantizeLinear.
@@ -65,7 +65,7 @@ def too_small(node: ir.Node) -> Unconverted | None:
 
 
 def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:
-    """Returns whether a product is so small that it does not pay for the nodes that reshape its rows' scales.
+    """Returns whether a product saves less than the nodes cost that reshape the scales of its rows.
 
     Args:
         source: The operator of ort_dynq that quantizes the activation. Scales of rank 1 need these nodes.
@@ -80,7 +80,7 @@ def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:
 
 
 def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
-    """Returns whether a product with scales of groups is so small that a product of floats takes less time.
+    """Returns whether a product with scales of groups is so small that the float product takes less time.
 
     Args:
         activation: The left factor, [..., K]. A dimension that is not known is assumed to be short.

@@ -58,7 +58,7 @@ _GROUPS = {
 }
 
 
-# Every operator that is fused after a DequantizeLinear, including those whose kernels are wrong or slow.
+# Every operator that is fused after a DequantizeLinear, including operators whose kernels are wrong or slow.
 _FUSED = frozenset({*_GROUPS, "Where", "AveragePool", "Softmax"})
 
 
@@ -115,7 +115,7 @@ class _Matcher:
             if not self._bias_is_right(op, inputs, q):
                 return None
             if inputs.pop().producer() is member:
-                member = _dequantizer(inputs[0]) or member  # the bias' DQ is fused if the others are
+                member = _dequantizer(inputs[0]) or member  # a DQ of the bias is fused if the other DQs are
         dqs = [_dequantizer(v) for v in inputs]
         if (op.op_type == "Conv" and len(dqs) != 2) or not self._types_are_right(group, dqs, q):
             return None
@@ -123,12 +123,12 @@ class _Matcher:
             assert dq is not None
             axis = (0 if transposed else group.channel_axis) if i == 1 else None
             has_zero_point = _zero_point(dq) is not None
-            if value is not dq.outputs[0]:  # constants are transposed; else a per-tensor Q -> DQ follows
+            if value is not dq.outputs[0]:  # a constant is transposed; otherwise a per-tensor Q -> DQ follows
                 is_constant = self._is_constant(dq.inputs[0])
                 if is_constant and not has_zero_point:  # the Transpose becomes part of a FusedMatMul first
                     return None
                 transpose = value.producer()
-                is_written_out = transpose is not None and "perm" in transpose.attributes  # else scales stop it
+                is_written_out = transpose is not None and "perm" in transpose.attributes  # otherwise scales prevent it
                 axis = 1 - axis if is_constant and is_written_out and axis is not None else None
             if (group.zero_points and not has_zero_point) or not _scale_is_right(dq, axis, group.rank_0):
                 return None
