@@ -286,7 +286,7 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
     codes = rng.integers(-128, 128, shape, np.int8)
     per_column: dict[str, str | int] = {"qtype": "per_channel", "axis": 1}
     yield "DynamicQuantize", [x, scales, zps], per_column
-    # Both arithmetics are equal if the reciprocal is exact and the zero point is 0; the function has only one of them.
+    # Both arithmetics are equal if the reciprocal is exact and the zero point is 0. The function has only one of them.
     yield "DynamicQuantize", [x, scales[:1], np.zeros(1, np.uint8)], {"arithmetic": "onednn"}
     yield "DynamicDequantize", [codes, scales, zps.view(np.int8)], per_column
     yield "DynamicFakeQuantize", [x, scales, zps], per_column

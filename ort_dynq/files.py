@@ -50,11 +50,11 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: The file cannot be written.
     """
     path = target_of(path)
-    for left in _hidden_folders(path):
+    for old in _hidden_folders(path):
         with contextlib.suppress(OSError):
-            left.rmdir()  # its process was killed before it created the lock
-        if not _is_in_use(left):
-            _delete(left)
+            old.rmdir()  # its process was killed before it created the lock
+        if not _is_in_use(old):
+            _delete(old)
     folder, lock = _new_hidden_folder(path)
     try:
         with lock:
@@ -115,7 +115,7 @@ def _is_in_use(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """Gives a folder that is deleted after the block, except for files that a session still maps on Windows.
+    """Yields a folder that is deleted after the block, except for files that a session still maps on Windows.
 
     Raises:
         DynqError: The folder cannot be created.

@@ -40,7 +40,7 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
     Args:
         operator: Its name.
         inputs: Its inputs; None for an optional input that is absent.
-        attributes: Its attributes, integers, strings or lists of integers; those left out have their defaults.
+        attributes: Its attributes, integers, strings or lists of integers. Absent attributes have their defaults.
 
     Returns:
         Its outputs.

@@ -79,7 +79,7 @@ def can_open(model: Model) -> bool:
 
 @contextlib.contextmanager
 def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False) -> Iterator[str | bytes]:
-    """Gives what ``onnxruntime.InferenceSession`` opens for `model`: a path or bytes, valid within the block.
+    """Yields the argument for ``onnxruntime.InferenceSession`` that opens `model`: a path or bytes, valid in the block.
 
     A path stays a path, so that models of any size can be opened. A model in memory becomes bytes; if it refers to
     external data, `options` get an entry that names their folder.

@@ -1,4 +1,4 @@
-"""The function of an operator in a rewritten model, run by stock ONNX Runtime: what the kernels are compared with."""
+"""The function of an operator in a rewritten model, run by stock ONNX Runtime: the oracle for the kernels."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def _function(operator: str, opset: int) -> onnx.FunctionProto:
     return ir.to_proto(make_function(operator, opset))
 
 
-@functools.lru_cache(maxsize=2)  # the cases of one node come one after the other, in float32 and float16
+@functools.lru_cache(maxsize=2)  # the cases of one node are adjacent, in float32 and float16
 def _session(operator: str, opset: int, inputs: tuple[str, ...], given: str) -> ort.InferenceSession:
     return stock_session(make_model(operator, opset, inputs, given))

@@ -23,14 +23,14 @@ from ort_dynq.operators.packing import pack
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # where ONNX Runtime computes some values in another way
+IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # where ONNX Runtime computes some values differently
 
 # Around every number of vector lanes.
 LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)
 INNER = (1, 2, 3, 5, 31, 32, 33)
 
 _TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
-# Those of bfloat16 and 4-bit codes, and those that need more than one input of float16: operators/test_formats.py.
+# operators/test_formats.py has bfloat16, 4-bit codes, and signatures with more than one input of float16.
 SIGNATURES = [
     (operator, signature)
     for operator in OPERATORS.values()
@@ -81,7 +81,7 @@ def diagonals(count: int, *parameters: Iterable[Any]) -> list[Any]:
 
 
 def options(threads: int, optimize: bool) -> ort.SessionOptions:
-    """Options without logs, whose threads do not spin: spinning threads would block those of other sessions."""
+    """Options without logs, whose threads do not spin: spinning threads would block the threads of other sessions."""
     result = ort.SessionOptions()
     result.log_severity_level = 4
     result.intra_op_num_threads = threads
@@ -252,7 +252,7 @@ def _run_stock(op: str, src: Array, scales: Array, zps: Array, output: Any, axis
 
 
 def assert_same(actual: Array, expected: Array, src: Array | None = None) -> None:
-    """Requires the same type, shape and bits: of NaN as well, and 0.0 is not -0.0."""
+    """Requires the same type, shape and bits, also for NaN and the sign of zeros."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     bits = f"u{actual.itemsize}" if actual.dtype.kind == "f" else actual.dtype

@@ -140,7 +140,7 @@ def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:
 
 
 def found(report: Report) -> list[str]:
-    """Returns the operators that nodes became, without those of ranges alone and of DynamicQuantizeLinear."""
+    """Returns the operators that nodes became, except for ranges alone and DynamicQuantizeLinear."""
     helpers = (reductions.RULE.name, dynamic_quantize_linear.RULE.name)
     return sorted(each.operator for each in report.rewritten if each.operator and each.rule not in helpers)
 

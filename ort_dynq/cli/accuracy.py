@@ -130,6 +130,6 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
         worst = max(outliers.values(), key=lambda each: each.range_ratio or 0)
         yield one_line(
             f"One channel dominates the range of the activation in {len(outliers)} of {len(layers)} layers; few codes "
-            f"are left for the other channels there. Worst: {worst.name}, channel {worst.channel}, "
+            f"remain for the other channels there. Worst: {worst.name}, channel {worst.channel}, "
             f"{worst.range_ratio:.0f} times the median channel"
         )

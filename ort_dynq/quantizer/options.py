@@ -112,7 +112,7 @@ def checked(
 
 
 def is_layer(node: ir.Node) -> bool:
-    """Returns whether rules of this package quantize a node or report it as left, if it has weights."""
+    """Returns whether rules of this package quantize a node or report it as unconverted, if it has weights."""
     if node.domain in STANDARD_DOMAINS:
         return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
     return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER

@@ -140,7 +140,7 @@ class ModelReport:
             unit=unit,
             time=lambda ms: f"{ms * factor:.{digits}f}",
             rewritten=[group for group in self.groups if group.operator],
-            left=[group for group in self.groups if not group.operator],
+            unconverted=[group for group in self.groups if not group.operator],
             counts=_counts(self.pair.rewrite_report),
             max_nodes=_MAX_NODES,
         )

@@ -91,7 +91,7 @@ def test_ours_run_with_the_extensions_backend() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_results_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours must be right; stock ONNX Runtime's integer sums are known to saturate on some CPUs."""
+    """QuantizedConv must be right; stock ONNX Runtime's integer sums saturate on some CPUs."""
     real = convolution_contenders._forms
 
     def one_wrong(*arguments: Any) -> Any:

@@ -104,7 +104,7 @@ def test_ours_run_with_the_extensions_backend() -> None:
 
 @pytest.mark.parametrize(("is_ours", "name"), [(True, "ours 8"), (False, "MatMulInteger")])
 def test_wrong_results_are_found(is_ours: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours must be right; stock ONNX Runtime's MatMulInteger is known to be wrong on some CPUs."""
+    """QuantizedMatMul must be right; stock ONNX Runtime's MatMulInteger is wrong on some CPUs."""
     real = product_contenders._products
 
     def one_wrong(data: Any) -> Any:

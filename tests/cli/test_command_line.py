@@ -1,4 +1,4 @@
-"""What all subcommands share: exit statuses, one line for every error, help, completion, colors, no partial files."""
+"""Shared by all subcommands: exit statuses, one line for every error, help, completion, colors, no partial files."""
 
 from __future__ import annotations
 

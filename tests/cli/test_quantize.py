@@ -50,7 +50,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_text_says_what_differs_from_the_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_says_where_options_differ(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = onnx.load("float.onnx")
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((200, 200), np.float32), "w"))
     for value in (*model.graph.input, *model.graph.output):

@@ -114,7 +114,7 @@ def download(folder: Path) -> Path:
 
 
 def check_library(library: Path) -> None:
-    """The library needs no others than those of Windows, and exports what ops/c_api.h and ONNX Runtime name."""
+    """The library needs only libraries of Windows, and exports the functions that ops/c_api.h and ONNX Runtime name."""
     text = run("x86_64-w64-mingw32-objdump", "-p", library)
     needed = set(re.findall(r"DLL Name: (\S+)", text))
     exported = set(re.findall(r"^\s*\[ *\d+\] (?:\+base\[ *\d+\] +\w+ +)?([A-Za-z]\w+)$", text, re.M))

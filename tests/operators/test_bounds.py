@@ -126,7 +126,7 @@ def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
 
 
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
-    """The attributes, completed by those that depend on the types; the other attributes take every value in turn."""
+    """The attributes, with the ones that depend on the types; the other attributes take every value in turn."""
     names = {attribute.name for attribute in operator.attributes}
     code = {"uint8": 2, "int8": 3, "uint4": 21, "int4": 22}.get(signature.outputs[0], 1)
     result = dict(given)
@@ -440,7 +440,7 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
 
 
 def types_of_inputs(known: set[tuple[str, ...]], count: int) -> Iterator[tuple[str, ...]]:
-    """All combinations of up to 4 types; of more, those that differ from a signature in up to two."""
+    """All combinations of up to 4 types; of more types, combinations that differ from a signature in up to two."""
     if count <= 4:
         yield from itertools.product(TEXTS, repeat=count)
         return

@@ -405,7 +405,7 @@ def test_python_integers_agree_on_the_difference() -> None:
 
 
 def test_reference_covers_nan() -> None:
-    """Both references give a NaN the lowest code, so the passes above compare NaN as well."""
+    """Both references give a NaN the lowest code, so the passes above also compare NaN."""
     for arithmetic in REFERENCE:
         both = Passes(Pass(0.1, 5, "int8", arithmetic), 100)
         both.bits[:] = 0x7FC00000

@@ -32,7 +32,7 @@ def compare(isas: Sequence[str], operator: str, inputs: list[Array], **attribute
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scaling", range(3))
 def test_affine(isas: Sequence[str], scaling: int, order: int) -> None:
-    """Scales of which quotients and products are ties, subnormal, or overflow."""
+    """Scales that make quotients and products ties, subnormal, or overflow."""
     for scale in np.float32([1, 0.1, 2.0**-7, 3.7, 1e-7, 6e4]):
         codes: Any
         for codes, low, high in ((np.int8, -128, 127), (np.uint8, 0, 255)):
@@ -110,7 +110,7 @@ def test_long_rows(isas: Sequence[str]) -> None:
 
 
 def test_dynamic_quantize_linear(isas: Sequence[str]) -> None:
-    """Without NaN: what ONNX Runtime's minimum makes of it depends on where it stands."""
+    """Without NaN: ONNX Runtime's minimum treats a NaN by its position."""
     for src in (FINITE, FINITE[np.abs(FINITE) < 2], np.abs(FINITE), FINITE[:0], EVERY[:0x7C01]):
         compare(isas, "DynamicQuantizeLinear", [src])
         compare(isas, "DynamicQuantizeDequantizeLinear", [src])
@@ -178,7 +178,7 @@ def test_reductions(isas: Sequence[str], shape: tuple[int, ...]) -> None:
             compare(isas, "ReduceMinMax", [src], **given)
 
 
-def test_which_operators_are_here() -> None:
+def test_every_operator_that_takes_float16_is_tested() -> None:
     """A new operator that takes float16 needs a test above."""
     found = {
         name

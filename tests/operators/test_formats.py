@@ -183,7 +183,7 @@ ZERO_POINTS = (-(2**31), -16385, -16384, -300, -9, 0, 15, 300, 16384, 16385, 2**
 def test_codes_of_4_bits_with_other_parameters(isa: str, codes: str, axis: int) -> None:
     """Zero points beyond the codes, and scales whose reciprocals are not safe; compared with NumPy.
 
-    Quotients stand around those of the lowest and the highest code: these codes are clipped. One scale that is not safe
+    Quotients are near those of the lowest and the highest code: these codes are clipped. One scale that is not safe
     takes its block to other kernels.
     """
     rng = np.random.default_rng(axis)
@@ -247,7 +247,7 @@ def test_every_signature_loads_and_runs(name: str) -> None:
 @rounds
 @pytest.mark.parametrize("codes", CODES)
 def test_function_bodies(codes: str) -> None:
-    """What the rewriter writes for float16, run by stock ONNX Runtime."""
+    """The nodes that the rewriter writes for float16, run by stock ONNX Runtime."""
     rng = np.random.default_rng(0)
     for scales_shape, given in (((), ""), ((33,), 'qtype = "per_channel", axis = 1, ')):
         src = rng.normal(0, 3, (7, 33)).astype(np.float16)

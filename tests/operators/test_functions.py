@@ -234,7 +234,7 @@ def affine_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
                     yield Case(attributes, [src, scale, zp])
         yield from random_affine_cases(rng, to_codes)
         if not to_codes:
-            yield from zero_point_cases(rng, [0, -0.0])  # alone: others would take them off the fast path
+            yield from zero_point_cases(rng, [0, -0.0])  # alone: other special scales would take them off the fast path
             yield from zero_point_cases(rng, [0, -0.0, math.nan, math.inf, -math.inf, 70000, 8388609, -3e38])
 
     return cases
@@ -631,7 +631,7 @@ def test_printed_body_of_an_unknown_operator() -> None:
 @opsets
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_model_needs_its_function(operator: str, opset: int) -> None:
-    """The model is valid, and ONNX Runtime rejects it without its function: so the function is what runs."""
+    """The model is valid, and ONNX Runtime rejects it without its function: so the function runs."""
     case = next(iter(CASES[operator](opset)))
     types = [str(array.dtype) for array in case.inputs]
     model = make_model(operator, opset, types, attributes_text(operator, case.attributes))

@@ -1,4 +1,4 @@
-"""The operators on NumPy arrays, the choice of instruction set, and what the library exports and links."""
+"""The operators on NumPy arrays, the choice of instruction set, and the symbols that the library exports and links."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def tool(*command: str) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
 def test_exported_symbols() -> None:
-    """The library exports RegisterCustomOps and what ops/c_api.h declares, and nothing else."""
+    """The library exports RegisterCustomOps and the functions of ops/c_api.h, and nothing else."""
     declared = set(re.findall(r"\bort_dynq_\w+(?=\()", (ROOT / "ops" / "c_api.h").read_text()))
     assert len(declared) >= 5
     lines = tool("nm", "-D", "--defined-only", ort_dynq.get_library_path()).splitlines()

@@ -1,4 +1,4 @@
-"""Wrong attributes, shapes and types give errors that name the mistake; those of products are in their own files."""
+"""Wrong attributes, shapes and types give errors that name the mistake. Tests of products are in their own files."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_error_at_creation(backend: str, wrong: Wrong) -> None:
 @pytest.mark.parametrize("op", ["DynamicQuantize", "DynamicDequantize"])
 @pytest.mark.parametrize("wrong", AT_RUN, ids=lambda wrong: wrong.id)
 def test_error_at_run(backend: str, wrong: Wrong, op: str) -> None:
-    """The message names the operator and what was expected; afterwards the session runs on valid inputs."""
+    """The message names the operator and the expectation; afterwards the session runs on valid inputs."""
     session = make_session(handwritten(wrong_model(replace(wrong, op=op)), backend), backend)
     for _ in range(2):
         with pytest.raises(Exception, match=f"{op}: {wrong.text}"):
@@ -298,7 +298,7 @@ CLIPPED = {"code_type": 3, "nan_code": 0}
     ids=str,
 )
 def test_errors_of_other_operators(op: str, attributes: dict[str, int], shapes: tuple[Shape, ...], text: str) -> None:
-    """Errors of single values of attributes, and of those that exclude each other, are in test_encodings.py."""
+    """test_encodings.py tests single values of attributes, and values that exclude each other."""
     signatures = OPERATORS[op].signatures
     types = next((each.inputs for each in signatures if "int8" in each.inputs), signatures[0].inputs)
     arrays = [np.ones(shape, type_) for shape, type_ in zip(shapes, types, strict=True)]

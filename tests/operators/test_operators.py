@@ -43,7 +43,7 @@ CODES = (np.uint8, np.int8)
 
 
 def in_thirds(kinds: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Types, each with the three thirds of the shapes, of which one is the default: another one for the next types."""
+    """Types, each with three thirds of the shapes. One third runs by default: the next types have another one."""
     return every(3, [(*types, (first + part) % 3) for first, types in enumerate(kinds) for part in range(3)])
 
 
@@ -312,7 +312,7 @@ def test_the_data_detects_wrong_rounding() -> None:
 
 
 def test_numpy_agrees_with_onnxruntime() -> None:
-    """The NumPy comparison for cases that ONNX Runtime does not support is right on those that it supports."""
+    """The NumPy comparison for cases that ONNX Runtime does not support is right on the supported cases."""
     rng = np.random.default_rng(10)
     for codes, (shape, axis) in itertools.product(CODES, CHANNELS):
         src, scales, zps = sample(rng, shape, (shape[axis],), codes, codes, axis)

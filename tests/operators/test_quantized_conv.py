@@ -285,7 +285,7 @@ def test_the_layout_with_less_padding_is_chosen(shape: Shape, axis: QuadAxis) ->
     assert packed.shape[1] == min(packed_conv_shape(shape, each)[1] for each in QuadAxis)
 
 
-def test_matrices_are_packed_as_those_of_products() -> None:
+def test_matrices_are_packed_as_in_products() -> None:
     codes = np.random.default_rng(0).integers(-128, 128, (20, 12, 1, 1)).astype(np.int8)
     assert_same(pack_conv(codes)[0], pack(codes.reshape(20, 12).T))
 
@@ -376,7 +376,7 @@ WRONG: tuple[tuple[int, Shape | Array, str], ...] = (
 
 @pytest.mark.parametrize(("index", "wrong", "text"), WRONG, ids=lambda value: "" if isinstance(value, str) else None)
 def test_wrong_shapes(backend: str, index: int, wrong: Shape | Array, text: str) -> None:
-    """The message names the input and what was expected; afterwards the session runs on valid inputs."""
+    """The message names the input and the expectation; afterwards the session runs on valid inputs."""
     good, weights, given = conv_inputs(np.random.default_rng(0), SRC, 4, (3, 2), pads=(1, 0, 1, 0), group=2)
     inputs = list(good)
     inputs[index] = wrong if isinstance(wrong, np.ndarray) else np.ones(wrong, good[index].dtype)

@@ -90,7 +90,7 @@ def assert_equal_but_for_nan(actual: Array, expected: Array, src: Array | None =
 @pytest.mark.skipif(IS_ARM, reason="on ARM, ONNX Runtime gives other results for rows in a third of all cases")
 @pytest.mark.parametrize("operator", ["DynamicRangeQuantize", "DynamicRangeFakeQuantize"])
 def test_ranges(isas: Sequence[str], operator: str) -> None:
-    """Scale and zero point are those of plain rows. With them, the codes are those of the affine operator."""
+    """Scale and zero point equal those of plain rows. With them, the affine operator gives the same codes."""
     rng, to_codes = np.random.default_rng(0), operator == "DynamicRangeQuantize"
     affine = operator.replace("DynamicRange", "Affine")
     for _ in range(100):

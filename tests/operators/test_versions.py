@@ -84,7 +84,7 @@ def test_every_operator_is_in_a_frozen_model() -> None:
 
 @pytest.mark.parametrize("frozen", MODELS, ids=lambda each: each.name)
 def test_a_frozen_model(frozen: Frozen, backend: str) -> None:
-    """The results are those of the functions in the model, in stock ONNX Runtime without optimizations."""
+    """The results equal those of the functions in the model, in stock ONNX Runtime without optimizations."""
     expected = run(stock_session(frozen.model), frozen.feeds)
     for way in WAYS.values():
         for result, wanted in zip(run(way(frozen.model, backend), frozen.feeds), expected, strict=True):
@@ -171,7 +171,7 @@ def test_both_versions_of_an_operator_in_one_model(backend: str) -> None:
 
 
 def test_converting_a_model_of_another_version_keeps_its_functions() -> None:
-    """New calls and calls of an earlier version stand in one model, each with its meaning."""
+    """One model can have new calls and calls of an earlier version, each with its meaning."""
     model = model_of(VERSION - 1)
     text = "g (float[n] y) => (float[n] z) { c, s, p = DynamicQuantizeLinear(y) z = DequantizeLinear(c, s, p) }"
     added = onnx.parser.parse_graph(text)

@@ -1,4 +1,4 @@
-"""What operators were when they were recorded: their signatures, and models that call them.
+"""Records the operators of a revision: their signatures, and models that call them.
 
 python tests/operators/versions.py             records the signatures of new operators
 python tests/operators/versions.py MODEL...    also freezes models that call them (folders such as models/torch_group)
@@ -61,7 +61,7 @@ def recorded() -> dict[str, Any]:
 
 
 def complaints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a change of the operators breaks, one line each. Nothing breaks if the version of the domain rises."""
+    """The breaking changes of the operators, one line each. None if the version of the domain rises."""
     if now["version"] > before["version"]:
         return []
     return [

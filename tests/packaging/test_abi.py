@@ -125,7 +125,7 @@ def test_mistakes_fail_to_compile(include: str, tmp_path: Path, mistake: str, te
 
 
 class StandIn:
-    """A copy of ONNX Runtime that offers only what registering a library calls, and counts the calls."""
+    """A copy of ONNX Runtime with only the functions that registering a library calls; it counts the calls."""
 
     def __init__(self, version: bytes) -> None:
         self.version, self.asked, self.calls = version, list[int](), list[tuple[str, int]]()
@@ -173,7 +173,7 @@ class StandIn:
         return library.RegisterCustomOps(ctypes.c_void_p(1), self.base) is None
 
 
-STAND_INS: list[StandIn] = []  # the library keeps what it was given
+STAND_INS: list[StandIn] = []  # the library keeps pointers to them
 
 
 @pytest.fixture

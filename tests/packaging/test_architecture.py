@@ -1,4 +1,4 @@
-"""The folders of the package stand in one order, which docs/architecture.md gives: imports go down, never up."""
+"""The folders of the package have one order, which docs/architecture.md gives: imports go down, never up."""
 
 from __future__ import annotations
 

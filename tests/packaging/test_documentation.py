@@ -54,7 +54,7 @@ def test_links(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "pyproject.toml"], ids=page_id)
 def test_no_address_of_a_repository(page: Path) -> None:
-    """The project has no public repository yet. Once it has, its addresses belong into pyproject.toml."""
+    """The project has no public repository yet. Once it has one, pyproject.toml names its addresses."""
     assert not re.search(r"https?://[^\s)>\"]*ort[-_]dynq", page.read_text())
 
 
@@ -138,7 +138,7 @@ EXAMPLES = (
 
 
 @pytest.mark.parametrize("page", ["rules.md", "troubleshooting.md"])
-def test_messages_are_those_of_the_code(page: str) -> None:
+def test_messages_are_in_the_code(page: str) -> None:
     """Names, types and numbers in the messages are examples and are not compared."""
     text = (DOCS / page).read_text()
     text = text.split("## What stays")[1] if page == "rules.md" else text

@@ -62,7 +62,7 @@ def test_the_clone_has_no_library_and_finds_the_installed_one(clone: Path) -> No
     assert clone not in library.parents
 
 
-def test_what_earlier_builds_left_in_the_clone_is_ignored(clone: Path, tmp_path: Path) -> None:
+def test_files_of_earlier_builds_in_the_clone_are_ignored(clone: Path, tmp_path: Path) -> None:
     """Folders of setuptools are distributions, too, but have no library."""
     shutil.copytree(clone / "ort_dynq", tmp_path / "ort_dynq")
     for name, content in {
@@ -162,7 +162,7 @@ def test_another_installed_library_is_of_another_version(clone: Path, tmp_path: 
     assert python(clone, "-c", where).splitlines() == python(clone, "-c", WHERE).splitlines()
 
 
-def test_the_library_beside_the_package_is_of_another_version(clone: Path, tmp_path: Path) -> None:
+def test_the_library_next_to_the_package_is_of_another_version(clone: Path, tmp_path: Path) -> None:
     """An old build in the source folder: the library itself says its version when it is loaded."""
     package, library = changed_version(clone, tmp_path)
     beside = shutil.copy(library, package)

@@ -74,7 +74,7 @@ def test_a_console_without_the_characters(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_an_output_that_another_program_has_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Windows does not replace such a file. The error is one line, the file stays, and nothing else is left."""
+    """Windows does not replace such a file. The error is one line, the file stays, and no other file remains."""
     (tmp_path / "out.onnx").write_text("old")
 
     def replace(*_: object) -> None:
@@ -151,7 +151,7 @@ def test_texts_are_read_as_utf8() -> None:
 # The table of platforms
 
 
-def test_platforms_are_those_of_the_table() -> None:
+def test_platforms_are_in_the_table() -> None:
     page = (ROOT / "ort_dynq" / "docs" / "deployment.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| ((?:Linux|Windows|macOS) [\w-]+) \|", page, re.M) == [
         name for name, _ in system._WHEELS.values()

@@ -46,7 +46,7 @@ def require(tool: str, package: str) -> None:
         pytest.skip(f"{tool} is not installed: apt-get install {package}")
 
 
-def test_flags_are_those_of_the_library() -> None:
+def test_flags_equal_the_library() -> None:
     assert set(FLAGS) <= set(re.findall(r"-[-\w=]+", (ROOT / "ops" / "CMakeLists.txt").read_text()))
 
 
@@ -128,7 +128,7 @@ def test_other_x86_cpus_agree(models: Path, cpu: str) -> None:
 @pytest.mark.skipif(not ARM_PYTHON.exists(), reason="there is no Python for ARM: .ci/aarch64 makes one")
 @pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
 def test_arm_cpus_agree(models: Path, cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`max` has dot products and I8MM, cortex-a72 has neither."""
+    """`max` has dot products and I8MM; cortex-a72 has none of them."""
     monkeypatch.setenv("CPU", cpu)
     compare_outputs(models, {path.stem for path in models.glob("*.onnx") if not is_other_on_arm(path)}, str(ARM_PYTHON))
 

@@ -137,7 +137,7 @@ ARM_CPUS = {"max": ("neoni8mm", "neondot", "neon", "portable"), "cortex-a72": ("
 
 
 def hashes(program: Path, *emulator: str) -> dict[str, dict[str, str]]:
-    """What kernels_check prints: for each instruction set, a hash of each kernel's results by its name."""
+    """The output of kernels_check: for each instruction set, a hash of each kernel's results by its name."""
     printed = subprocess.run([*emulator, program], check=True, capture_output=True, text=True).stdout
     found: dict[str, dict[str, str]] = {}
     for isa, name, value in map(str.split, printed.splitlines()):
@@ -192,6 +192,6 @@ def test_a_contraction_is_found(tmp_path: Path) -> None:
         ran(program, 1000)
 
 
-def test_flags_are_those_of_the_library() -> None:
+def test_flags_equal_the_library() -> None:
     given = set(re.findall(r"-[-\w=]+", (ROOT / "ops" / "CMakeLists.txt").read_text()))
     assert {flag for flag in FLAGS if flag.startswith(("-O", "-f"))} <= given

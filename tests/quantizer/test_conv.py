@@ -159,6 +159,6 @@ def test_int4_leaves_convolutions_int8() -> None:
     ],
     ids=["depthwise", "small", "NaN"],
 )
-def test_left(weights: np.ndarray, attributes: dict[str, object], reason: str) -> None:
+def test_nodes_that_stay(weights: np.ndarray, attributes: dict[str, object], reason: str) -> None:
     (text,) = reasons(ort_dynq.quantize(_conv(weights, None, attributes)))
     assert text.startswith(reason)

@@ -143,7 +143,7 @@ def test_equal_weights_are_stored_once() -> None:
 
 
 def test_weights_of_several_products_are_quantized_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And once more where they are transposed."""
+    """Where the weights are transposed, they are quantized again."""
     shapes: list[tuple[int, ...]] = []
     quantize = matmul.grid_of_columns
 
@@ -177,50 +177,54 @@ def test_rows_that_groups_do_not_divide(rows: int, text: str) -> None:
     run(result, activations(3, rows))
 
 
-def _left(node: onnx.NodeProto, /, **constants: np.ndarray) -> onnx.ModelProto:
+def _staying(node: onnx.NodeProto, /, **constants: np.ndarray) -> onnx.ModelProto:
     return model_of([node], constants)
 
 
 NAN = W.copy()
 NAN[7, 7] = np.nan
-LEFT = {
-    "a product of two activations": _left(helper.make_node("MatMul", ["x", "x"], ["y"])),
-    "the weights are the left factor": _left(helper.make_node("MatMul", ["b", "x"], ["y"]), b=W),
-    "the weights have NaN or an infinity": _left(MATMUL, b=NAN),
-    "160 x 8 weights are too few: quantizing the activation costs more than integers save": _left(MATMUL, b=W[:, :8]),
-    "the weights are of rank 3, expected 2": _left(MATMUL, b=W[None]),
+STAYING = {
+    "a product of two activations": _staying(helper.make_node("MatMul", ["x", "x"], ["y"])),
+    "the weights are the left factor": _staying(helper.make_node("MatMul", ["b", "x"], ["y"]), b=W),
+    "the weights have NaN or an infinity": _staying(MATMUL, b=NAN),
+    "160 x 8 weights are too few: quantizing the activation costs more than integers save": _staying(
+        MATMUL, b=W[:, :8]
+    ),
+    "the weights are of rank 3, expected 2": _staying(MATMUL, b=W[None]),
     "the activation is float16, expected float32": model_of(
         [MATMUL], {"b": W.astype(np.float16)}, type_=TensorProto.FLOAT16
     ),
-    "the bias is not one number for each output channel": _left(
+    "the bias is not one number for each output channel": _staying(
         helper.make_node("Gemm", ["x", "b", "c"], ["y"]), b=W, c=floats(9, 1)
     ),
-    "the weights times the attribute alpha of the Gemm exceed float32": _left(
+    "the weights times the attribute alpha of the Gemm exceed float32": _staying(
         helper.make_node("Gemm", ["x", "b"], ["y"], alpha=3e38), b=W * F(1e4)
     ),
-    "the bias times the attribute beta of the Gemm exceed float32": _left(
+    "the bias times the attribute beta of the Gemm exceed float32": _staying(
         helper.make_node("Gemm", ["x", "b", "c"], ["y"], beta=3e38), b=W, c=BIAS * F(10)
     ),
     "sums of 70000 products may overflow int32": product(np.ones((70000, 32), F) + floats(1, 32), shape=("M", 70000)),
 }
 
 MICROSOFT = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
-LEFT[MICROSOFT] = _left(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
-LEFT[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
+STAYING[MICROSOFT] = _staying(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
+STAYING[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
 LSTM = helper.make_node("LSTM", ["x", "b", "r"], ["y"], hidden_size=8)
-LEFT["ort_dynq has no integer LSTM"] = model_of([LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K))
+STAYING["ort_dynq has no integer LSTM"] = model_of(
+    [LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K)
+)
 TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
-LEFT["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
+STAYING["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
 OVERRIDABLE = product(W)
 OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
-LEFT["the weights are also an input of the model, which may override them; remove this input"] = OVERRIDABLE
+STAYING["the weights are also an input of the model, which may override them; remove this input"] = OVERRIDABLE
 
 
-@pytest.mark.parametrize("reason", LEFT)
+@pytest.mark.parametrize("reason", STAYING)
 @pytest.mark.filterwarnings("error")
-def test_left(reason: str) -> None:
-    """Beside a layer that is quantized."""
-    model = LEFT[reason]
+def test_nodes_that_stay(reason: str) -> None:
+    """Another layer of the model is quantized."""
+    model = STAYING[reason]
     model.graph.node.append(helper.make_node("MatMul", ["z", "other"], ["other result"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(W, "other"))
     model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, (2, K)))

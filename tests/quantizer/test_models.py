@@ -57,7 +57,7 @@ def test_exclude(patterns: list[str], left: int) -> None:
 
 
 def test_metadata() -> None:
-    """What verification and reports read; names stay, and a node without one gets that of its output."""
+    """Verification and reports read the metadata. Names stay, and a node without a name gets the name of its output."""
     model = ort_dynq.quantize(two_layers(), weights="int4").to_proto()
     assert {each.key: each.value for each in model.metadata_props}[QUANTIZED] == (
         "weights=int4 group=32 activations=token symmetric=0"
@@ -121,7 +121,7 @@ def test_a_pattern_for_a_model_without_layers() -> None:
         ort_dynq.quantize(REFUSED["no products"][0], exclude=["head"])
 
 
-def test_layers_that_are_always_left_have_names() -> None:
+def test_layers_that_always_stay_have_names() -> None:
     rnn = helper.make_node("RNN", ["x", "w", "r"], ["", "y"], name="rnn", hidden_size=N)
     model = model_of([rnn], {"w": floats(1, N, K), "r": floats(1, N, N)}, shape=(5, 3, K))
     assert reasons(ort_dynq.quantize(model, exclude=["rnn"])) == ["excluded by rnn"]
@@ -258,7 +258,7 @@ def test_external_data(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "float.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     result = ort_dynq.quantize(tmp_path / "float.onnx")
     result.save(tmp_path / "int8.onnx")
-    (tmp_path / "weights").unlink()  # the result needs the float weights no more
+    (tmp_path / "weights").unlink()  # the result no longer needs the float weights
     content = (tmp_path / "int8.onnx").read_bytes()
     assert content == ort_dynq.quantize(two_layers()).to_proto().SerializeToString()
 

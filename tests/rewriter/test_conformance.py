@@ -142,7 +142,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torchscript_token_smoothquant": WHOLE,
 }
 
-# Of models whose chains are left where ONNX Runtime adds and multiplies float16 itself, so that they are not float32.
+# Models whose chains stay where ONNX Runtime adds and multiplies in float16, so that they are not float32 chains.
 EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
     "ort_half_optimized": {},
     "ort_half_token": {},
@@ -267,7 +267,7 @@ def test_verification(name: str, exact: bool) -> None:
 
 @either_promise
 def test_without_the_plugin(name: str, exact: bool) -> None:
-    """The results equal those of the original or, if these may differ, those of the plugin, bit for bit."""
+    """The results equal the original's bit for bit or, if these may differ, the results with the plugin."""
     content = rewritten(name, exact)[1]
     session = stock_session(content)
     if exact or not has_products(name):

@@ -1,4 +1,4 @@
-"""What ONNX Runtime folds before run time is never rewritten, and weights are found behind whatever computes them."""
+"""Nodes that ONNX Runtime folds before run time are never rewritten. Weights are found if any nodes compute them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CODES = f"{ABS_MAX} d = Div(w, s) r = Round(d) c = Clip(r, low, high) q = Cast<t
 FAKE = f"{CODES} qf = Cast<to = 1>(q) f = Mul(qf, s)"
 TENSOR = "uq, us, uz = DynamicQuantizeLinear({0}) u = DequantizeLinear(uq, us, uz)"
 
-# For each rule nodes that it concerns if their first constant is an input of the model; the result is t.
+# For each rule, nodes that it converts if their first constant is an input of the model; the result is t.
 CASES = {
     "QuantizeLinear": "a = Abs(w) m = ReduceMax<keepdims = 0>(a) s = Div(m, c127) t = QuantizeLinear(w, s, none)",
     "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
@@ -74,7 +74,7 @@ def model_of(nodes: str, place: str = "main", *, is_input: bool = False) -> onnx
     Args:
         nodes: The nodes.
         place: Where they are: "main", "branch" of an If, or a "function" whose parameters are the constants.
-        is_input: Whether the first constant is an input of the model, too.
+        is_input: Whether the first constant is also an input of the model.
     """
     model = parse(f"{nodes} tf = Cast<to = 1>(t) y = Mul(x, tf)", inputs="float[1] x")
     names = sorted((name for name in CONSTANTS if f"({name}" in nodes or f", {name}" in nodes), key=nodes.index)
@@ -124,7 +124,7 @@ def nodes_left(model: onnx.ModelProto, folder: Path) -> int:
 
 @pytest.mark.parametrize("place", ["main", "branch", "function"])
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_folded_is_left(rule: str, place: str, tmp_path: Path) -> None:
+def test_folded_nodes_stay(rule: str, place: str, tmp_path: Path) -> None:
     assert rule in CASES, f"{rule!r} is a new rule: give CASES nodes that it concerns, with a constant as their input"
     model = model_of(CASES[rule], place)
     for exact in (True, False):
@@ -180,7 +180,7 @@ def test_calls_with_and_without_constants(nodes: str, tmp_path: Path) -> None:
     assert rewrite(model).report.rewritten
 
 
-# Weights behind constant subgraphs
+# Weights that constant subgraphs compute
 
 X = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(x, s) r = Round(d)"
 CHANNEL = "wa = Abs(w) wm = ReduceMax<keepdims = 1>(wa, one) ws = Div(wm, c127)"
@@ -208,7 +208,7 @@ def product(weights: str) -> onnx.ModelProto:
 
 
 def check_layer(model: onnx.ModelProto, folder: Path) -> None:
-    """Checks that the layer becomes two nodes, and with `exact` one that quantizes and what ONNX Runtime leaves."""
+    """Checks that the layer becomes two nodes, and only its quantization is converted with `exact`."""
     x = rows((9, 48), 3)
     result = rewrite(model)
     assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"], result.report.unconverted

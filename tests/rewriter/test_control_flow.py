@@ -17,7 +17,7 @@ W = f"float[33, 4] w = {{127, {WEIGHTS}}}"
 
 
 def chain(x: str, y: str) -> str:
-    """A whole chain: it needs the type of x alone."""
+    """A whole chain: it needs only the type of x."""
     return f"""a = Abs({x}) m = ReduceMax(a, one) s = Div(m, c127) d = Div({x}, s) r = Round(d) c = Clip(r, low, high)
         {y} = Mul(c, s)"""
 

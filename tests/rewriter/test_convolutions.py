@@ -1,4 +1,4 @@
-"""Integer convolutions: which ones become QuantizedConv, their results, and which ones are left.
+"""Integer convolutions: which ones become QuantizedConv, their results, and which ones stay.
 
 The results equal those of the original in ONNX Runtime with optimizations off, bit for bit, with the plugin and without
 it. On CPUs where its sums saturate (int8 codes by uint8 weights), the models have small weights.
@@ -97,7 +97,7 @@ def check_converted(model: onnx.ModelProto, *data: dict[str, Array], count: int 
     return report
 
 
-# What quantize_dynamic writes
+# The form of quantize_dynamic
 
 
 NETWORK = """network (float[N, 4, H, W] x) => (float[] y) {
@@ -292,7 +292,7 @@ def test_codes_from_elsewhere(dtype: str) -> None:
     check_converted(model, IMAGES | {"q": q, "z": np.asarray(3, dtype), "s": np.array([0.5], F)})
 
 
-# What is left, and why
+# Convolutions that stay, and the reasons
 
 
 def test_chains_of_the_near_misses_are_converted() -> None:
@@ -391,7 +391,7 @@ def test_attributes_that_are_not_valid(attributes: dict[str, Any], reason: str) 
     assert [reason in finding.reason for finding in rewrite(model).report.unconverted] == [True]
 
 
-def test_static_quantization_is_left_alone() -> None:
+def test_static_quantization_stays() -> None:
     constants = given() | {"step": F(0.02), "z": np.uint8(7)}
     body = "q = QuantizeLinear(x, step, z)\n" + CONV + "y = Mul(f, ws)"
     report = check(model_of(body, constants), IMAGES)
@@ -442,7 +442,7 @@ def test_weights_are_stored_once() -> None:
 
 
 def test_shapes_of_a_rewritten_model_are_inferred() -> None:
-    """A model that was rewritten before has no declared shapes: the channels are those of the weights."""
+    """A model that was rewritten before has no declared shapes: the weights give the channels."""
     model = rewrite(model_of(DYNAMIC + CONV + TAIL, given())).model
     with Facts(model):
         (node,) = (node for node in model.graph if node.op_type == "QuantizedConv")
@@ -453,7 +453,7 @@ def test_shapes_of_a_rewritten_model_are_inferred() -> None:
         assert [str(output.shape) for output in quantize.outputs] == ["[N,4,D,E]", "[]", "[]"]
 
 
-# DynamicQuantizeLinear in front of them
+# DynamicQuantizeLinear before convolutions
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -55,7 +55,7 @@ def test_small_tensors_where_the_built_in_kernel_is_quick(
         assert said == ((ASSUMED if "n" in x else SMALL).format(elements) if is_left else "")
 
 
-def test_small_tensors_beside_what_is_fused() -> None:
+def test_small_tensors_next_to_fused_operators() -> None:
     """Nodes that ONNX Runtime fuses incorrectly, or into a slower kernel, are converted at any size."""
     inputs = "uint8[4,4] a, float[1] s, uint8[1] z, uint8[4,4] b"
     add = "p = DequantizeLinear(a, s, z) q = DequantizeLinear(b, s, z) r = Add(p, q) y = QuantizeLinear(r, s, z)"

@@ -430,7 +430,7 @@ def test_chain_across_the_boundary_of_a_branch(outside: int) -> None:
         assert found(report) == ["DynamicRangeFakeQuantize"]
 
 
-def test_names_in_a_branch_differ_from_those_outside() -> None:
+def test_names_in_a_branch_differ_from_outer_names() -> None:
     """Names in a branch must differ from all names of the outer graph, new ones included."""
     body = """yes = Constant<value = bool {1}>() val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
         d = Div(x, val_2) r = Round(d) q = Clip(r, low, high) val_3 = Mul(q, val_2)"""

@@ -62,7 +62,7 @@ def model_of(
 
 
 def rows(count: int = 64, length: int = 257) -> Array:
-    """Rows whose quotients are ties, and neighbours of ties that float16 rounds to ties; rows of special values."""
+    """Rows whose quotients are ties, and neighbors of ties that float16 rounds to ties; rows of special values."""
     rng = np.random.default_rng(0)
     x = (rng.integers(-254, 255, (count, length)) / 2).astype(np.float16)
     x += (rng.random(x.shape) < 0.5) * np.spacing(x) * rng.choice(np.float16([-1, 1]), x.shape)
@@ -127,7 +127,7 @@ def test_casts_change_no_bit(body: str) -> None:
         ("v, w = own.Cast(f) y = Neg(w)", "Cast (p) => (u, o) { o = Neg(p) u = Exp(p) }"),
     ],
 )
-def test_what_onnxruntime_expands(chain: str, function: str) -> None:
+def test_nodes_that_onnxruntime_expands(chain: str, function: str) -> None:
     """It replaces some nodes by others, which it may run in float16 or not: the Casts are right, or the model stays."""
     body = CHAINS["quotient"].replace("y =", "q =") + " f = MatMul(q, weights) "
     head = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float16[N, 64] x) => (float16[N, M] y)'
@@ -162,7 +162,7 @@ def test_what_onnxruntime_expands(chain: str, function: str) -> None:
     ],
 )
 def test_operators_of_onnxruntime(between: str) -> None:
-    """Chains before and behind nodes that its optimizers write."""
+    """Chains before and after nodes that its optimizers write."""
     again = re.sub(r"\b([amsdrck])\b", r"\g<1>2", re.sub(r"\bx\b", "h", CHAINS["clipped"]))
     body = f"{CHAINS['clipped'].replace('y =', 'f =')} {between} {again}"
     model = parser.parse_model(
@@ -185,7 +185,7 @@ def test_operators_of_onnxruntime(between: str) -> None:
 
 
 def test_zeros_of_max_and_min(isa: str) -> None:
-    """Of zeros of both signs, ONNX Runtime's Max and Min of float32 return another one than those of float16."""
+    """For zeros of different signs, ONNX Runtime's Max and Min of float32 return another one than in float16."""
     body = "h = Mul(x, third) t = Round(h) u = Max(t, zero) k = Mul(u, third) v = Min(t, zero) w = Mul(v, third)"
     outputs = "float16[N, K] y, float16[N, K] k, float16[N, K] w"
     model = model_of(f"{CHAINS['quotient']} {body}", outputs=outputs)
@@ -340,7 +340,7 @@ def test_chains_in_subgraphs_and_functions(place: str, name: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_other_roundings_in_a_subgraph_leave_the_model(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Casts that do not round: the saved graphs differ in the nodes of subgraphs alone."""
+    """Casts that do not round: the saved graphs differ only in the nodes of subgraphs."""
     monkeypatch.setattr(GraphCasts, "_rounded_float32", lambda casts, value: casts._float32(value.name))
     model = load(in_place(place, "quotient"))
     before = ir.to_proto(model)
@@ -360,7 +360,7 @@ def test_other_roundings_in_a_subgraph_leave_the_model(place: str, monkeypatch: 
     ],
 )
 def test_attributes_and_names_of_functions(function: str) -> None:
-    """Names of an inlined function are those of a branch, of initializers and of another call."""
+    """An inlined function has the names of values in a branch, of initializers and of another call."""
     body = """s = own.f<k = 1>(x, limit, low) r = own.f<k = 1>(s, limit, low) y = If(yes) <
         then_branch = t () => (float16[N, K] made) { d = Exp(s) a = own.f<k = 1>(d, limit, low) made = Add(a, r) },
         else_branch = e () => (float16[N, K] d) { a = Mul(r, s) d = own.f<k = 1>(a, limit, low) }>"""

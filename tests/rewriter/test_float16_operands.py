@@ -108,7 +108,7 @@ def test_chains(body: str, removed: int, casts: int | None) -> None:
 
 
 def test_codes() -> None:
-    """The input alone may be float16."""
+    """Only the input may be float16."""
     graph, count = check(model_of(f"{CODES} k = Cast<to = 6>(q) y = Cast<to = 3>(k)", "int8[N, K] y"))
     assert count == 1
     assert [node.op_type for node in graph.node if node.domain] == ["DynamicRangeQuantize"]
@@ -152,7 +152,7 @@ def test_products(tail: str, removed: int, bias: type[np.generic]) -> None:
 
 
 def test_a_bias_that_the_caller_may_give_stays_an_input() -> None:
-    """An initializer that is a graph input, too, is only a default: no constant of its elements replaces it."""
+    """An initializer that is also a graph input is only a default: no constant of its elements replaces it."""
     model = onnx.ModelProto.FromString(
         model_of(f"{PRODUCT} b = Cast<to = 1>(p) c2 = Add(b, exact_bias) y = Cast<to = 10>(c2)", "float16[N, M] y")
     )
@@ -167,7 +167,7 @@ def test_a_bias_that_the_caller_may_give_stays_an_input() -> None:
 
 
 def test_functions_keep_their_casts() -> None:
-    """What stands beside a parameter is known only in the calls."""
+    """The nodes beside a parameter are known only in the calls."""
     model = onnx.ModelProto.FromString(model_of("y = own.chain(x)"))
     body = parser.parse_function(
         f'<domain: "own", opset_import: ["" : 18]> chain (x) => (y) {{ {CONSTANTS} {WIDE} y = Cast<to = 10>(f) }}'
@@ -213,5 +213,5 @@ def ran(model: bytes) -> Counter[str]:
 
 
 def test_onnxruntime_computes_float16_in_float32() -> None:
-    """Its Casts are what the rule has to respect; otherwise it would be too careful."""
+    """The rule must respect its Casts; otherwise the rule would be too careful."""
     assert ran(model_of("h = Mul(x, half) y = Exp(h)"))["Cast"] == 3

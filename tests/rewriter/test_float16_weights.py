@@ -54,7 +54,7 @@ def test_products(isa: str, form: str) -> None:
     results = [session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto))]
     assert_same(*results)
     (original,) = stock_session(model).run(None, {"x": x})
-    weights = np.spacing(np.abs(WEIGHTS)).astype(np.float64) / 2  # what their rounding may change
+    weights = np.spacing(np.abs(WEIGHTS)).astype(np.float64) / 2  # the largest effect of their rounding
     bound = np.abs(x.astype(np.float64)) * 1.01 @ weights + np.spacing(np.abs(original))
     assert (np.abs(results[0].astype(np.float64) - original) <= bound).all()
 
@@ -149,7 +149,7 @@ def test_rounded_activation(isa: str) -> None:
     assert max(product.b_error for product in found.products) < 3
     results = [session.run(None, {"x": x}) for session in (make_session(proto, "native"), stock_session(proto))]
     original = stock_session(model).run(None, {"x": x})
-    largest = np.spacing(np.abs(x).max()).astype(np.float64) / 2  # what the rounding of the activation may change
+    largest = np.spacing(np.abs(x).max()).astype(np.float64) / 2  # the largest effect of rounding the activation
     spacing = np.spacing(np.abs(WEIGHTS)).astype(np.float64)
     bound = np.abs(WEIGHTS.astype(np.float64)).sum(0) * largest + np.abs(x).astype(np.float64) * 1.1 @ spacing
     for ours, plain, expected in zip(*results, original, strict=True):

@@ -213,7 +213,7 @@ def test_a_scale_after_the_convolution() -> None:
         ),
     ],
 )
-def test_what_is_left(body: str, weights: str, reason: str) -> None:
+def test_unconverted_nodes(body: str, weights: str, reason: str) -> None:
     constants = {
         "random": {"w": np.random.default_rng(0).normal(size=(M, C, 3, 3)).astype(F)},
         "transposed": {"w": codes_of().astype(F).reshape(C, M, 3, 3)},

@@ -28,7 +28,7 @@ DATA = {"x": rows((2, 9, K), seed=4)[:, [0, 1, 2, 3, 4, 6, 7]]}  # finite
 
 @pytest.fixture(autouse=True)
 def _small_products_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_cost.py tests which ones are left."""
+    """test_cost.py tests which ones stay."""
     monkeypatch.setattr(cost, "_FEWEST_PRODUCTS_OF_GROUPS", 0)
     monkeypatch.setattr(cost, "_FEWEST_PRODUCTS_OF_RESHAPED_GROUPS", 0)
 
@@ -221,7 +221,7 @@ def test_a_gemm_of_groups(is_blocked: bool) -> None:
         (per_group(32, is_asymmetric=False).replace("split32", "unknown"), "rows may change"),
     ],
 )
-def test_groups_that_are_left_alone(body: str, reason: str) -> None:
+def test_groups_that_stay(body: str, reason: str) -> None:
     model = model_of(
         body + "y = MatMul(dx, w)",
         WEIGHTS["column"][1] | SHAPES,

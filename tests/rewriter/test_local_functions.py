@@ -105,7 +105,7 @@ def test_arguments_that_are_no_longer_used() -> None:
             np.testing.assert_allclose(fast[key], expected[key], rtol=1e-3, atol=1e-4)  # it is another sum
 
 
-def test_nothing_but_products_in_functions() -> None:
+def test_only_products_in_functions() -> None:
     """Such products are not compared: a verification that has compared nothing does not pass."""
     body = "q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = MatMul(d, w)"
     model = model_with(body, 0, ("grid",))

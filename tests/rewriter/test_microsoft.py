@@ -1,4 +1,4 @@
-"""Types and shapes behind ONNX Runtime's own operators: what is inferred must be what a session computes."""
+"""Types and shapes after ONNX Runtime's own operators: inference must agree with the values that a session computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH, TOKENS = 2, 3
 SIZES = {"b": BATCH, "t": TOKENS, "p": 5}
 MS = "com.microsoft."
 
-# The inputs, the nodes, and the shape of the first output: what is not known there is None.
+# The inputs, the nodes, and the shape of the first output: None for an unknown dimension.
 CASES = [
     (HIDDEN, "y = LayerNormalization(x, g)", ("b", "t", 16)),
     (HIDDEN, "y = SimplifiedLayerNormalization(x, g)", ("b", "t", 16)),
@@ -151,7 +151,7 @@ def inferred(model: onnx.ModelProto) -> tuple[ir.DataType | None, list[int | str
 
 @pytest.mark.parametrize(("inputs", "body", "expected"), CASES, ids=[body for _, body, _ in CASES])
 def test_types_and_shapes(inputs: str, body: str, expected: tuple[int | str, ...] | None) -> None:
-    """The inferred type and shape are those of the tensor that ONNX Runtime computes."""
+    """The inferred type and shape agree with the tensor that ONNX Runtime computes."""
     model = model_of(inputs, body)
     dtype, shape = inferred(model)
     if expected is None:
@@ -186,12 +186,12 @@ def test_a_chain_after_an_operator_of_onnxruntime() -> None:
 
 
 def test_the_reason_names_the_operator_that_hides_the_type() -> None:
-    """The first one, not those after it whose types are unknown, too."""
-    (left,) = check(with_chain("g = com.microsoft.Inverse(x) h = Relu(g)")).unconverted
-    assert left.reason == "the type of x is not known after com.microsoft.Inverse, expected float32"
+    """The first one, not the operators after it, whose types are unknown, too."""
+    (finding,) = check(with_chain("g = com.microsoft.Inverse(x) h = Relu(g)")).unconverted
+    assert finding.reason == "the type of x is not known after com.microsoft.Inverse, expected float32"
     model = parse("h = com.microsoft.Inverse(x) s = ReduceMax(x) y = QuantizeLinear(h, s)", outputs="uint8[] y")
     model.opset_import.add(domain="com.microsoft", version=1)
-    assert [left.reason for left in check(model).unconverted] == [
+    assert [finding.reason for finding in check(model).unconverted] == [
         "the type of x is not known after com.microsoft.Inverse, expected float32, float16 or bfloat16"
     ]
 
@@ -221,7 +221,7 @@ def test_in_a_subgraph_and_in_a_function() -> None:
 
 @pytest.mark.parametrize(("domain", "name"), [each for each in _STAND_INS if each != ("", "LayerNormalization")])
 def test_wrong_nodes(domain: str, name: str) -> None:
-    """A node without inputs, or with attributes that make no sense, hides types, and no more."""
+    """A node without inputs, or with invalid attributes, hides types and does nothing else."""
     senseless = {"axis": 99, "K": -1, "N": 2**62, "num_heads": -5, "qkv_hidden_sizes": [1], "kernel_shape": [-1]}
     wrong_types = {"transA": "yes", "channels_last": [1], "K": 1.5, "auto_pad": '"', "bits": "x", "pads": 7}
     for attributes in ({}, senseless, wrong_types):

@@ -225,8 +225,8 @@ KEPT: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_follows_is_kept(name: str) -> None:
-    """The product becomes QuantizedMatMul without what is not known to be a scale of rows or columns, or a bias."""
+def test_the_rest_of_the_tail_stays(name: str) -> None:
+    """The product becomes QuantizedMatMul. A factor or term stays if it is not known to be a scale or a bias."""
     body, arrays, kept = KEPT[name]
     model = model_of(body, WEIGHTS | arrays, inputs=f"float[B, M, {K}] x, float[B, P, Q] other")
     used = {name for node in model.graph.node for name in node.input}
@@ -238,7 +238,7 @@ def test_what_follows_is_kept(name: str) -> None:
     assert kept <= {*operators_of(model)}
 
 
-LEFT: dict[str, tuple[str, dict[str, Any]]] = {
+UNCONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
     "not a matrix of integers of 8 bits": (CODES + INT32 + TAIL, {"w": WEIGHTS["w"] * 3}),
     "the weights are computed at run time": (
         CODES + "wa = Cast<to = 6>(q)\n v = Mul(w, more)\n i = MatMul(wa, v)\n" + TAIL,
@@ -270,9 +270,9 @@ LEFT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("reason", LEFT)
-def test_products_of_integers_that_are_left(reason: str) -> None:
-    body, arrays = LEFT[reason]
+@pytest.mark.parametrize("reason", UNCONVERTED)
+def test_products_of_integers_that_stay(reason: str) -> None:
+    body, arrays = UNCONVERTED[reason]
     model = model_of(body, WEIGHTS | arrays, inputs=f"float[B, M, {K}] x, int32 more")
     if not any("more" in node.input for node in model.graph.node):
         del model.graph.input[1]

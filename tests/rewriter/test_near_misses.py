@@ -162,7 +162,7 @@ GUARDS = {
     "e = GreaterOrEqual(m, eps) g = Where(e, m, eps)": False,  # NaN becomes eps
     "t = Sub(m, eps) g = Identity(t)": False,
 }
-"""What keeps a range m away from 0, with p: m >= 0, and b: |m|; whether it is part of the operator."""
+"""Forms that keep a range m away from 0, with p: m >= 0, and b: |m|; whether they are part of the operator."""
 
 
 @pytest.mark.parametrize("text", GUARDS)
@@ -245,6 +245,6 @@ def test_operators_with_one_more_consumer() -> None:
         ("functions", "the bounds of the codes are given by the function's caller"),
     ],
 )
-def test_reason_why_a_model_is_left(name: str, reason: str) -> None:
+def test_reason_why_a_model_stays(name: str, reason: str) -> None:
     report = rewrite(MODELS / name / "model.onnx").report
     assert [finding.reason for finding in report.unconverted] == [reason]

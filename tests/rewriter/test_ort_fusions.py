@@ -281,7 +281,7 @@ FUSED = [
     ),
 ]
 
-# Left alone by ONNX Runtime: the nodes are converted.
+# ONNX Runtime does not fuse these nodes: they are converted.
 S8A, U16 = codes("a", "int8"), "uint16"
 UNFUSED = [
     *(Case(f"{op} Q", **unary(op, "uint8")) for op in ("Tanh", "Relu", "Transpose", "Flatten", "Exp", "ReduceMean")),
@@ -532,7 +532,7 @@ def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 def kept(case: Case, result: onnx.ModelProto) -> set[str]:
-    """Returns the Q and DQ nodes that ONNX Runtime left, except those followed by a Transpose and an inserted Q."""
+    """Returns the Q and DQ nodes that ONNX Runtime did not fuse, except before a Transpose and an inserted Q."""
     own, nodes = {n.name for n in case.model().graph.node}, result.graph.node
     inserted = {n.input[0] for n in nodes if n.op_type == "QuantizeLinear" and n.name not in own}
     moved = {n.input[0] for n in nodes if n.op_type == "Transpose" and n.output[0] in inserted}

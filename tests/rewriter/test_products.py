@@ -1,4 +1,4 @@
-"""Matrix products: which ones become integer products, their results, and which ones are left.
+"""Matrix products: which ones become integer products, their results, and which ones stay.
 
 Integer products of the original keep their bits. Float products are compared with float64, on the activations and
 weights of the original model: the sum of integers is exact, so the result has four roundings, where the original adds
@@ -454,7 +454,7 @@ def test_weights_of_several_products_are_stored_once() -> None:
     assert len({tensor.name for tensor in converted.graph.initializer} & {"w", "w2"}) == 0
 
 
-LEFT = {
+UNCONVERTED = {
     "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
     "transA, alpha or beta": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
     "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),
@@ -473,9 +473,9 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("reason", LEFT)
-def test_left_alone(reason: str) -> None:
-    body, arrays = LEFT[reason]
+@pytest.mark.parametrize("reason", UNCONVERTED)
+def test_chains_that_stay(reason: str) -> None:
+    body, arrays = UNCONVERTED[reason]
     model = model_of(symmetric() + "dx = Mul(c, s)\n" + body, arrays, inputs=f"float[2, 6, {K}] x, float gain")
     report = check(model, {"x": DATA["x"][:, :6]} | {"gain": np.array(1.5, F)}, exact=False)
     assert found(report) == ["DynamicRangeFakeQuantize"]
@@ -498,7 +498,7 @@ def test_rows_that_are_reshaped_need_scales_of_their_own(axes: list[int], fits: 
     assert fits or ["reshaped" in finding.reason for finding in report.unconverted] == [True]
 
 
-def test_codes_of_more_than_eight_bits_are_left_alone() -> None:
+def test_codes_of_more_than_eight_bits_stay() -> None:
     body = symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)"
     model = model_of(body, WEIGHTS["folded"][1])
     for tensor in model.graph.initializer:
@@ -529,7 +529,7 @@ def test_sums_that_may_overflow(depth: int, fits: bool) -> None:
 
 @pytest.mark.parametrize(("depth", "zero_point", "fits"), [(33025, 5, True), (33026, 5, False), (65793, 0, True)])
 def test_long_integer_products(depth: int, zero_point: int, fits: bool) -> None:
-    """33025 * 255 * 255 fits int32. Beyond, the sums may wrap, as those of MatMulInteger do."""
+    """33025 * 255 * 255 fits int32. Longer sums may wrap around, as in MatMulInteger."""
     weights = {"w": np.full((depth, 1), -128, np.int8), "wz": np.int8(zero_point), "zq": np.uint8(0)}
     body = "i = MatMulInteger(q, w, zq, wz)\n f = Cast<to = 1>(i)\n y = Mul(f, s)"
     model = model_of(body, weights, inputs=f"uint8[M, {depth}] q, float s")
@@ -538,7 +538,7 @@ def test_long_integer_products(depth: int, zero_point: int, fits: bool) -> None:
     assert fits or ["overflow" in finding.reason for finding in report.unconverted] == [True]
 
 
-def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
+def test_a_scale_along_the_summed_dimension_stays() -> None:
     body = "a = Abs(x)\n m = ReduceMax<keepdims = 1>(a, lead)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n t = Div(x, s)\n"
     body += "r = Round(t)\n c = Clip(r, low, high)\n dx = Mul(c, s)\n y = MatMul(dx, w)"
     model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
@@ -547,13 +547,13 @@ def test_a_scale_along_the_summed_dimension_is_left_alone() -> None:
     assert any("one scale for each row" in finding.reason for finding in report.unconverted)
 
 
-def test_what_onnxruntime_fuses_is_left_alone() -> None:
+def test_fused_nodes_stay() -> None:
     body = "q, s, z = DynamicQuantizeLinear(x)\n i = MatMulInteger(q, wq, z)\n f = Cast<to = 1>(i)\n"
     model = model_of(body + "k = Mul(s, ws)\n y = Mul(f, k)", INTEGER_WEIGHTS)
     assert not rewrite(model).report.rewritten
 
 
-def test_static_quantization_is_left_alone() -> None:
+def test_static_quantization_stays() -> None:
     body = "q = QuantizeLinear(x, eps, zq)\n i = MatMulInteger(q, wq, zq)\n f = Cast<to = 1>(i)\n y = Mul(f, ws)"
     assert [finding.reason for finding in rewrite(model_of(body, INTEGER_WEIGHTS)).report.findings] == [
         Reason.STATIC.value
@@ -608,7 +608,7 @@ def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
 
 
 def test_weights_that_stay_float_are_folded() -> None:
-    """No DequantizeLinear is left that ONNX Runtime runs at every inference or fuses into MatMulNBits."""
+    """No DequantizeLinear remains that ONNX Runtime runs at every inference or fuses into MatMulNBits."""
     group = np.repeat(scales_of()[None], 3, 0) * F(np.arange(1, 4))[:, None]
     body = ACTIVATIONS["per tensor, QuantizeLinear"] + "wd = DequantizeLinear<axis = 1, block_size = 11>(wt, wg)\n"
     weights = {"wt": np.ascontiguousarray(codes_of().T), "wg": np.ascontiguousarray(group.T)}
@@ -685,7 +685,7 @@ def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
 
 @pytest.mark.parametrize("form", transformers.FORMS)
 def test_shapes_that_a_tool_has_written_hide_nothing(form: str) -> None:
-    """They name dimensions anew, of which some are those of the input."""
+    """They give dimensions new names, and some of these are dimensions of the input."""
     model = transformers.encoder(form, layers=1, hidden=32, heads=2)
     shaped = onnx.shape_inference.infer_shapes(model)
     assert len(shaped.graph.value_info) > len(model.graph.value_info)

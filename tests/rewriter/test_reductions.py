@@ -289,7 +289,7 @@ def test_inside_a_branch_and_a_function() -> None:
         assert ranges(check(function, {"x": columns((9, 40))})) == expected
 
 
-def test_old_opsets_are_left() -> None:
+def test_old_opsets_stay() -> None:
     old = parse(
         "a = Abs(x) m = ReduceMax<axes = [0], keepdims = 0>(a) r = Round(m) y = Cast<to = 2>(r)",
         opset=11, inputs="float[N, 40] x", outputs="uint8[] y",

@@ -48,7 +48,7 @@ def test_rules_do_not_import_each_other() -> None:
 
 
 def state(model: ir.Model) -> tuple[bytes, list[int]]:
-    """Returns all of a model, and how often each value is used: nodes outside of it count as well."""
+    """Returns all of a model, and how often each value is used: nodes outside of it count, too."""
     uses = [len(value.uses()) for _, graph in graphs(model) for value in values_of(graph)]
     return ir.to_proto(model).SerializeToString(deterministic=True), uses
 

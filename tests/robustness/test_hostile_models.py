@@ -46,7 +46,7 @@ def outsourced(model: onnx.ModelProto, location: str, **entries: int) -> onnx.Mo
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for the model, beside a file `secret` that the model must not read."""
+    """A folder for the model, next to a file `secret` that the model must not read."""
     (tmp_path / "secret").write_bytes(WEIGHTS.tobytes())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "data").write_bytes(WEIGHTS.tobytes())

@@ -1,4 +1,4 @@
-"""Mutated models: what stock ONNX Runtime opens and runs, opens after a rewrite and gives the same bits."""
+"""Mutated models: if stock ONNX Runtime opens and runs a model, it opens after a rewrite and gives the same bits."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_declared_shapes_that_hide_an_error() -> None:
     model.graph.value_info.append(helper.make_tensor_value_info("m", TensorProto.FLOAT, [5, 1]))
     stock_session(model)
     result = rewrite(model)
-    assert [left.reason for left in result.report.unconverted] == [
+    assert [finding.reason for finding in result.report.unconverted] == [
         "declared shapes hide an error of the model from ONNX Runtime: Mul: Incompatible dimensions"
     ]
     stock_session(result.to_proto())

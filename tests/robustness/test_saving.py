@@ -115,7 +115,7 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize("first", ["ort_dynq", "stranger"])
 def test_killed_at_each_point(first: str, tmp_path: Path) -> None:
-    """The old pair or the new pair is there. The next save deletes what is left, but not another program's data."""
+    """The old pair or the new pair is there. The next save deletes the leftovers, but not another program's data."""
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{KILLED}", str(tmp_path), first]
     done = subprocess.run(command, capture_output=True, text=True, env=hostile_models.environment())
     assert done.returncode == 0, done.stderr
@@ -158,7 +158,7 @@ def test_a_move_that_fails(failing: int, tmp_path: Path, monkeypatch: pytest.Mon
     assert weight_of(path) == 2
 
 
-def test_a_save_in_progress_is_left_alone(tmp_path: Path) -> None:
+def test_a_save_in_progress_is_not_disturbed(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     save(2, path)
     with files.replacing(path) as temporary:
@@ -285,7 +285,7 @@ COMMANDS = (
 def test_outputs_that_are_no_files(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """/dev/stdout is a link to a link to what stdout is. Root could replace it."""
+    """/dev/stdout is a link to a link to the file behind stdout. Root could replace it."""
     monkeypatch.chdir(tmp_path)
     onnx.save(model_of(2), "model.onnx")
     os.mkfifo("fifo")

@@ -100,7 +100,7 @@ def test_no_usable_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
-    """It is left as it is, and the temporary folder is not blamed."""
+    """It stays as it is, and the temporary folder is not blamed."""
     model = ir.load(HALF)
     next(node for node in model.graph if node.op_type == "Gelu").op_type = "NoSuchOperator"
     assert not runtime.can_open(model)

@@ -86,7 +86,7 @@ def node_model(operator: Operator, inputs: tuple[str, ...], outputs: tuple[str, 
 
 
 def attributes_of(operator: Operator, signature: Signature) -> dict[str, str | int]:
-    """All attributes; those that depend on the types are valid for the signature."""
+    """All attributes, with values that are valid for the types of the signature."""
     given = defaults_of(operator)
     code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
     if "output_dtype" in given:
@@ -427,8 +427,8 @@ print("after")
     assert MESSAGE.strip("^$") in ran.stderr
 
 
-def test_what_is_changed_in_onnxruntime() -> None:
-    """The methods that run a model, once, and at the first registration of this backend alone."""
+def test_changes_of_onnxruntime() -> None:
+    """The methods that run a model are replaced once, at the first registration of this backend."""
     code = """
 import onnxruntime as ort
 kinds = [kind for kind in ort.InferenceSession.__mro__ if kind is not object]
@@ -536,7 +536,7 @@ assert not any("ort_dynq" in defined.op_type for defined in onnxruntime_extensio
 
 
 @pytest.mark.parametrize("lines", [NATIVE, "ort_dynq.register(options, 'extensions')"], ids=BACKENDS)
-def test_operators_of_the_extensions_beside_ours(lines: str) -> None:
+def test_operators_of_the_extensions_in_the_same_model(lines: str) -> None:
     """ort_dynq defines nothing in onnxruntime-extensions before the backend extensions is registered."""
     assert json.loads(run_code(BESIDE % (FULL, lines)).stdout) == [[[3, 1], [1, 5]], [[0.5, 0], [0, 0.25]]]
 

@@ -1,4 +1,4 @@
-"""The shapes that a session infers: for QuantizedMatMul that of src, but the last dimension of the bias."""
+"""The shapes that a session infers: for QuantizedMatMul the shape of src, with the last dimension of the bias."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_products_do_not_saturate(operator: str, zero_points: str) -> None:
 
 
 @pytest.mark.parametrize(("operator", "a", "b"), OTHERS)
-def test_products_that_are_left_do_not_saturate_in_stock(operator: str, a: str, b: str) -> None:
+def test_unconverted_products_do_not_saturate_in_stock(operator: str, a: str, b: str) -> None:
     model = product(operator, a, b, SCALAR)
     assert without_saturation(model) == (model, 0)
     session = stock_session(model)
@@ -140,7 +140,7 @@ def test_products_are_found_everywhere(text: str) -> None:
     assert_product(exact(graph(text)), inputs, np.full((3, 5), 64 * 255 * 127))
 
 
-def test_a_product_that_a_rewrite_added_is_left() -> None:
+def test_a_product_that_a_rewrite_added_stays() -> None:
     """It has to be right on every CPU itself, and verification has to find that it is not."""
     model = product("MatMulInteger", "uint8", "int8", NONE)
     model.graph.node[0].metadata_props.add(key=RULE, value="a rule")
@@ -176,11 +176,11 @@ def test_the_model_is_not_changed_and_external_data_stay_in_their_file(tmp_path:
 
 
 @pytest.mark.parametrize("model", ["missing.onnx", b"not a model", with_weights().SerializeToString()[:-40]])
-def test_a_model_that_cannot_be_read_is_left_to_onnxruntime(model: Any) -> None:
+def test_onnxruntime_reports_a_model_that_cannot_be_read(model: Any) -> None:
     assert without_saturation(model) == (model, 0)
 
 
-def test_malformed_product_is_left_to_onnxruntime() -> None:
+def test_malformed_product_stays() -> None:
     model = product("MatMulInteger", "uint8", "int8", NONE)
     del model.graph.node[0].input[1]
     assert without_saturation(model) == (model, 0)

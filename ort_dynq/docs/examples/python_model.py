@@ -13,7 +13,7 @@ import ort_dynq
 def main(source: str, target: str) -> None:
     result = ort_dynq.rewrite(source)
     for finding in result.report.unconverted:
-        print(f"left: {finding.node}: {finding.reason}")
+        print(f"unconverted: {finding.node}: {finding.reason}")
     if not ort_dynq.verify(source, result.model).passed:
         raise SystemExit("the rewritten model differs: see `ort-dynq verify`")
     result.save(target)
