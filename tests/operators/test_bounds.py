@@ -211,7 +211,7 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
         return int(results[-1].ctypes.data)
 
     tensors = (library.Tensor * len(inputs))(*map(kernels._tensor, inputs, stored))
-    attributes = kernels._attributes(tuple(given.items()))
+    attributes = kernels._attributes(operator, tuple(given.items()))
     message = ctypes.create_string_buffer(1024)
     failed = library.load().ort_dynq_run(
         operator.encode(),
