@@ -2,7 +2,7 @@
 // values, and explains each value. CodeType of encodings.py is `Type` in operator.h: both have ONNX's numbers.
 // attributes.cc has the names of the values and rejects other values.
 //
-// An enumeration that indexes a table of kernels has a constant beside it with the number of its values.
+// An enumeration that indexes a table of kernels has a constant with the number of its values.
 // Files of one instruction set include this header, so it must define no function (kernels/numbers.h says why).
 #pragma once
 

@@ -30,7 +30,7 @@ struct DequantizeWork : Elementwise {
   const DequantizeKernel* direct = nullptr;  // for codes and dst as they are stored, and finite scales; may be null
 };
 
-// What the affine kernels need besides scales and zero points: the fields of AffineBlock.
+// The fields of AffineBlock: arguments of the affine kernels besides scales and zero points.
 struct AffineConstants {
   float low, high;
   float nan_code;

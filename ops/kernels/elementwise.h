@@ -140,7 +140,7 @@ using RangeKernel = Range (*)(const void* x, int64_t count);
 
 // Widens low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
 // largest magnitude widen high[i] only. NaN is ignored. If a column's extreme is a zero, the sign is that of its first
-// zero; for a row it may be that of any zero.
+// zero. For a row, it may be the sign of any zero.
 using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
 
 // Converts `count` elements. src and dst may be unaligned and do not overlap.

@@ -116,7 +116,7 @@ class QuantizedConv : public Node {
     Storage dst_storage;
     uint8_t flip;
     QuadAxis quad_axis;
-    ConvBlock all;  // what all blocks have in common
+    ConvBlock all;  // the fields that all blocks share
     Scratch<float, 64> bias;
 
     int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }

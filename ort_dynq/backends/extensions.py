@@ -95,7 +95,7 @@ def _define(extensions: Any, operator: Operator, name: str, signature: Signature
                     f"{operator.name}: output_dtype is {outputs[0].dtype}, but onnxruntime-extensions derives the "
                     "output type from the input types; prepare the model with ort_dynq.ready_for_extensions(model)"
                 )
-        except BaseException as error:  # KeyboardInterrupt as well: any exception would end the process
+        except BaseException as error:  # also KeyboardInterrupt: any exception would end the process
             runs.keep(error)
             outputs = [np.zeros(inputs[0].shape, dtype) for dtype in dtypes]
         results = tuple(map(_Result, outputs))

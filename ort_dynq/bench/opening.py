@@ -1,4 +1,4 @@
-"""Measures opening a session: the time, and the memory that the process takes for it.
+"""Measures the time and the memory of opening a session.
 
 Every measurement runs this module in a new process, since a process keeps the memory of earlier sessions.
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..measuring.progress import Track
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
-"""The line beside accuracy figures that say little."""
+"""The line after accuracy figures that say little."""
 _STYLES = {"PASSED": "bold green", "FAILED": "bold red", SMOKE_TEST: "bold red"}  # of a line that has only this text
 
 

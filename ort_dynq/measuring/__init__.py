@@ -1,1 +1,1 @@
-"""What all measurements share: sessions, inputs, data, timing, profiles, progress and plain results."""
+"""Shared by all measurements: sessions, inputs, data, timing, profiles, progress and plain results."""

@@ -1,4 +1,4 @@
-"""Refuses models that are quantized already, and says what to do with them."""
+"""Refuses models that are quantized already, with advice."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def chain_of(node: ir.Node, facts: Facts) -> Chain | None:
 
 
 def _before_round(node: ir.Node, facts: Facts) -> tuple[Chain, Bounded] | None:
-    """Returns the chain up to a Round, and the bounds of what is rounded; None if it rounds no quotient."""
+    """Returns the chain up to a Round, and the bounds of its input; None if it rounds no quotient."""
     rounded = operand(node)
     bounded = all_bounds_of(rounded)
     clip = _clip(bounded)  # with integer bounds, clipping before rounding equals clipping after it
@@ -192,7 +192,7 @@ def _codes(value: ir.Value) -> tuple[ir.Value | None, bool]:
 
 
 def _skip_neg(value: ir.Value) -> ir.Value:
-    """Returns the value that `value` is the negative of, or `value`."""
+    """Returns the value before a Neg, or `value`."""
     node = producer_of(skip_identity(value), "Neg")
     return value if node is None or node.inputs[0] is None else node.inputs[0]
 
@@ -214,7 +214,7 @@ def _clip(bounded: Bounded) -> tuple[int, int] | None:
 
 
 def _quotient_and_zero_point(total: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """Returns the quotient and the zero point that `total` is the sum of, or None."""
+    """Returns the quotient and the zero point whose sum is `total`, or None."""
     terms = _operands(total, "Add")
     for t, zero in (terms, terms[::-1]) if terms is not None else ():
         if _quotient(skip_identity(t), facts) is not None:
@@ -315,5 +315,5 @@ def _is_same_number(value: ir.Value | None, zero: ir.Value, x: ir.Value) -> bool
 
 
 def _root(value: ir.Value) -> ir.Value:
-    """Returns the integers that a value is a Cast of, or the value that it is a copy of."""
+    """Returns the integers before a Cast, or the value before any Identity."""
     return uncast(value) or skip_identity(value)

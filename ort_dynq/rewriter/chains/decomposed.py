@@ -35,7 +35,7 @@ _OLDEST_OPSET = 13
 
 @dataclass(frozen=True)
 class _AffineChain:
-    """A chain with its scale and zero point as the model computes them; no zero point stands for the constant 0."""
+    """A chain with its scale and zero point as the model computes them. No zero point means the constant 0."""
 
     chain: Chain
     zero_point: ir.Value | None
@@ -43,7 +43,7 @@ class _AffineChain:
 
 @dataclass(frozen=True)
 class _Dequantization:
-    """``(codes - zero_point) * scale``; no zero point stands for the constant 0."""
+    """``(codes - zero_point) * scale``. No zero point means the constant 0."""
 
     codes: ir.Value
     scale: ir.Value

@@ -2,8 +2,8 @@
 
 DynamicQuantizeLinear(x)    -> ort_dynq.DynamicQuantizeLinear(x)
 
-ONNX Runtime's takes longer than many convolutions that read its codes. It stays where ONNX Runtime fuses it with a
-MatMulInteger.
+ONNX Runtime's own operator takes longer than many convolutions that read its codes. It stays where ONNX Runtime fuses
+it with a MatMulInteger.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _range_chain(node: ir.Node, context: Context, codes: ir.DataType, dq: ir.Nod
     zero = None if is_zero(constant_scalar(zero_point)) else zero_point
     try:
         recipe = recipe_of(x, scale, zero, (low, high), node.graph)
-    except Unconverted:  # scale and zero point are computed in another way
+    except Unconverted:  # scale and zero point have another formula
         return None
     if recipe.inverse_scale or recipe.zero_point.type not in (CodeType.FLOAT32, codes):
         return None
@@ -188,7 +188,7 @@ def _range_chain(node: ir.Node, context: Context, codes: ir.DataType, dq: ir.Nod
 
 
 def _is_granularity_of(node: ir.Node, recipe: Recipe) -> bool:
-    """Returns whether the elements that share a scale are those that its range is computed from."""
+    """Returns whether each scale is computed from the range of exactly the elements that share it."""
     x, scale, _ = inputs_of(node)
     if x.shape is None or scale.shape is None:
         return False

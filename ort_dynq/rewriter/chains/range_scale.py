@@ -131,7 +131,7 @@ def _numerator(division: ir.Node) -> float | None:
 
 
 def _guarded(value: ir.Value, recipe: Recipe, where: AddedEpsilon) -> Bounded:
-    """Returns what keeps a range or a scale away from 0: bounds, or an epsilon that is added.
+    """Returns a range or a scale before the bounds or the added epsilon that keep it away from 0, with the bounds.
 
     Magnitudes are skipped and noted in the recipe, as is the sign in Where(v >= 0, 1, -1) * clip(|v|).
     """
@@ -175,7 +175,7 @@ def _is_positive(recipe: Recipe) -> bool:
 
 
 def _bounds(value: ir.Value) -> Bounded:
-    """Returns what a node bounds; `value` without bounds if it bounds nothing."""
+    """Returns the input and the bounds of a node that bounds `value`; `value` without bounds if there is none."""
     found = bounds_of(value)
     if found is None and producer_of(value, "Clip") is not None:
         raise Unconverted(Reason.CLIP_BOUNDS_AT_RUN_TIME)
@@ -269,7 +269,7 @@ def _two_sided(x: ir.Value, node: ir.Node, recipe: Recipe) -> None:
         raise Unconverted(Reason.ENDS_BOUNDED_APART)
     if low.least > -LARGEST or high.most < LARGEST:
         raise Unconverted(Reason.ENDS_BOUNDED_AWAY_FROM_ZERO)
-    # A bound at the largest float makes an infinite minimum or maximum finite, and so the range.
+    # A bound at the largest float makes an infinite minimum or maximum finite, and the range, too.
     if LARGEST in (-low.least, high.most):
         if low.least != -high.most or recipe.added_epsilon:
             raise Unconverted(Reason.ENDS_BOUNDED_APART)

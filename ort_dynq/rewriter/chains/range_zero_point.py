@@ -125,7 +125,7 @@ def _form_of(value: ir.Value, low: ir.Value, bounds: tuple[int, int]) -> _Form |
 
 
 def _unclipped(value: ir.Value, to: tuple[int, int]) -> ir.Value | None:
-    """Returns what one or more Clips to the range of the codes clip, or None."""
+    """Returns the value before one or more Clips to the range of the codes; None if there is no Clip."""
     found = None
     while (bounds := all_bounds_of(value)).value is not value:
         if (bounds.least, bounds.most) != to:
@@ -135,7 +135,7 @@ def _unclipped(value: ir.Value, to: tuple[int, int]) -> ir.Value | None:
 
 
 def _subtracted(value: ir.Value, quant_min: int) -> ir.Value | None:
-    """Returns what is subtracted from quant_min, or None."""
+    """Returns the value that is subtracted from quant_min, or None."""
     node = producer_of(value, "Sub")
     if node is None:
         return None
@@ -151,7 +151,7 @@ def _numerator(quotient: ir.Value) -> ir.Value | None:
 
 
 def _divisor(form: _Form) -> ir.Value | None:
-    """Returns what the numerator of a form is divided by, before it was reshaped, or None."""
+    """Returns the divisor of the numerator of a form, before any Reshape of it, or None."""
     division = producer_of(form.quotient, "Div")
     if division is None or operand(division) is not form.numerator:
         return None

@@ -93,7 +93,7 @@ RULE = Rule("range", 13, _match, _build)
 
 
 def _is_slow_alone(reduction: _Reduction) -> bool:
-    """Returns whether one reduction alone takes longer than both in one pass, as over the first dimensions."""
+    """Returns whether a single reduction takes longer than both in one pass, as over the first dimensions."""
     rank = len(reduction.x.shape or ())
     if reduction.reduce_others or reduction.axis not in (0, -rank) or reduction.count == rank:
         return False

@@ -43,7 +43,7 @@ class Match:
         zero_point: Their zero point, one number of the same type; None for 0.
         weights: The weights.
         geometry: The geometry.
-        tail: What follows the sums.
+        tail: The nodes after the product: scales and bias.
     """
 
     codes: ir.Value

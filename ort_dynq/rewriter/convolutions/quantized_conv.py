@@ -17,12 +17,12 @@ from .convolution import Geometry, Weights
 
 
 def build_quantized_conv(tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit) -> None:
-    """Puts QuantizedConv in place of a convolution and of everything up to the end of its tail.
+    """Puts QuantizedConv in place of a convolution and its tail.
 
     Args:
-        tail: What follows the sums.
+        tail: The nodes after the product: scales and bias.
         codes: The codes of the activation, uint8 or int8, with one zero point.
-        weights: The weights, which :meth:`Weights.check` has accepted. Their scales are those of the tail.
+        weights: The weights, which :meth:`Weights.check` has accepted. The tail has their scales.
         geometry: The geometry.
         edit: The edit of the convolution.
     """

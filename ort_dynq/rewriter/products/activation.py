@@ -1,4 +1,4 @@
-"""Recognizes the quantized activation of a float product: what dequantizes it, and what moves its rows afterwards.
+"""Recognizes the quantized activation of a float product: its dequantizer, and the nodes that move its rows after it.
 
 DynamicRangeFakeQuantize | AffineFakeQuantize | DynamicFakeQuantize | DynamicQuantizeDequantizeLinear
     | AffineDequantize | DynamicDequantize | Cast of codes, [Transpose], [Reshape | Squeeze | ...]
@@ -37,7 +37,7 @@ _OTHER_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.UINT4, ir
 
 @dataclass(frozen=True)
 class Source:
-    """What dequantizes an activation, and what its codes need.
+    """The node that dequantizes an activation, and the parameters of its codes.
 
     Attributes:
         node: The node; see :func:`dequantizer_of`.
@@ -56,7 +56,7 @@ class Source:
     has_scale_vector: bool = False
 
     def inputs(self, count: int) -> list[ir.Value]:
-        """Returns the first inputs of the node, which has so many."""
+        """Returns the first inputs of the node; none of them is absent."""
         return _inputs(self.node, count)
 
 
@@ -66,7 +66,7 @@ class Activation:
 
     Attributes:
         value: The float activation, [..., M, K].
-        source: What dequantizes it.
+        source: Its dequantizer.
         transposes: The Transposes after the source, which keep the rows, the first one first.
         reshapes: The Reshapes and the like after them.
         groups: The number of scales for each row.
@@ -126,11 +126,11 @@ def rounded_dequantizer_of(value: ir.Value) -> ir.Node | None:
 
 
 def activation_of(value: ir.Value, node: ir.Node, *, groups: int = 1, parts: int = 1) -> Activation:
-    """Returns the activation that `value` is.
+    """Returns `value` as an activation.
 
     Args:
         value: The float activation, [..., M, K].
-        node: What dequantizes it; see :func:`dequantizer_of` and :func:`rounded_dequantizer_of`.
+        node: Its dequantizer; see :func:`dequantizer_of` and :func:`rounded_dequantizer_of`.
         groups: The number of scales for each row; see :func:`group_size_of`.
         parts: The number of equal parts into which the product cuts each group.
 
@@ -149,7 +149,7 @@ def group_size_of(value: ir.Value, node: ir.Node, depth: int) -> int:
 
     Args:
         value: The float activation, [..., depth].
-        node: What dequantizes it.
+        node: Its dequantizer.
         depth: The length of a row.
 
     Raises:
@@ -182,7 +182,7 @@ def has_one_scale(node: ir.Node) -> bool:
 
 
 def _source(node: ir.Node) -> Source:
-    """Returns what the codes of a dequantizer need.
+    """Returns a dequantizer with the parameters of its codes.
 
     Raises:
         Unconverted: They cannot be multiplied as uint8, or the scales are not known to belong to rows or groups.
@@ -318,14 +318,14 @@ def _has_scale_of_each_row(node: ir.Node) -> bool:
 
 
 def _inputs(node: ir.Node, count: int) -> list[ir.Value]:
-    """Returns the first inputs of a node, which has so many."""
+    """Returns the first inputs of a node; none of them is absent."""
     found = [value for value in node.inputs[:count] if value is not None]
     assert len(found) == count
     return found
 
 
 def _as_codes(attributes: Mapping[str, Any], code_type: CodeType) -> dict[str, Any]:
-    """Returns the attributes of a fake quantization as those of the quantization to uint8 codes."""
+    """Returns the attributes of the quantization to uint8 codes that replaces a fake quantization."""
     return {
         **attributes,
         "code_type": int(code_type),
@@ -335,7 +335,7 @@ def _as_codes(attributes: Mapping[str, Any], code_type: CodeType) -> dict[str, A
 
 
 def _code_type(attributes: Mapping[str, Any]) -> CodeType:
-    """Returns the 8-bit type of a chain's codes, or the one that holds codes that stay floats.
+    """Returns the 8-bit type of a chain's codes, or the type that holds codes that stay floats.
 
     Raises:
         Unconverted: The codes need more than 8 bits.

@@ -64,7 +64,7 @@ class Channels(NamedTuple):
         return value.shape is not None and list(value.shape) == [self.size]
 
     def _has_shape(self, shape: Sequence[int | ir.SymbolicDim] | ir.Shape | None) -> bool:
-        """Returns whether a shape is known to be that of one number for each channel."""
+        """Returns whether a shape is known to have one number for each channel."""
         if shape is None:
             return False
         before = len(shape) - self.spatial_rank - 1

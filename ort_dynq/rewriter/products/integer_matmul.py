@@ -50,7 +50,7 @@ class _Match:
         is_signed: Whether the codes are int8.
         zero_point: A uint8 number, or a value of the type of the codes.
         grid: The weights.
-        tail: What follows the sums.
+        tail: The nodes after the product: scales and bias.
     """
 
     factor: ir.Value

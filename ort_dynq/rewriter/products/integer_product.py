@@ -1,4 +1,4 @@
-"""What the rules for MatMulInteger and ConvInteger share: their weights, and the same product of uint8 codes."""
+"""Shared by the rules for MatMulInteger and ConvInteger: their weights, and the same product of uint8 codes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LARGEST_UNSATURATED_WEIGHT = 64
 
 @dataclass(frozen=True)
 class UnsignedProduct:
-    """A MatMulInteger or ConvInteger of int8 codes that becomes one of uint8 codes, which is faster.
+    """A MatMulInteger or ConvInteger of int8 codes that becomes a product of uint8 codes, which is faster.
 
     Attributes:
         node: The product.
-        weights: The int8 weights, or their elements if these are known, that become uint8 as well, since sums with them
-            may saturate; None if the weights stay as they are.
+        weights: The int8 weights, or their elements if known, if they also become uint8, since sums with them may
+            saturate; None if the weights stay as they are.
     """
 
     node: ir.Node
@@ -38,7 +38,7 @@ class UnsignedProduct:
 
 
 def unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
-    """Returns what a MatMulInteger or ConvInteger becomes if it stays one; None if its codes are not int8.
+    """Returns the uint8 form of an unconverted MatMulInteger or ConvInteger; None if its codes are not int8.
 
     Raises:
         Unconverted: The type of the weights is not known.

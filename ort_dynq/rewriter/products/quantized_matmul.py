@@ -15,12 +15,12 @@ from .unsigned_codes import UnsignedCodes
 
 
 def build_quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit) -> None:
-    """Puts QuantizedMatMul in place of a matrix product and of everything up to the end of its tail.
+    """Puts QuantizedMatMul in place of a matrix product and its tail.
 
     Args:
-        tail: What follows the sums.
+        tail: The nodes after the product: scales and bias.
         codes: The codes of the activation, uint8.
-        grid: The weights. Their scales are those of the tail.
+        grid: The weights. The tail has their scales.
         edit: The edit of the product.
     """
     shared = edit.shared(SharedInitializers)
@@ -47,7 +47,7 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
     """Returns the scale of the rows, the scales of the columns and the bias.
 
     Args:
-        tail: What follows the sums.
+        tail: The nodes after the product: scales and bias.
         codes: The codes of the activation. If they have no scale, the tail may have one.
         edit: The edit of the product.
 

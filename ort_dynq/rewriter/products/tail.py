@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows the sums of a product.
+    """The nodes after the sums of a product, up to `last`.
 
     Attributes:
         product: The product.
@@ -55,7 +55,7 @@ class Tail:
         column: float32, [N] or [groups, N], a scale for each column, or for each of its groups; None if there is none.
         scale_order: The order in which the sums are multiplied by the scales.
         bias: [N]: a float32 value, or numbers; None if there is none.
-        subtracted: int32, [N], subtracted from the sums; None if nothing is.
+        subtracted: int32, [N], subtracted from the sums; None if nothing is subtracted.
         moves: The Reshapes and the like between the product and `last`. They keep the rows.
         is_row_moved: Whether `row` has a number for each row of a later shape, and the product is a matrix.
     """
@@ -90,7 +90,7 @@ class Tail:
         return None if use is None else Step(*use, tuple(moves))
 
     def past(self, step: Step, **found: Any) -> Tail:
-        """Returns the tail up to the end of a step, with what was found there."""
+        """Returns the tail up to the end of a step, with the fields that the step sets."""
         return replace(self, last=step.node.outputs[0], moves=(*self.moves, *step.moves), **found)
 
     def past_bias(self, facts: Facts) -> Tail:
@@ -132,7 +132,7 @@ class Tail:
         return tail
 
     def times(self, column: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Returns the scales of the columns, multiplied by those of a further step."""
+        """Returns the scales of the columns, multiplied by the scales of a further step."""
         return column if self.column is None else np.asarray(self.column * column)
 
     def past_row(self, value: ir.Value | None, step: Step, **found: Any) -> Tail:
@@ -151,7 +151,7 @@ class Tail:
         return sums.shape is not None and len(sums.shape) == 2 and is_shape_of_rows(value, moved, is_shared=False)
 
     def scales(self, step: Step, codes: ir.Value, facts: Facts) -> tuple[ir.Value, npt.NDArray[np.float32]] | None:
-        """Returns the scale of the rows and that of the columns, if a step multiplies by their product, or None."""
+        """Returns the scales of the rows and of the columns, if a step multiplies by their product, or None."""
         product = None if step.operand is None else producer_of(skip_identity(step.operand), "Mul")
         if product is None:
             return None

@@ -61,7 +61,7 @@ RULE: Rule[None] = Rule("unconverted product", 0, _match)
 def _source(value: ir.Value | None, context: Context) -> tuple[ir.Node, str] | None:
     """Returns the node that quantized or dequantized data, and the operator that moved them afterwards, or "".
 
-    A node that is unconverted for a reason counts as one that quantizes.
+    A node that is unconverted for a reason counts as a quantizer.
     """
     todo, seen = [(value, "", True)], 0
     while todo and seen < _MOST_NODES:

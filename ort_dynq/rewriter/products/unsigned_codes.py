@@ -82,7 +82,7 @@ class UnsignedCodes:
             self._shift_by_nodes(value, edit)
 
     def _move(self, value: ir.Value, node: ir.Node, unsigned: ir.Value, edit: Edit) -> None:
-        """Inserts `node`, which moves elements, once more for the uint8 form of its input."""
+        """Inserts a copy of `node`, which moves elements, for the uint8 form of its input."""
         moved = ir.node(node.op_type, [unsigned, *node.inputs[1:]], dict(node.attributes))
         self._unsigned[value] = edit.insert(moved, before=node, origin=node)
         self._facts.note(self._unsigned[value], ir.DataType.UINT8, value.shape)

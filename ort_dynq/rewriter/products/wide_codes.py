@@ -15,11 +15,11 @@ from .unsigned_codes import MOVES
 
 
 class WideCodes(NamedTuple):
-    """8-bit codes in int32 or int64 integers, minus a zero point or not.
+    """8-bit codes in int32 or int64 integers, with or without a subtracted zero point.
 
     Attributes:
         codes: The codes, uint8 or int8.
-        zero_point: What is subtracted from them, of the same type, or a constant; None if nothing is.
+        zero_point: The subtracted value, of the same type, or a constant; None if nothing is subtracted.
         shape: A value of the shape of the integers.
     """
 
