@@ -32,7 +32,7 @@ struct OrtApiBase {
   const char* (*GetVersionString)();
 };
 
-// Versions of the API equal the minor versions of ONNX Runtime 1.x. kOldestApi is that of runtime.py: 1.18 and older
+// Versions of the API equal the minor versions of ONNX Runtime 1.x. kOldestApi is as in runtime.py: 1.18 and older
 // infer wrong output types. All functions below exist since then, except GetTensorElementTypeAndShapeDataReference.
 constexpr uint32_t kOldestApi = 20;
 constexpr uint32_t kNewestApi = 24;              // the last one in ort_api_slots.h

@@ -65,7 +65,7 @@ class ConvImage {
   // The positions from the first to the last one, including positions between rows, which the output does not have.
   int64_t positions() const;
   int64_t row_positions() const { return layouts_[2].length; }
-  // The position of the first output element of a row, up to one row behind the tile.
+  // The position of the first output element of a row, up to one row after the tile.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
   // Computes what write() needs for any group.

@@ -27,7 +27,7 @@ constexpr Type kInt4 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4;
 const char* name_of(Type type);
 int64_t bits_of(Type type);  // of an element
 
-// An invalid attribute or input. The message names the operator, what it got and what it expected.
+// An invalid attribute or input. The message names the operator, the given value and the expected ones.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -5,8 +5,8 @@
 
 namespace dynq {
 
-// The longest sums that cannot overflow int32. Codes minus zero points are within +-255. So are weights minus zero
-// points; 8-bit weights without zero points are within +-128.
+// The longest sums that cannot overflow int32. Codes minus zero points and weights minus zero points are within +-255.
+// 8-bit weights without zero points are within +-128.
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
 constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
 

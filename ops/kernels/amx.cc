@@ -230,7 +230,7 @@ void gemm_qc8w_tiles(const ProductBlock& block) {
 
 #include "kernels/simd/tile-groups-inl.h"
 
-// to[i][j] = from[j][i] for 16 x 16 values of 4 bytes, of which the rows from `rows` on are 0. Rows of `from` are
+// to[i][j] = from[j][i] for 16 x 16 values of 4 bytes; the rows from `rows` on are 0. Rows of `from` are
 // `stride` bytes apart.
 void transpose(const void* from, int64_t stride, int64_t rows, void* to) {
   const auto* bytes = static_cast<const uint8_t*>(from);

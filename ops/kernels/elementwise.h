@@ -156,9 +156,9 @@ struct ElementwiseKernels {
   BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
   RangeKernel ranges[kExtremes];
   RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
-  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Those that round quotients
-  // x / scale to float16 are for scales of 11 significant bits or less and codes up to kLargestRoundedQuotient. Null:
-  // float16 is converted to and from float.
+  // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Kernels that round
+  // quotients x / scale to float16 are for scales of 11 significant bits or less and codes up to
+  // kLargestRoundedQuotient. Null: float16 is converted to and from float.
   QuantizeKernel quantize_f16[kArithmetics][kCodeKinds][kParameterKinds];  // not kOneDnn, not kWrapping
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];

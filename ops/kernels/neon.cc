@@ -125,7 +125,7 @@ struct V : VectorNeon {
 };
 
 #include "kernels/simd/table-inl.h"
-// clang-format off: it has a pragma for what follows
+// clang-format off: the file begins with a pragma
 #include "kernels/simd/productneon-inl.h"
 // clang-format on
 

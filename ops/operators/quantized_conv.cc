@@ -276,7 +276,7 @@ class QuantizedConv : public Node {
       }
     }
 
-    // Whether AMX serves: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums
+    // Whether AMX is used: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums
     // long enough to pay for packing and conversion.
     bool fits_tiles(const ConvImage& form) const {
       return (channels == group_outputs || group_outputs % kBlockColumns == 0) && quads >= 2 * kTileRows &&

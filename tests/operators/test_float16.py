@@ -119,7 +119,7 @@ def test_dynamic_quantize_linear(isas: Sequence[str]) -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("shape", [(1, 64), (7, 19), (200, 64), (2, 97, 20)])
 def test_products(isas: Sequence[str], bits: int, shape: tuple[int, ...]) -> None:
-    """Rounded once, with a bias of float16, in pieces of rows and columns; results overflow and are subnormal, too."""
+    """Rounded once, with a bias of float16, in pieces of rows and columns; some results overflow or are subnormal."""
     rng = np.random.default_rng(bits)
     for columns in (1, 20, 64, 130):
         for group_size in (0, 16) if shape[-1] % 16 == 0 else (0,):
@@ -131,7 +131,7 @@ def test_products(isas: Sequence[str], bits: int, shape: tuple[int, ...]) -> Non
 
 
 def test_every_value_as_a_bias(isas: Sequence[str]) -> None:
-    """Of products that are 0, and of ones that move the result to a tie, or beyond float16."""
+    """Biases of products that are 0, and biases that move the result to a tie or beyond float16."""
     rng = np.random.default_rng(0)
     inputs, _ = matmul_inputs(rng, (3, 4), EVERY.size)
     scale = np.array([[0], [2.0**-12], [3]], np.float32)
@@ -163,7 +163,7 @@ def test_convolutions(isas: Sequence[str], is_wide: bool) -> None:
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 def test_large_convolutions(isas: Sequence[str], kernel: tuple[int, int], strides: tuple[int, int], group: int) -> None:
-    """Of several tiles and tasks: positions are adjacent in the output, or in rows only."""
+    """Outputs of several tiles and tasks: positions are adjacent in the output, or only in rows."""
     compare_conv(isas, conv_inputs(np.random.default_rng(0), (2, 16, 60, 70), 32, kernel, strides=strides, group=group))
 
 

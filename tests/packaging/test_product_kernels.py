@@ -23,7 +23,7 @@ from ort_dynq import kernels
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "ops" / "kernels"
-# As in ops/CMakeLists.txt: contracting products and sums would change results.
+# As in ops/CMakeLists.txt: contracting products and sums would change the results.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-Wall", "-Wextra")
 FLAGS += ("-Werror", f"-I{ROOT / 'ops'}", f"-I{ROOT / 'tests' / 'native'}")
 # Without AVX-512, GCC warns that functions with its vectors have another ABI; no other file calls them.

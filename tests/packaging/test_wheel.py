@@ -40,7 +40,7 @@ def run(*command: str | Path, **options: object) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from the source distribution, which therefore has everything that a build needs.
 
-    Its library is optimized less than the released one, which takes less time; test_library.py tests that one's size.
+    Its library is less optimized than the released one, which takes less time; test_library.py tests that one's size.
     """
     require("scikit_build_core")
     require("pip")
@@ -62,7 +62,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files(wheel: Path) -> None:
-    """The wheel has the files of ort_dynq/ and the library, and no other."""
+    """The wheel has the files of ort_dynq/ and the library, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")

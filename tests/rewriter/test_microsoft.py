@@ -243,7 +243,7 @@ def optimized(model: onnx.ModelProto, level: ort.GraphOptimizationLevel, folder:
 
 
 def test_blocked_channels(tmp_path: Path) -> None:
-    """Between operators with blocks of channels, ONNX Runtime's optimizer leaves chains as they are."""
+    """Between operators with blocks of channels, ONNX Runtime's optimizer does not change chains."""
     model = parse(
         f"""c0 = Conv<pads = [1, 1, 1, 1]>(x, filters) r0 = Relu(c0) p = MaxPool<kernel_shape = [2, 2]>(r0)
             h = Conv<group = 32, pads = [1, 1, 1, 1]>(p, others) {CHAIN}""",

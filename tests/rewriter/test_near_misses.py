@@ -92,7 +92,7 @@ def test_near_miss_without_a_clip(old: str, new: str, reason: str | None) -> Non
 
 
 def test_codes_that_wrap_around() -> None:
-    """Scales so small that the codes leave int8: denormals, and 0 where an element is not."""
+    """Scales so small that the codes exceed int8: denormals, and 0 where an element is not 0."""
     rng = np.random.default_rng(0)
     steps = rng.integers(-300, 300, (200, 33)) * rng.integers(1, 99, (200, 1)) // rng.choice([1, 100], (200, 1))
     x = (steps * np.float32(1e-45)).astype(np.float32)

@@ -1,7 +1,7 @@
 """policy/ort_fusions.py predicts, node by node, what the installed ONNX Runtime fuses.
 
 Each case is a small model in ONNX's text form. The tests ask stock ONNX Runtime, at its default level, which of the
-model's QuantizeLinear and DequantizeLinear nodes are left, and compare the results with those without optimizations.
+model's QuantizeLinear and DequantizeLinear nodes remain, and compare the results with those without optimizations.
 
 More than 450 lines: most of them are the list of cases.
 """

@@ -57,8 +57,8 @@ inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder orde
                                : P::mul(P::mul(real, column_scale), row_scale);
 }
 
-// The first quads of kBlocks blocks, whose first columns are `gap` apart. If fewer blocks are left, the last one serves
-// again, and its sums are not used.
+// The first quads of kBlocks blocks, whose first columns are `gap` apart. If fewer blocks remain, the last one is
+// repeated, and its sums are not used.
 template <int kBlocks>
 struct Weights {
   const int8_t* of[kBlocks];
@@ -164,8 +164,8 @@ inline void dot_products_4bit(const uint8_t* codes, int64_t stride, const Weight
   for (; quad < to; quad += 2) dot_step_4bit<kRows, kBlocks>(codes, stride, weights, quad, zps, sums);
 }
 
-// If P::kUnsignedWeights: subtracts what makes the sums too large. `Type` is P: only a template may call a function
-// that P does not have.
+// If P::kUnsignedWeights: subtracts the sums of the codes times 128, or times the zero points of 4-bit weights. `Type`
+// is P: only a template may call a function that P does not have.
 template <int kBits, int kRows, int kSums, class Type = P>
 inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t quads, const P::I (&zps)[kSums],
                                P::I (&sums)[kRows][kSums]) {
