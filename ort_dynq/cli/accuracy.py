@@ -41,7 +41,9 @@ def reference_of(arguments: argparse.Namespace, source: Path) -> Reference:
     """
     shapes, inputs = given_data(arguments)
     if arguments.data and (shapes or inputs):
-        raise DynqError("--data gives the values and shapes of all inputs; --input and --shape do not go with it")
+        raise DynqError(
+            "--data gives the values and shapes of all inputs; --input and --shape cannot be combined with it"
+        )
     with working("running the float model"):
         from ..accuracy import Reference
 

@@ -70,8 +70,8 @@ def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> 
     timings = bench_folder(arguments.what, settings, track=track)
 
     def text() -> Iterator[RenderableType]:
-        yield "medians; ratio: stock / ours\n"
-        head = ("model", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        yield "medians; ratio: stock / ort_dynq\n"
+        head = ("model", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
         rows = [(each.name, each.threads, *ratio_cells(each), rewritten_cell(each)) for each in timings]
         yield table(head, rows, style=lambda row: ratio_style(row[4]))
         yield from problem_lines(timings)

@@ -132,7 +132,7 @@ def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) 
     from bench.operators import SIZES, bench_operators
 
     timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
-    note = "ns: per element; ratio: stock / ours; copy: time of a plain copy of as many bytes / ours\n"
+    note = "ns: per element; ratio: stock / ort_dynq; copy: time of a plain copy of as many bytes / ort_dynq\n"
     types = ("types", lambda each: f"{each.floats}, {each.codes}")
     return _table(timings, note, types, ("copy", lambda each: Figure(each.copy_ratio, 2)))
 
@@ -141,7 +141,7 @@ def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track)
     from bench.operators import MISALIGNED_SIZES, bench_misaligned
 
     timings = bench_misaligned(settings, arguments.sizes or MISALIGNED_SIZES, track=track)
-    note = "ns: per element; ratio: stock / ours; offset: bytes from a 64-byte boundary to the output\n"
+    note = "ns: per element; ratio: stock / ort_dynq; offset: bytes from a 64-byte boundary to the output\n"
     return _table(timings, note, ("offset", lambda each: each.offset))
 
 
@@ -158,7 +158,7 @@ def _table(timings: Sequence[Any], note: str, *further: _Column) -> Outcome:
             "scales",
             "tensor",
             "threads",
-            "ours ns",
+            "ort_dynq ns",
             "stock ns",
             "ratio",
             *(name for name, _ in further),
@@ -188,13 +188,24 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
     def text() -> Iterator[RenderableType]:
         yield f"medians in us; 4 bits and MatMulNBits: a scale for each {group_size} rows of the weights"
         yield "MatMulInteger: and a DequantizeLinear; MatMulNBits: accuracy level 4, from float32, which it quantizes"
-        yield "ratios: MatMulInteger / ours 8; MatMulNBits 4 / ours 4; read: a plain read of the 8-bit weights / ours 8"
+        yield "ratios: MatMulInteger / ort_dynq 8; MatMulNBits 4 / ort_dynq 4"
+        yield "read: a plain read of the 8-bit weights / ort_dynq 8"
         for size in sorted(set(cold.values()), reverse=True):
             counts = ", ".join(str(count) for count in rows if cold[count] == size)
             yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
         yield ""
         head = (
-            *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
+            *(
+                "rows",
+                "weights",
+                "threads",
+                "ort_dynq 8",
+                "MatMulInteger",
+                "ratio",
+                "ort_dynq 4",
+                "MatMulNBits 4",
+                "ratio",
+            ),
             *("MatMulNBits 8", "torch", "float", "read", "ratio"),
         )
         table_rows = [
@@ -223,14 +234,14 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
     found = bench_convolutions(settings, arguments.cases or tuple(CONVOLUTIONS), track=track)
 
     def text() -> Iterator[RenderableType]:
-        yield "medians in us; ours: QuantizedConv from codes; ours float: DynamicQuantizeLinear and QuantizedConv"
+        yield "medians in us; ort_dynq: QuantizedConv of codes; ort_dynq float: DynamicQuantizeLinear, QuantizedConv"
         yield "stock: ConvInteger, Cast, Mul and Add; Conv: of float32; QLinearConv: static, from codes to codes"
         yield "s8, u8: symmetric int8 weights, and uint8 weights with a zero point; the others have s8 weights"
-        yield "ratios: stock / ours; Conv / ours float; QLinearConv / ours s8\n"
+        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; QLinearConv / ort_dynq s8\n"
         head = (
             *("convolution", "input", "weights", "stride", "threads"),
-            *("ours s8", "stock s8", "ratio", "ours u8", "stock u8", "ratio"),
-            *("ours float", "Conv", "ratio", "QLinearConv", "ratio"),
+            *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
+            *("ort_dynq float", "Conv", "ratio", "QLinearConv", "ratio"),
         )
         rows = [
             (
@@ -258,8 +269,8 @@ def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     timings = bench_chains(settings, track=track)
 
     def text() -> Iterator[RenderableType]:
-        yield f"float32 {format_shape(SHAPE)}; ratio: stock / ours; / Relu: ours / one Relu over the same tensor\n"
-        head = ("chain", "nodes", "threads", "stock ms", "ours ms", "ratio", "Relu ms", "/ Relu", "rewritten to")
+        yield f"float32 {format_shape(SHAPE)}; ratio: stock / ort_dynq; / Relu: ort_dynq / Relu of the same tensor\n"
+        head = ("chain", "nodes", "threads", "stock ms", "ort_dynq ms", "ratio", "Relu ms", "/ Relu", "rewritten to")
         rows = [
             (
                 *(each.name, each.nodes, each.threads),
@@ -292,11 +303,11 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
 
     def text() -> Iterator[RenderableType]:
         layers, hidden, heads, image = astuple(network_sizes)
-        yield "medians; ratio: stock / ours"
+        yield "medians; ratio: stock / ort_dynq"
         yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
         yield "tokens: in the encoder's input, or in the decoder's past"
         yield f"resnet: ResNet-18, images of {image}x{image}\n"
-        head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ours ms", "ratio", "rewritten to")
+        head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
         rows = [
             (
                 *(each.network, each.name, each.floats, each.tokens or "-", each.threads),

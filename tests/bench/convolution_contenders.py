@@ -2,9 +2,9 @@
 
 All convolve the same values by the same weights, and add the same bias:
 
-* ours s8, ours u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output channel has a
-  scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
-* ours float: DynamicQuantizeLinear and QuantizedConv, from float32.
+* ort_dynq s8, ort_dynq u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output
+  channel has a scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
+* ort_dynq float: DynamicQuantizeLinear and QuantizedConv, from float32.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
   writes them. On x86, ONNX Runtime has fast kernels for the uint8 weights only.
 * Conv: Conv of float32.
@@ -196,9 +196,9 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
     ours, constants = _ours(convolution, data, 0)
     ours_u8, constants_u8 = _ours(convolution, data, _WEIGHT_ZERO_POINT - 128)
     return {
-        "ours s8": _Form(f"y = {ours}", codes, constants, is_ours=True),
-        "ours u8": _Form(f"y = {ours_u8}", codes, constants_u8, is_ours=True),
-        "ours float": _Form(
+        "ort_dynq s8": _Form(f"y = {ours}", codes, constants, is_ours=True),
+        "ort_dynq u8": _Form(f"y = {ours_u8}", codes, constants_u8, is_ours=True),
+        "ort_dynq float": _Form(
             "codes, scale, zero_point = ort_dynq.DynamicQuantizeLinear(x)\n" + f"y = {ours.replace('(x', '(codes')}",
             activation,
             constants,

@@ -145,27 +145,27 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         case.convolution.weights,
         case.convolution.stride,
         case.threads,
-        ours_s8_us=us["ours s8"],
-        ours_u8_us=us["ours u8"],
-        ours_float_us=us["ours float"],
+        ours_s8_us=us["ort_dynq s8"],
+        ours_u8_us=us["ort_dynq u8"],
+        ours_float_us=us["ort_dynq float"],
         integer_s8_us=us.get("ConvInteger s8"),
         integer_u8_us=us.get("ConvInteger u8"),
         float_us=us.get("Conv"),
         static_us=us.get("QLinearConv"),
-        integer_s8_ratio=ratio("ConvInteger s8", "ours s8"),
-        integer_u8_ratio=ratio("ConvInteger u8", "ours u8"),
-        float_ratio=ratio("Conv", "ours float"),
-        static_ratio=ratio("QLinearConv", "ours s8"),
+        integer_s8_ratio=ratio("ConvInteger s8", "ort_dynq s8"),
+        integer_u8_ratio=ratio("ConvInteger u8", "ort_dynq u8"),
+        float_ratio=ratio("Conv", "ort_dynq float"),
+        static_ratio=ratio("QLinearConv", "ort_dynq s8"),
     )
     return timing, notes
 
 
 def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
     ratios: tuple[tuple[str, Callable[[ConvolutionTiming], float | None]], ...] = (
-        ("ConvInteger / ours, s8", lambda each: each.integer_s8_ratio),
-        ("ConvInteger / ours, u8", lambda each: each.integer_u8_ratio),
-        ("Conv / ours from float32", lambda each: each.float_ratio),
-        ("QLinearConv / ours", lambda each: each.static_ratio),
+        ("ConvInteger / ort_dynq, s8", lambda each: each.integer_s8_ratio),
+        ("ConvInteger / ort_dynq, u8", lambda each: each.integer_u8_ratio),
+        ("Conv / ort_dynq from float32", lambda each: each.float_ratio),
+        ("QLinearConv / ort_dynq", lambda each: each.static_ratio),
     )
     for kind, depthwise in (("dense", False), ("depthwise", True)):
         for name, ratio in ratios:

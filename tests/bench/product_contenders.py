@@ -2,11 +2,11 @@
 
 All multiply activations by weights of the same size:
 
-* ours 8, ours 4: QuantizedMatMul, from uint8 codes with a scale and a zero point for each row, to float32. The 4-bit
-  weights have a scale for each group of k and column.
-* MatMulInteger: followed by a DequantizeLinear, which makes floats of the integers in one pass. It has
-  one scale for all rows and columns, and no bias: stock ONNX Runtime needs further passes for more scales and a bias.
-* MatMulNBits 4, MatMulNBits 8: at accuracy level 4, with the groups of ours 4. It quantizes its float32 activation
+* ort_dynq 8, ort_dynq 4: QuantizedMatMul, from uint8 codes with a scale and a zero point for each row, to float32. The
+  4-bit weights have a scale for each group of k and column.
+* MatMulInteger: followed by a DequantizeLinear, which turns the integers into floats in one pass. It has one scale for
+  all rows and columns, and no bias: stock ONNX Runtime needs further passes for more scales and a bias.
+* MatMulNBits 4, MatMulNBits 8: at accuracy level 4, with the groups of ort_dynq 4. It quantizes its float32 activation
   itself.
 * torch: onednn.qlinear_pointwise, from uint8 codes with one scale for all rows, to float32.
 * float: MatMul of float32.
@@ -185,7 +185,7 @@ def _make_data(case: Case, group_size: int) -> _Data:
 
 def _products(data: _Data) -> dict[str, _Product]:
     return {
-        "ours 8": _ours(data, 8),
+        "ort_dynq 8": _ours(data, 8),
         "MatMulInteger": _Product(
             "sums# = MatMulInteger(x, weights#, zero_point) y# = DequantizeLinear(sums#, scale)",
             {"x": data.codes},
@@ -193,7 +193,7 @@ def _products(data: _Data) -> dict[str, _Product]:
             data.real_8,
             {"zero_point": np.asarray(_ZERO_POINT), "scale": np.asarray(_SCALE * _COLUMN_SCALE)},
         ),
-        "ours 4": _ours(data, 4),
+        "ort_dynq 4": _ours(data, 4),
         "MatMulNBits 4": _nbits(data, data.weights_4, 4),
         "MatMulNBits 8": _nbits(data, data.weights_8, 8),
         "float": _Product("y# = MatMul(x, weights#)", {"x": data.activation()}, data.real_8(), data.real_8),

@@ -132,28 +132,28 @@ def _time(case: Case, group_size: int, settings: Settings) -> tuple[ProductTimin
         case.rows,
         case.weights,
         case.threads,
-        ours_8_us=us["ours 8"],
-        ours_4_us=us["ours 4"],
+        ours_8_us=us["ort_dynq 8"],
+        ours_4_us=us["ort_dynq 4"],
         integer_us=us["MatMulInteger"],
         nbits_4_us=nbits_4,
         nbits_8_us=us.get("MatMulNBits 8"),
         torch_us=us.get("torch"),
         float_us=us["float"],
         read_us=us["read"],
-        ratio_8=us["MatMulInteger"] / us["ours 8"],
-        ratio_4=None if nbits_4 is None else nbits_4 / us["ours 4"],
-        read_ratio=us["read"] / us["ours 8"],
+        ratio_8=us["MatMulInteger"] / us["ort_dynq 8"],
+        ratio_4=None if nbits_4 is None else nbits_4 / us["ort_dynq 4"],
+        read_ratio=us["read"] / us["ort_dynq 8"],
     )
     return timing, notes
 
 
 def _means(timings: Sequence[ProductTiming]) -> Iterator[Mean]:
     kinds: tuple[tuple[str, Callable[[ProductTiming], float | None], Callable[[int], bool]], ...] = (
-        ("MatMulInteger / ours, 8 bits, all rows", lambda each: each.ratio_8, lambda _: True),
-        ("MatMulInteger / ours, 8 bits, 32 rows and more", lambda each: each.ratio_8, lambda rows: rows >= 32),
-        ("MatMulNBits / ours, 4 bits, 1 row", lambda each: each.ratio_4, lambda rows: rows == 1),
-        ("MatMulNBits / ours, 4 bits, 128 rows", lambda each: each.ratio_4, lambda rows: rows == 128),
-        ("plain read / ours, 8 bits, 1 row", lambda each: each.read_ratio, lambda rows: rows == 1),
+        ("MatMulInteger / ort_dynq, 8 bits, all rows", lambda each: each.ratio_8, lambda _: True),
+        ("MatMulInteger / ort_dynq, 8 bits, 32 rows and more", lambda each: each.ratio_8, lambda rows: rows >= 32),
+        ("MatMulNBits / ort_dynq, 4 bits, 1 row", lambda each: each.ratio_4, lambda rows: rows == 1),
+        ("MatMulNBits / ort_dynq, 4 bits, 128 rows", lambda each: each.ratio_4, lambda rows: rows == 128),
+        ("plain read / ort_dynq, 8 bits, 1 row", lambda each: each.read_ratio, lambda rows: rows == 1),
     )
     for name, ratio, counts in kinds:
         for threads in sorted({each.threads for each in timings}):

@@ -115,7 +115,7 @@ def test_bench_ops_misaligned_json_and_text(capsys: pytest.CaptureFixture[str]) 
     head = next(i for i, line in enumerate(lines) if line.startswith("operator "))
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("operator", "scales", "tensor", "threads"),
-        *("ours ns", "stock ns", "ratio", "offset"),
+        *("ort_dynq ns", "stock ns", "ratio", "offset"),
     ]
     rows = [line.rstrip() for line in lines[head + 1 :]]
     assert len(rows) == len(timings)

@@ -52,11 +52,11 @@ def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(note.startswith("torch is not available: ") for note in data["notes"])
     means = {(each["name"], each["threads"]): each for each in data["means"]}
     for name, ratio, rows in (
-        ("MatMulInteger / ours, 8 bits, all rows", "ratio_8", (1, 40, 128)),
-        ("MatMulInteger / ours, 8 bits, 32 rows and more", "ratio_8", (40, 128)),
-        ("MatMulNBits / ours, 4 bits, 1 row", "ratio_4", (1,)),
-        ("MatMulNBits / ours, 4 bits, 128 rows", "ratio_4", (128,)),
-        ("plain read / ours, 8 bits, 1 row", "read_ratio", (1,)),
+        ("MatMulInteger / ort_dynq, 8 bits, all rows", "ratio_8", (1, 40, 128)),
+        ("MatMulInteger / ort_dynq, 8 bits, 32 rows and more", "ratio_8", (40, 128)),
+        ("MatMulNBits / ort_dynq, 4 bits, 1 row", "ratio_4", (1,)),
+        ("MatMulNBits / ort_dynq, 4 bits, 128 rows", "ratio_4", (128,)),
+        ("plain read / ort_dynq, 8 bits, 1 row", "read_ratio", (1,)),
     ):
         for threads in (1, 2):
             chosen = [t[ratio] for t in data["timings"] if t["threads"] == threads and t["rows"] in rows]
@@ -71,7 +71,7 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_developers(capsys, "products", "--rows", "1,40", "--sizes", "64x48", "--threads", "1").splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("rows  weights"))
     assert re.split(r" {2,}", lines[head].strip()) == [
-        *("rows", "weights", "threads", "ours 8", "MatMulInteger", "ratio", "ours 4", "MatMulNBits 4", "ratio"),
+        *("rows", "weights", "threads", "ort_dynq 8", "MatMulInteger", "ratio", "ort_dynq 4", "MatMulNBits 4", "ratio"),
         *("MatMulNBits 8", "torch", "float", "read", "ratio"),
     ]
     rows = [line.split() for line in lines[head + 1 : head + 3]]
@@ -79,7 +79,11 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(row) == 14 and row[10] == "-" for row in rows)
     assert lines[-1].startswith("torch is not available: ")
     assert (
-        sum(line.startswith(("MatMulInteger / ours", "MatMulNBits / ours", "plain read / ours")) for line in lines) == 4
+        sum(
+            line.startswith(("MatMulInteger / ort_dynq", "MatMulNBits / ort_dynq", "plain read / ort_dynq"))
+            for line in lines
+        )
+        == 4
     )
 
 
@@ -91,7 +95,7 @@ def test_every_contender_computes_the_same_product(rows: int, group_size: int) -
     found, notes = product_contenders.contenders(case, group_size, QUICK)
     absent = {note.partition(" is not available: ")[0] for note in notes}
     assert absent <= {"torch", *(["MatMulNBits 8"] if runtime.version() < (1, 22) else [])}
-    names = ["ours 8", "MatMulInteger", "ours 4", "MatMulNBits 4", "MatMulNBits 8", "float", "torch", "read"]
+    names = ["ort_dynq 8", "MatMulInteger", "ort_dynq 4", "MatMulNBits 4", "MatMulNBits 8", "float", "torch", "read"]
     assert [*found] == [name for name in names if name not in absent]
     assert all(each.repeats == 2 for each in found.values())
 
@@ -99,10 +103,10 @@ def test_every_contender_computes_the_same_product(rows: int, group_size: int) -
 def test_ours_run_with_the_extensions_backend() -> None:
     case, settings = product_contenders.Case(3, (64, 33), 1), replace(QUICK, backend="extensions")
     found, _ = product_contenders.contenders(case, 32, settings)
-    assert {"ours 8", "ours 4"} <= found.keys()
+    assert {"ort_dynq 8", "ort_dynq 4"} <= found.keys()
 
 
-@pytest.mark.parametrize(("is_ours", "name"), [(True, "ours 8"), (False, "MatMulInteger")])
+@pytest.mark.parametrize(("is_ours", "name"), [(True, "ort_dynq 8"), (False, "MatMulInteger")])
 def test_wrong_results_are_found(is_ours: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """QuantizedMatMul must be right; stock ONNX Runtime's MatMulInteger is wrong on some CPUs."""
     real = product_contenders._products
@@ -118,7 +122,7 @@ def test_wrong_results_are_found(is_ours: bool, name: str, monkeypatch: pytest.M
     monkeypatch.setattr(product_contenders, "_products", one_wrong)
     case = product_contenders.Case(3, (64, 48), 1)
     if is_ours:
-        with pytest.raises(DynqError, match=r"ours 8: results are wrong by 0\.\d+ times the largest element"):
+        with pytest.raises(DynqError, match=r"ort_dynq 8: results are wrong by 0\.\d+ times the largest element"):
             product_contenders.contenders(case, 32, QUICK)
     else:
         _, notes = product_contenders.contenders(case, 32, QUICK)
@@ -141,7 +145,7 @@ def test_sessions_hold_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(product_contenders, "session_contender", counted)
     found, _ = product_contenders.contenders(product_contenders.Case(1, (64, 48), 1), 32, QUICK)
     assert opened == [10, 10, 20, 20, 10, 3]  # the weights of float32 are four times as large
-    assert [found[name].repeats for name in ("ours 8", "ours 4", "float", "read")] == [10, 20, 3, 10]
+    assert [found[name].repeats for name in ("ort_dynq 8", "ort_dynq 4", "float", "read")] == [10, 20, 3, 10]
 
 
 def test_cold_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

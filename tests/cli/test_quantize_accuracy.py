@@ -82,7 +82,7 @@ def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--data", "data.npz"), "give --verify or --min-snr as well"),
         (("--verify", "--data", "none.npz"), "there is no file or folder none.npz with data"),
-        (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape do not go with it"),
+        (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape cannot be combined with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),
         (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays in float"),
         (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
