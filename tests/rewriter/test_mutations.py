@@ -36,7 +36,7 @@ def typed_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     ]
 
 
-@pytest.mark.parametrize("name", every(3, FOLDERS))
+@pytest.mark.parametrize("name", every(6, FOLDERS))
 def test_one_more_consumer(name: str) -> None:
     """An intermediate value as a further output keeps its bits, and so do the other outputs."""
     model = onnx.load(MODELS / name / "model.onnx")

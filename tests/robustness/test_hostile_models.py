@@ -74,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_mutated_models(tmp_path: Path) -> None:
     """The corpus and the first mutated models after it."""
-    fuzz(tmp_path, inputs=30)
+    fuzz(tmp_path, inputs=15)
 
 
 @pytest.mark.exhaustive
