@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
+from ort_dynq.backends.options import Backend
 from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.packing import pack
@@ -92,7 +93,7 @@ def options(threads: int, optimize: bool) -> ort.SessionOptions:
 
 
 def make_session(
-    model: bytes | onnx.ModelProto, backend: str, *, optimize: bool = False, threads: int = 1
+    model: bytes | onnx.ModelProto, backend: Backend, *, optimize: bool = False, threads: int = 1
 ) -> ort.InferenceSession:
     """A session with ort_dynq's operators. Models from the rewriter must load without preparation."""
     content = model if isinstance(model, bytes) else model.SerializeToString()
@@ -172,7 +173,7 @@ def dequantize(
     return _run_node(backend, "ort_dynq.DynamicDequantize", arrays, np.float32, given, threads)
 
 
-def code_type(zps: Array | None, output_dtype: int = 0) -> type[np.uint8] | type[np.int8]:
+def code_type(zps: Array | None, output_dtype: int = 0) -> type[np.integer[Any]]:
     """The type of DynamicQuantize's output."""
     if output_dtype == 0:
         return np.int8 if zps is not None and zps.dtype == np.int8 else np.uint8
