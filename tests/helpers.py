@@ -6,7 +6,7 @@ import functools
 import itertools
 import platform
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +124,13 @@ def _attributes(given: dict[str, str | int]) -> str:
 
 @functools.cache
 def _node_session(
-    backend: str, op: str, inputs: tuple[str, ...], rank: int, output: str, attributes: str, threads: int
+    backend: Backend | Literal["stock"],
+    op: str,
+    inputs: tuple[str, ...],
+    rank: int,
+    output: str,
+    attributes: str,
+    threads: int,
 ) -> Any:
     """A session of one node; src has symbolic dimensions, the other inputs have unknown rank."""
     names = ("src", "scales", "zps")[: len(inputs)]
@@ -142,7 +148,12 @@ def _node_session(
 
 
 def _run_node(
-    backend: str, op: str, arrays: Sequence[Array], output: Any, given: dict[str, Any], threads: int
+    backend: Backend | Literal["stock"],
+    op: str,
+    arrays: Sequence[Array],
+    output: Any,
+    given: dict[str, Any],
+    threads: int,
 ) -> Array:
     inputs = tuple(str(array.dtype) for array in arrays)
     session = _node_session(backend, op, inputs, arrays[0].ndim, str(np.dtype(output)), _attributes(given), threads)
@@ -151,7 +162,7 @@ def _run_node(
 
 
 def quantize(
-    backend: str, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
+    backend: Backend, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
 ) -> Array:
     """DynamicQuantize in a session."""
     arrays = [src, scales] if zps is None else [src, scales, zps]
@@ -166,7 +177,7 @@ def quantize(
 
 
 def dequantize(
-    backend: str, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
+    backend: Backend, src: Array, scales: Array, zps: Array | None, *, threads: int = 1, **given: str | int
 ) -> Array:
     """DynamicDequantize in a session."""
     arrays = [src, scales] if zps is None else [src, scales, zps]
