@@ -1,7 +1,4 @@
-"""DynamicQuantize and DynamicDequantize in a session equal ONNX Runtime's own operators bit for bit.
-
-More than 450 lines: both operators share the scales, zero points and shapes of the cases.
-"""
+"""DynamicQuantize and DynamicDequantize in a session equal ONNX Runtime's own operators bit for bit."""
 
 from __future__ import annotations
 
