@@ -244,8 +244,8 @@ def check_accesses(operator: Operator, signature: Signature, lengths: Sequence[i
 needs_mprotect = pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
 
 
-# Each signature with three parts of the lengths, of which one is the default; parts of three numbers in a row have
-# every attribute that follows from a length.
+# Each signature with three parts of the lengths. One part is the default. Parts of three adjacent numbers have every
+# attribute that follows from a length.
 ACCESSES = [
     pytest.param(*pair, [n for i, n in enumerate(LENGTHS) if i // 3 % 3 == part % 3], id=f"{id_}-{part % 3}")
     for first, (pair, id_) in enumerate(ELEMENTWISE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
-from ...operators import DOMAIN
+from ...operators import DOMAIN, affine, dynamic_range, granular
 from ..analysis.nodes import only_use, uncast
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -23,9 +23,7 @@ _FLOAT_PRODUCTS = frozenset(
 _INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
 _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
 _DYNQ_QUANTIZERS = frozenset(
-    {"DynamicQuantize", "DynamicDequantize", "DynamicFakeQuantize", "DynamicQuantizeLinear"}
-    | {"DynamicQuantizeDequantizeLinear", "DynamicRangeQuantize", "DynamicRangeFakeQuantize"}
-    | {"AffineQuantize", "AffineFakeQuantize", "AffineDequantize"}
+    operator.name for family in (granular, affine, dynamic_range) for operator in family.FAMILY.operators
 )
 _RUNTIME_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 # Operators that keep quantized data quantized: they move, select or convert elements.
@@ -52,7 +50,6 @@ def _match(node: ir.Node, context: Context) -> None:
         raise _reason(node, *activation, context)
     if weights is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
-    return
 
 
 RULE: Rule[None] = Rule("unconverted product", 0, _match)
