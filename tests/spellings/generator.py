@@ -1,0 +1,236 @@
+"""Random models with one or two products of an activation that is quantized at run time, in random spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from .graph import Array, Draw, Graph, Shape
+from .layers import Layers
+from .placement import as_function, element_type, in_branch, reads, used
+from .quantization import Quantization
+from .steps import GROUP, NEAR_MISSES, fixed_by
+
+# With the numbers of columns and filters of layers.py, large enough for the limits of rewriter/policy/cost.py, also
+# if a dimension is not declared.
+_DEPTH, _SQUARE = 256, 64
+_ROWS: dict[str, Shape] = {"matrix": (8, _DEPTH), "batch": (2, 4, _DEPTH), "square": (_SQUARE, _SQUARE)}
+_IMAGE, _SEQUENCE = (1, 16, 12, 12), (1, 16, 400)
+_SMALLEST_STEP, _LARGEST_STEP = -6, 6
+
+
+@dataclass
+class Spelling:
+    """A model, data for it, and what is known of its results.
+
+    Attributes:
+        model: The model.
+        inputs: Values of its inputs, dense in ties.
+        draw: The choices.
+        products: The number of its products.
+        expected: Whether every product can be an integer product: True, False for a near miss, None if neither is
+            demanded.
+        probe: The same nodes in one graph, with two more outputs for each product of floats: the result, and the same
+            product of absolute values.
+        magnitudes: For each output that is computed from a product of floats, the name of the probe's magnitude.
+        near_miss: The near miss, or empty.
+    """
+
+    model: onnx.ModelProto
+    inputs: dict[str, Array]
+    draw: Draw
+    products: int
+    expected: bool | None
+    probe: onnx.ModelProto
+    magnitudes: dict[str, str]
+    near_miss: str = ""
+
+    @property
+    def description(self) -> str:
+        """The choices in one line: the unusual ones, and the kind of product and scale."""
+        always = ("product", "arithmetic", "scope", "scheme", "weights", "opset")
+        made = self.draw.made
+        named = [f"{name}={made[name]}" for name in made if name in always or name in self.draw.unusual]
+        return ", ".join([self.near_miss] * bool(self.near_miss) + named)
+
+
+def spelling(seed: int, fixed: Mapping[str, str] | None = None) -> Spelling:
+    """Returns a random spelling.
+
+    Args:
+        seed: The seed.
+        fixed: Choices that are not random, by name.
+    """
+    return _Writer(Draw(seed, fixed)).write()
+
+
+def near_miss(seed: int, fixed: Mapping[str, str] | None = None) -> Spelling:
+    """Returns a random spelling of a quantization that has no integer product, for a reason that changes by seed."""
+    kind = list(NEAR_MISSES)[seed % len(NEAR_MISSES)]
+    return _Writer(Draw(seed, {**fixed_by(kind), **(fixed or {})}), kind).write()
+
+
+class _Writer(Layers):
+    """Writes one model."""
+
+    def write(self) -> Spelling:
+        """Writes the model and its data."""
+        draw = self.draw
+        self.opset = int(draw("opset", "17|18|20|21", "13|14|15|16|19|22|11|12|10|9|8"))
+        types = "float16|float16, chain of float32" if self.opset >= 13 and not self.near_miss else ""
+        self.type = draw("type", "float32", types, rate=0.5)
+        self.g = g = Graph(self.opset, np.float16 if self.type == "float16" else np.float32)
+        self.kind = draw("product", "MatMul|MatMul|MatMul|Gemm|Conv", "Einsum|Conv1d" if self.opset >= 12 else "Conv1d")
+        is_conv = self.kind.startswith("Conv")
+        integral = "codes|integer" if self.opset >= 10 and self.type == "float32" else "codes"
+        odd = f"{integral}|int32" if not is_conv and "integer" in integral else integral
+        self.arithmetic = draw("arithmetic", "float", "codes" if self.kind == "Einsum" else odd, rate=1.5)
+        scopes = ("tensor", "sample") if is_conv else ("tensor|token|token", "group")
+        if not is_conv and self.arithmetic != "float":
+            scopes = ("tensor|token|token", "")
+        rows = draw("rows", "matrix" if self.kind == "Gemm" else "matrix|batch", "square" if self.near_miss else "")
+        if rows == "batch":
+            scopes = (scopes[0], scopes[1] + "|sample" * bool(scopes[1]))
+        self.scope = draw("scope", *scopes)
+        shape = {"Conv": _IMAGE, "Conv1d": _SEQUENCE}.get(self.kind, _ROWS[rows])
+        g.shapes["x"] = g.shapes["other"] = shape
+        x = g.cast("x", np.float32) if self.type.endswith("float32") else "x"
+        is_grouped = self.scope == "group"
+        seen, other = (
+            g.reshape(each, [*shape[:-1], shape[-1] // GROUP, GROUP], zeros=True) if is_grouped else each
+            for each in (x, "other")
+        )
+        quantization = Quantization(draw, g, seen, self.scope, other, self.near_miss)
+        first = len(g.nodes)
+        codes = quantization.codes()
+        if draw("dequantized by", "its scale", "a larger scale" if not codes.offset else "", rate=0.5) != "its scale":
+            codes = replace(codes, scale=g("Mul", codes.scale, 1.5), parts=None, inverse=None)
+        codes = quantization.moved(codes)
+        self.axis = draw("weights of", "channel|channel|tensor")
+        count = 2 if draw("products", "1", "2") == "2" else 1
+        activation, last = "", len(g.nodes)
+        if self.arithmetic == "float":
+            activation = quantization.dequantized(codes)
+            last = len(g.nodes)
+            if is_grouped:
+                activation = g.reshape(activation, shape, zeros=True)
+            if self.type.endswith("float32"):
+                activation = g.cast(activation, np.float32)
+            if self.near_miss == "activation plus another tensor":
+                activation = g("Add", activation, "other")
+            activation = self.moved(activation)
+        for i in range(count):
+            if self.arithmetic == "float":
+                self.float_product(i, activation)
+            elif self.arithmetic == "codes":
+                self.product_of_codes(i, codes)
+            else:
+                self.integer_product(i, codes)
+        return self._finish(first, last, codes.q, count)
+
+    # The model
+
+    def _finish(self, first: int, last: int, q: str, count: int) -> Spelling:
+        draw, g = self.draw, self.g
+        names = {"x": "x"} | {y: f"y{i}" for i, y in enumerate(self.outputs)}
+        names |= {m: f"magnitude{i}" for i, m in enumerate(self.magnitudes.values())}
+        for node in g.nodes:
+            node.input[:] = [names.get(each, each) for each in node.input]
+            node.output[:] = [names.get(each, each) for each in node.output]
+        outputs = [names[y] for y in self.outputs]
+        shapes = {names.get(name, name): shape for name, shape in g.shapes.items()}
+        magnitudes = {names[y]: names[m] for y, m in self.magnitudes.items()}
+        probed = used(g.nodes, [*outputs, *magnitudes.values()])
+        kept = [id(node) for node in used(g.nodes, outputs)]
+        odd = (
+            "If|function of the layer|function of the quantization|function with an attribute"
+            if self.opset >= 15
+            else "If"
+        )
+        place = draw("placement", "main graph", odd if not self.near_miss else "")
+        layer = [node for node in g.nodes if id(node) in kept]
+        span = [node for node in g.nodes[first:last] if id(node) in kept] if "quantization" in place else layer
+        types = {"x": element_type(np.float32 if self.type == "float32" else np.float16), "flag": TensorProto.BOOL}
+        types |= {"other": types["x"]}
+        functions: list[onnx.FunctionProto] = []
+        if place == "If":
+            layer = [in_branch(g, layer, outputs, shapes)]
+        elif "function" in place:
+            layer, function = as_function(g, layer, span, outputs, "attribute" in place)
+            functions = [function]
+        model = self._model(layer, outputs, functions, shapes, types)
+        probe = self._model(probed, [*outputs, *magnitudes.values()], [], shapes, types)
+        inputs = {value.name for value in model.graph.input}
+        data = {name: array for name, array in self._data().items() if name in inputs}
+        if "flag" in inputs:
+            data["flag"] = np.array(True)
+        return Spelling(model, data, draw, count, self._expected(), probe, magnitudes, self.near_miss)
+
+    def _model(
+        self,
+        nodes: list[onnx.NodeProto],
+        outputs: list[str],
+        functions: list[onnx.FunctionProto],
+        shapes: Mapping[str, Shape],
+        types: Mapping[str, int],
+    ) -> onnx.ModelProto:
+        g = self.g
+        names = {name for node in nodes for name in reads(node)}
+        rank = len(shapes["x"])
+        forms: dict[str, tuple[str | int, ...]] = {
+            "static": shapes["x"],
+            "symbolic": (*[f"n{i}" for i in range(rank - 1)], shapes["x"][-1]),
+        }
+        forms["batch"] = ("batch", *shapes["x"][1:])
+        is_fixed = self.kind.startswith("Conv")
+        usual, odd = ("static", "") if is_fixed else ("static|batch" if rank > 2 else "static", "symbolic")
+        shape = forms[self.draw("declared shape", usual, odd)]
+        declared: dict[str, tuple[str | int, ...]] = {"x": shape, "other": shape, "flag": ()}
+        given = [helper.make_tensor_value_info(n, types[n], declared[n]) for n in declared if n in names]
+        results = [helper.make_tensor_value_info(n, element_type(g.dtype), [None] * len(shapes[n])) for n in outputs]
+        graph = helper.make_graph(nodes, "spelling", given, results, g.initializers(names))
+        imports = [helper.make_opsetid("", self.opset)]
+        imports += [helper.make_opsetid("local", 1)] if functions else []
+        version = 10 if self.opset >= 21 else 8
+        return helper.make_model(graph, opset_imports=imports, ir_version=version, functions=functions)
+
+    def _expected(self) -> bool | None:
+        made = self.draw.made
+        if self.near_miss:
+            return False
+        is_proven_only = made.get("clip", "") == "none"
+        if is_proven_only and made.get("range", "").startswith("Sqrt"):
+            return None  # squares of small elements underflow
+        if is_proven_only and self.type == "float16":
+            return None
+        return True
+
+    def _data(self) -> dict[str, Array]:
+        """Returns activations whose quotients are near k + 0.5 for many elements, and rows of zeros and infinities."""
+        rng, shape = self.draw.generator("x"), self.g.shapes["x"]
+        rows = {"tensor": (1, -1), "sample": (shape[0], -1), "group": (-1, GROUP)}.get(self.scope, (-1, shape[-1]))
+        x = np.zeros(shape, np.float32).reshape(rows)
+        made = self.draw.made
+        top = float(made.get("highest code", "127"))
+        for i, row in enumerate(x):
+            step = np.float32(2.0 ** rng.integers(_SMALLEST_STEP, _LARGEST_STEP))
+            low, high = (-top, top) if made["scheme"] == "symmetric" else (-float(rng.integers(0, 256)), 0.0)
+            high = low + 255 if made["scheme"] != "symmetric" else high
+            if made.get("zero in the range") == "no" and rng.random() < 0.5:
+                low, high = low + 300, high + 300
+            values = np.clip(
+                np.floor(rng.uniform(low, high, row.size)) + rng.choice([0.5, 0.5, 0.0], row.size), low, high
+            )
+            values = (values * step).astype(np.float32)
+            near = np.nextafter(values, rng.choice(np.array([-np.inf, np.inf], np.float32), row.size))
+            row[:] = np.where(rng.random(row.size) < 0.3, near, values)
+            row[rng.choice(row.size, 2, replace=False)] = np.array([low, high], np.float32) * step
+            if len(x) > 2 and i % 8 == 5:
+                row[:] = 0 if rng.random() < 0.5 else row * np.float32(2.0**-30)
+        other = rng.normal(0, 1, shape)
+        dtype = np.float32 if self.type == "float32" else np.float16
+        return {"x": x.reshape(shape).astype(dtype), "other": other.astype(dtype)}
