@@ -9,9 +9,11 @@ namespace {
 //
 //   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)
 //   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale[g] * row_scale[g]
-//   dst = sum * column_scale * row_scale + bias
+//   dst = sum + bias
 //
-// A scale that varies with g multiplies every float(exact[g]); any other scale multiplies the sum. If no scale varies:
+// If row_scale does not vary with g, it multiplies the sum instead of every float(exact[g]). If row_scale varies,
+// column_scale always multiplies float(exact[g]) first: with a large row_scale alone, the sum might overflow. If no
+// scale varies:
 //
 //   kScalesFirst    dst = sum * (row_scale * column_scale) + bias
 //   kRowFirst       dst = sum * row_scale * column_scale + bias
@@ -82,6 +84,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
   const float* scales = block.codes.scales + row * block.codes.scale_groups;
   const int32_t* zps = block.codes.zps + row * block.codes.scale_groups;
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  const bool in_groups = row_varies || column_varies;
   const int64_t quads = block.depth / kQuad / block.groups;
   float sums[kProductRows][kBlockColumns];
   for (int64_t r = 0; r < rows; ++r)
@@ -108,7 +111,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
         const auto exact =
             static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
         float term = static_cast<float>(exact);
-        if (column_varies) term *= load(block.columns.scales + group * block.columns.count + first + i);
+        if (in_groups)
+          term *= load(block.columns.scales + (column_varies ? group : 0) * block.columns.count + first + i);
         if (row_varies) term *= scales[r * block.codes.scale_groups + group];
         sums[r][i] += term;
       }
@@ -120,8 +124,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
     for (int64_t i = 0; i < count; ++i) {
       const float column_scale = load(block.columns.scales + first + i);
       float real = sums[r][i];
-      if (row_varies || column_varies) {
-        if (!column_varies) real *= column_scale;
+      if (in_groups) {
         if (!row_varies) real *= scale;
       } else {
         real = block.order == kScalesFirst ? real * (scale * column_scale)

@@ -111,15 +111,16 @@ def _body(opset: int) -> str:
         columns_shape = Shape(column_groups)
         column_group_count = Slice(columns_shape, n0, n1)
         row_group_count = Slice(scale_groups_shape, n0, n1)
-        columns_vary_1 = Greater(column_group_count, n1)
+        columns_vary = Greater(column_group_count, n1)
         rows_vary_1 = Greater(row_group_count, n1)
-        columns_vary = Squeeze(columns_vary_1)
+        one_varies_1 = Or(columns_vary, rows_vary_1)
+        one_varies = Squeeze(one_varies_1)
         rows_vary = Squeeze(rows_vary_1)
         total_column = Slice(column_groups, n0, n1, n0)
         total_row = Slice(scale_groups, n0, n1, n0)
-        {select("column_in_groups", "columns_vary", "column_groups", "one")}
+        {select("column_in_groups", "one_varies", "column_groups", "one")}
         {select("row_in_groups", "rows_vary", "scale_groups", "one")}
-        {select("column", "columns_vary", "one", "total_column")}
+        {select("column", "one_varies", "one", "total_column")}
         {select("row", "rows_vary", "one", "total_row")}
         terms_of_columns = Mul(real, column_in_groups)
         terms = Mul(terms_of_columns, row_in_groups)
@@ -205,8 +206,9 @@ FAMILY = Family(
             "Multiplies codes by packed weights. The integer sums are exact: a sum so long that int32 might overflow "
             f"is an error (K or group_size over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for 8-bit weights without "
             "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
-            "ascending order. A scale that varies by group multiplies the sum of each group; any other scale "
-            "multiplies the total. If no scale varies by group, `scale_order` is the order of the multiplications.",
+            "ascending order. If `scale` varies by group, both scales multiply the sum of each group. If only "
+            "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
+            "and `scale_order` is the order of the multiplications.",
             "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
             "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
             _INPUTS,

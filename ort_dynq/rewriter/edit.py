@@ -50,6 +50,10 @@ class Shared:
         found: _T = self._objects[kind]
         return found
 
+    def forget(self, kind: Callable[[Facts], Any]) -> None:
+        """Drops the object of a class: the next call creates another one."""
+        self._objects.pop(kind, None)
+
 
 @dataclass
 class ExtraOutput:

@@ -13,6 +13,7 @@ from ..graphs import STANDARD_DOMAINS, bodies, functions, graphs, label, with_su
 from .analysis.inference import Facts
 from .edit import Edit, Shared
 from .functions import add_functions
+from .products.affine import AffineForms
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
 from .rule import Context, Rule
@@ -37,6 +38,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
     with Facts(model) as facts:
         context = Context(facts, exact, Shared(facts))
         for phase in phases:
+            context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, body in bodies(model):
                 function = body if isinstance(body, ir.Function) else None
                 for path_, graph in with_subgraphs(body, path):

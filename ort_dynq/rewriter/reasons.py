@@ -89,6 +89,7 @@ class Reason(Enum):
     # Activations of products
     ACTIVATION_QUANTIZATION = "the quantization before it is unconverted: {cause}"
     ACTIVATION_MOVED = "{operator} stands between the quantization and the product"
+    FORM_LOST = "its activation is no longer codes times a scale after {operator} {name}: {why}"
     ACTIVATION_FORM = "its activation is quantized in a form that has no integer product"
     ACTIVATION_RESHAPED_ROWS = "the activation is reshaped so that its rows may change"
     ACTIVATION_RESHAPED_SCALES = (

@@ -114,6 +114,7 @@ struct Problem {
 
   float compute(int64_t row, int64_t column) const {
     const float* row_scales = &scales[static_cast<size_t>(row * row_groups)];
+    const bool in_groups = row_groups > 1 || column_groups > 1;
     float sum = -0.0f;
     for (int64_t group = 0; group < groups; ++group) {
       const auto at = static_cast<size_t>(group * columns + column);
@@ -123,17 +124,18 @@ struct Problem {
                  (weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column));
       exact -= int64_t{zps[static_cast<size_t>(row * row_groups + (row_groups > 1 ? group : 0))]} * column_sums[at];
       float term = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
-      if (column_groups > 1) term = term * column_scales[at];
+      if (in_groups) term = term * column_scales[column_groups > 1 ? at : static_cast<size_t>(column)];
       if (row_groups > 1) term = term * row_scales[group];
       sum = sum + term;
     }
     const float column_scale = column_scales[static_cast<size_t>(column)];
-    if (row_groups == 1 && column_groups == 1 && order == dynq::kScalesFirst) {
+    if (!in_groups && order == dynq::kScalesFirst) {
       sum = sum * (row_scales[0] * column_scale);
+    } else if (!in_groups && order == dynq::kRowFirst) {
+      sum = sum * row_scales[0] * column_scale;
     } else {
-      if (row_groups == 1 && order == dynq::kRowFirst) sum = sum * row_scales[0];
-      if (column_groups == 1) sum = sum * column_scale;
-      if (row_groups == 1 && order != dynq::kRowFirst) sum = sum * row_scales[0];
+      if (!in_groups) sum = sum * column_scale;
+      if (row_groups == 1) sum = sum * row_scales[0];
     }
     return sum + bias[static_cast<size_t>(column)];
   }

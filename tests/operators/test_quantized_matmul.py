@@ -59,7 +59,8 @@ def run(backend: str, inputs: list[Array], given: dict[str, int], threads: int =
 def stock(groups: int, order: int, column_varies: bool, row_varies: bool) -> ort.InferenceSession:
     """The sums of each group in int32, then the floats in the documented order: [groups, rows, G] x [groups, G, N]."""
     body = "exact = MatMul(codes, weights) real = Cast<to = 1>(exact) "
-    body += "terms0 = Mul(real, column_scale) " if column_varies else "terms0 = Identity(real) "
+    in_groups = column_varies or row_varies
+    body += "terms0 = Mul(real, column_scale) " if in_groups else "terms0 = Identity(real) "
     body += "terms = Mul(terms0, row_scale) " if row_varies else "terms = Identity(terms0) "
     body += "none = Constant<value_float = -0.0>() "
     total = "none"
@@ -68,9 +69,8 @@ def stock(groups: int, order: int, column_varies: bool, row_varies: bool) -> ort
         body += f"total{group} = Add({total}, term{group}) "
         total = f"total{group}"
     body += f"total = Identity({total}) "
-    if column_varies or row_varies:
-        body += "scaled0 = Identity(total) " if column_varies else "scaled0 = Mul(total, column_scale) "
-        body += "scaled = Identity(scaled0) " if row_varies else "scaled = Mul(scaled0, row_scale) "
+    if in_groups:
+        body += "scaled = Identity(total) " if row_varies else "scaled = Mul(total, row_scale) "
     else:
         body += SCALED[order]
     types = "int32[] codes, int32[] weights, float[] row_scale, float[] column_scale, float[] bias"

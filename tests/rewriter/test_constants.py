@@ -60,7 +60,7 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "activation of a convolution": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
-    "unconverted product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) t = MatMul(g, tall)",
+    "unconverted product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) h = Sigmoid(g) t = MatMul(h, tall)",
 }
 CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Identity(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"

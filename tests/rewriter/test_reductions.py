@@ -92,7 +92,7 @@ def session_of(operator: str, backend: str, run: Run, keepdims: int, threads: in
     outputs = "hi" if operator == "ReduceAbsMax" else "lo, hi"
     given = f"axis = {run[0]}, count = {run[1]}, reduce_others = {run[2]}, keepdims = {keepdims}"
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18, "ort_dynq": 2]> '
+        f'<ir_version: 8, opset_import: ["": 18, "ort_dynq": 3]> '
         f"g (float[] x) => ({', '.join(f'float[] {name}' for name in outputs.split(', '))}) "
         f"{{ {outputs} = ort_dynq.{operator}<{given}>(x) }}"
     )

@@ -515,7 +515,7 @@ def test_an_unknown_backend() -> None:
 BESIDE = """
 import onnx.parser, numpy as np, onnxruntime as ort, ort_dynq
 model = onnx.parser.parse_model('''
-<ir_version: 8, opset_import: ["" : 17, "ort_dynq" : 2, "ai.onnx.contrib" : 1]>
+<ir_version: 8, opset_import: ["" : 17, "ort_dynq": 3, "ai.onnx.contrib" : 1]>
 g (float[n, m] src, float scale, uint8 zp) => (uint8[n, m] dst, float[n, m] inverse) {
     dst = ort_dynq.DynamicQuantize<%s>(src, scale, zp)
     inverse = ai.onnx.contrib.Inverse(src)
@@ -653,14 +653,14 @@ def test_a_prepared_model(inputs: str, output: str, body: str) -> None:
 def test_inside_functions_and_branches() -> None:
     """The types inside a function are not known before it is called."""
     model = onnx.parser.parse_model("""
-        <ir_version: 10, opset_import: ["" : 21, "ort_dynq" : 2, "own" : 1]>
+        <ir_version: 10, opset_import: ["" : 21, "ort_dynq": 3, "own" : 1]>
         g (bool flag, float[n] src, float scale) => (int8[n] dst) {
             dst = If (flag) <
                 then_branch = yes () => (int8[n] a) { a = own.quantize(src, scale) },
                 else_branch = no () => (int8[n] b) { b = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale) }
             >
         }
-        <opset_import: ["" : 21, "ort_dynq" : 2], domain: "own">
+        <opset_import: ["" : 21, "ort_dynq": 3], domain: "own">
         quantize (x, s) => (y) { y = ort_dynq.DynamicQuantize<output_dtype = 3, arithmetic = "onednn">(x, s) }
     """)
     for flag in (True, False):

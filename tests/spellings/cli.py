@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx
+from onnx import helper, numpy_helper
 
 from .check import Outcome, check, converted
 from .generator import Spelling, near_miss, spelling
 
+_FEW = 16  # elements of a constant that is shown
 _EXAMPLES = """examples:
   python tests/spellings --count 1000               the rate, misses by choice, and their causes
   python tests/spellings --count 1000 --check       also compare results; the exit status is 1 if one is wrong
   python tests/spellings --seed 12 --show           one spelling, reduced to the choices that matter, and its model
+  python tests/spellings --plain --set "product=Conv" --set "scheme=offset"     only these and usual choices
   python tests/spellings --seed 12 --show --set "rounding=Round" --set "opset=20"
 """
 
@@ -32,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--check", action="store_true", help="also compare the results with the original's")
     parser.add_argument("--near-misses", action="store_true", help="check near misses instead")
+    parser.add_argument("--plain", action="store_true", help="make usual choices only, except for those of --set")
     parser.add_argument(
         "--causes", type=int, default=100, help="how many misses to reduce to their causes (default: 100)"
     )
@@ -40,12 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     fixed = dict(text.split("=", 1) for text in given.set)
     if given.show:
-        return _show(given.seed, fixed, near=given.near_misses)
+        make = near_miss if given.near_misses else functools.partial(spelling, plain=given.plain)
+        return _show(functools.partial(make, given.seed), fixed)
     return _measure(given, fixed)
 
 
 def _measure(given: argparse.Namespace, fixed: dict[str, str]) -> int:
-    make = near_miss if given.near_misses else spelling
+    make = near_miss if given.near_misses else functools.partial(spelling, plain=given.plain)
     wrong, fused, hits, drawn, missed = 0, 0, 0, Counter[str](), Counter[str]()
     misses = []
     for seed in range(given.seed, given.seed + given.count):
@@ -72,7 +78,7 @@ def _measure(given: argparse.Namespace, fixed: dict[str, str]) -> int:
     if total:
         print(f"\n{hits} of {total} ({hits / total:.1%}) have the integer product; ONNX Runtime fuses {fused} others")
         _print_choices(drawn, missed)
-        _print_causes(misses[: given.causes], fixed)
+        _print_causes(misses[: given.causes], fixed, plain=given.plain)
     else:
         print(f"\n{given.count - wrong} of {given.count} near misses stay as they are, with the same results")
     return int(wrong > 0)
@@ -88,53 +94,88 @@ def _print_choices(drawn: Counter[str], missed: Counter[str]) -> None:
             print(f"{missed[choice]:6}  {drawn[choice]:5}  {choice}")
 
 
-def _print_causes(seeds: Sequence[int], fixed: dict[str, str]) -> None:
+def _print_causes(seeds: Sequence[int], fixed: dict[str, str], *, plain: bool) -> None:
     causes: dict[str, list[int]] = {}
     texts = {}
     for seed in seeds:
-        least, outcome = reduced(seed, fixed)
+        found = reduced(functools.partial(spelling, seed, plain=plain), fixed, is_missed)
+        if found is None:
+            continue
+        least, outcome = found
         cause = ", ".join(_remaining(least)) or "the plain spelling"
         causes.setdefault(cause, []).append(seed)
         texts[cause] = outcome.texts
     print(f"\nmisses  seed   fewest choices with which {len(seeds)} of the misses stay misses; reasons")
-    for cause, found in sorted(causes.items(), key=lambda each: -len(each[1])):
-        print(f"{len(found):6}  {found[0]:<5}  {cause}")
+    for cause, each in sorted(causes.items(), key=lambda item: -len(item[1])):
+        print(f"{len(each):6}  {each[0]:<5}  {cause}")
         for text in texts[cause] or ("no reason",):
             print(f"{'':15}- {text}")
 
 
-def reduced(seed: int, fixed: dict[str, str]) -> tuple[Spelling, Outcome]:
-    """Makes a miss as plain as possible: it returns the spelling with the fewest choices that is still a miss."""
-    fixed = dict(fixed)
-    best, outcome = _converted(seed, fixed)
-    is_changed = True
+def is_missed(made: Spelling) -> tuple[bool, Outcome]:
+    """Returns whether a product that could be an integer product is none."""
+    outcome = converted(made)[1]
+    return bool(made.expected and outcome.products < made.products and not outcome.is_fused), outcome
+
+
+def is_wrong(made: Spelling) -> tuple[bool, Outcome]:
+    """Returns whether the results are wrong, or a near miss was converted."""
+    outcome = check(made)
+    return bool(outcome.problem or (made.expected is False and outcome.products)), outcome
+
+
+def reduced(
+    make: Callable[[dict[str, str]], Spelling],
+    fixed: dict[str, str],
+    is_bad: Callable[[Spelling], tuple[bool, Outcome]],
+) -> tuple[Spelling, Outcome] | None:
+    """Makes a bad spelling as plain as possible.
+
+    Args:
+        make: Returns the spelling with some choices fixed.
+        fixed: Choices that stay fixed.
+        is_bad: Says whether a spelling is bad, and what became of it.
+
+    Returns:
+        The spelling with the fewest choices that is still bad; None if it is not bad.
+    """
+    best = make(fixed)
+    bad, outcome = is_bad(best)
+    is_changed = bad
     while is_changed:
         is_changed = False
         for name in list(best.draw.made):
             if name in fixed or best.draw.made.get(name) == best.draw.plain.get(name):
                 continue
             candidate = {**fixed, name: best.draw.plain[name]}
-            new, found = _converted(seed, candidate)
-            if found.products < new.products and new.expected and not found.is_fused:
-                best, outcome, fixed, is_changed = new, found, candidate, True
-    return best, outcome
-
-
-def _converted(seed: int, fixed: dict[str, str]) -> tuple[Spelling, Outcome]:
-    made = spelling(seed, fixed)
-    return made, converted(made)[1]
+            made = make(candidate)
+            still_bad, found = is_bad(made)
+            if still_bad:
+                best, outcome, fixed, is_changed = made, found, candidate, True
+    return (best, outcome) if bad else None
 
 
 def _remaining(made: Spelling) -> list[str]:
     return [f"{name}={value}" for name, value in made.draw.made.items() if value != made.draw.plain[name]]
 
 
-def _show(seed: int, fixed: dict[str, str], *, near: bool) -> int:
-    made = near_miss(seed, fixed) if near else spelling(seed, fixed)
+def _show(make: Callable[[dict[str, str]], Spelling], fixed: dict[str, str]) -> int:
+    made = make(fixed)
     outcome = check(made)
-    if not near and made.expected and outcome.products < made.products and not outcome.problem and not outcome.is_fused:
-        made, outcome = reduced(seed, fixed)
-    print(onnx.printer.to_text(made.model))
+    made, outcome = reduced(make, fixed, is_wrong) or reduced(make, fixed, is_missed) or (made, outcome)
+    print(_text(made.model))
     print("; ".join(_remaining(made)) or "the plain spelling")
     print(f"{outcome.products} of {made.products} integer products", *outcome.texts, outcome.problem, sep="\n- ")
     return int(bool(outcome.problem))
+
+
+def _text(model: onnx.ModelProto) -> str:
+    """Returns the text of a model, whose large constants are only named."""
+    short = onnx.ModelProto()
+    short.CopyFrom(model)
+    for tensor in list(short.graph.initializer):
+        if numpy_helper.to_array(tensor).size > _FEW:
+            short.graph.initializer.remove(tensor)
+            element = helper.tensor_dtype_to_string(tensor.data_type).partition(".")[2].lower()
+            short.graph.doc_string += f"{tensor.name}: {element}{list(tensor.dims)} "
+    return f"{onnx.printer.to_text(short)}\n{short.graph.doc_string}"

@@ -20,7 +20,7 @@ from .steps import GROUP, NEAR_MISSES, fixed_by
 _DEPTH, _SQUARE = 256, 64
 _ROWS: dict[str, Shape] = {"matrix": (8, _DEPTH), "batch": (2, 4, _DEPTH), "square": (_SQUARE, _SQUARE)}
 _IMAGE, _SEQUENCE = (1, 16, 12, 12), (1, 16, 400)
-_SMALLEST_STEP, _LARGEST_STEP = -6, 6
+_STEPS, _STEPS_OF_FLOAT16 = (-6, 6), (-10, -4)  # exponents
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Spelling:
 
     Attributes:
         model: The model.
-        inputs: Values of its inputs, dense in ties.
+        inputs: Values of its inputs: dense in ties; then zeros, infinities and numbers near the limits of float32.
         draw: The choices.
         products: The number of its products.
         expected: Whether every product can be an integer product: True, False for a near miss, None if neither is
@@ -41,7 +41,7 @@ class Spelling:
     """
 
     model: onnx.ModelProto
-    inputs: dict[str, Array]
+    inputs: list[dict[str, Array]]
     draw: Draw
     products: int
     expected: bool | None
@@ -58,14 +58,15 @@ class Spelling:
         return ", ".join([self.near_miss] * bool(self.near_miss) + named)
 
 
-def spelling(seed: int, fixed: Mapping[str, str] | None = None) -> Spelling:
+def spelling(seed: int, fixed: Mapping[str, str] | None = None, *, plain: bool = False) -> Spelling:
     """Returns a random spelling.
 
     Args:
         seed: The seed.
         fixed: Choices that are not random, by name.
+        plain: Whether no other choice is unusual.
     """
-    return _Writer(Draw(seed, fixed)).write()
+    return _Writer(Draw(seed, fixed, plain=plain)).write()
 
 
 def near_miss(seed: int, fixed: Mapping[str, str] | None = None) -> Spelling:
@@ -98,7 +99,16 @@ class _Writer(Layers):
         self.scope = draw("scope", *scopes)
         shape = {"Conv": _IMAGE, "Conv1d": _SEQUENCE}.get(self.kind, _ROWS[rows])
         g.shapes["x"] = g.shapes["other"] = shape
-        x = g.cast("x", np.float32) if self.type.endswith("float32") else "x"
+        x = g.cast("x", np.float32) if "chain" in self.type else "x"
+        match draw("before the quantization", "nothing", "Identity|Cast|x * 1|Reshape, Reshape", rate=0.5):
+            case "Identity":
+                x = g("Identity", x)
+            case "Cast":
+                x = g.cast(x, g.dtype)
+            case "x * 1":
+                x = g("Mul", x, 1.0)
+            case "Reshape, Reshape":
+                x = g.reshape(g.reshape(x, [-1]), shape)
         is_grouped = self.scope == "group"
         seen, other = (
             g.reshape(each, [*shape[:-1], shape[-1] // GROUP, GROUP], zeros=True) if is_grouped else each
@@ -110,18 +120,23 @@ class _Writer(Layers):
         if draw("dequantized by", "its scale", "a larger scale" if not codes.offset else "", rate=0.5) != "its scale":
             codes = replace(codes, scale=g("Mul", codes.scale, 1.5), parts=None, inverse=None)
         codes = quantization.moved(codes)
-        self.axis = draw("weights of", "channel|channel|tensor")
-        count = 2 if draw("products", "1", "2") == "2" else 1
-        activation, last = "", len(g.nodes)
+        is_grid_of_groups = self.arithmetic == "float" and not is_conv and not self.near_miss
+        self.axis = draw("weights of", "channel|channel|tensor", "group" if is_grid_of_groups else "")
+        count = int(draw("products", "1|1|1|2"))
+        activation, last, extra = "", len(g.nodes), {"scale": codes.scale}
         if self.arithmetic == "float":
             activation = quantization.dequantized(codes)
             last = len(g.nodes)
             if is_grouped:
                 activation = g.reshape(activation, shape, zeros=True)
-            if self.type.endswith("float32"):
-                activation = g.cast(activation, np.float32)
+            if self.type != "float32":
+                g.dtype = np.float16
+                activation = g.cast(activation, g.dtype)
+            if self.near_miss == "activation times numbers along K":
+                activation = g("Mul", activation, g.constant(draw.generator("numbers").uniform(0.5, 2, shape[-1])))
             if self.near_miss == "activation plus another tensor":
                 activation = g("Add", activation, "other")
+            extra = {"scale": codes.scale, "activation": activation}
             activation = self.moved(activation)
         for i in range(count):
             if self.arithmetic == "float":
@@ -130,11 +145,14 @@ class _Writer(Layers):
                 self.product_of_codes(i, codes)
             else:
                 self.integer_product(i, codes)
-        return self._finish(first, last, codes.q, count)
+        other_output = draw("another output", "none", "|".join(extra) if self.type == "float32" else "", rate=0.5)
+        if other_output != "none" and extra[other_output] not in self.outputs:
+            self.outputs.append(extra[other_output])
+        return self._finish(first, last, count)
 
     # The model
 
-    def _finish(self, first: int, last: int, q: str, count: int) -> Spelling:
+    def _finish(self, first: int, last: int, count: int) -> Spelling:
         draw, g = self.draw, self.g
         names = {"x": "x"} | {y: f"y{i}" for i, y in enumerate(self.outputs)}
         names |= {m: f"magnitude{i}" for i, m in enumerate(self.magnitudes.values())}
@@ -166,9 +184,9 @@ class _Writer(Layers):
         probe = self._model(probed, [*outputs, *magnitudes.values()], [], shapes, types)
         inputs = {value.name for value in model.graph.input}
         data = {name: array for name, array in self._data().items() if name in inputs}
-        if "flag" in inputs:
-            data["flag"] = np.array(True)
-        return Spelling(model, data, draw, count, self._expected(), probe, magnitudes, self.near_miss)
+        extremes = {name: self._extremes() if name == "x" else array for name, array in data.items()}
+        inputs_of_tests = [data, extremes] if self.type == "float32" else [data]
+        return Spelling(model, inputs_of_tests, draw, count, self._expected(), probe, magnitudes, self.near_miss)
 
     def _model(
         self,
@@ -200,37 +218,76 @@ class _Writer(Layers):
 
     def _expected(self) -> bool | None:
         made = self.draw.made
+        moves = {made.get("first move"), made.get("second move")}
         if self.near_miss:
             return False
-        is_proven_only = made.get("clip", "") == "none"
-        if is_proven_only and made.get("range", "").startswith("Sqrt"):
-            return None  # squares of small elements underflow
-        if is_proven_only and self.type == "float16":
+        if "Relu" in moves:
+            return None  # other codes
+        has_zero_code = made["scheme"] != "offset" and made.get("zero in the range") != "no"
+        if "Pad" in moves and (not has_zero_code or made.get("zero point") == "not rounded"):
             return None
-        return True
+        return True if made.get("clip") != "none" or self._is_proven() else None
+
+    def _is_proven(self) -> bool:
+        """Returns whether codes without a clip fit 8 bits, also if the range is denormal."""
+        made = self.draw.made
+        if self.type == "float16":
+            return False
+        if "8" in made["codes"]:
+            return True
+        place, _, form = made["epsilon"].partition(": ")
+        order = made.get("order of the offset", made.get("order", ""))
+        is_used = place == "range" or (place == "scale" and ("(r / c)" in order or "(r * (1 / c))" in order))
+        return is_used and "(= 0)" not in form and "* (c / r)" not in order
+
+    def _rows(self, x: Array) -> Array:
+        """Returns a view of an activation, one row for each scale."""
+        shape = self.g.shapes["x"]
+        rows = {"tensor": (1, -1), "sample": (shape[0], -1), "group": (-1, GROUP)}.get(self.scope, (-1, shape[-1]))
+        return x.reshape(rows)
 
     def _data(self) -> dict[str, Array]:
-        """Returns activations whose quotients are near k + 0.5 for many elements, and rows of zeros and infinities."""
-        rng, shape = self.draw.generator("x"), self.g.shapes["x"]
-        rows = {"tensor": (1, -1), "sample": (shape[0], -1), "group": (-1, GROUP)}.get(self.scope, (-1, shape[-1]))
-        x = np.zeros(shape, np.float32).reshape(rows)
-        made = self.draw.made
+        """Returns activations whose quotients are near k + 0.5 for many elements."""
+        rng, shape, made = self.draw.generator("x"), self.g.shapes["x"], self.draw.made
+        dtype = np.float32 if self.type == "float32" else np.float16
+        x = np.zeros(shape, dtype)
         top = float(made.get("highest code", "127"))
-        for i, row in enumerate(x):
-            step = np.float32(2.0 ** rng.integers(_SMALLEST_STEP, _LARGEST_STEP))
+        for i, row in enumerate(rows := self._rows(x)):
+            step = 2.0 ** rng.integers(*(_STEPS if dtype == np.float32 else _STEPS_OF_FLOAT16))
             low, high = (-top, top) if made["scheme"] == "symmetric" else (-float(rng.integers(0, 256)), 0.0)
             high = low + 255 if made["scheme"] != "symmetric" else high
             if made.get("zero in the range") == "no" and rng.random() < 0.5:
                 low, high = low + 300, high + 300
-            values = np.clip(
-                np.floor(rng.uniform(low, high, row.size)) + rng.choice([0.5, 0.5, 0.0], row.size), low, high
-            )
-            values = (values * step).astype(np.float32)
-            near = np.nextafter(values, rng.choice(np.array([-np.inf, np.inf], np.float32), row.size))
+            whole = np.floor(rng.uniform(low, high, row.size)) + rng.choice([0.5, 0.5, 0.0], row.size)
+            values = (np.clip(whole, low, high) * step).astype(dtype)
+            near = np.nextafter(values, rng.choice(np.array([-np.inf, np.inf], dtype), row.size))
             row[:] = np.where(rng.random(row.size) < 0.3, near, values)
-            row[rng.choice(row.size, 2, replace=False)] = np.array([low, high], np.float32) * step
-            if len(x) > 2 and i % 8 == 5:
-                row[:] = 0 if rng.random() < 0.5 else row * np.float32(2.0**-30)
-        other = rng.normal(0, 1, shape)
-        dtype = np.float32 if self.type == "float32" else np.float16
-        return {"x": x.reshape(shape).astype(dtype), "other": other.astype(dtype)}
+            row[rng.choice(row.size, 2, replace=False)] = [low * step, high * step]
+            if len(rows) > 2 and i % 8 == 5:
+                row[:] = 0 if rng.random() < 0.5 else row * 2.0**-30
+        return {"x": x, "other": rng.normal(0, 1, shape).astype(dtype), "flag": np.array(True)}
+
+    def _extremes(self) -> Array:
+        """Returns rows of zeros, denormals, infinities, huge numbers and the like."""
+        rng, has_groups = self.draw.generator("extremes"), "group" in (self.scope, self.axis)
+        x = rng.normal(0, 1, self.g.shapes["x"]).astype(np.float32)
+        # Known: in a product in groups, codes times a huge scale overflow before the scale of the weights is applied.
+        for row in self._rows(x):
+            match rng.integers(10):
+                case 0:
+                    row[:] = rng.choice(np.array([0, -0.0], np.float32), row.size)
+                case 1:
+                    row[:] = rng.integers(-300, 300, row.size) * np.float32(1e-45)
+                case 2 | 3 as sign if not has_groups:
+                    row[rng.integers(row.size)] = np.inf if sign == 2 else -np.inf
+                case 4 | 5 if not has_groups:
+                    row *= np.float32(rng.choice([3e36, 3e38])) / np.abs(row).max()
+                case 6:
+                    row *= np.arange(row.size) == rng.integers(row.size)
+                case 7:
+                    row[:] = row[0]
+                case 8:
+                    row *= np.float32(1e-37)
+                case 9:
+                    row[rng.integers(row.size)] = rng.choice([1e30, -1e30])
+        return x

@@ -24,9 +24,9 @@ class Draw:
         plain: For each name, its first usual option.
     """
 
-    def __init__(self, seed: int, fixed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, seed: int, fixed: Mapping[str, str] | None = None, *, plain: bool = False) -> None:
         self._seed, self._fixed = seed, dict(fixed or {})
-        self._rate = random.Random(f"{seed} rate").choice([0.03, 0.06, 0.12, 0.2])
+        self._rate = 0.0 if plain else random.Random(f"{seed} rate").choice([0.03, 0.06, 0.12, 0.2])
         self.made: dict[str, str] = {}
         self.unusual: set[str] = set()
         self.plain: dict[str, str] = {}
@@ -163,6 +163,13 @@ class Graph:
         if self.opset >= 10:
             return self("Slice", x, *(self.integers(i) for i in (start, stop, axis)), shape=shape)
         return self("Slice", x, shape=shape, starts=[start], ends=[stop], axes=[axis])
+
+    def pad(self, x: str, ends: Sequence[int]) -> str:
+        """Adds a Pad by zeros, as many at the begin of each axis as at its end."""
+        shape = tuple(n + 2 * end for n, end in zip(self.shapes[x], ends, strict=True))
+        if self.opset >= 11:
+            return self("Pad", x, self.integers(*ends, *ends), shape=shape)
+        return self("Pad", x, shape=shape, pads=[*ends, *ends])
 
     def initializers(self, names: set[str]) -> list[onnx.TensorProto]:
         """Returns the constants of these names as tensors."""

@@ -8,8 +8,9 @@ import numpy as np
 
 from .graph import Array, Draw, Graph
 from .quantization import Codes
+from .steps import GROUP
 
-COLUMNS, COLUMNS_OF_GROUPS, FILTERS = 16, 64, 16
+COLUMNS, COLUMNS_OF_GROUPS, FILTERS = 16, 256, 16
 
 
 @dataclass
@@ -25,8 +26,6 @@ class _Weights:
     codes: Array
     scale: Array
     axis: int
-    transposed: bool = False
-    group_size: int = 0
 
 
 @dataclass
@@ -57,13 +56,16 @@ class Layers:
     # Between the quantization and the product
 
     def moved(self, v: str) -> str:
+        """Moves the activation between its quantization and its product, or multiplies it by a number."""
         g, is_conv = self.g, self.kind.startswith("Conv")
         for place in ("first", "second"):
             shape = g.shapes[v]
             rank = len(shape)
             odd = ["Identity", "Cast", "x * 1", "x + 0", "x - 0", "x / 1", "Dropout", "Reshape, Reshape", "Concat"]
-            odd += ["Unsqueeze, Squeeze", "Transpose, Transpose"]
-            if not is_conv:
+            odd += ["Unsqueeze, Squeeze", "Transpose, Transpose", "x * 0.5", "Neg", "Relu"]
+            if is_conv:
+                odd += ["Pad"]
+            else:
                 odd += ["Slice", "Split", "Gather"]
                 if rank > 2:
                     odd += ["Reshape to rows", "Flatten", "Transpose of rows"]
@@ -82,6 +84,12 @@ class Layers:
                     v = g("Sub", v, 0.0)
                 case "x / 1":
                     v = g("Div", v, 1.0)
+                case "x * 0.5":
+                    v = g("Mul", v, 0.5)
+                case "Neg" | "Relu" as op:
+                    v = g(op, v)
+                case "Pad":
+                    v = g.pad(v, [0, 0, *[1] * (rank - 2)])
                 case "Dropout":
                     v = g("Dropout", v)
                 case "Reshape, Reshape":
@@ -126,7 +134,7 @@ class Layers:
         if self.kind.startswith("Conv"):
             size, axis = (FILTERS, self.g.shapes["x"][1], *[3] * (len(self.g.shapes["x"]) - 2)), 0
         else:
-            columns = COLUMNS_OF_GROUPS if self.scope == "group" else COLUMNS
+            columns = COLUMNS_OF_GROUPS if "group" in (self.scope, self.axis) else COLUMNS
             size, axis = (self.g.shapes["x"][-1], columns), 1
         codes = rng.integers(-top, top + 1, size).astype(np.int8)
         ends = rng.choice([-top, top], size[axis])
@@ -136,8 +144,12 @@ class Layers:
         scales = rng.uniform(0.001, 0.1, size[axis]).astype(np.float32)
         if self.axis == "tensor":
             scales[:] = scales[0]
-        if self.type == "float16":
+        if self.type != "float32":
             scales = scales.astype(np.float16)
+        if self.axis == "group":
+            codes[::GROUP] = ends  # the largest code of each group
+            groups = rng.uniform(0.001, 0.1, (size[0] // GROUP, size[1])).astype(scales.dtype)
+            return _Weights(codes, np.repeat(groups, GROUP, 0), axis)
         return _Weights(codes, scales.reshape([-1 if n == axis else 1 for n in range(len(size))]), axis)
 
     def _float_weights(self, w: _Weights, transposed: bool) -> str:
@@ -152,7 +164,7 @@ class Layers:
         if self.near_miss == "weights without a grid":
             return g.constant(draw.generator("noise").normal(0, 1, codes.shape).astype(g.dtype))
         odd = "(q - z) * s"
-        if self.opset >= (13 if self.axis == "channel" else 10) and g.dtype == np.float32:
+        if self.opset >= (13 if self.axis == "channel" else 10) and self.axis != "group" and g.dtype == np.float32:
             odd += "|DequantizeLinear of uint8"
             usual = "folded|Cast * scale|DequantizeLinear"
         else:
@@ -190,7 +202,7 @@ class Layers:
             return g("Conv", a, w, *[c] * bool(c), shape=shape, kernel_shape=right[2:], pads=[1] * 2 * (len(left) - 2))
         columns = right[0] if transposed else right[1]
         if self.kind == "Gemm" and len(left) == 2:
-            return g("Gemm", a, w, c or g.constant(np.zeros(columns)), shape=(left[0], columns), transB=int(transposed))
+            return self._gemm(a, w, transposed, c)
         if self.kind == "Einsum":
             rows = "abcd"[: len(left) - 1]
             equation = f"{rows}k,{'nk' if transposed else 'kn'}->{rows}n"
@@ -199,12 +211,27 @@ class Layers:
             w = g.transpose(w, [1, 0])
         return g("MatMul", a, w, shape=(*left[:-1], columns))
 
+    def _gemm(self, a: str, w: str, transposed: bool, c: str) -> str:
+        g, attributes = self.g, {"transB": int(transposed)}
+        columns = g.shapes[w][0 if transposed else 1]
+        shape = (g.shapes[a][0], columns)
+        c = c or g.constant(np.zeros(columns))
+        match self.draw("attributes of the Gemm", "none", "alpha|beta is 0|transA"):
+            case "alpha":
+                return g("Gemm", a, w, c, shape=shape, alpha=0.25, **attributes)
+            case "beta is 0":
+                return g("Gemm", a, w, c, shape=shape, beta=0.0, **attributes)
+            case "transA":
+                return g("Gemm", g.transpose(a, [1, 0]), w, c, shape=shape, transA=1, **attributes)
+        return g("Gemm", a, w, c, shape=shape, **attributes)
+
     def _bias(self, i: int, columns: int) -> str:
         g = self.g
         values = self.draw.generator(f"bias {i}").normal(0, 10, columns)
         return g.constant(values)
 
     def float_product(self, i: int, a: str) -> None:
+        """A product of floats, with a bias or not, and the same product of absolute values."""
         g, draw = self.g, self.draw
         weights = self._random_weights(i)
         transposed = not self.kind.startswith("Conv") and draw("transposed weights", "no", "yes") == "yes"

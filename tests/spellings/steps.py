@@ -21,6 +21,7 @@ NEAR_MISSES = {
     "percentile": {"clip": "none", "scheme": "symmetric"},
     "sum of two roundings without a clip": {"scheme": "asymmetric", "clip": "none"},
     "activation plus another tensor": {},
+    "activation times numbers along K": {},
     "weights without a grid": {},
     "weights computed at run time": {},
 }
@@ -30,7 +31,7 @@ def fixed_by(near_miss: str) -> dict[str, str]:
     """Returns the choices that a near miss needs."""
     fixed = {"codes": "float", "arithmetic": "float", **NEAR_MISSES[near_miss], "placement": "main graph"}
     along_rows = {"rows": "matrix", "product": "MatMul"} if "axis" in near_miss or "each element" in near_miss else {}
-    of_matrix = {"product": "MatMul"} if "weights" in near_miss else {}
+    of_matrix = {"product": "MatMul"} if "weights" in near_miss or "along" in near_miss else {}
     return {**along_rows, **of_matrix, **fixed}
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
-from spellings.check import check, converted
+from ort_dynq.rewriter import rewrite
+from spellings.check import check, converted, problem_of
 from spellings.generator import near_miss, spelling
 
 _FEWEST = 0.35
 """The part of the spellings that has to become an integer product. It only ever rises."""
-_PARTS, _SPELLINGS, _NEAR_MISSES = 5, 18, 8
+_PARTS, _SPELLINGS, _NEAR_MISSES = 5, 18, 9
 _MANY = 40  # as many seeds in an exhaustive run
-_COUNTED = 150
+_COUNTED = 100
 
 
 def _ranges(count: int) -> list[object]:
@@ -34,7 +38,7 @@ def test_most_spellings_have_the_integer_product() -> None:
     made = [spelling(seed) for seed in range(_COUNTED)]
     demanded = [each for each in made if each.expected]
     outcomes = [(each, converted(each)[1]) for each in demanded]
-    left = [outcome for each, outcome in outcomes if outcome.products < each.products and not outcome.is_fused]
+    left = [each for each, outcome in outcomes if outcome.products < each.products and not outcome.is_fused]
     assert len(demanded) - len(left) >= _FEWEST * len(demanded), (
         f"{len(left)} of {len(demanded)} have no integer product"
     )
@@ -48,3 +52,50 @@ def test_near_misses_stay(seeds: range) -> None:
         outcome = check(made, exact=seed % 3 == 0)
         assert not outcome.problem, f"seed {seed}: {made.description}: {outcome.problem}"
         assert outcome.products == 0, f"seed {seed}: {made.description}"
+
+
+# The check itself
+
+_PLAIN = {
+    "opset": "20",
+    "product": "MatMul",
+    "scope": "token",
+    "scheme": "symmetric",
+    "order": "x / (r / c)",
+    "epsilon": "none",
+}
+_CODES = onnx.TensorProto.INT8, onnx.TensorProto.UINT8
+_WITH_FUNCTION = {**_PLAIN, "placement": "function of the layer"}  # which verify cannot look into
+
+
+@pytest.mark.parametrize("fixed", [_PLAIN, _WITH_FUNCTION, {**_PLAIN, "arithmetic": "integer"}])
+def test_a_wrong_code_of_the_weights_is_found(fixed: dict[str, str]) -> None:
+    for seed in range(3):
+        made = spelling(seed, fixed, plain=True)
+        model, outcome = converted(made)
+        assert outcome.products == made.products, made.description
+        assert not problem_of(made, model, is_exact=False)
+        constants = [*model.graph.initializer]
+        constants += [each.t for function in model.functions for node in function.node for each in node.attribute]
+        packed = max((each for each in constants if each.data_type in _CODES), key=lambda each: each.ByteSize())
+        codes = numpy_helper.to_array(packed).copy()
+        codes.flat[codes.size // 2] += 1 if codes.flat[codes.size // 2] < 100 else -1
+        packed.CopyFrom(numpy_helper.from_array(codes, packed.name))
+        assert problem_of(made, model, is_exact=False), made.description
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rounding", "floor(x + 0.5)"),  # differs at ties only
+        ("rounding", "sign(x) * floor(abs(x) + 0.5)"),
+        ("order", "x * (c / r)"),  # differs in the last bit of the quotient, so in some ties
+        ("epsilon", "range: Add"),
+    ],
+)
+def test_another_spelling_is_found(name: str, wrong: str) -> None:
+    """Two spellings of one quantization differ, and the check sees it, in exact and in other models."""
+    made, other = (spelling(0, fixed, plain=True) for fixed in (_PLAIN, {**_PLAIN, name: wrong}))
+    assert not np.array_equal(made.model.SerializeToString(), other.model.SerializeToString())
+    for exact in (False, True):
+        assert problem_of(made, rewrite(other.model, exact=exact).to_proto(), is_exact=exact)

@@ -142,7 +142,7 @@ def test_scale_that_is_off_by_one_ulp_fails() -> None:
 
 def test_plugin_runs_in_b_only() -> None:
     """The function body contradicts the operator: stock ONNX Runtime runs the body, the plugin runs the kernel."""
-    text = """<ir_version: 8, opset_import: ["": 17, "ort_dynq": 2]>
+    text = """<ir_version: 8, opset_import: ["": 17, "ort_dynq": 3]>
         g (float[n] x, float s) => (float[n] y) { c = ort_dynq.DynamicQuantize(x, s)  y = Cast<to = 1>(c) }
         <domain: "ort_dynq", opset_import: ["": 17]> DynamicQuantize (src, scales) => (dst)
         { one = Constant<value = uint8 {1}>()  shape = Shape(src)  dst = Expand(one, shape) }"""

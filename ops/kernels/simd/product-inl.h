@@ -184,12 +184,12 @@ inline void subtract_code_sums(const uint8_t* codes, int64_t stride, int64_t qua
 // calls it.
 ORT_DYNQ_ONE_COPY inline void store_block(const ProductBlock& block, int64_t first, int64_t rows, int64_t col,
                                           const float* reals) {
-  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  const bool row_varies = block.codes.scale_groups > 1, in_groups = row_varies || block.columns.scale_groups > 1;
   for (int64_t i = 0; i < kBlockColumns && col + i < block.cols; i += P::kLanes) {
     const int64_t at = col + i, n = block.cols - at;
     const auto mask = P::first(n);
     const auto bias = P::load_part(block.columns.bias + at, mask);
-    const auto column_scale = column_varies ? P::set1(1.0f) : P::load_part(block.columns.scales + at, mask);
+    const auto column_scale = in_groups ? P::set1(1.0f) : P::load_part(block.columns.scales + at, mask);
     for (int64_t r = 0; r < rows; ++r) {
       const auto row_scale = P::set1(row_varies ? 1.0f : block.codes.scales[(first + r) * block.codes.scale_groups]);
       const auto real =
@@ -230,9 +230,10 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   const uint8_t* codes = block.codes.data + row * block.codes.stride;
   const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  const bool in_groups = row_varies || column_varies;
   const int32_t* column_sums = block.columns.sums + col;
   const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
-  const float* column_scales = column_varies ? block.columns.scales + col : kOnes;
+  const float* column_scales = in_groups ? block.columns.scales + col : kOnes;
   typename P::Mask masks[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - column(v));
@@ -296,7 +297,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
       typename P::F terms[kRows][kSums];
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) {
-        const auto column_scale = P::load_part(column_scales + (column_varies ? column(v) : 0), masks[v]);
+        const auto column_scale = P::load_part(column_scales + (in_groups ? column(v) : 0), masks[v]);
         const auto column_sum = P::to_float(P::load_part(column_sums + column(v), masks[v]));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {

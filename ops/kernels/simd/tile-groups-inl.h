@@ -65,15 +65,15 @@ template <Store kStore>
 inline void store_reals(const ProductBlock& block, const Panel& panel, int64_t row, Floats (&reals)[kTileRows]) {
   const int64_t count = block.cols - panel.column;
   const bool is_last = panel.first + panel.groups == block.groups;
+  const bool row_varies = block.codes.scale_groups > 1, in_groups = row_varies || block.columns.scale_groups > 1;
   const Floats column_scale =
-      block.columns.scale_groups > 1 ? kOnes : load_columns<Floats, kStore>(block.columns.scales + panel.column, count);
+      in_groups ? kOnes : load_columns<Floats, kStore>(block.columns.scales + panel.column, count);
   const Floats bias = load_columns<Floats, kStore>(block.columns.bias + panel.column, count);
   float* dst = block.output.dst + row * block.output.stride + panel.column;
 #pragma GCC unroll 16
   for (int64_t r = 0; r < kTileRows; ++r) {
     if (r >= block.rows - row) continue;
-    if (is_last)
-      reals[r] = reals[r] * column_scale * (block.codes.scale_groups > 1 ? 1.0f : block.codes.scales[row + r]) + bias;
+    if (is_last) reals[r] = reals[r] * column_scale * (row_varies ? 1.0f : block.codes.scales[row + r]) + bias;
     store_columns<kStore>(dst + r * block.output.stride, reals[r], count);
   }
 }
@@ -83,7 +83,7 @@ template <Store kStore>
 void add_panel(const ProductBlock& block, const Panel& panel) {
   alignas(64) uint32_t sums[kTileRows * kBlockColumns];
   const int64_t count = block.cols - panel.column;
-  const bool row_varies = block.codes.scale_groups > 1;
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   for (int64_t first = 0; first < block.rows; first += kTileRows) {
     const uint8_t* codes = block.codes.data + first / kTileRows * block.codes.stride;
     Floats reals[kTileRows];
@@ -94,8 +94,10 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
                      panel.weights + (group - panel.first) * panel.group_size * kBlockColumns, panel.tile_bytes, false);
       store_group(sums, false);
       use_memory(sums);
-      const Floats column_scale =
-          block.columns.scale_groups > 1 ? load_columns<Floats, kStore>(block.columns.scales + column, count) : kOnes;
+      const int64_t scale_column = column_varies ? column : panel.column;
+      const Floats column_scale = row_varies || column_varies
+                                      ? load_columns<Floats, kStore>(block.columns.scales + scale_column, count)
+                                      : kOnes;
       const Sums column_sum = load_columns<Sums, kStore>(block.columns.sums + column, count);
       Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weights.zp);
       if (block.weights.zps != nullptr)

@@ -38,6 +38,7 @@ class Facts:
         self._folded: FoldedValues | None = None
         self._arguments: dict[ir.Value, ir.Value] = {}
         self._names: set[str | None] = set()
+        self._replaced: dict[ir.Value, ir.Value] = {}
         self._function_bodies = {id(function.graph) for function in model.functions.values()}
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
         self.contradiction = ""
@@ -86,7 +87,14 @@ class Facts:
     def adopt(self, new: ir.Value, old: ir.Value) -> None:
         """Gives `new`, which replaces `old`, the type and shape of `old`, both the inferred and the declared ones."""
         new.type, new.shape = old.type, old.shape
+        self._replaced[old] = new
         self._saved[new] = self._saved.get(old, (None, None))
+
+    def current(self, value: ir.Value) -> ir.Value:
+        """Returns the value that has replaced `value`, or `value`."""
+        while value in self._replaced:
+            value = self._replaced[value]
+        return value
 
     def __exit__(self, *_: object) -> None:
         for value, (type_, shape) in self._saved.items():

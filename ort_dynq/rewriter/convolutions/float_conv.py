@@ -17,9 +17,9 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
-from ..analysis.shapes import has_one_element
 from ..edit import Edit
-from ..products.activation import Activation, activation_of, dequantizer_of, has_one_scale, rounded_dequantizer_of
+from ..products.activation import Activation, activation_of
+from ..products.affine import AffineForms
 from ..products.codes import ActivationCodes
 from ..products.grid import Grid
 from ..products.provenance import note_activation, note_roundings
@@ -43,18 +43,21 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     a, w, bias = [*node.inputs, None, None, None][:3]
-    source = None if a is None else rounded_dequantizer_of(a) or dequantizer_of(a)
-    if a is None or w is None or source is None:
+    forms = context.shared(AffineForms)
+    form = forms.of(a)
+    if a is None or w is None or form is None:
         return None
     if node.op_type == "ConvTranspose":
         raise Unconverted(Reason.CONV_TRANSPOSE)
     if context.exact:
         raise Unconverted(Reason.EXACT)
-    if not has_one_scale(source) or not _has_one_zero_point(source):
+    if not all(param.is_one for param in form.params):
         raise Unconverted(Reason.ACTIVATION_ONE_SCALE)
     weights, grid = _weights(w, context)
     geometry = geometry_of_floats(node, bias, weights)
-    activation = activation_of(a, source)
+    activation = activation_of(form, forms.values)
+    if activation.has_offset:
+        raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
     if not activation.is_scaled and bias is None:  # a scale may follow
         tail = tail.past_scales(a, context.facts)
@@ -69,12 +72,6 @@ def _build(match: _Match, edit: Edit) -> None:
 
 
 RULE = Rule("float convolution", 13, _match, _build)
-
-
-def _has_one_zero_point(source: ir.Node) -> bool:
-    """Returns whether a dequantizer with one scale has one zero point."""
-    zero_point = source.inputs[2] if source.op_type in ("AffineFakeQuantize", "AffineDequantize") else None
-    return zero_point is None or has_one_element(zero_point)
 
 
 def _weights(w: ir.Value, context: Context) -> tuple[Weights, Grid]:

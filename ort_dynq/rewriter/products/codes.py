@@ -1,24 +1,36 @@
 """Builds the codes of quantized activations, which products multiply in place of the floats.
 
-DynamicRangeFakeQuantize | AffineFakeQuantize | DynamicFakeQuantize     -> the same operator without dequantization
-AffineDequantize | DynamicDequantize | Cast of codes                    -> the codes that it dequantizes
-DynamicQuantizeDequantizeLinear                                         -> DynamicQuantizeLinear
+A fake quantization of ort_dynq becomes the same operator without dequantization. Other codes stay as the model computes
+them, and become uint8. Codes, scales and zero points are moved as the model moves the floats.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import Scaling
-from ..analysis.constants import constant_array
+from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ..analysis.inference import Facts
-from ..analysis.shapes import has_one_element
-from ..edit import Edit, call
-from .activation import Activation, Source
+from ..analysis.types import CODE_TYPES
+from ..edit import Edit, call, constant
+from .activation import Activation
+from .affine import Affine
+from .params import CodesOf, OfCodes, Param, Term, dtype_of, key_of
+from .sources import Source
 from .unsigned_codes import UnsignedCodes
+
+_AS_THEY_ARE = {
+    "scaling": int(Scaling.DIVIDE),
+    "rounding_order": int(RoundingOrder.ROUND_THEN_ADD),
+    "code_type": int(CodeType.UINT8),
+    "output_dtype": int(CodeType.UINT8),
+    "quant_min": 0,
+    "quant_max": 255,
+    "nan_code": int(NanCode.ZERO),
+}
+"""The attributes of an AffineQuantize that turns codes into uint8, and adds the zero point."""
 
 
 class Codes(NamedTuple):
@@ -29,11 +41,13 @@ class Codes(NamedTuple):
         scale: One for each row, [..., M, 1], or for each group of a row, [..., M, K / group_size], or one for all; None
             if the codes are not scaled, or the product's tail has the scale.
         zero_point: Of the type of the codes, as many as there are scales, or one for all.
+        offset: What every element of a row has in addition, float32, [..., M, 1] or one number; None for 0.
     """
 
     codes: ir.Value
     scale: ir.Value | None
     zero_point: ir.Value
+    offset: ir.Value | None = None
 
 
 class ActivationCodes:
@@ -42,8 +56,9 @@ class ActivationCodes:
     def __init__(self, facts: Facts) -> None:
         """Starts without any codes."""
         self._facts = facts
-        self._repeated: dict[tuple[object, ...], ir.Value] = {}
-        self._codes: dict[ir.Node, Codes] = {}  # by dequantizer, or by the last Transpose or Reshape after it
+        self._of_root: dict[ir.Value, Codes] = {}
+        self.moved: dict[ir.Value, ir.Value] = {}
+        self._found: dict[tuple[object, ...], Codes] = {}
 
     def of(self, activation: Activation, edit: Edit) -> Codes:
         """Returns the codes of an activation.
@@ -52,170 +67,209 @@ class ActivationCodes:
             activation: The activation.
             edit: The edit of the product. It inserts the nodes, if there are no codes yet.
         """
-        source, transposes, reshapes = activation.source, activation.transposes, activation.reshapes
-        last = [source.node, *transposes, *reshapes][-1]
-        if last not in self._codes:
-            codes = self._of_source(source, edit)
-            if transposes:
-                codes = self._transposed(codes, activation, edit)
-            if reshapes:
-                codes = _reshaped(codes, activation, edit)
-            self._codes[last] = codes
-        found = self._codes[last]
-        if activation.is_rounded and found.scale is not None:
-            cast = ir.node("Cast", [found.scale], {"to": int(ir.DataType.FLOAT)})
-            wide = edit.insert(cast, before=edit.node)
-            self._facts.note(wide, ir.DataType.FLOAT, found.scale.shape)
-            found = found._replace(scale=wide)
-        return self._in_parts(found, activation, edit) if activation.parts > 1 else found
+        form = activation.form
+        key = form.value, activation.groups, activation.parts
+        if key not in self._found:
+            before = form.value.producer()
+            assert before is not None
+            terms = _Terms(self, form, before, edit)
+            codes = self._codes(form, edit)
+            scale = None if form.scale is None else terms.of_rows(form.scale, activation)
+            if form.is_rounded and scale is not None:
+                scale = terms.insert("Cast", scale, to=int(ir.DataType.FLOAT))
+                self._facts.note(scale, ir.DataType.FLOAT, None)
+            zero_point, offset = self._zero_point(activation, terms, scale, edit)
+            self._found[key] = Codes(codes, scale, zero_point, offset)
+        return self._found[key]
 
-    def _of_source(self, source: Source, edit: Edit) -> Codes:
-        if source.node not in self._codes:
-            build = {
-                "DynamicRangeFakeQuantize": self._of_range,
-                "AffineFakeQuantize": self._of_affine,
-                "DynamicFakeQuantize": self._of_dynamic,
-                "DynamicQuantizeDequantizeLinear": self._of_linear,
-                "Cast": self._of_cast,
-            }.get(source.node.op_type, self._of_dequantize)
-            self._codes[source.node] = build(source, edit.shared(UnsignedCodes), edit)
-        return self._codes[source.node]
+    def root(self, form: Affine, edit: Edit) -> Codes:
+        """Returns the codes before all moves, uint8; scale and zero point if they are computed with the codes."""
+        if form.root not in self._of_root:
+            source = form.source
+            build = _build_plain if source is None else _BUILD[source.node.op_type]
+            self._of_root[form.root] = found = build(form, edit)
+            self._facts.note(found.codes, ir.DataType.UINT8, form.root.shape)
+        return self._of_root[form.root]
 
-    def _of_range(self, source: Source, unsigned: UnsignedCodes, edit: Edit) -> Codes:
-        node, (src, constants) = source.node, source.inputs(2)
-        if source.constants is not None:
-            constants = edit.add_constant(np.array(source.constants, np.float32), before=node, origin=node)
-        like = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
-        new = call("DynamicRangeQuantize", [src, constants, like], **source.attributes)
-        edit.insert(new, before=node, origin=node)
-        codes, scale, zero_point = new.outputs
-        self._facts.note(scale, ir.DataType.FLOAT, node.outputs[1].shape)
-        self._facts.note(zero_point, ir.DataType.UINT8, node.outputs[2].shape)
-        if source.attributes["inverse_scale"]:
-            scale = edit.insert(ir.node("Reciprocal", [scale]), before=node, origin=node)
-        return Codes(codes, scale, zero_point)
+    def _codes(self, form: Affine, edit: Edit) -> ir.Value:
+        codes = self.root(form, edit).codes
+        for move in form.moves:
+            node, moved = move.node, move.node.outputs[move.output]
+            if moved not in self.moved:
+                others = [self._codes(each, edit) for each in move.others] or node.inputs[1:]
+                new = ir.node(node.op_type, [codes, *others], dict(node.attributes), num_outputs=len(node.outputs))
+                edit.insert(new, before=node, origin=node)
+                for old, output in zip(node.outputs, new.outputs, strict=True):
+                    self.moved[old] = output
+                    self._facts.note(output, ir.DataType.UINT8, old.shape)
+            codes = self.moved[moved]
+        return codes
 
-    def _of_affine(self, source: Source, unsigned: UnsignedCodes, edit: Edit) -> Codes:
-        node, (src, scale, zero_point) = source.node, source.inputs(3)
-        if source.zero_point is not None:
-            zero_point = edit.add_constant(np.uint8(source.zero_point), before=node, origin=node)
-        else:
-            zero_point = unsigned.of(zero_point, edit)
-        new = call("AffineQuantize", [src, scale, zero_point], **source.attributes)
-        codes = edit.insert(new, before=node, origin=node)
-        if source.attributes["scaling"] == Scaling.MULTIPLY:
-            inverse = edit.insert(ir.node("Reciprocal", [scale]), before=node, origin=node)
-            self._facts.note(inverse, ir.DataType.FLOAT, scale.shape)
-            scale = inverse
-        return Codes(codes, scale, zero_point)
+    def _zero_point(
+        self, activation: Activation, terms: _Terms, scale: ir.Value | None, edit: Edit
+    ) -> tuple[ir.Value, ir.Value | None]:
+        """Returns the zero point as uint8, and the offset, with what the zero point is not a code of."""
+        form, zero = activation.form, activation.form.zero_point
+        offset = None if form.offset is None else terms.of_rows(form.offset, activation)
+        if zero is None:
+            return terms.constant(np.uint8(form.shift)), offset
+        if (number := activation.zero_point) is not None:
+            return terms.constant(np.uint8(number + form.shift)), offset
+        value, dtype = terms.of_rows(zero, activation), dtype_of(zero.term)
+        if (dtype, form.shift) == (ir.DataType.UINT8, 0):
+            return value, offset
+        if (dtype, form.shift) == (ir.DataType.INT8, 128):
+            return edit.shared(UnsignedCodes).shifted(value, edit), offset
+        if dtype != ir.DataType.FLOAT:
+            value = terms.insert("Cast", value, to=int(ir.DataType.FLOAT))
+        inputs = [value, terms.constant(np.float32(1)), terms.constant(np.uint8(form.shift))]
+        rounded = terms.insert_node(call("AffineQuantize", inputs, **_AS_THEY_ARE))
+        if activation.has_code_zero_point:
+            return rounded, offset
+        code = terms.insert("Cast", rounded, to=int(ir.DataType.FLOAT))
+        if form.shift:
+            code = terms.insert("Sub", code, terms.constant(np.float32(form.shift)))
+        rest = terms.insert("Sub", code, value)  # scale * (code - zero point) is missing in each element
+        rest = rest if scale is None else terms.insert("Mul", rest, scale)
+        return rounded, rest if offset is None else terms.insert("Add", rest, offset)
 
-    def _of_dynamic(self, source: Source, unsigned: UnsignedCodes, edit: Edit) -> Codes:
-        src, scales, zps = source.inputs(3)
-        scale, zero_point = _of_rows(source, unsigned, edit)
-        new = call("DynamicQuantize", [src, scales, unsigned.of(zps, edit)], **source.attributes)
-        return Codes(edit.insert(new, before=source.node, origin=source.node), scale, zero_point)
 
-    def _of_linear(self, source: Source, unsigned: UnsignedCodes, edit: Edit) -> Codes:
-        new = ir.node("DynamicQuantizeLinear", source.inputs(1), num_outputs=3)
-        edit.insert(new, before=source.node, origin=source.node)
-        codes, scale, zero_point = new.outputs
-        self._facts.note(scale, ir.DataType.FLOAT, ir.Shape([]))
-        self._facts.note(zero_point, ir.DataType.UINT8, ir.Shape([]))
-        return Codes(codes, scale, zero_point)
+class _Terms:
+    """Builds terms as nodes before the node that computes an activation."""
 
-    def _of_dequantize(self, source: Source, unsigned: UnsignedCodes, edit: Edit) -> Codes:
-        codes, *_ = source.inputs(3)
-        scale, zero_point = _of_rows(source, unsigned, edit)
-        return Codes(unsigned.of(codes, edit), scale, zero_point)
+    def __init__(self, codes: ActivationCodes, form: Affine, before: ir.Node, edit: Edit) -> None:
+        self._codes, self._form, self._before, self._edit = codes, form, before, edit
+        self._built: dict[object, ir.Value] = {}
 
-    def _of_cast(self, source: Source, unsigned: UnsignedCodes, edit: Edit) -> Codes:
-        (codes,) = source.inputs(1)
-        zero = np.uint8(128 if codes.dtype == ir.DataType.INT8 else 0)
-        zero_point = edit.add_constant(zero, before=source.node, origin=source.node)
-        return Codes(unsigned.of(codes, edit), None, zero_point)
+    def insert_node(self, node: ir.Node) -> ir.Value:
+        return self._edit.insert(node, before=self._before, origin=self._before)
 
-    def _transposed(self, of_source: Codes, activation: Activation, edit: Edit) -> Codes:
-        """Returns codes after Transposes that keep their rows."""
-        source, transposes = activation.source, activation.transposes
+    def insert(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        return self.insert_node(ir.node(op_type, list(inputs), attributes))
 
-        def transposed(value: ir.Value) -> ir.Value:
-            for transpose in transposes:
-                perm, shape = transpose.attributes["perm"].as_ints(), value.shape
-                new = ir.node("Transpose", [value], dict(transpose.attributes))
-                value = edit.insert(new, before=transposes[-1], origin=source.node)
-                if shape is not None:
-                    value.shape = ir.Shape([shape[i] for i in perm])
+    def constant(self, number: np.generic | np.ndarray[Any, Any]) -> ir.Value:
+        return self._edit.add_constant(number, before=self._before, origin=self._before)
+
+    def of_rows(self, param: Param, activation: Activation) -> ir.Value:
+        """Returns a parameter as numbers for the rows of the product, or for their groups; or as one number."""
+        value = self._of(param.term)
+        if param.is_one:
+            rank = None if activation.value.shape is None else len(activation.value.shape)
+            if param.rank != 0 and (param.rank is None or rank is None or param.rank > rank):
+                value = self.insert("Reshape", value, self.constant(np.array([1])))
             return value
+        if activation.parts > 1:
+            indices = np.repeat(np.arange(activation.groups), activation.parts)
+            value = self.insert("Gather", value, self.constant(indices), axis=-1)
+        return value
 
-        def of_rows(value: ir.Value) -> ir.Value:
-            return value if source.has_one_scale or has_one_element(value) else transposed(value)
+    def _of(self, term: Term) -> ir.Value:
+        if (key := key_of(term)) not in self._built:
+            self._built[key] = self._build(term)
+        return self._built[key]
 
-        codes, scale, zero_point = of_source
-        return Codes(transposed(codes), None if scale is None else of_rows(scale), of_rows(zero_point))
-
-    def _in_parts(self, of_groups: Codes, activation: Activation, edit: Edit) -> Codes:
-        """Returns codes with a scale for each part of a group."""
-
-        def repeated(value: ir.Value) -> ir.Value:
-            if has_one_element(value):
-                return value
-            key = edit.node.graph, value, activation.parts
-            if key not in self._repeated:
-                indices = np.repeat(np.arange(activation.groups), activation.parts)
-                gather = ir.node("Gather", [value, edit.add_constant(indices, before=edit.node)], {"axis": -1})
-                self._repeated[key] = edit.insert(gather, before=edit.node)
-            return self._repeated[key]
-
-        codes, scale, zero_point = of_groups
-        return Codes(codes, None if scale is None else repeated(scale), repeated(zero_point))
-
-
-def _of_rows(source: Source, unsigned: UnsignedCodes, edit: Edit) -> tuple[ir.Value, ir.Value]:
-    """Returns the scales and the zero points (uint8) that a node reads, with the dimensions of its rows."""
-    _, scales, zps = source.inputs(3)
-    zero_point = unsigned.of(zps, edit)
-    if not source.has_scale_vector:
-        return scales, zero_point
-    axes = edit.add_constant(np.array([1]), before=source.node, origin=source.node)
-
-    def column(value: ir.Value) -> ir.Value:
-        return edit.insert(ir.node("Unsqueeze", [value, axes]), before=source.node, origin=source.node)
-
-    return column(scales), zero_point if has_one_element(zero_point) else column(zero_point)
+    def _build(self, term: Term) -> ir.Value:
+        if isinstance(term, ir.Value):
+            return self._edit.facts.current(self._edit.shared(UnsignedCodes).scale_of(term))
+        if isinstance(term, np.ndarray):
+            return self.constant(term)
+        if isinstance(term, CodesOf):
+            return self._codes.moved[term.moved]
+        if isinstance(term, OfCodes):
+            codes = self._codes.root(self._form, self._edit)
+            found = codes.zero_point if term.is_zero_point else codes.scale
+            assert found is not None
+            return found
+        inputs = [self._of(each) for each in term.inputs]
+        new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)
+        self.insert_node(new)
+        return new.outputs[term.output]
 
 
-def _reshaped(of_source: Codes, activation: Activation, edit: Edit) -> Codes:
-    """Returns codes after Reshapes and the like to [..., M, K], their scales as [..., M, groups] or [1]."""
-    source, last = activation.source, activation.reshapes[-1]
-    value, count = last.outputs[0], activation.groups
+def _build_plain(form: Affine, edit: Edit) -> Codes:
+    """Returns the model's own codes as uint8."""
+    root = edit.facts.current(form.root)
+    node = root.producer()
+    unused = root  # the zero point of a form stands in the form
+    if root.dtype in CODE_TYPES:
+        return Codes(edit.shared(UnsignedCodes).of(root, edit), None, unused)
+    assert node is not None
+    nodes = [constant(np.array(1, np.float32)), constant(np.array(form.shift, np.uint8))]
+    real = root
+    if root.dtype != ir.DataType.FLOAT:
+        nodes.append(ir.node("Cast", [root], {"to": int(ir.DataType.FLOAT)}))
+        real = nodes[-1].outputs[0]
+    nodes.append(call("AffineQuantize", [real, *(each.outputs[0] for each in nodes[:2])], **_AS_THEY_ARE))
+    return Codes(edit.insert_after(*nodes, after=node), None, unused)
 
-    def insert(node: ir.Node) -> ir.Value:
-        return edit.insert(node, before=last, origin=source.node)
 
-    def constant_of(numbers: list[int]) -> ir.Value:
-        return edit.add_constant(np.array(numbers), before=last, origin=source.node)
+def _build_range(form: Affine, edit: Edit) -> Codes:
+    source = _source(form)
+    node, (src, constants) = source.node, source.inputs(2)
+    if source.constants is not None:
+        constants = edit.add_constant(np.array(source.constants, np.float32), before=node, origin=node)
+    like = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
+    new = call("DynamicRangeQuantize", [src, constants, like], **source.attributes)
+    edit.insert(new, before=node, origin=node)
+    codes, scale, zero_point = new.outputs
+    edit.facts.note(scale, ir.DataType.FLOAT, node.outputs[1].shape)
+    edit.facts.note(zero_point, ir.DataType.UINT8, node.outputs[2].shape)
+    if source.attributes["inverse_scale"]:
+        scale = edit.insert(ir.node("Reciprocal", [scale]), before=node, origin=node)
+    return Codes(codes, scale, zero_point)
 
-    def shape_of_rows() -> ir.Value:
-        lengths = constant_array(last.inputs[1]) if last.op_type == "Reshape" else None
-        if source.has_one_scale:
-            return constant_of([1])
-        if value.shape is not None and len(value.shape) == 2:
-            return constant_of([-1, count])
-        if lengths is not None and 0 not in lengths:
-            return constant_of([*lengths[:-1].tolist(), count])
-        actual = insert(ir.node("Shape", [codes]))
-        lead = insert(ir.node("Slice", [actual, constant_of([0]), constant_of([-1])]))
-        return insert(ir.node("Concat", [lead, constant_of([count])], {"axis": 0}))
 
-    def of_rows(each: ir.Value) -> ir.Value:
-        if each.shape is not None and len(each.shape) == 0:
-            return each
-        to = constant_of([1]) if has_one_element(each) and not source.has_one_scale else rows
-        return insert(ir.node("Reshape", [each, to], dict(last.attributes) if last.op_type == "Reshape" else {}))
+def _build_affine(form: Affine, edit: Edit) -> Codes:
+    source = _source(form)
+    node, (src, scale, zero_point) = source.node, source.inputs(3)
 
-    codes = of_source.codes
-    for reshape in activation.reshapes:
-        codes = insert(ir.node(reshape.op_type, [codes, *reshape.inputs[1:]], dict(reshape.attributes)))
-    rows = shape_of_rows()
-    scale = None if of_source.scale is None else of_rows(of_source.scale)
-    return Codes(codes, scale, of_rows(of_source.zero_point))
+    def insert(op_type: str, *inputs: ir.Value) -> ir.Value:
+        return edit.insert(ir.node(op_type, list(inputs)), before=node, origin=node)
+
+    def number(elements: np.generic) -> ir.Value:
+        return edit.add_constant(elements, before=node, origin=node)
+
+    if source.adds_zero_point:
+        is_inverse = node.attributes.get_int("scaling", 0) == Scaling.MULTIPLY
+        src = insert("Mul" if is_inverse else "Div", src, scale)
+        if zero_point.dtype == ir.DataType.INT32:
+            cast = ir.node("Cast", [zero_point], {"to": int(ir.DataType.FLOAT)})
+            src, zero_point = insert("Round", src), edit.insert(cast, before=node, origin=node)
+        src, scale, zero_point = insert("Add", src, zero_point), number(np.float32(1)), number(np.uint8(form.shift))
+    elif source.zero_point is not None:
+        zero_point = number(np.uint8(source.zero_point))
+    else:
+        zero_point = edit.shared(UnsignedCodes).of(zero_point, edit)
+    codes = call("AffineQuantize", [src, scale, zero_point], **source.attributes)
+    return Codes(edit.insert(codes, before=node, origin=node), None, zero_point)
+
+
+def _build_dynamic(form: Affine, edit: Edit) -> Codes:
+    source = _source(form)
+    node, (src, scales, zps) = source.node, source.inputs(3)
+    zero_point = edit.shared(UnsignedCodes).of(zps, edit)
+    new = call("DynamicQuantize", [src, scales, zero_point], **source.attributes)
+    return Codes(edit.insert(new, before=node, origin=node), None, zero_point)
+
+
+def _build_linear(form: Affine, edit: Edit) -> Codes:
+    node = _source(form).node
+    new = ir.node("DynamicQuantizeLinear", list(node.inputs[:1]), num_outputs=3)
+    edit.insert(new, before=node, origin=node)
+    codes, scale, zero_point = new.outputs
+    edit.facts.note(scale, ir.DataType.FLOAT, ir.Shape([]))
+    edit.facts.note(zero_point, ir.DataType.UINT8, ir.Shape([]))
+    return Codes(codes, scale, zero_point)
+
+
+def _source(form: Affine) -> Source:
+    assert form.source is not None
+    return form.source
+
+
+_BUILD = {
+    "DynamicRangeFakeQuantize": _build_range,
+    "AffineFakeQuantize": _build_affine,
+    "DynamicFakeQuantize": _build_dynamic,
+    "DynamicQuantizeDequantizeLinear": _build_linear,
+}

@@ -26,7 +26,8 @@ from ..edit import Edit
 from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .activation import Activation, activation_of, dequantizer_of, group_size_of, rounded_dequantizer_of
+from .activation import Activation, activation_of, group_size_of
+from .affine import AffineForms
 from .channels import Channels
 from .codes import ActivationCodes
 from .grid import Grid, grid_of
@@ -47,8 +48,9 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
         return None
     a, b, bias = [*node.inputs, None, None, None][:3]
-    source = None if a is None else rounded_dequantizer_of(a) or dequantizer_of(a)
-    if a is None or b is None or source is None:
+    forms = context.shared(AffineForms)
+    form = forms.of(a)
+    if a is None or b is None or form is None:
         return None
     if context.exact:
         raise Unconverted(Reason.EXACT)
@@ -59,9 +61,9 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     of_gemm = channels.bias(bias, facts)
     if bias is not None and of_gemm is None:
         raise Unconverted(Reason.BIAS)
-    if is_tiny_product_of_rows(source, columns):
+    if form.source is not None and is_tiny_product_of_rows(form.source.node, columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
-    group_size = group_size_of(a, source, depth)
+    group_size = group_size_of(form, depth)
     common = math.gcd(group_size, grid.group_size)  # a multiple of 16, as both are; 0 stands for one group
     if (group_size or grid.group_size) and is_tiny_product_of_groups(a, columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
@@ -69,8 +71,12 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         grid = grid.split(common)
     check_length(grid)
     groups, parts = (depth // group_size, group_size // common) if group_size else (1, 1)
-    activation = activation_of(a, source, groups=groups, parts=parts)
+    activation = activation_of(form, forms.values, groups=groups, parts=parts)
+    if activation.has_offset and grid.group_size:
+        raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=of_gemm)
+    if activation.has_offset:
+        return _Match(activation, grid, tail)
     if not activation.is_scaled and bias is None:  # a scale may follow
         tail = (tail.past_casts() if grid.has_int32_sums else tail).past_scales(a, facts)
     return _Match(activation, grid, tail if bias is not None else tail.past_bias(facts))

@@ -26,12 +26,12 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import Use, given_by_caller, producer_of
+from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES, check_type
 from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
-from .activation import dequantizer_of
 
 _MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 
@@ -106,7 +106,9 @@ def _products(weights: ir.Value) -> list[Use]:
         if use.node.domain not in STANDARD_DOMAINS or use.node.op_type not in ("MatMul", "Gemm", "Conv") or use.idx > 1:
             continue
         factor = use.node.inputs[1 - use.idx]
-        source = None if factor is None else dequantizer_of(factor)
+        while (move := producer_of(factor, "Transpose", *RESHAPES)) is not None:
+            factor = move.inputs[0]
+        source = None if factor is None else factor.producer()
         if source is not None and source.metadata_props.get(DEQUANTIZES) == "1":
             found.append(use)
     return found

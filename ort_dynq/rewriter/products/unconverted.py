@@ -15,6 +15,7 @@ from ..analysis.nodes import only_use, uncast
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from .affine import AffineForms
 
 _FLOAT_PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Conv", "ConvTranspose"}
@@ -46,8 +47,12 @@ def _match(node: ir.Node, context: Context) -> None:
     if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
         return
     activation, weights = (_source(value, context) for value in [*node.inputs, None, None][:2])
+    lost = context.shared(AffineForms).lost(node.inputs[0])
     if activation is not None:
-        raise _reason(node, *activation, context)
+        why = _reason(node, *activation, context)
+        raise lost if lost and why.reason in (Reason.ACTIVATION_MOVED, Reason.ACTIVATION_FORM) else why
+    if lost is not None:
+        raise lost
     if weights is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
 

@@ -1,0 +1,254 @@
+"""Proves bounds of quotients whose divisor is computed from the range of the dividend.
+
+Let r >= |x|, as ReduceMax(Abs(x)) is. Then x / (r / 127), x * (127 / r) and x / r * 127 lie within 127, except for
+rounding: every step rounds to float32, which changes a normal number by a factor of at most 1 + 2**-24. The divisor
+must be known to be 2**-100 or more, so that every step is normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import onnx_ir as ir
+
+from .bounds import LARGEST, all_bounds_of, constant_operand
+from .constants import constant_scalar
+from .inference import Facts
+from .nodes import integer, operand, producer_of, skip_identity
+from .shapes import RESHAPES, axes_of, lines_up, unreshaped
+
+_ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
+_SMALLEST_DIVISOR = 2.0**-100
+_MOST_STEPS = 24
+
+
+class _Bounds(Protocol):
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+class _Cover(NamedTuple):
+    """r >= above * x and r >= -below * x, for each element of x and the element of r that applies to it."""
+
+    above: float
+    below: float
+
+    def times(self, factor: float) -> _Cover:
+        return _Cover(self.above * factor * _ROUNDED, self.below * factor * _ROUNDED)
+
+
+def largest_quotient(node: ir.Node, facts: Facts, known: Callable[[ir.Value | None], _Bounds]) -> float | None:
+    """Returns a bound of the magnitude of a Div or Mul, if it divides x by a range of x; else None.
+
+    Args:
+        node: The node.
+        facts: Types, shapes and constants.
+        known: Returns the bounds of a value.
+    """
+    a, b = node.inputs[:2]
+    if a is None or b is None:
+        return None
+    if node.op_type == "Div":
+        return _Proof(a, known).largest(b)
+    return next(
+        (found for x, r in ((a, b), (b, a)) if (found := _Proof(x, known).largest_product(r)) is not None), None
+    )
+
+
+def difference_of_minimum(node: ir.Node) -> ir.Value | None:
+    """Returns x of x - min(x, ...), which is not negative; None for another Sub."""
+    x, low = node.inputs[:2]
+    if x is None or low is None:
+        return None
+    x = skip_identity(x)
+    return x if _end_of(low, x, "ReduceMin") else None
+
+
+class _Proof:
+    """Proves that values are at least as large as the magnitude of x."""
+
+    def __init__(self, x: ir.Value, known: Callable[[ir.Value | None], _Bounds]) -> None:
+        x, self._factor = skip_identity(x), 1.0
+        while (node := producer_of(x, "Mul", "Div")) is not None:
+            found = constant_operand(node, commutative=node.op_type == "Mul")
+            if found is None or found[1] == 0:
+                break
+            x, self._factor = found[0], self._factor * _scaled(abs(found[1]), node) / _ROUNDED
+        self._x, self._known = x, known
+        self._smallest = _SMALLEST_DIVISOR
+        self._reduced: tuple[list[int], bool] = [], True
+
+    def largest(self, divisor: ir.Value) -> float | None:
+        """Returns the largest magnitude of x / divisor, or None."""
+        cover = self._cover(divisor, 0)
+        if cover is None or self._known(divisor).low < self._smallest or not self._lines_up(divisor):
+            return None
+        smallest = min(cover)
+        return self._factor / smallest / _ROUNDED if smallest > 0 else None
+
+    def largest_product(self, inverse: ir.Value) -> float | None:
+        """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
+        factor, inverse = 1.0, skip_identity(inverse)
+        while True:
+            if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
+                inverse = skip_identity(node.inputs[0])
+            elif (node := producer_of(inverse, "Reciprocal")) is not None and node.inputs[0] is not None:
+                break
+            elif (node := producer_of(inverse, "Div")) is not None and (number := constant_scalar(node.inputs[0])):
+                factor *= abs(number)
+                break
+            elif (node := producer_of(inverse, "Mul", "Div")) is not None:
+                found = constant_operand(node, commutative=node.op_type == "Mul")
+                if found is None or found[1] == 0:
+                    return None
+                inverse, factor = found[0], factor * _scaled(abs(found[1]), node) / _ROUNDED
+            else:
+                return None
+        divisor = node.inputs[-1]
+        found_ = None if divisor is None else self.largest(divisor)
+        return None if found_ is None else found_ * factor / _ROUNDED
+
+    def _lines_up(self, divisor: ir.Value) -> bool:
+        """Returns whether each number of the divisor is known to apply to the elements that it covers."""
+        axes, is_kept = self._reduced
+        if not axes or is_kept:
+            return True
+        rank = None if self._x.shape is None else len(self._x.shape)
+        last = sorted(axis if axis < 0 or rank is None else axis - rank for axis in axes)
+        return last == list(range(-len(last), 0)) and lines_up(divisor, self._x, last[0], keepdims=False)
+
+    def _cover(self, r: ir.Value | None, depth: int) -> _Cover | None:
+        if r is None or depth > _MOST_STEPS:
+            return None
+        r, node = skip_identity(r), skip_identity(r).producer()
+        if node is None:
+            return None
+        bounded = all_bounds_of(r)
+        if bounded.value is not r:
+            return self._cover(bounded.value, depth + 1) if bounded.most >= LARGEST else None
+        inner = self._cover(node.inputs[0], depth + 1) if node.op_type in (*RESHAPES, "Expand", "Relu") else None
+        if inner is not None:
+            self._reduced = self._reduced[0], self._reduced[1] and node.op_type in ("Expand", "Relu")
+            return inner
+        if (end := self._end(r)) is not None:
+            return end
+        if node.op_type in ("Max", "Add"):
+            covers = [self._cover(each, depth + 1) for each in node.inputs]
+            found = [each for each in covers if each is not None]
+            if node.op_type == "Add" and (len(found) != 1 or min(self._known(each).low for each in node.inputs) < 0):
+                return None
+            return _Cover(max(each.above for each in found), max(each.below for each in found)) if found else None
+        if node.op_type in ("Mul", "Div"):
+            found_ = constant_operand(node, commutative=node.op_type == "Mul")
+            inner = None if found_ is None or found_[1] <= 0 else self._cover(found_[0], depth + 1)
+            return None if found_ is None or inner is None else inner.times(_scaled(found_[1], node))
+        return self._where(node, depth) if node.op_type == "Where" else self._root(node)
+
+    def _end(self, r: ir.Value) -> _Cover | None:
+        """Returns the cover of the magnitude, the maximum, the negated minimum, or the range of x."""
+        node, x = r.producer(), self._x
+        if node is None:
+            return None
+        if (reduced := producer_of(r, "ReduceMax")) is not None:
+            magnitude = producer_of(_first(reduced), "Abs")
+            of = _first(reduced) if magnitude is None else _first(magnitude)
+            if of is None or not _is_of(reduced, of, x):
+                return None
+            self._note(reduced)
+            return _Cover(1, 1 if magnitude is not None else 0)
+        if node.op_type in ("Neg", "Abs"):
+            inner = _first(node)
+            inner = None if inner is None else all_bounds_of(inner).value
+            for op_type, cover in (("ReduceMin", _Cover(0, 1)), ("ReduceMax", _Cover(1, 0))):
+                reduced = producer_of(inner, op_type)
+                is_of_x = reduced is not None and (of := _first(reduced)) is not None and _is_of(reduced, of, x)
+                if reduced is not None and is_of_x and (op_type == "ReduceMin" or node.op_type == "Abs"):
+                    self._note(reduced)
+                    return cover
+        if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
+            origin, low, high = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
+            is_same = (
+                low is not None and node.inputs[1] is not None and skip_identity(node.inputs[1]) is skip_identity(low)
+            )
+            if origin is not None and is_same and high is not None and (reduced := _end_of(high, origin, "ReduceMax")):
+                self._note(reduced)
+                return _Cover(_ROUNDED, 1)
+        return None
+
+    def _where(self, node: ir.Node, depth: int) -> _Cover | None:
+        """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
+        condition, values = (
+            producer_of(node.inputs[0], "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+            node.inputs[1:],
+        )
+        for value, other in (values, values[::-1]):
+            number = constant_scalar(other)
+            if condition is None or value is None or number is None or number <= 0:
+                continue
+            operands = [each for each in condition.inputs if each is not None]
+            limits = [constant_scalar(each) for each in operands]
+            compares = any(skip_identity(each) is skip_identity(value) for each in operands)
+            limit = next((each for each in limits if each is not None), None)
+            if compares and limit is not None and 0 <= limit <= number:
+                return self._cover(value, depth + 1)
+        return None
+
+    def _root(self, node: ir.Node) -> _Cover | None:
+        """Returns the cover of Sqrt(ReduceMax(x * x)). Squares of numbers below 2**-62 lose bits, or are 0."""
+        reduced = None if node.op_type != "Sqrt" else producer_of(all_bounds_of(operand(node)).value, "ReduceMax")
+        square = None if reduced is None else producer_of(_first(reduced), "Mul", "Pow")
+        if reduced is None or square is None or None in square.inputs:
+            return None
+        x, other = (skip_identity(each) for each in square.inputs if each is not None)
+        if not (other is x if square.op_type == "Mul" else constant_scalar(other) == 2) or not _is_of(
+            reduced, x, self._x
+        ):
+            return None
+        self._smallest = 2.0**-60
+        self._note(reduced)
+        return _Cover(1, 1).times(1).times(1)
+
+    def _note(self, reduced: ir.Node) -> None:
+        """Notes the reduced dimensions, and whether they stay as dimensions of length 1."""
+        axes = axes_of(reduced)
+        self._reduced = [0] if axes is None else axes, axes is not None and integer(reduced, "keepdims", 1) == 1
+
+
+def _first(node: ir.Node) -> ir.Value | None:
+    value = node.inputs[0] if node.inputs else None
+    return None if value is None else skip_identity(value)
+
+
+def _scaled(number: float, node: ir.Node) -> float:
+    return number if node.op_type == "Mul" else 1 / number
+
+
+def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
+    """Returns whether a node reduces x or |x|; or all of it, reshaped."""
+    magnitude = producer_of(x, "Abs")
+    sources = (
+        (x, skip_identity(magnitude.inputs[0])) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
+    )
+    is_whole = axes_of(reduced) == [] and integer(reduced, "noop_with_empty_axes", 0) == 0
+    return any(value is each or (is_whole and unreshaped(value) is unreshaped(each)) for each in sources)
+
+
+def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:
+    """Returns the ReduceMin (ReduceMax) of x from which a value is computed that is not larger (smaller); or None."""
+    value = skip_identity(value)
+    while True:
+        bounded = all_bounds_of(value)
+        if bounded.value is value:
+            break
+        if (bounded.least > -LARGEST) if op_type == "ReduceMin" else (bounded.most < LARGEST):
+            return None
+        value = bounded.value
+    reduced = producer_of(value, op_type)
+    of = None if reduced is None else _first(reduced)
+    if reduced is None or of is None or not _is_of(reduced, of, x):
+        return None
+    is_kept = integer(reduced, "keepdims", 1) == 1 or axes_of(reduced) == []
+    return reduced if is_kept and of is not None else None

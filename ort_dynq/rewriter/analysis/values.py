@@ -1,0 +1,237 @@
+"""Which numbers a value may hold: bounds, and whether all of them are integers.
+
+Bounds and integrality hold for every element that is not NaN. A bound is rounded as float32 rounds the operation, which
+is monotonic, so bounds are not widened. magnitudes.py proves bounds of quotients such as x / (max|x| / 127).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS, graphs
+from .bounds import all_bounds_of
+from .constants import constant_array, constant_scalar, is_number
+from .inference import Facts
+from .magnitudes import difference_of_minimum, largest_quotient
+from .nodes import cast_to
+
+INF = math.inf
+MOVES = frozenset(
+    {"Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice"}
+    | {"SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+"""Operators whose outputs have elements of their inputs, of input 0 or (Concat) of all."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the elements of a value that are not NaN.
+
+    Attributes:
+        low, high: Their bounds.
+        is_integer: Whether all finite ones are integers.
+    """
+
+    low: float = -INF
+    high: float = INF
+    is_integer: bool = False
+
+    def within(self, low: float, high: float) -> Known:
+        """Returns the same for elements that are also known to lie within further bounds."""
+        return replace(self, low=max(self.low, low), high=min(self.high, high))
+
+    def fits(self, low: float, high: float) -> bool:
+        """Returns whether all elements are integers within bounds."""
+        return self.is_integer and low <= self.low and self.high <= high
+
+    def __str__(self) -> str:
+        """Returns the text for ``inspect --values``."""
+        kind = "integers" if self.is_integer else "numbers"
+        bounds = [f"{sign} {bound:g}" for sign, bound in ((">=", self.low), ("<=", self.high)) if math.isfinite(bound)]
+        return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
+
+
+_FIXED = {
+    "Sign": Known(-1, 1, True),
+    "Sigmoid": Known(0, 1),
+    "HardSigmoid": Known(0, 1),
+    "Softmax": Known(0, 1),
+    "Tanh": Known(-1, 1),
+    "Erf": Known(-1, 1),
+    "Sin": Known(-1, 1),
+    "Cos": Known(-1, 1),
+}
+
+
+class Values:
+    """The bounds of the values of one model, computed when they are asked for. A value never changes."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Visits all nodes in their order, so that no later question goes deep."""
+        self._facts = facts
+        self._known: dict[ir.Value, Known] = {}
+        for _, graph in graphs(facts.model):
+            for node in graph:
+                for output in node.outputs:
+                    self.known(output)
+
+    def known(self, value: ir.Value | None) -> Known:
+        """Returns what is known of a value; nothing of an absent one."""
+        if value is None:
+            return Known()
+        if value not in self._known:
+            self._known[value] = Known()  # in a cycle of functions
+            self._known[value] = self._find(value)
+        return self._known[value]
+
+    def _find(self, value: ir.Value) -> Known:
+        of_type = _of_type(value.dtype)
+        node = value.producer()
+        if node is None or node.op_type in ("Constant", "ConstantOfShape"):
+            parameter = None if node is not None else self._facts.argument(value)
+            return self.known(parameter) if parameter is not None else _of_constant(value) or of_type
+        found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Known()
+        found = found.within(of_type.low, of_type.high)
+        is_number = found.low == found.high and float(found.low).is_integer()
+        return replace(found, is_integer=found.is_integer or of_type.is_integer or is_number)
+
+    def _of_node(self, node: ir.Node, value: ir.Value) -> Known:
+        op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
+        if op_type in _FIXED:
+            return _FIXED[op_type]
+        if op_type in MOVES:
+            return _union(inputs if op_type == "Concat" else inputs[:1])
+        if op_type in ("Max", "Min", "Clip"):
+            return _bounded(node, inputs)
+        if op_type == "Where":
+            bounded = all_bounds_of(value)
+            if bounded.value is not value:
+                found = self.known(bounded.value)
+                low, high = (min(max(each, bounded.least), bounded.most) for each in (found.low, found.high))
+                return Known(low, high, found.is_integer and _are_integers(bounded.least, bounded.most))
+            return _union(inputs[1:])
+        if op_type == "Cast":
+            return _cast(inputs[0], cast_to(node))
+        if op_type in ("ReduceMax", "ReduceMin"):
+            return inputs[0]
+        if op_type in ("Round", "Floor", "Ceil"):
+            function = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}[op_type]
+            return Known(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
+        if (monotonic := _MONOTONIC.get(op_type)) is not None:
+            return monotonic(inputs[0])
+        if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
+            found = _corners(arithmetic, *inputs)
+            if op_type in ("Div", "Mul") and (largest := largest_quotient(node, self._facts, self.known)) is not None:
+                found = found.within(-largest, largest)
+            if op_type == "Sub" and difference_of_minimum(node) is not None:
+                found = found.within(0, INF)
+            return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
+        return Known()
+
+
+def _of_type(dtype: ir.DataType | None) -> Known:
+    """Returns the range of an integer type of at most 8 bits; only integrality of a wider one."""
+    if dtype == ir.DataType.BOOL:
+        return Known(0, 1, True)
+    if dtype is None or not dtype.is_integer():
+        return Known()
+    bits = int(dtype.itemsize * 8)
+    if bits > 8:
+        return Known(is_integer=True)
+    return Known(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, True) if dtype.is_signed() else Known(0, 2**bits - 1, True)
+
+
+def _of_constant(value: ir.Value) -> Known | None:
+    number = constant_scalar(value)
+    elements = constant_array(value) if number is None else np.array(number)
+    if elements is None or not elements.size or not is_number(elements.dtype):
+        return None
+    elements = elements.astype(np.float64)
+    if not np.isfinite(elements).all():
+        return None
+    return Known(float(elements.min()), float(elements.max()), bool((elements == np.rint(elements)).all()))
+
+
+def _are_integers(*numbers: float) -> bool:
+    return all(math.isinf(number) or number.is_integer() for number in numbers)
+
+
+def _union(each: Sequence[Known]) -> Known:
+    if not each:
+        return Known()
+    return Known(min(k.low for k in each), max(k.high for k in each), all(k.is_integer for k in each))
+
+
+def _bounded(node: ir.Node, inputs: Sequence[Known]) -> Known:
+    """Returns what is known of a Clip, Max or Min, also if the bounds are computed at run time."""
+    if node.op_type != "Clip":
+        choose = max if node.op_type == "Max" else min
+        low, high = (choose(getattr(k, end) for k in inputs) for end in ("low", "high"))
+        return Known(low, high, all(k.is_integer for k in inputs))
+    absent = {1: Known(-INF, -INF, True), 2: Known(INF, INF, True)}
+    bounds = dict(zip(absent, inputs[1:], strict=False))
+    least, most = (bounds[i] if i in bounds and node.inputs[i] is not None else absent[i] for i in absent)
+    low, high = (
+        min(max(x, at_least), at_most)
+        for x, at_least, at_most in (
+            (inputs[0].low, least.low, most.low),
+            (inputs[0].high, least.high, most.high),
+        )
+    )
+    return Known(low, high, all(each.is_integer for each in (inputs[0], least, most)))
+
+
+def _cast(x: Known, to: ir.DataType) -> Known:
+    if to == ir.DataType.BOOL:
+        return Known(0, 1, True)
+    if to == ir.DataType.UNDEFINED:
+        return Known()
+    if not to.is_integer():
+        with np.errstate(over="ignore"):
+            narrow = to.numpy()
+            return Known(float(np.array(x.low).astype(narrow)), float(np.array(x.high).astype(narrow)), x.is_integer)
+    bits = int(to.itemsize * 8)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if to.is_signed() else (0, 2**bits - 1)
+    if low <= x.low and x.high <= high:
+        return Known(math.trunc(x.low), math.trunc(x.high), True)
+    return Known(low, high, True) if bits <= 8 else Known(is_integer=True)
+
+
+def _float32(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def _corners(function: Callable[[Any, Any], Any], a: Known, b: Known) -> Known:
+    """Returns the bounds of a function that is monotonic in each argument, where it is defined."""
+    if function is operator.truediv and b.low <= 0 <= b.high:
+        return Known()
+    with np.errstate(all="ignore"):
+        ends = [float(function(np.float64(x), np.float64(y))) for x in (a.low, a.high) for y in (b.low, b.high)]
+    if any(map(math.isnan, ends)):
+        return Known()
+    return Known(_float32(min(ends)), _float32(max(ends)))
+
+
+_MONOTONIC: dict[str, Callable[[Known], Known]] = {
+    "Abs": lambda x: Known(max(x.low, -x.high, 0.0), max(abs(x.low), abs(x.high)), x.is_integer),
+    "Neg": lambda x: Known(-x.high, -x.low, x.is_integer),
+    "Relu": lambda x: Known(max(x.low, 0.0), max(x.high, 0.0), x.is_integer),
+    "Sqrt": lambda x: Known(_float32(math.sqrt(max(x.low, 0.0))), _float32(math.sqrt(max(x.high, 0.0)))),
+    "Exp": lambda x: Known(0.0, INF),
+    "Reciprocal": lambda x: _corners(operator.truediv, Known(1, 1), x),
+    "ReduceMean": lambda x: Known(),
+}
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": operator.truediv,
+}

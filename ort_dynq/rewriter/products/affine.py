@@ -1,0 +1,450 @@
+"""The affine form of values: codes times a scale, in whatever way a model computes them.
+
+value = scale * (move(codes) - zero_point) + offset
+
+The codes are integers that fit 8 bits. Scale, zero point and offset are numbers for the whole tensor, for rows, or for
+blocks of a row. :class:`AffineForms` finds the form of each value by one transfer function for each operator. Where a
+form is lost, it keeps the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS, graphs
+from ...operators import DOMAIN
+from ...operators.encodings import CodeType, Scaling, ZeroPointRule
+from ..analysis.constants import constant_scalar
+from ..analysis.inference import Facts
+from ..analysis.nodes import attributes_of, cast_to, producer_of, skip_identity
+from ..analysis.shapes import broadcasts, has_one_element, is_shape_of_rows, same_shape
+from ..analysis.types import CODE_TYPES, WIDE_TYPES
+from ..analysis.values import MOVES, Values
+from ..reasons import Reason, Unconverted
+from .params import (
+    OfCodes,
+    Param,
+    combined,
+    is_unnamed,
+    lead,
+    like,
+    moved,
+    rank_of,
+    scope_of,
+    unsqueezed,
+)
+from .sources import Source, source_of
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+PRODUCTS = frozenset(
+    {
+        "MatMul",
+        "Gemm",
+        "Conv",
+        "ConvTranspose",
+        "Einsum",
+        "MatMulInteger",
+        "ConvInteger",
+        "QuantizedMatMul",
+        "QuantizedConv",
+    }
+    | {
+        "FusedMatMul",
+        "FusedGemm",
+        "FusedConv",
+        "MatMulNBits",
+        "MatMulIntegerToFloat",
+        "Attention",
+        "LSTM",
+        "GRU",
+        "RNN",
+    }
+)
+_ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
+_COPIES = ("Identity", "Dropout")
+_CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that moves codes, the index of its output, and the forms of the other inputs of a Concat."""
+
+    node: ir.Node
+    output: int
+    others: tuple[Affine, ...] = ()
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An affine form.
+
+    Attributes:
+        value: The value.
+        root: The codes before all moves, of any type; or the output of a fake quantization, whose codes they are.
+        low, high: The bounds of the codes.
+        source: The fake quantization; None if there is none.
+        moves: The nodes that move the codes, the first one first.
+        scale: None for 1.
+        zero_point: None for 0.
+        offset: None for 0.
+        is_rounded: Whether the model rounds the value to float16.
+    """
+
+    value: ir.Value
+    root: ir.Value
+    low: int
+    high: int
+    source: Source | None = None
+    moves: tuple[Move, ...] = ()
+    scale: Param | None = None
+    zero_point: Param | None = None
+    offset: Param | None = None
+    is_rounded: bool = False
+
+    @property
+    def shift(self) -> int:
+        """What is added to the codes to make them uint8."""
+        return 0 if self.low >= 0 and self.high <= 255 else 128 if self.low >= -128 and self.high <= 127 else -self.low
+
+    @property
+    def params(self) -> list[Param]:
+        """The scale, zero point and offset that it has."""
+        return [each for each in (self.scale, self.zero_point, self.offset) if each is not None]
+
+    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
+        """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
+        scale, zero_point, offset = (
+            None if param is None else change(name, param)
+            for name, param in (("scale", self.scale), ("zero point", self.zero_point), ("offset", self.offset))
+        )
+        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset)
+
+    def __str__(self) -> str:
+        """Returns the text for ``inspect --values``."""
+        name = self.root.name or "codes"
+        text = name if self.zero_point is None else f"({name} - zero point)"
+        text = text if self.scale is None else f"scale{scope_of(self.scale)} * {text}"
+        return f"{text}{' + offset' if self.offset is not None else ''}, codes {self.low} to {self.high}"
+
+
+class AffineForms:
+    """The affine forms of the values of one model."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Visits all nodes in their order, so that no later question goes deep."""
+        self._facts = facts
+        self.values = Values(facts)
+        self._found: dict[ir.Value, Affine | Unconverted | None] = {}
+        for _, graph in graphs(facts.model):
+            for node in graph:
+                for output in node.outputs:
+                    self._of(output)
+
+    def of(self, value: ir.Value | None) -> Affine | None:
+        """Returns the affine form of a value, or None."""
+        found = self._of(value)
+        return found if isinstance(found, Affine) else None
+
+    def lost(self, value: ir.Value | None) -> Unconverted | None:
+        """Returns why a value that is computed from codes has no affine form: where the form was lost; else None."""
+        found = self._of(value)
+        return found if isinstance(found, Unconverted) else None
+
+    def _of(self, value: ir.Value | None) -> Affine | Unconverted | None:
+        if value is None or self._facts.is_constant(value):
+            return None
+        if value not in self._found:
+            self._found[value] = None  # in a cycle of functions
+            self._found[value] = self._find(value)
+        return self._found[value]
+
+    def _find(self, value: ir.Value) -> Affine | Unconverted | None:
+        node = value.producer()
+        if node is None:
+            return self._as_root(node, value) if value.is_graph_input() and value.dtype in CODE_TYPES else None
+        try:
+            found = self._of_node(node, value)
+        except Unconverted as why:
+            found = why
+        if not isinstance(found, Affine):
+            is_moved = value.dtype in CODE_TYPES and node.op_type in MOVES
+            return found if is_moved else self._as_root(node, value) or found
+        return found
+
+    def _as_root(self, node: ir.Node | None, value: ir.Value) -> Affine | None:
+        """Returns the form of a value whose elements are codes themselves."""
+        if value.dtype in CODE_TYPES:
+            return Affine(value, value, *((0, 255) if value.dtype == ir.DataType.UINT8 else (-128, 127)))
+        known = self.values.known(value)
+        if not known.is_integer or known.high - known.low > 255 or value.dtype not in (*WIDE_TYPES, ir.DataType.FLOAT):
+            return None
+        if node is None or not self._is_quantized(node):
+            return None
+        return Affine(value, value, int(known.low), int(known.high))
+
+    def _is_quantized(self, node: ir.Node) -> bool:
+        """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
+        if node.op_type in _ROUNDINGS:
+            return True
+        inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
+        if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS:
+            return True
+        return any(self.of(each) is not None or self._is_rounded(each) for each in inputs)
+
+    def _is_rounded(self, value: ir.Value) -> bool:
+        """Returns whether a value consists of integers that a rounding made, of any size."""
+        for _ in range(8):
+            node = value.producer()
+            if node is None or not self.values.known(value).is_integer:
+                return False
+            if node.op_type in _ROUNDINGS:
+                return True
+            inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
+            if not inputs:
+                return False
+            value = inputs[0]
+        return False
+
+    def _of_node(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        if node.domain == DOMAIN:
+            return self._of_own_operator(node, value)
+        if node.domain not in STANDARD_DOMAINS:
+            return self._lose(node)
+        op_type = node.op_type
+        if op_type == "Cast":
+            return self._cast(node, value)
+        if op_type == "Neg" and (form := self.of(node.inputs[0])) is not None:
+            return self._times(form, Param(np.array(-1, np.float32)), value)
+        if op_type in ("Add", "Sub", "Mul", "Div"):
+            return self._arithmetic(node, value)
+        if op_type in _CODE_MOVES and (op_type != "Concat" or len(node.inputs) > 1):
+            return self._moved(node, value)
+        return self._lose(node)
+
+    def _lose(self, node: ir.Node, why: str = "it is not affine") -> Unconverted | None:
+        """Returns why a form is lost at a node, if one of its inputs has a form or has lost it; None for a product."""
+        if node.op_type in PRODUCTS:
+            return None
+        for each in node.inputs:
+            if (lost := self.lost(each)) is not None:
+                return lost
+        for each in node.inputs:
+            if self.of(each) is not None or (each is not None and self._is_rounded(each)):
+                return self._lost(node, why)
+        return None
+
+    def _lost(self, node: ir.Node, why: str) -> Unconverted:
+        return Unconverted(Reason.FORM_LOST, operator=node.op_type, name=node.outputs[0].name or "", why=why)
+
+    # Operators of ort_dynq
+
+    def _of_own_operator(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        if value is not node.outputs[0] or None in node.inputs or not node.inputs:
+            return None
+        if value.dtype in CODE_TYPES:
+            return None  # a root
+        x = node.inputs[0]
+        assert x is not None
+        if node.op_type in ("AffineDequantize", "DynamicDequantize"):
+            form = self.of(x)
+            if form is None or form.params:
+                return self._lose(node)
+            scale, zero_point = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+            return self._dequantized(form, value, scale, zero_point, node)
+        source = source_of(node)
+        if source is None:
+            return self._lose(node)
+        if node.op_type == "DynamicQuantizeDequantizeLinear" or node.op_type == "DynamicRangeFakeQuantize":
+            axes: frozenset[int] | None = None
+            if source.has_one_scale:
+                axes = frozenset()
+            elif (axis := attributes_of(node)["axis"]) != -1:
+                if x.shape is None:
+                    raise Unconverted(Reason.ACTIVATION_SCALES)
+                axes = lead(len(x.shape), axis if axis < 0 else axis - len(x.shape))
+            rank = None if source.has_one_scale else rank_of(x)
+            params = [Param(OfCodes(value, is_zero), axes, rank) for is_zero in (False, True)]
+            if source.attributes.get("zero_point_rule") == ZeroPointRule.NONE:
+                is_signed = source.attributes["code_type"] == CodeType.INT8
+                params[1] = Param(np.array(128 if is_signed else 0, np.float32))
+            return Affine(value, value, 0, 255, source, (), params[0], params[1])
+        form = Affine(value, value, *((0, 255) if source.is_unsigned else (-128, 127)), source)
+        found = self._dequantized(form, value, node.inputs[1], node.inputs[2], node)
+        if found.scale is not None and attributes_of(node).get("scaling") == Scaling.MULTIPLY:
+            return replace(found, scale=found.scale.of("Reciprocal"))
+        return found
+
+    def _dequantized(
+        self,
+        form: Affine,
+        value: ir.Value,
+        scale: ir.Value | None,
+        zero_point: ir.Value | None,
+        node: ir.Node | None = None,
+    ) -> Affine:
+        """Returns the form of (codes - zero point) * scale."""
+        codes, dtype = form.value, None if scale is None else scale.dtype
+        if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+            raise Unconverted(Reason.ACTIVATION_SCALES)
+        params: list[Param | None] = []
+        for each in (scale, zero_point):
+            if each is None:
+                params.append(None)
+            else:
+                params.append(
+                    Param(each, rank=rank_of(each)) if has_one_element(each) else self._scales_of(node, each, codes)
+                )
+        if zero_point is not None and constant_scalar(zero_point) == 0:
+            params[1] = None
+        return replace(
+            form, value=value, scale=params[0], zero_point=params[1], is_rounded=dtype == ir.DataType.FLOAT16
+        )
+
+    def _scales_of(self, node: ir.Node | None, value: ir.Value | None, codes: ir.Value) -> Param:
+        """Returns the scales or zero points that an operator of ort_dynq reads.
+
+        Raises:
+            Unconverted: They are not known to belong to rows, blocks or an axis.
+        """
+        assert value is not None
+        attributes = {} if node is None else attributes_of(node)
+        rank, qtype, axis = rank_of(codes), attributes.get("qtype", "affine"), attributes.get("axis", 0)
+        if qtype == "per_tensor":
+            return Param(value, rank=rank_of(value))
+        if qtype == "per_channel" and rank is not None and rank_of(value) == 1:
+            behind = rank - 1 - axis % rank
+            param = Param(value, frozenset({-1 - behind}), 1)
+            return param if not behind else replace(unsqueezed(param, [-1 - i for i in range(behind)]), rank=1 + behind)
+        if qtype == "per_group" and axis in (-1, (rank or 0) - 1) and not is_shape_of_rows(value, codes):
+            return Param(value, None, rank, int(attributes["block_size"]))
+        param_ = self._param(value, codes)
+        if param_ is None:
+            raise Unconverted(Reason.ACTIVATION_SCALES)
+        return param_
+
+    # Standard operators
+
+    def _cast(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        form, to = self.of(node.inputs[0]), cast_to(node)
+        source = node.inputs[0]
+        if form is None or source is None:
+            return self._lose(node)
+        if source.dtype == ir.DataType.FLOAT16:
+            return replace(form, value=value) if form.is_rounded and to == ir.DataType.FLOAT else self._lose(node)
+        if to in CODE_TYPES and not form.params:
+            return None  # these codes are a root themselves
+        if source.dtype == to:
+            return replace(form, value=value)
+        if to not in (ir.DataType.FLOAT, *WIDE_TYPES):
+            return self._lose(node)
+        known = self.values.known(source)
+        if to in WIDE_TYPES and not (known.is_integer and abs(known.low) < 2**31 and abs(known.high) < 2**31):
+            return self._lose(node, "its input is not known to be integers of 32 bits")
+        return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
+
+    def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        pairs = list(enumerate(node.inputs))
+        for (i, data), (_, other) in (pairs, pairs[::-1]):
+            form = self.of(data)
+            param = None if form is None or data is None or other is None else self._param(other, data)
+            if form is None or param is None or (node.op_type == "Div" and i == 1):
+                continue
+            if form.is_rounded:
+                return self._lose(node, "its input is rounded to float16")
+            if node.op_type == "Mul":
+                return self._times(form, param, value)
+            if node.op_type == "Div":
+                scale = Param(np.ones((), np.float32)) if form.scale is None else form.scale
+                offset = None if form.offset is None else combined("Div", form.offset, param)
+                return replace(form, value=value, scale=combined("Div", scale, param), offset=offset)
+            if node.op_type == "Sub" and i == 1:  # param - form
+                form = self._times(form, Param(np.array(-1, np.float32)), value)
+            return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
+        return self._lose(node, "no operand is known to be one number for each row, or for all")
+
+    def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
+        scale = factor if form.scale is None else combined("Mul", form.scale, factor)
+        offset = None if form.offset is None else combined("Mul", form.offset, factor)
+        return replace(form, value=value, scale=scale, offset=offset)
+
+    def _plus(self, form: Affine, param: Param, value: ir.Value, *, is_subtracted: bool) -> Affine:
+        """Returns the form of the sum with a number, which is a zero point if it is not scaled, else an offset."""
+        number = self._unscaled(form, param) if form.scale is not None else param
+        if form.offset is None and number is not None:
+            if form.zero_point is None:
+                zero = number if is_subtracted else number.of("Neg")
+            else:
+                zero = combined("Add" if is_subtracted else "Sub", like(form.zero_point, number), number)
+            return replace(form, value=value, zero_point=zero)
+        if form.offset is None:
+            return replace(form, value=value, offset=param.of("Neg") if is_subtracted else param)
+        return replace(form, value=value, offset=combined("Sub" if is_subtracted else "Add", form.offset, param))
+
+    def _unscaled(self, form: Affine, param: Param) -> Param | None:
+        """Returns z of scale * z; or None."""
+        product = producer_of(param.term, "Mul") if isinstance(param.term, ir.Value) else None
+        scale = None if form.scale is None or not isinstance(form.scale.term, ir.Value) else form.scale.term
+        if product is None or scale is None or None in product.inputs:
+            return None
+        for a, b in (product.inputs, product.inputs[::-1]):
+            if a is not None and b is not None and skip_identity(a) is skip_identity(scale):
+                return self._param(b, form.value)
+        return None
+
+    def _param(self, value: ir.Value, like: ir.Value) -> Param | None:
+        """Returns a value as a number for rows of `like` or for all of it; None if that is not known."""
+        if value.dtype not in (ir.DataType.FLOAT, *CODE_TYPES, *WIDE_TYPES):
+            return None
+        rank, of_like = rank_of(value), rank_of(like)
+        if has_one_element(value) and (not rank or (of_like is not None and rank <= of_like)):
+            return Param(value, rank=rank)
+        if value.shape is not None and like.shape is not None and len(value.shape) <= len(like.shape):
+            pairs = list(zip(reversed(value.shape), reversed(like.shape), strict=False))
+            axes = frozenset(-1 - i for i, (mine, _) in enumerate(pairs) if mine != 1)
+            is_known = all(
+                pairs[-1 - axis][0] == pairs[-1 - axis][1] and not is_unnamed(pairs[-1 - axis][0]) for axis in axes
+            )
+            if (is_known or (axes and broadcasts(value, like))) and len(axes) < max(of_like or 0, 1):
+                return Param(value, axes, rank)
+        if is_shape_of_rows(value, like) and not same_shape(value, like):
+            return Param(value, None, rank)
+        return None
+
+    # Operators that move elements
+
+    def _moved(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        form = self.of(node.inputs[0])
+        if form is None or (node.outputs.index(value) and node.op_type != "Split"):
+            return self._lose(node)
+        if node.op_type in _COPIES:
+            return replace(form, value=value)
+        if any(attribute.is_ref() for attribute in node.attributes.values()):
+            return self._lose(node)
+        others = self._others(node, form) if node.op_type == "Concat" else ()
+        if node.op_type == "Concat" and not others:
+            return self._lose(node, "its inputs are not known to have one scale in common")
+        index, data = list(node.outputs).index(value), form.value
+
+        def moved_param(name: str, param: Param) -> Param:
+            found = moved(param, node, index, value, data)
+            if found is None:
+                raise self._lost(node, f"the {name} is not known to belong to rows after it")
+            return found
+
+        found = form.mapped(value, moved_param)
+        return replace(found, moves=(*form.moves, Move(node, index, others)))
+
+    def _others(self, concat: ir.Node, form: Affine) -> tuple[Affine, ...]:
+        """Returns the forms of the other inputs of a Concat, if all have the same scale for all elements; else none."""
+        forms = [each for value in concat.inputs[1:] if (each := self.of(value)) is not None]
+        are_alike = all(
+            all(param.is_one for param in each.params)
+            and (each.shift, each.scale, each.zero_point, each.offset)
+            == (form.shift, form.scale, form.zero_point, form.offset)
+            for each in forms
+        )
+        return tuple(forms) if are_alike and len(forms) == len(concat.inputs) - 1 else ()

@@ -1,0 +1,244 @@
+"""The scales, zero points and offsets of affine forms: what computes them, and along which axes they vary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..analysis.constants import constant_array
+from ..reasons import Reason, Unconverted
+
+
+@dataclass(frozen=True)
+class Op:
+    """A new node that computes part of a scale, zero point or offset; `inputs` are terms.
+
+    Attributes:
+        dtype: The element type of the output.
+        output, outputs: The index of the output that is used, and the number of outputs.
+    """
+
+    op_type: str
+    inputs: tuple[Term, ...]
+    dtype: ir.DataType
+    attributes: tuple[tuple[str, Any], ...] = ()
+    output: int = 0
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class OfCodes:
+    """The scale, or the zero point, that is computed together with the codes of a fake quantization.
+
+    Attributes:
+        root: The output of the fake quantization.
+    """
+
+    root: ir.Value
+    is_zero_point: bool
+
+
+@dataclass(frozen=True)
+class CodesOf:
+    """The codes of a value after a move."""
+
+    moved: ir.Value
+
+
+Term = ir.Value | Op | OfCodes | CodesOf | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A scale, zero point or offset.
+
+    Attributes:
+        term: What computes it.
+        axes: The axes along which it varies, negative; empty for one number, None for one number for each row.
+        rank: Its number of dimensions; None if it is not known.
+        block: The number of adjacent elements of the last axis that share a number; 0 if all do.
+    """
+
+    term: Term
+    axes: frozenset[int] | None = frozenset()
+    rank: int | None = 0
+    block: int = 0
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one number."""
+        return self.axes is not None and not self.axes and not self.block
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether each row has one number, or one for each block."""
+        return self.axes is None or -1 not in self.axes
+
+    def of(self, op_type: str, *others: Term, **attributes: Any) -> Param:
+        """Returns the result of an operator that this is the first input of."""
+        dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else dtype_of(self.term)
+        output, outputs = attributes.pop("output", 0), attributes.pop("outputs", 1)
+        return replace(self, term=Op(op_type, (self.term, *others), dtype, tuple(attributes.items()), output, outputs))
+
+
+def scope_of(param: Param) -> str:
+    if param.is_one:
+        return ""
+    return f" of blocks of {param.block}" if param.block else " of rows" if param.is_of_rows else " of another axis"
+
+
+def dtype_of(term: Term) -> ir.DataType:
+    """Returns the element type of a term."""
+    if isinstance(term, OfCodes):
+        return ir.DataType.UINT8 if term.is_zero_point else ir.DataType.FLOAT
+    if isinstance(term, np.ndarray):
+        return ir.DataType.from_numpy(term.dtype)
+    if isinstance(term, CodesOf):
+        return ir.DataType.UINT8
+    return term.dtype or ir.DataType.UNDEFINED
+
+
+def key_of(term: Term) -> object:
+    """Returns what two terms that compute the same have in common."""
+    if isinstance(term, np.ndarray):
+        return str(term.dtype), term.shape, term.tobytes()
+    if isinstance(term, Op):
+        return replace(term, inputs=()), *map(key_of, term.inputs)
+    return term
+
+
+def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.Value) -> Param | None:
+    """Returns a scale, zero point or offset after a node that moves elements; None if it is not known."""
+    if param.is_one:
+        return param
+    rank, out_rank, op_type = rank_of(before), rank_of(after), node.op_type
+    if rank is None or out_rank is None or before.shape is None or after.shape is None:
+        return None
+    axes = param.axes if param.axes is not None else lead(rank, -1)
+    if param.rank != rank:
+        if param.rank is None or param.rank > rank:
+            return None
+        param = replace(unsqueezed(param, list(range(rank - param.rank))), rank=rank)
+    if op_type == "Transpose":
+        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else list(range(rank))[::-1]
+        if param.block and perm[-1] != rank - 1:
+            return None
+        new_axes = frozenset(list(perm).index(axis + rank) - rank for axis in axes)
+        return replace(param.of("Transpose", perm=tuple(perm)), axes=new_axes)
+    if op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+        return _reshaped(param, axes, node, before.shape, after.shape)
+    if param.block:
+        return None
+    if op_type in ("Split", "Slice", "Gather") and rank == out_rank:
+        along = _sliced_axes(node, rank)
+        if along is None or (along & axes and not along <= axes):
+            return None
+        if not along & axes:
+            return param
+        return param.of(
+            op_type,
+            *[each for each in node.inputs[1:] if each is not None],
+            output=index,
+            outputs=len(node.outputs),
+            **_given(node),
+        )
+    return None
+
+
+def _sliced_axes(node: ir.Node, rank: int) -> frozenset[int] | None:
+    """Returns the axes along which a Split, Slice or Gather of vectors selects, negative; None if not known."""
+    if node.op_type == "Slice":
+        if len(node.inputs) < 4 or None in node.inputs:
+            return None
+        elements = constant_array(node.inputs[3])
+        return None if elements is None else frozenset(int(axis) % rank - rank for axis in elements.reshape(-1))
+    return frozenset({node.attributes.get_int("axis", 0) % rank - rank})
+
+
+def _reshaped(param: Param, axes: frozenset[int], node: ir.Node, before: ir.Shape, after: ir.Shape) -> Param | None:
+    """Returns a parameter after a Reshape, Flatten, Squeeze or Unsqueeze; None if it is not known."""
+    rank, out_rank = len(before), len(after)
+    pairs = list(zip(before, after, strict=False))
+    same = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1] or is_unnamed(pair[0])), len(pairs))
+    if not param.block and all(axis + rank < same for axis in axes):  # only dimensions without numbers change
+        if out_rank >= rank:
+            found = unsqueezed(param, list(range(rank, out_rank))) if out_rank > rank else param
+        elif node.op_type == "Reshape" or node.op_type == "Squeeze" or node.op_type == "Flatten":
+            found = _squeezed(param, list(range(out_rank, rank)))
+        return replace(found, axes=frozenset(axis + rank - out_rank for axis in axes), rank=out_rank)
+    last, new_last = before[-1], after[-1]
+    is_full = all(axis in axes or before[axis] == 1 for axis in range(-rank, -1))
+    if not is_full or not isinstance(last, int) or not isinstance(new_last, int) or not last or -1 in axes:
+        return None
+    block = param.block or last
+    if (param.block and last != new_last) or new_last % last:
+        return None
+    count = new_last // block
+    shape: Term
+    lengths = constant_array(node.inputs[1]) if node.op_type == "Reshape" else None
+    if out_rank == 2:
+        shape = np.array([-1, count])
+    elif after.is_static():
+        shape = np.array([*list(after.numpy())[:-1], count])
+    elif lengths is not None and 0 not in lengths:
+        shape = np.array([*lengths[:-1].tolist(), count])
+    elif node.op_type == "Reshape":
+        i64, ends = ir.DataType.INT64, (np.array([0]), np.array([-1]))
+        rows = Op("Slice", (Op("Shape", (CodesOf(node.outputs[0]),), i64), *ends), i64)
+        shape = Op("Concat", (rows, np.array([count])), i64, (("axis", 0),))
+    elif node.op_type in ("Squeeze", "Unsqueeze") and last == new_last:
+        given = [each for each in node.inputs[1:] if each is not None]
+        return replace(param.of(node.op_type, *given, **_given(node)), axes=None, rank=out_rank)
+    else:
+        return None
+    return replace(param.of("Reshape", shape), axes=None, rank=out_rank, block=block if count > 1 else 0)
+
+
+def unsqueezed(param: Param, axes: Sequence[int]) -> Param:
+    return param.of("Unsqueeze", np.array(axes)) if axes else param
+
+
+def _squeezed(param: Param, axes: Sequence[int]) -> Param:
+    return param.of("Squeeze", np.array(axes)) if axes else param
+
+
+def combined(op_type: str, a: Param, b: Param) -> Param:
+    """Returns a sum, difference, product or quotient of two parameters.
+
+    Raises:
+        Unconverted: They vary along axes that do not fit together.
+    """
+    if (a.block or b.block) and a.block != b.block and not (a.is_one or b.is_one or not (a.block and b.block)):
+        raise Unconverted(Reason.ACTIVATION_SCALES)
+    axes = None if a.axes is None or b.axes is None else a.axes | b.axes
+    if axes is None and not (a.is_of_rows and b.is_of_rows):
+        raise Unconverted(Reason.ACTIVATION_SCALES)
+    rank = None if a.rank is None or b.rank is None else max(a.rank, b.rank)
+    return Param(Op(op_type, (a.term, b.term), dtype_of(a.term)), axes, rank, a.block or b.block)
+
+
+def like(param: Param, other: Param) -> Param:
+    """Returns a parameter in the element type of another one."""
+    dtype = dtype_of(other.term)
+    return param if dtype_of(param.term) == dtype else param.of("Cast", to=int(dtype))
+
+
+def lead(rank: int, end: int) -> frozenset[int]:
+    """Returns the axes before the axis `end`, which is negative."""
+    return frozenset(range(-rank, end))
+
+
+def _given(node: ir.Node) -> dict[str, Any]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def rank_of(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None

@@ -1,0 +1,158 @@
+"""Recognizes the fake quantizations of ort_dynq, whose codes can be multiplied as uint8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ...operators import DOMAIN
+from ...operators.encodings import CodeType, NanCode, RangeConstants, RoundingOrder, Scaling, ZeroPointRule
+from ..analysis.code_ranges import are_codes_int8
+from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.nodes import attributes_of
+from ..analysis.shapes import has_one_element
+from ..reasons import Reason, Unconverted
+
+_FEWEST_INPUTS = {  # a hand-written model may omit optional inputs; its product then stays
+    "DynamicRangeFakeQuantize": 2,
+    "AffineFakeQuantize": 3,
+    "DynamicFakeQuantize": 3,
+    "DynamicQuantizeDequantizeLinear": 1,
+}
+_OTHER_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.UINT4, ir.DataType.INT4)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A fake quantization, and the parameters of its codes.
+
+    Attributes:
+        node: The node.
+        has_one_scale: Whether it is known to have one scale for all elements.
+        attributes: The attributes of the operator that quantizes to uint8 in its place.
+        constants: The constants of a DynamicRangeFakeQuantize; None if the new operator reads those of the node.
+        zero_point: The zero point of an AffineFakeQuantize as a uint8 code; None if it is not a constant.
+        adds_zero_point: Whether other nodes add the zero point of an AffineFakeQuantize: it is float32 or int32.
+    """
+
+    node: ir.Node
+    has_one_scale: bool
+    attributes: Mapping[str, Any]
+    constants: RangeConstants | None = None
+    zero_point: int | None = None
+    adds_zero_point: bool = False
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether the model's codes are uint8."""
+        zero_point = self.node.inputs[2]
+        is_unsigned = zero_point is not None and zero_point.dtype == ir.DataType.UINT8
+        return bool(self.attributes.get("code_type", CodeType.UINT8 if is_unsigned else None) == CodeType.UINT8)
+
+    def inputs(self, count: int) -> list[ir.Value]:
+        """Returns the first inputs of the node; none of them is absent."""
+        found = [value for value in self.node.inputs[:count] if value is not None]
+        assert len(found) == count
+        return found
+
+
+def source_of(node: ir.Node) -> Source | None:
+    """Returns a fake quantization with the parameters of its codes; None for other nodes.
+
+    Raises:
+        Unconverted: The codes cannot be multiplied as uint8.
+    """
+    has_other_types = any(value is None or value.dtype in _OTHER_TYPES for value in node.inputs)
+    if node.domain != DOMAIN or has_other_types or len(node.inputs) < _FEWEST_INPUTS.get(node.op_type, 9):
+        return None
+    if node.op_type == "DynamicRangeFakeQuantize":
+        return _range_source(node)
+    if node.op_type == "AffineFakeQuantize":
+        return _affine_source(node)
+    return Source(node, _has_one_scale(node), attributes_of(node))
+
+
+def _has_one_scale(node: ir.Node) -> bool:
+    if node.op_type == "DynamicQuantizeDequantizeLinear":
+        return True
+    attributes, (x, scale) = attributes_of(node), node.inputs[:2]
+    assert x is not None
+    assert scale is not None
+    if node.op_type == "DynamicRangeFakeQuantize":
+        return attributes["axis"] == 0 or (x.shape is not None and attributes["axis"] == -len(x.shape))
+    return attributes.get("qtype") == "per_tensor" or has_one_element(scale)
+
+
+def _range_source(node: ir.Node) -> Source:
+    attributes = attributes_of(node)
+    elements = constant_array(node.inputs[1])
+    is_known = elements is not None and elements.size == len(RangeConstants._fields)
+    given = RangeConstants(*map(float, elements)) if elements is not None and is_known else None
+    is_proven = not attributes["clip"] and given is not None and are_codes_int8(attributes, given)
+    code_type = CodeType.INT8 if is_proven else _code_type(attributes)
+    zero_point_type = attributes["zero_point_type"]
+    if attributes["zero_point_rule"] == ZeroPointRule.FLOOR_NEGATED and zero_point_type != code_type:
+        raise Unconverted(Reason.ZERO_POINT_NOT_CLIPPED)
+    if zero_point_type not in (CodeType.FLOAT32, code_type):
+        raise Unconverted(Reason.ZERO_POINT_TYPE)
+    marked = given
+    if attributes["nan_code"] == NanCode.NAN and marked is not None:
+        if marked.scale_of_zero == 0:  # the floats of a row of zeros are NaN; codes cannot be NaN, but the scale can
+            marked = marked._replace(scale_of_zero=float("nan"))
+        if not attributes["clip"]:  # infinite floats stay infinite, so the scale of their row has to be infinite
+            marked = marked._replace(highest_range=float("inf"))
+    new = _as_codes(attributes, code_type)
+    if is_proven:
+        new |= {"quant_min": -128, "quant_max": 127, "clip": 1}
+    return Source(node, _has_one_scale(node), new, None if marked == given else marked)
+
+
+def _affine_source(node: ir.Node) -> Source:
+    attributes = attributes_of(node)
+    code_type = _code_type(attributes)
+    zero_point = node.inputs[2]
+    assert zero_point is not None
+    number, code = constant_scalar(zero_point), None
+    if number is not None and number.is_integer():
+        code = int(number) + (128 if code_type == CodeType.INT8 else 0)
+        if not 0 <= code <= 255:
+            raise Unconverted(Reason.ZERO_POINT_NO_CODE)
+    new = _as_codes(attributes, code_type)
+    if code is None and zero_point.dtype != ir.DataType(code_type):
+        is_sum = attributes["rounding_order"] == RoundingOrder.ADD_THEN_ROUND
+        if not is_sum and (
+            zero_point.dtype != ir.DataType.INT32 or attributes["rounding_order"] != RoundingOrder.ROUND_THEN_ADD
+        ):
+            raise Unconverted(Reason.ZERO_POINT_TYPE)
+        new |= {"scaling": int(Scaling.DIVIDE), "rounding_order": int(RoundingOrder.ROUND_THEN_ADD)}
+        return Source(node, _has_one_scale(node), new, adds_zero_point=True)
+    return Source(node, _has_one_scale(node), new, zero_point=code)
+
+
+def _as_codes(attributes: Mapping[str, Any], code_type: CodeType) -> dict[str, Any]:
+    """Returns the attributes of the quantization to uint8 codes that replaces a fake quantization."""
+    return {
+        **attributes,
+        "code_type": int(code_type),
+        "output_dtype": int(CodeType.UINT8),
+        "nan_code": int(NanCode.ZERO),
+    }
+
+
+def _code_type(attributes: Mapping[str, Any]) -> CodeType:
+    """Returns the 8-bit type of a chain's codes, or the type that holds codes that stay floats.
+
+    Raises:
+        Unconverted: The codes need more than 8 bits.
+    """
+    low, high = attributes["quant_min"], attributes["quant_max"]
+    if attributes["code_type"] != CodeType.FLOAT32:
+        return CodeType(attributes["code_type"])
+    if not attributes["clip"]:
+        raise Unconverted(Reason.CODES_NOT_PROVEN)
+    if low < -128 or high > (127 if low < 0 else 255):
+        raise Unconverted(Reason.CODES_TOO_WIDE)
+    return CodeType.INT8 if low < 0 else CodeType.UINT8
