@@ -14,7 +14,8 @@ from ort_dynq.rewriter import Report, rewrite
 from .generator import Spelling
 
 _PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
-_DENORMAL = 256 * 16 * 2.0**-149  # 256 activations, rounded to denormals, times weights of less than 16
+# 256 activations that are rounded to denormals, times weights of less than 16; sums of codes times such a scale.
+_DENORMAL, _DENORMAL_OF_CODES = 256 * 16 * 2.0**-149, 256 * 127 * 127 * 2.0**-149
 _FUSED = ("fused", "fused_matmul_integer")
 
 
@@ -90,6 +91,7 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
     names = [output.name for output in spelling.model.graph.output]
     original, plugin, bodies = stock_session(spelling.model), make_session(model, "native"), stock_session(model)
     probe = stock_session(spelling.probe)
+    smallest = _DENORMAL_OF_CODES if spelling.draw.made["arithmetic"] == "codes" else _DENORMAL
     for inputs in spelling.inputs:
         expected = original.run(None, inputs)
         actual = plugin.run(None, inputs)
@@ -100,7 +102,9 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
         probed = dict(zip([each.name for each in probe.get_outputs()], probe.run(None, needed), strict=True))
         for name, each, wanted in zip(names, actual, expected, strict=True):
             magnitude = None if is_exact else spelling.magnitudes.get(name)
-            text = _difference(each, wanted) if magnitude is None else _distance(each, wanted, probed[magnitude])
+            text = (
+                _difference(each, wanted) if magnitude is None else _distance(each, wanted, probed[magnitude], smallest)
+            )
             if text:
                 return f"{name}: {text}"
     if is_exact:
@@ -123,7 +127,7 @@ def _difference(actual: Array, expected: Array) -> str:
     return f"{wrong.size} of {a.size} differ, the first {a.ravel()[at]!r}, expected {b.ravel()[at]!r}"
 
 
-def _distance(actual: Array, expected: Array, magnitude: Array) -> str:
+def _distance(actual: Array, expected: Array, magnitude: Array, smallest: float) -> str:
     """Compares two products of K terms with the sum of the absolute values of the terms.
 
     Rounding errors of K additions are nearly independent, so their sum grows with sqrt(K) units of 2**-24 (Higham and
@@ -135,7 +139,7 @@ def _distance(actual: Array, expected: Array, magnitude: Array) -> str:
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return f"{actual.dtype} {list(actual.shape)}, expected {expected.dtype} {list(expected.shape)}"
     with np.errstate(all="ignore"):
-        bound = magnitude.astype(np.float64).reshape(actual.shape) * (4 * np.sqrt(256) + 8) * 2.0**-24 + _DENORMAL
+        bound = magnitude.astype(np.float64).reshape(actual.shape) * (4 * np.sqrt(256) + 8) * 2.0**-24 + smallest
         if actual.dtype == np.float16:
             bound += 3 * 2.0**-11 * magnitude.astype(np.float64).reshape(actual.shape) + 2.0**-24
         error = np.abs(actual.astype(np.float64) - expected.astype(np.float64))

@@ -136,6 +136,14 @@ class _Writer(Layers):
                 activation = g("Mul", activation, g.constant(draw.generator("numbers").uniform(0.5, 2, shape[-1])))
             if self.near_miss == "activation plus another tensor":
                 activation = g("Add", activation, "other")
+            elif self.near_miss == "estimator of another tensor":
+                activation = g("Add", "other", g("Sub", activation, "other"))
+            elif self.near_miss == "activation function":
+                activation = g("Tanh", activation)
+            elif self.near_miss == "quantized in some places":
+                activation = g("Where", g("Cast", "other", to=TensorProto.BOOL), activation, "other")
+            elif self.near_miss == "transposed, scales along K":
+                activation = g.transpose(activation, [1, 0])
             extra = {"scale": codes.scale, "activation": activation}
             activation = self.moved(activation)
         for i in range(count):
@@ -223,10 +231,18 @@ class _Writer(Layers):
             return False
         if "Relu" in moves:
             return None  # other codes
+        if made.get("bounds before Round") == "just below half" and made["rounding"] not in ("Round", "floor(x + 0.5)"):
+            return None  # low - 0.5 is rounded down
         has_zero_code = made["scheme"] != "offset" and made.get("zero in the range") != "no"
         if "Pad" in moves and (not has_zero_code or made.get("zero point") == "not rounded"):
             return None
-        return True if made.get("clip") != "none" or self._is_proven() else None
+        is_other = made.get("range of") == "another tensor"
+        saturates = is_other or (
+            made.get("zero in the range") == "no" and made.get("bounds of the zero point") == "clipped"
+        )
+        if saturates and {made.get("estimator of codes"), made.get("estimator of the activation")} - {"none", None}:
+            return None  # far beyond the range, the sums of an estimator are rounded
+        return True if made.get("clip") != "none" or (self._is_proven() and not is_other) else None
 
     def _is_proven(self) -> bool:
         """Returns whether codes without a clip fit 8 bits, also if the range is denormal."""

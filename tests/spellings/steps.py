@@ -14,13 +14,19 @@ NEAR_MISSES = {
     "range of another tensor, clip to +-130": {"scheme": "symmetric"},
     "range of another tensor, clip to +-127.5": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip before Round to -128.51": {"scheme": "symmetric", "clip": "before Round"},
+    "range of another tensor, clip before Round to +-127.5": {"scheme": "symmetric", "clip": "before Round"},
     "range of another tensor, clip one float above 127": {"scheme": "symmetric", "clip": "after Round"},
+    "range of another tensor, clip one float below 127": {"scheme": "symmetric", "clip": "after Round"},
     "half of the range": {"clip": "none", "scheme": "symmetric"},
     "one range for each element of K": {"scope": "token"},
     "scales along the wrong axis": {"scheme": "symmetric", "scope": "token", "rows": "square", "clip": "after Round"},
     "percentile": {"clip": "none", "scheme": "symmetric"},
     "sum of two roundings without a clip": {"scheme": "asymmetric", "clip": "none"},
+    "transposed, scales along K": {"scope": "token", "rows": "square"},
     "activation plus another tensor": {},
+    "estimator of another tensor": {"estimator of the activation": "none"},
+    "activation function": {},
+    "quantized in some places": {},
     "activation times numbers along K": {},
     "weights without a grid": {},
     "weights computed at run time": {},
@@ -30,8 +36,8 @@ NEAR_MISSES = {
 def fixed_by(near_miss: str) -> dict[str, str]:
     """Returns the choices that a near miss needs."""
     fixed = {"codes": "float", "arithmetic": "float", **NEAR_MISSES[near_miss], "placement": "main graph"}
-    along_rows = {"rows": "matrix", "product": "MatMul"} if "axis" in near_miss or "each element" in near_miss else {}
-    of_matrix = {"product": "MatMul"} if "weights" in near_miss or "along" in near_miss else {}
+    along_rows = {"rows": "matrix", "product": "MatMul"} if "along" in near_miss or "each element" in near_miss else {}
+    of_matrix = {"product": "MatMul"} if "weights" in near_miss else {}
     return {**along_rows, **of_matrix, **fixed}
 
 
@@ -49,7 +55,10 @@ class Steps:
 
     def __init__(self, draw: Draw, g: Graph, x: str, scope: str, other: str, near_miss: str) -> None:
         self.draw, self.g, self.x, self.scope = draw, g, x, scope
-        self.ranged = other if "another tensor" in near_miss and "range" in near_miss else x
+        is_other = near_miss.startswith("range of another tensor")
+        if not near_miss and draw.made["type"] == "float32":
+            is_other = draw("range of", "the activation", "another tensor", rate=0.5) == "another tensor"
+        self.ranged = other if is_other else x
         self.near_miss = near_miss
         self.epsilon = 2.0**-13 if g.dtype == np.float16 else 1e-5
         scalar = scope == "tensor"
@@ -191,16 +200,20 @@ class Steps:
             "range of another tensor, clip to +-130": (-130.0, 130.0),
             "range of another tensor, clip to +-127.5": (-127.5, 127.5),
             "range of another tensor, clip before Round to -128.51": (-128.51, 127.0),
-            "range of another tensor, clip one float above 127": (
-                low,
-                float(np.nextafter(np.float32(127), np.float32(999))),
-            ),
+            "range of another tensor, clip before Round to +-127.5": (-127.5, 127.5),
+            "range of another tensor, clip one float above 127": (low, 127 + 2.0**-17),
+            "range of another tensor, clip one float below 127": (low, 127 - 2.0**-17),
         }.get(self.near_miss, (low, high))
         early = zero is not None and draw("zero point added", "after Round|before Round") == "before Round"
         if zero is not None and draw.made.get("zero point") == "not rounded":
             early = True
         exact = g("Add", quotient, zero) if zero is not None and early else quotient
-        v = self.clipped(exact, low, high) if when == "before Round" and (zero is None or early) else exact
+        v = exact
+        if when == "before Round" and (zero is None or early):
+            half = draw("bounds before Round", "integers", "just below half") == "just below half"
+            v = self.clipped(
+                exact, low - half * 0.5, high + half * (0.5 - 2.0**-17)
+            )  # low - 0.5 rounds to low, if even
         v = self.rounded(v)
         if zero is not None and not early:
             exact, v = g("Add", exact, zero), g("Add", v, zero)
