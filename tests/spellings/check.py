@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 from helpers import Array, make_session, stock_session, with_one_nan
 
 import ort_dynq
+from ort_dynq import DynqError
 from ort_dynq.rewriter import Report, rewrite
 
 from .generator import Spelling
@@ -39,8 +41,11 @@ class Outcome:
 
 
 def converted(spelling: Spelling) -> tuple[onnx.ModelProto, Outcome]:
-    """Rewrites a spelling by default."""
-    result = rewrite(spelling.model)
+    """Rewrites a spelling by default. If that fails, the outcome says why."""
+    try:
+        result = rewrite(spelling.model)
+    except DynqError as error:
+        return spelling.model, Outcome(f"{error}: {traceback.extract_tb(error.__traceback__)[-1]}", 0, False)
     model = result.to_proto()
     return model, _outcome(model, result.report)
 
@@ -54,7 +59,7 @@ def check(spelling: Spelling, *, exact: bool = True) -> Outcome:
     """
     try:
         model, outcome = converted(spelling)
-        outcome.problem = problem_of(spelling, model, is_exact=outcome.products == 0)
+        outcome.problem = outcome.problem or problem_of(spelling, model, is_exact=outcome.products == 0)
         if exact and not outcome.problem:
             outcome.problem = problem_of(spelling, rewrite(spelling.model, exact=True).to_proto(), is_exact=True)
     except Exception as error:  # every error is a result of the spelling, which the caller names
@@ -92,12 +97,12 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
     original, plugin, bodies = stock_session(spelling.model), make_session(model, "native"), stock_session(model)
     probe = stock_session(spelling.probe)
     smallest = _DENORMAL_OF_CODES if spelling.draw.made["arithmetic"] == "codes" else _DENORMAL
-    for inputs in spelling.inputs:
+    for kind, inputs in zip(("ties", "extremes"), spelling.inputs, strict=False):
         expected = original.run(None, inputs)
         actual = plugin.run(None, inputs)
         for name, each, other in zip(names, actual, bodies.run(None, inputs), strict=True):
             if text := _difference(other, each):
-                return f"{name}, with and without the plugin: {text}"
+                return f"{name} on {kind}, with and without the plugin: {text}"
         needed = {each.name: inputs[each.name] for each in probe.get_inputs()}
         probed = dict(zip([each.name for each in probe.get_outputs()], probe.run(None, needed), strict=True))
         for name, each, wanted in zip(names, actual, expected, strict=True):
@@ -106,12 +111,12 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
                 _difference(each, wanted) if magnitude is None else _distance(each, wanted, probed[magnitude], smallest)
             )
             if text:
-                return f"{name}: {text}"
+                return f"{name} on {kind}: {text}"
     if is_exact:
         return ""
     verification = ort_dynq.verify(spelling.model, model, inputs=spelling.inputs[0])
     if not verification.passed and not verification.failure.startswith("nothing was compared"):
-        return f"verify: {verification.failure or verification.worst_product} {verification.outputs}"
+        return f"verify: {verification.failure or verification.worst_product or verification.outputs}"
     return ""
 
 
