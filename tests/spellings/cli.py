@@ -60,8 +60,8 @@ def _measure(given: argparse.Namespace, fixed: dict[str, str]) -> int:
         if outcome.problem or (made.expected is False and outcome.products):
             wrong += 1
             least = (reduced(functools.partial(make, seed), fixed, is_wrong) or (made, outcome))[0]
-            choices = ", ".join(_remaining(least)) or "the plain spelling"
-            print(f"WRONG: seed {seed}: {choices}: {outcome.problem or 'has an integer product'}", flush=True)
+            text = ", ".join(_remaining(least)) or "the plain spelling"
+            print(f"WRONG: seed {seed}: {text}: {outcome.problem or 'has an integer product'}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{seed - given.seed + 1} of {given.count}", end="", file=sys.stderr, flush=True)
         if made.expected is not True:

@@ -123,15 +123,16 @@ class _Writer(Layers):
         is_grid_of_groups = self.arithmetic == "float" and not is_conv and not self.near_miss
         self.axis = draw("weights of", "channel|channel|tensor", "group" if is_grid_of_groups else "")
         count = int(draw("products", "1|1|1|2"))
-        activation, last, extra = "", len(g.nodes), {"scale": codes.scale}
+        activation, magnitude, last, extra = "", "", len(g.nodes), {"scale": codes.scale}
         if self.arithmetic == "float":
             activation = quantization.dequantized(codes)
             last = len(g.nodes)
+            magnitude = quantization.magnitude_of(codes, activation)
             if is_grouped:
-                activation = g.reshape(activation, shape, zeros=True)
+                activation, magnitude = (g.reshape(each, shape, zeros=True) for each in (activation, magnitude))
             if self.type != "float32":
                 g.dtype = np.float16
-                activation = g.cast(activation, g.dtype)
+                activation, magnitude = (g.cast(each, g.dtype) for each in (activation, magnitude))
             if self.near_miss == "activation times numbers along K":
                 activation = g("Mul", activation, g.constant(draw.generator("numbers").uniform(0.5, 2, shape[-1])))
             if self.near_miss == "activation plus another tensor":
@@ -145,10 +146,10 @@ class _Writer(Layers):
             elif self.near_miss == "transposed, scales along K":
                 activation = g.transpose(activation, [1, 0])
             extra = {"scale": codes.scale, "activation": activation}
-            activation = self.moved(activation)
+            activation, magnitude = self.moved(activation), g("Abs", self.moved(magnitude))
         for i in range(count):
             if self.arithmetic == "float":
-                self.float_product(i, activation)
+                self.float_product(i, activation, magnitude)
             elif self.arithmetic == "codes":
                 self.product_of_codes(i, codes)
             else:
@@ -285,18 +286,17 @@ class _Writer(Layers):
 
     def _extremes(self) -> Array:
         """Returns rows of zeros, denormals, infinities, huge numbers and the like."""
-        rng, has_groups = self.draw.generator("extremes"), "group" in (self.scope, self.axis)
+        rng = self.draw.generator("extremes")
         x = rng.normal(0, 1, self.g.shapes["x"]).astype(np.float32)
-        # Known: in a product in groups, codes times a huge scale overflow before the scale of the weights is applied.
         for row in self._rows(x):
             match rng.integers(10):
                 case 0:
                     row[:] = rng.choice(np.array([0, -0.0], np.float32), row.size)
                 case 1:
                     row[:] = rng.integers(-300, 300, row.size) * np.float32(1e-45)
-                case 2 | 3 as sign if not has_groups:
+                case 2 | 3 as sign:
                     row[rng.integers(row.size)] = np.inf if sign == 2 else -np.inf
-                case 4 | 5 if not has_groups:
+                case 4 | 5:
                     row *= np.float32(rng.choice([3e36, 3e38])) / np.abs(row).max()
                 case 6:
                     row *= np.arange(row.size) == rng.integers(row.size)

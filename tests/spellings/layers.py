@@ -230,7 +230,7 @@ class Layers:
         values = self.draw.generator(f"bias {i}").normal(0, 10, columns)
         return g.constant(values)
 
-    def float_product(self, i: int, a: str) -> None:
+    def float_product(self, i: int, a: str, magnitude: str) -> None:
         """A product of floats, with a bias or not, and the same product of absolute values."""
         g, draw = self.g, self.draw
         weights = self._random_weights(i)
@@ -242,9 +242,7 @@ class Layers:
         y = self._product(a, w, transposed, bias if form == "of the product" else "")
         if form == "Add":
             y = g("Add", y, bias)
-        absolute = self._product(
-            g("Abs", a), g("Abs", w), transposed, g("Abs", bias) if form == "of the product" else ""
-        )
+        absolute = self._product(magnitude, g("Abs", w), transposed, g("Abs", bias) if form == "of the product" else "")
         if form == "Add":
             absolute = g("Add", absolute, g("Abs", bias))
         self._emit(y, absolute)

@@ -241,6 +241,18 @@ class Quantization(Steps):
                 return g("Add", g("Sub", result, self.x), self.x)
         return result
 
+    def magnitude_of(self, codes: Codes, activation: str) -> str:
+        """Returns what the rounding errors of the activation are relative to: the sum of its absolute terms.
+
+        ``q * s + min`` may be tiny where both terms are not. The model rounds both, the integer product neither.
+        """
+        g, form = self.g, self.draw.made["dequantize"]
+        is_rounded = self.draw.made.get("zero point") == "not rounded" or form == "q * s - z * s"
+        if codes.offset is None and not (is_rounded and codes.zero is not None):
+            return g("Abs", activation)
+        added = codes.offset or g("Mul", codes.zero or g.cast(codes.zero_code or "", g.dtype), codes.scale)
+        return g("Add", g("Abs", g("Mul", g.cast(codes.q, g.dtype), codes.scale)), g("Abs", added))
+
     def _form(self, codes: Codes) -> str:
         draw = self.draw
         if codes.zero_code is not None and (codes.axis is not None or draw.made["scheme"] == "DynamicQuantizeLinear"):
