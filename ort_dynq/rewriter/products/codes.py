@@ -115,11 +115,11 @@ class ActivationCodes:
             return terms.constant(np.uint8(form.shift)), offset
         if (number := activation.zero_point) is not None:
             return terms.constant(np.uint8(number + form.shift)), offset
-        value, dtype = terms.of_rows(zero, activation), dtype_of(zero.term)
-        if (dtype, form.shift) == (ir.DataType.UINT8, 0):
+        dtype = dtype_of(zero.term)
+        is_code = (dtype, form.shift) in ((ir.DataType.UINT8, 0), (ir.DataType.INT8, 128))
+        value = terms.of_rows(zero, activation, is_code=is_code)
+        if is_code:
             return value, offset
-        if (dtype, form.shift) == (ir.DataType.INT8, 128):
-            return edit.shared(UnsignedCodes).shifted(value, edit), offset
         if dtype != ir.DataType.FLOAT:
             value = terms.insert("Cast", value, to=int(ir.DataType.FLOAT))
         inputs = [value, terms.constant(np.float32(1)), terms.constant(np.uint8(form.shift))]
@@ -150,9 +150,12 @@ class _Terms:
     def constant(self, number: np.generic | np.ndarray[Any, Any]) -> ir.Value:
         return self._edit.add_constant(number, before=self._before, origin=self._before)
 
-    def of_rows(self, param: Param, activation: Activation) -> ir.Value:
-        """Returns a parameter as numbers for the rows of the product, or for their groups; or as one number."""
-        value = self._of(param.term)
+    def of_rows(self, param: Param, activation: Activation, *, is_code: bool = False) -> ir.Value:
+        """Returns a parameter as numbers for the rows of the product, or for their groups; or as one number.
+
+        A zero point that `is_code` becomes uint8, as codes do.
+        """
+        value = self._of(param.term, is_code)
         if param.is_one:
             rank = None if activation.value.shape is None else len(activation.value.shape)
             if param.rank != 0 and (param.rank is None or rank is None or param.rank > rank):
@@ -163,13 +166,15 @@ class _Terms:
             value = self.insert("Gather", value, self.constant(indices), axis=-1)
         return value
 
-    def _of(self, term: Term) -> ir.Value:
-        if (key := key_of(term)) not in self._built:
-            self._built[key] = self._build(term)
+    def _of(self, term: Term, is_code: bool) -> ir.Value:
+        if (key := (is_code, key_of(term))) not in self._built:
+            self._built[key] = self._build(term, is_code)
         return self._built[key]
 
-    def _build(self, term: Term) -> ir.Value:
+    def _build(self, term: Term, is_code: bool) -> ir.Value:
         if isinstance(term, ir.Value):
+            if is_code:
+                return self._edit.shared(UnsignedCodes).of(self._edit.facts.current(term), self._edit)
             return self._edit.facts.current(self._edit.shared(UnsignedCodes).scale_of(term))
         if isinstance(term, np.ndarray):
             return self.constant(term)
@@ -180,7 +185,7 @@ class _Terms:
             found = codes.zero_point if term.is_zero_point else codes.scale
             assert found is not None
             return found
-        inputs = [self._of(each) for each in term.inputs]
+        inputs = [self._of(each, is_code) for each in term.inputs]
         new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)
         self.insert_node(new)
         return new.outputs[term.output]
