@@ -72,7 +72,10 @@ class _Proof:
 
     def __init__(self, x: ir.Value, known: Callable[[ir.Value | None], _Bounds]) -> None:
         x, self._factor = skip_identity(x), 1.0
-        while (node := producer_of(x, "Mul", "Div")) is not None:
+        while (node := producer_of(x, "Mul", "Div", "Neg")) is not None and node.inputs[0] is not None:
+            if node.op_type == "Neg":
+                x = skip_identity(node.inputs[0])
+                continue
             found = constant_operand(node, commutative=node.op_type == "Mul")
             if found is None or found[1] == 0:
                 break
@@ -168,12 +171,17 @@ class _Proof:
                 if reduced is not None and is_of_x and (op_type == "ReduceMin" or node.op_type == "Abs"):
                     self._note(reduced)
                     return cover
+        if node.op_type == "Sub" and any(each is not None and skip_identity(each) is x for each in node.inputs):
+            high, low = (self._known(each) for each in node.inputs)
+            return _Cover(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # |x| <= high - low
         if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
-            origin, low, high = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
+            origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
             is_same = (
-                low is not None and node.inputs[1] is not None and skip_identity(node.inputs[1]) is skip_identity(low)
+                least is not None
+                and node.inputs[1] is not None
+                and skip_identity(node.inputs[1]) is skip_identity(least)
             )
-            if origin is not None and is_same and high is not None and (reduced := _end_of(high, origin, "ReduceMax")):
+            if origin is not None and is_same and most is not None and (reduced := _end_of(most, origin, "ReduceMax")):
                 self._note(reduced)
                 return _Cover(_ROUNDED, 1)
         return None

@@ -98,6 +98,8 @@ class Values:
             parameter = None if node is not None else self._facts.argument(value)
             return self.known(parameter) if parameter is not None else _of_constant(value) or of_type
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Known()
+        if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
+            found = _cast(found, value.dtype)  # it is rounded to this type
         found = found.within(of_type.low, of_type.high)
         is_number = found.low == found.high and float(found.low).is_integer()
         return replace(found, is_integer=found.is_integer or of_type.is_integer or is_number)
@@ -128,8 +130,9 @@ class Values:
             return monotonic(inputs[0])
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
             found = _corners(arithmetic, *inputs)
-            if op_type in ("Div", "Mul") and (largest := largest_quotient(node, self._facts, self.known)) is not None:
-                found = found.within(-largest, largest)
+            if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT:
+                largest = largest_quotient(node, self._facts, self.known)
+                found = found if largest is None else found.within(-largest, largest)
             if op_type == "Sub" and difference_of_minimum(node) is not None:
                 found = found.within(0, INF)
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
@@ -215,8 +218,9 @@ def _corners(function: Callable[[Any, Any], Any], a: Known, b: Known) -> Known:
         return Known()
     with np.errstate(all="ignore"):
         ends = [float(function(np.float64(x), np.float64(y))) for x in (a.low, a.high) for y in (b.low, b.high)]
-    if any(map(math.isnan, ends)):
+    if any(map(math.isnan, ends)) and function in (operator.add, operator.sub):
         return Known()
+    ends = [0.0 if math.isnan(end) else end for end in ends]  # 0 times a number, or a number by a larger one
     return Known(_float32(min(ends)), _float32(max(ends)))
 
 

@@ -29,6 +29,7 @@ from .params import (
     OfCodes,
     Param,
     combined,
+    concatenated,
     is_unnamed,
     lead,
     like,
@@ -39,7 +40,8 @@ from .params import (
 )
 from .sources import Source, source_of
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+_ROOT_TYPES = (*WIDE_TYPES, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = frozenset(
     {
         "MatMul",
@@ -64,6 +66,7 @@ PRODUCTS = frozenset(
         "RNN",
     }
 )
+_LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _COPIES = ("Identity", "Dropout")
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
@@ -118,10 +121,14 @@ class Affine:
     def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
         scale, zero_point, offset = (
-            None if param is None else change(name, param)
-            for name, param in (("scale", self.scale), ("zero point", self.zero_point), ("offset", self.offset))
+            None if (param := self.param(name)) is None else change(name, param)
+            for name in ("scale", "zero point", "offset")
         )
         return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset)
+
+    def param(self, name: str) -> Param | None:
+        """Returns the scale, zero point or offset by its name."""
+        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset}[name]
 
     def __str__(self) -> str:
         """Returns the text for ``inspect --values``."""
@@ -180,7 +187,7 @@ class AffineForms:
         if value.dtype in CODE_TYPES:
             return Affine(value, value, *((0, 255) if value.dtype == ir.DataType.UINT8 else (-128, 127)))
         known = self.values.known(value)
-        if not known.is_integer or known.high - known.low > 255 or value.dtype not in (*WIDE_TYPES, ir.DataType.FLOAT):
+        if not known.is_integer or known.high - known.low > 255 or value.dtype not in _ROOT_TYPES:
             return None
         if node is None or not self._is_quantized(node):
             return None
@@ -255,7 +262,7 @@ class AffineForms:
                 return self._lose(node)
             scale, zero_point = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
             return self._dequantized(form, value, scale, zero_point, node)
-        source = source_of(node)
+        source = source_of(node, self.values)
         if source is None:
             return self._lose(node)
         if node.op_type == "DynamicQuantizeDequantizeLinear" or node.op_type == "DynamicRangeFakeQuantize":
@@ -333,15 +340,20 @@ class AffineForms:
         source = node.inputs[0]
         if form is None or source is None:
             return self._lose(node)
-        if source.dtype == ir.DataType.FLOAT16:
-            return replace(form, value=value) if form.is_rounded and to == ir.DataType.FLOAT else self._lose(node)
+        known = self.values.known(source)
+        if source.dtype == ir.DataType.FLOAT16 and form.is_rounded:
+            return replace(form, value=value) if to == ir.DataType.FLOAT else self._lose(node)
+        if to == ir.DataType.FLOAT16:
+            if known.fits(-_LARGEST_FLOAT16_INTEGER, _LARGEST_FLOAT16_INTEGER):
+                return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
+            is_product = form.scale is not None and form.offset is None and source.dtype == ir.DataType.FLOAT
+            return replace(form, value=value, is_rounded=True) if is_product else self._lose(node)
         if to in CODE_TYPES and not form.params:
             return None  # these codes are a root themselves
         if source.dtype == to:
             return replace(form, value=value)
         if to not in (ir.DataType.FLOAT, *WIDE_TYPES):
             return self._lose(node)
-        known = self.values.known(source)
         if to in WIDE_TYPES and not (known.is_integer and abs(known.low) < 2**31 and abs(known.high) < 2**31):
             return self._lose(node, "its input is not known to be integers of 32 bits")
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
@@ -367,12 +379,16 @@ class AffineForms:
         return self._lose(node, "no operand is known to be one number for each row, or for all")
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
+        if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:
+            return replace(form, value=value)
         scale = factor if form.scale is None else combined("Mul", form.scale, factor)
         offset = None if form.offset is None else combined("Mul", form.offset, factor)
         return replace(form, value=value, scale=scale, offset=offset)
 
     def _plus(self, form: Affine, param: Param, value: ir.Value, *, is_subtracted: bool) -> Affine:
         """Returns the form of the sum with a number, which is a zero point if it is not scaled, else an offset."""
+        if isinstance(param.term, ir.Value) and constant_scalar(param.term) == 0:
+            return replace(form, value=value)
         number = self._unscaled(form, param) if form.scale is not None else param
         if form.offset is None and number is not None:
             if form.zero_point is None:
@@ -424,27 +440,19 @@ class AffineForms:
             return replace(form, value=value)
         if any(attribute.is_ref() for attribute in node.attributes.values()):
             return self._lose(node)
-        others = self._others(node, form) if node.op_type == "Concat" else ()
-        if node.op_type == "Concat" and not others:
-            return self._lose(node, "its inputs are not known to have one scale in common")
+        others: tuple[Affine, ...] = ()
+        if node.op_type == "Concat":
+            others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)
+            if len(others) != len(node.inputs) - 1 or any(each.shift != form.shift for each in others):
+                return self._lose(node, "its inputs are not all codes of the same kind times a scale")
         index, data = list(node.outputs).index(value), form.value
 
         def moved_param(name: str, param: Param) -> Param:
-            found = moved(param, node, index, value, data)
+            of_others = [each.param(name) for each in others]
+            found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
             if found is None:
                 raise self._lost(node, f"the {name} is not known to belong to rows after it")
             return found
 
         found = form.mapped(value, moved_param)
         return replace(found, moves=(*form.moves, Move(node, index, others)))
-
-    def _others(self, concat: ir.Node, form: Affine) -> tuple[Affine, ...]:
-        """Returns the forms of the other inputs of a Concat, if all have the same scale for all elements; else none."""
-        forms = [each for value in concat.inputs[1:] if (each := self.of(value)) is not None]
-        are_alike = all(
-            all(param.is_one for param in each.params)
-            and (each.shift, each.scale, each.zero_point, each.offset)
-            == (form.shift, form.scale, form.zero_point, form.offset)
-            for each in forms
-        )
-        return tuple(forms) if are_alike and len(forms) == len(concat.inputs) - 1 else ()

@@ -75,7 +75,7 @@ class ActivationCodes:
             terms = _Terms(self, form, before, edit)
             codes = self._codes(form, edit)
             scale = None if form.scale is None else terms.of_rows(form.scale, activation)
-            if form.is_rounded and scale is not None:
+            if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:
                 scale = terms.insert("Cast", scale, to=int(ir.DataType.FLOAT))
                 self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
@@ -234,15 +234,21 @@ def _build_affine(form: Affine, edit: Edit) -> Codes:
     def number(elements: np.generic) -> ir.Value:
         return edit.add_constant(elements, before=node, origin=node)
 
+    is_code = source.zero_point is not None or zero_point.dtype in CODE_TYPES
+    if not is_code and zero_point.dtype != ir.DataType.FLOAT:
+        cast = ir.node("Cast", [zero_point], {"to": int(ir.DataType.FLOAT)})
+        zero_point = edit.insert(cast, before=node, origin=node)
     if source.adds_zero_point:
         is_inverse = node.attributes.get_int("scaling", 0) == Scaling.MULTIPLY
         src = insert("Mul" if is_inverse else "Div", src, scale)
-        if zero_point.dtype == ir.DataType.INT32:
-            cast = ir.node("Cast", [zero_point], {"to": int(ir.DataType.FLOAT)})
-            src, zero_point = insert("Round", src), edit.insert(cast, before=node, origin=node)
+        if node.attributes.get_int("rounding_order", 0) == RoundingOrder.ROUND_THEN_ADD:
+            src = insert("Round", src)
         src, scale, zero_point = insert("Add", src, zero_point), number(np.float32(1)), number(np.uint8(form.shift))
     elif source.zero_point is not None:
         zero_point = number(np.uint8(source.zero_point))
+    elif not is_code:
+        inputs = [zero_point, number(np.float32(1)), number(np.uint8(form.shift))]
+        zero_point = edit.insert(call("AffineQuantize", inputs, **_AS_THEY_ARE), before=node, origin=node)
     else:
         zero_point = edit.shared(UnsignedCodes).of(zero_point, edit)
     codes = call("AffineQuantize", [src, scale, zero_point], **source.attributes)

@@ -149,6 +149,29 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
     return None
 
 
+def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, data: ir.Value) -> Param | None:
+    """Returns the numbers of a Concat of values with these numbers; None if it is not known.
+
+    Args:
+        param: The numbers of its first input.
+        others: Those of the other inputs.
+        concat: The node.
+        data: Its first input.
+    """
+    given = [each for each in (param, *others) if each is not None]
+    if len(given) <= len(others) or any(each.is_one != param.is_one or each.block != param.block for each in given):
+        return None
+    if param.is_one or param.block:  # blocks may be cut in two
+        return param if all(key_of(each.term) == key_of(param.term) for each in given) and param.is_one else None
+    rank = rank_of(data)
+    axis = None if rank is None else concat.attributes.get_int("axis", 0) % rank - rank
+    if axis is None or rank is None or any(each.axes != param.axes or each.rank != rank for each in given):
+        return None
+    if axis not in (lead(rank, -1) if param.axes is None else param.axes):
+        return None
+    return param.of("Concat", *(each.term for each in given[1:]), axis=axis)
+
+
 def _sliced_axes(node: ir.Node, rank: int) -> frozenset[int] | None:
     """Returns the axes along which a Split, Slice or Gather of vectors selects, negative; None if not known."""
     if node.op_type == "Slice":
@@ -175,7 +198,7 @@ def _reshaped(param: Param, axes: frozenset[int], node: ir.Node, before: ir.Shap
     if not is_full or not isinstance(last, int) or not isinstance(new_last, int) or not last or -1 in axes:
         return None
     block = param.block or last
-    if (param.block and last != new_last) or new_last % last:
+    if new_last % block:  # a block of adjacent elements stays one
         return None
     count = new_last // block
     shape: Term

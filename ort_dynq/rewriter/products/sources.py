@@ -14,6 +14,7 @@ from ..analysis.code_ranges import are_codes_int8
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import attributes_of
 from ..analysis.shapes import has_one_element
+from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 
 _FEWEST_INPUTS = {  # a hand-written model may omit optional inputs; its product then stays
@@ -35,7 +36,7 @@ class Source:
         attributes: The attributes of the operator that quantizes to uint8 in its place.
         constants: The constants of a DynamicRangeFakeQuantize; None if the new operator reads those of the node.
         zero_point: The zero point of an AffineFakeQuantize as a uint8 code; None if it is not a constant.
-        adds_zero_point: Whether other nodes add the zero point of an AffineFakeQuantize: it is float32 or int32.
+        adds_zero_point: Whether other nodes add the zero point of an AffineFakeQuantize, which may be no code.
     """
 
     node: ir.Node
@@ -59,7 +60,7 @@ class Source:
         return found
 
 
-def source_of(node: ir.Node) -> Source | None:
+def source_of(node: ir.Node, values: Values) -> Source | None:
     """Returns a fake quantization with the parameters of its codes; None for other nodes.
 
     Raises:
@@ -71,7 +72,7 @@ def source_of(node: ir.Node) -> Source | None:
     if node.op_type == "DynamicRangeFakeQuantize":
         return _range_source(node)
     if node.op_type == "AffineFakeQuantize":
-        return _affine_source(node)
+        return _affine_source(node, values)
     return Source(node, _has_one_scale(node), attributes_of(node))
 
 
@@ -110,7 +111,7 @@ def _range_source(node: ir.Node) -> Source:
     return Source(node, _has_one_scale(node), new, None if marked == given else marked)
 
 
-def _affine_source(node: ir.Node) -> Source:
+def _affine_source(node: ir.Node, values: Values) -> Source:
     attributes = attributes_of(node)
     code_type = _code_type(attributes)
     zero_point = node.inputs[2]
@@ -122,13 +123,14 @@ def _affine_source(node: ir.Node) -> Source:
             raise Unconverted(Reason.ZERO_POINT_NO_CODE)
     new = _as_codes(attributes, code_type)
     if code is None and zero_point.dtype != ir.DataType(code_type):
-        is_sum = attributes["rounding_order"] == RoundingOrder.ADD_THEN_ROUND
-        if not is_sum and (
-            zero_point.dtype != ir.DataType.INT32 or attributes["rounding_order"] != RoundingOrder.ROUND_THEN_ADD
-        ):
+        known, order = values.known(zero_point), attributes["rounding_order"]
+        is_code = known.fits(-128, 127) if code_type == CodeType.INT8 else known.fits(0, 255)
+        is_sum = order == RoundingOrder.ADD_THEN_ROUND or (order == RoundingOrder.ROUND_THEN_ADD and known.is_integer)
+        if not is_code and not is_sum:
             raise Unconverted(Reason.ZERO_POINT_TYPE)
-        new |= {"scaling": int(Scaling.DIVIDE), "rounding_order": int(RoundingOrder.ROUND_THEN_ADD)}
-        return Source(node, _has_one_scale(node), new, adds_zero_point=True)
+        if not is_code:
+            new |= {"scaling": int(Scaling.DIVIDE), "rounding_order": int(RoundingOrder.ROUND_THEN_ADD)}
+        return Source(node, _has_one_scale(node), new, adds_zero_point=not is_code)
     return Source(node, _has_one_scale(node), new, zero_point=code)
 
 
