@@ -51,7 +51,7 @@ class Layers:
 
     def _result(self, node: ir.Node) -> ir.Value:
         """Returns the result of a product, as A has it: Reshapes and the like, and a Cast, may precede it."""
-        value, skipped = node.outputs[0], (*RESHAPES, "Cast")
+        value, skipped = node.outputs[0], (*RESHAPES, "Cast", "Add")  # Add: of an offset of each row
         while value.name not in self.values and (use := only_use(value)) is not None and use.node.op_type in skipped:
             value = use.node.outputs[0]
         return value

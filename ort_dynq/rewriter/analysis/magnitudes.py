@@ -19,7 +19,7 @@ from .nodes import integer, operand, producer_of, skip_identity
 from .shapes import RESHAPES, axes_of, lines_up, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
-_SMALLEST_DIVISOR = 2.0**-100
+SMALLEST_DIVISOR = 2.0**-100
 _MOST_STEPS = 24
 
 
@@ -81,7 +81,7 @@ class _Proof:
                 break
             x, self._factor = found[0], self._factor * _scaled(abs(found[1]), node) / _ROUNDED
         self._x, self._known = x, known
-        self._smallest = _SMALLEST_DIVISOR
+        self._smallest = SMALLEST_DIVISOR
         self._reduced: tuple[list[int], bool] = [], True
 
     def largest(self, divisor: ir.Value) -> float | None:

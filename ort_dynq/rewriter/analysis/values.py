@@ -19,7 +19,7 @@ from ...graphs import STANDARD_DOMAINS, graphs
 from .bounds import all_bounds_of
 from .constants import constant_array, constant_scalar, is_number
 from .inference import Facts
-from .magnitudes import difference_of_minimum, largest_quotient
+from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, largest_quotient
 from .nodes import cast_to
 
 INF = math.inf
@@ -37,11 +37,14 @@ class Known:
     Attributes:
         low, high: Their bounds.
         is_integer: Whether all finite ones are integers.
+        is_regular: Whether NaN and infinities come from those of the model's inputs, not from a divisor near 0. A Cast
+            of NaN to int32 gives a number beyond all bounds.
     """
 
     low: float = -INF
     high: float = INF
     is_integer: bool = False
+    is_regular: bool = True
 
     def within(self, low: float, high: float) -> Known:
         """Returns the same for elements that are also known to lie within further bounds."""
@@ -98,6 +101,10 @@ class Values:
             parameter = None if node is not None else self._facts.argument(value)
             return self.known(parameter) if parameter is not None else _of_constant(value) or of_type
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Known()
+        inputs = [self.known(each) for each in node.inputs]
+        divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
+        if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < SMALLEST_DIVISOR):
+            found = replace(found, is_regular=False)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
             found = _cast(found, value.dtype)  # it is rounded to this type
         found = found.within(of_type.low, of_type.high)
@@ -199,10 +206,11 @@ def _cast(x: Known, to: ir.DataType) -> Known:
     if not to.is_integer():
         with np.errstate(over="ignore"):
             narrow = to.numpy()
-            return Known(float(np.array(x.low).astype(narrow)), float(np.array(x.high).astype(narrow)), x.is_integer)
+            low, high = (float(np.array(end).astype(narrow)) for end in (x.low, x.high))
+            return replace(x, low=low, high=high)
     bits = int(to.itemsize * 8)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if to.is_signed() else (0, 2**bits - 1)
-    if low <= x.low and x.high <= high:
+    if low <= x.low and x.high <= high and (x.is_regular or bits <= 8):
         return Known(math.trunc(x.low), math.trunc(x.high), True)
     return Known(low, high, True) if bits <= 8 else Known(is_integer=True)
 

@@ -354,7 +354,8 @@ class AffineForms:
             return replace(form, value=value)
         if to not in (ir.DataType.FLOAT, *WIDE_TYPES):
             return self._lose(node)
-        if to in WIDE_TYPES and not (known.is_integer and abs(known.low) < 2**31 and abs(known.high) < 2**31):
+        is_wide = known.is_regular and known.fits(-(2**31), 2**31 - 1)
+        if to in WIDE_TYPES and source.dtype in _FLOATS and not is_wide:
             return self._lose(node, "its input is not known to be integers of 32 bits")
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
