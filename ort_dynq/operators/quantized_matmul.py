@@ -191,7 +191,8 @@ _INPUTS = (
     Input(
         "column_sum",
         ("int32",),
-        "[groups, N]: the sum of the weights of each group and column after their zero point is subtracted.",
+        "[groups, N]: the sum of the weights of each group and column after their zero point is subtracted. "
+        "`zero_point` times it is subtracted from the sums of `src`, so other numbers can act as a bias of int32.",
     ),
     Input("bias", FLOATS, "[N]; -0.0 leaves the result unchanged."),
 )

@@ -55,12 +55,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | intege
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
     tail = tail_of(node, codes, channels, facts)
-    if (
-        tail is None
-        or tail.row is None
-        or skip_identity(tail.row) is not quantizer.outputs[1]
-        or tail.subtracted is not None
-    ):
+    if tail is None or tail.row is None or skip_identity(tail.row) is not quantizer.outputs[1] or tail.added:
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
     return _Match(x, grid, dataclasses.replace(tail, row=None, is_row_moved=False), options)
 

@@ -147,7 +147,10 @@ class Reason(Enum):
         "the sums are not converted to float32 and multiplied by the scale of the activation"
     )
     SUMS_OVERFLOW = "sums of {length} products may overflow int32"
-    SUBTRACTED_NUMBERS = "the numbers subtracted from the sums are not a zero point times the sums of the weights"
+    ADDED_NUMBERS = (
+        "the integers added to the sums are neither the same for all rows, nor known corrections of zero points"
+    )
+    ADDED_NUMBERS_AUTO_PAD = "integers are added to the sums of a convolution whose pads auto_pad computes"
     BIAS = "the bias is not one number for each output channel"
     BIAS_OF_CHANNELS = "the bias is not known to have one float32 number for each output channel"
     BIAS_AT_RUN_TIME = "the bias is computed at run time, and the attribute beta of the Gemm is not 1"

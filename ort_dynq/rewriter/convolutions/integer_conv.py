@@ -1,33 +1,38 @@
 """The rule for integer convolutions of codes that are quantized at run time.
 
-ConvInteger, Cast, Mul by the scales of activation and weights in any order, [Add bias]
+ConvInteger, [Add or Sub of integers], Cast, Mul by the scales of activation and weights in any order, [Add bias]
     -> QuantizedConv
 ConvInteger of int8 codes
     -> ConvInteger of uint8 codes
 
 The first needs constant weights, and constant zero points of the weights. The results are the same bit for bit: int32
-holds every sum. The codes stay as they are, since several convolutions may read them.
+holds every sum. The codes stay as they are, since several convolutions may read them, unless integers are added
+to the sums: then QuantizedConv does not have the zero point that pads, and a Pad precedes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ...operators.encodings import AutoPad
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
 from ..products.codes import Codes
+from ..products.corrections import Correction, added, correction_of, terms_of_zero_point
 from ..products.integer_product import (
     UnsignedProduct,
     build_unsigned_product,
     is_static,
-    unsigned_product_of,
+    match_product,
     weights_of,
+    zero_points_of_columns,
 )
 from ..products.tail import Tail, tail_of
+from ..products.unsigned_codes import UnsignedCodes
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Geometry, Weights, check_rank, geometry_of
@@ -44,6 +49,7 @@ class Match:
         weights: The weights.
         geometry: The geometry.
         tail: The nodes after the product: scales and bias.
+        correction: What is subtracted from the sums of the uint8 codes; None: the zero point times the weights' sums.
     """
 
     codes: ir.Value
@@ -51,6 +57,7 @@ class Match:
     weights: Weights
     geometry: Geometry
     tail: Tail
+    correction: Correction | None
 
 
 def _match(node: ir.Node, context: Context) -> Match | UnsignedProduct | None:
@@ -59,24 +66,30 @@ def _match(node: ir.Node, context: Context) -> Match | UnsignedProduct | None:
     codes, weights = node.inputs[:2]
     if codes is None or weights is None or is_static(codes, context.facts):
         return None
-    try:
-        return _match_convolution(node, codes, context)
-    except Unconverted:
-        if (unsigned := unsigned_product_of(node, context.facts)) is None:
-            raise
-        return unsigned
+    return match_product(node, context.facts, lambda: _match_convolution(node, codes, context))
 
 
 def _build(match: Match | UnsignedProduct, edit: Edit) -> None:
     if isinstance(match, UnsignedProduct):
         build_unsigned_product(match, edit)
         return
-    zero_point = match.zero_point
+    codes, zero_point, geometry = match.codes, match.zero_point, match.geometry
     if zero_point is None:
-        assert match.codes.dtype is not None
-        zero_point = edit.add_constant(np.zeros((), match.codes.dtype.numpy()), before=edit.node)
-    codes = Codes(match.codes, None, zero_point)
-    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
+        assert codes.dtype is not None
+        zero_point = edit.add_constant(np.zeros((), codes.dtype.numpy()), before=edit.node)
+    if match.correction is not None:
+        unsigned = edit.shared(UnsignedCodes)
+        codes, zero_point = unsigned.of(codes, edit), unsigned.of(zero_point, edit)
+        if geometry.table[3:].any():  # the zero point of the correction does not pad
+            none = np.zeros(2, np.int64)
+            pads = np.concatenate([none, geometry.table[3], none, geometry.table[4]]).astype(np.int64)
+            pad = ir.node("Pad", [codes, edit.add_constant(pads, before=edit.node), zero_point])
+            codes = edit.insert(pad, before=edit.node)
+            table = geometry.table.copy()
+            table[3:] = 0
+            geometry = replace(geometry, table=table)
+        zero_point = match.correction.build_zero_point(match.codes.dtype == ir.DataType.INT8, edit)
+    build_quantized_conv(match.tail, Codes(codes, None, zero_point), match.weights, geometry, edit, match.correction)
 
 
 RULE: Rule[Match | UnsignedProduct] = Rule("integer convolution", 13, _match, _build, reports_opset=True)
@@ -95,11 +108,26 @@ def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> Matc
         raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     elements, zeros = weights_of(node, context.facts)
     check_rank(elements.ndim)
-    zeros = zeros.reshape(-1)
-    weights = Weights(elements, zeros if (zeros != zeros[:1]).any() else zeros[:1])
+    weights = Weights(elements, zero_points_of_columns(zeros).reshape(-1))
     weights.check()
     geometry = geometry_of(node, weights)
     tail = tail_of(node, codes, weights.channels, context.facts)
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_CHANNEL)
-    return Match(codes, zero_point, weights, geometry, tail)
+    return Match(codes, zero_point, weights, geometry, tail, _correction(codes, zero_point, weights, geometry, tail))
+
+
+def _correction(
+    codes: ir.Value, zero_point: ir.Value | None, weights: Weights, geometry: Geometry, tail: Tail
+) -> Correction | None:
+    """Returns how QuantizedConv adds the integers that the tail adds to the sums; None if it adds none.
+
+    Raises:
+        Unconverted: It cannot.
+    """
+    if not tail.added:
+        return None
+    if geometry.auto_pad != AutoPad.EXPLICIT:
+        raise Unconverted(Reason.ADDED_NUMBERS_AUTO_PAD)
+    terms = added(tail.added, terms_of_zero_point(zero_point, weights.sums))
+    return correction_of(terms, weights.sums, codes, zero_point, tail.channels)

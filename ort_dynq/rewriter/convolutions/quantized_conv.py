@@ -10,13 +10,16 @@ import onnx_ir as ir
 from ...operators.packing import pack_conv
 from ..edit import Edit, call
 from ..products.codes import Codes
+from ..products.corrections import Correction
 from ..products.quantized_matmul import scales_and_bias
 from ..products.tail import Tail
 from ..shared_initializers import SharedInitializers
 from .convolution import Geometry, Weights
 
 
-def build_quantized_conv(tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit) -> None:
+def build_quantized_conv(
+    tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit, correction: Correction | None = None
+) -> None:
     """Puts QuantizedConv in place of a convolution and its tail.
 
     Args:
@@ -25,6 +28,7 @@ def build_quantized_conv(tail: Tail, codes: Codes, weights: Weights, geometry: G
         weights: The weights, which :meth:`Weights.check` has accepted. The tail has their scales.
         geometry: The geometry.
         edit: The edit of the convolution.
+        correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
     """
 
     def initializer(elements: npt.NDArray[Any]) -> ir.Value:
@@ -41,7 +45,7 @@ def build_quantized_conv(tail: Tail, codes: Codes, weights: Weights, geometry: G
             initializer(packed),
             initializer(weights.zero_point),
             channel_scale,
-            initializer(weights.sums),
+            (correction or Correction()).build_sums(weights.sums, edit, tail.last_node),
             bias,
             initializer(geometry.table),
         ],

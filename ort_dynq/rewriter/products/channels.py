@@ -27,17 +27,24 @@ class Channels(NamedTuple):
     spatial_rank: int = 0
     rank: int = 1
 
-    def vector(self, value: ir.Value | None, dtype: type[np.generic], facts: Facts) -> npt.NDArray[Any] | None:
+    @property
+    def most_dimensions(self) -> int:
+        """The most dimensions of a value that broadcasts to the product."""
+        return self.spatial_rank + 2 if self.spatial_rank else self.rank
+
+    def vector(
+        self, value: ir.Value | None, dtype: type[np.float32 | np.integer[Any]], facts: Facts
+    ) -> npt.NDArray[Any] | None:
         """Returns a constant as one number for each channel, [size]; one number for all is broadcast.
 
         Returns:
             None for other values, and if the value may have more dimensions than the product.
         """
-        most = self.spatial_rank + 2 if self.spatial_rank else self.rank
+        most = self.most_dimensions
         if value is None or not facts.is_constant(value) or value.shape is None or len(value.shape) > most:
             return None
         elements = evaluate(value, facts)
-        if elements is None or elements.dtype != dtype or len(elements.shape) > most:
+        if elements is None or not np.issubdtype(elements.dtype, dtype) or len(elements.shape) > most:
             return None
         if elements.size != 1 and not self._has_shape(elements.shape):
             return None
@@ -54,11 +61,15 @@ class Channels(NamedTuple):
         numbers = self.vector(value, np.float32, facts)
         return value if numbers is not None and self._is_vector(value) else numbers
 
+    def fits(self, value: ir.Value) -> bool:
+        """Returns whether a value is known to have one number for each channel, or one for all."""
+        return has_one_element(value, self.most_dimensions) or self._has_shape(value.shape)
+
     def is_scale(self, value: ir.Value | None, codes: ir.Value) -> bool:
         """Returns whether `value` is known to be the scale of `codes`: one, or for matrices also one for each row."""
         if value is None or value.dtype != ir.DataType.FLOAT:
             return False
-        return has_one_element(value, self.spatial_rank + 2) if self.spatial_rank else is_shape_of_rows(value, codes)
+        return has_one_element(value, self.most_dimensions) if self.spatial_rank else is_shape_of_rows(value, codes)
 
     def _is_vector(self, value: ir.Value) -> bool:
         return value.shape is not None and list(value.shape) == [self.size]

@@ -1,13 +1,14 @@
 """The rule for integer matrix products of codes that are quantized at run time.
 
-MatMulInteger, [Sub], Cast, [Mul by the scales of rows and columns in any order], [Add bias]
+MatMulInteger, [Add or Sub of integers], Cast, [Mul by the scales of rows and columns in any order], [Add bias]
     -> QuantizedMatMul
 Cast of codes to int32, [Sub zero point], MatMul of int32, then the same nodes
     -> QuantizedMatMul
 MatMulInteger of int8 codes
     -> MatMulInteger of uint8 codes
 
-The first two need constant weights, and constant zero points of the weights. Reshapes that keep the rows may stand
+The first two need constant weights, and constant zero points of the weights; corrections.py has the integers that may
+be added. Reshapes that keep the rows may stand
 between all of these nodes. The results are the same bit for bit: int32 holds every sum. On x86 without VNNI,
 ONNX Runtime's sums of uint8 codes and int8 weights may saturate; sums of other types do not. So the last form also
 turns int8 weights into uint8, unless they are known to be small.
@@ -15,15 +16,13 @@ turns int8 weights into uint8, unless they are known to be small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of, skip_identity
@@ -33,72 +32,82 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .channels import Channels
 from .codes import Codes
+from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
 from .grid import Grid, grid_of_integers
-from .integer_product import UnsignedProduct, build_unsigned_product, grid_of_weights, is_static, unsigned_product_of
+from .integer_product import (
+    UnsignedProduct,
+    build_unsigned_product,
+    grid_of_weights,
+    is_static,
+    match_product,
+    zero_points_of_columns,
+)
 from .quantized_matmul import build_quantized_matmul
 from .tail import Tail, check_length, tail_of
 from .unsigned_codes import UnsignedCodes
-from .wide_codes import wide_codes_of
+from .wide_codes import WideCodes, wide_codes_of
 
 
 @dataclass(frozen=True)
 class _Match:
-    """A product (codes - zero_point) @ weights that becomes QuantizedMatMul.
+    """A product of integers that becomes QuantizedMatMul.
 
     Attributes:
         factor: The left factor: the codes, or wider integers that contain them.
         is_signed: Whether the codes are int8.
-        zero_point: A uint8 number, or a value of the type of the codes.
         grid: The weights.
         tail: The nodes after the product: scales and bias.
+        correction: What is subtracted from the sums of the uint8 codes.
     """
 
     factor: ir.Value
     is_signed: bool
-    zero_point: int | ir.Value
     grid: Grid
     tail: Tail
+    correction: Correction
 
 
 def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "MatMulInteger"):
         return None
-    codes, weights = node.inputs[:2]
-    if codes is None or weights is None or context.facts.is_constant(codes):
+    (codes, weights), facts = node.inputs[:2], context.facts
+    if codes is None or weights is None or facts.is_constant(codes):
         return None
     if node.op_type == "MatMul":
-        return _match_wide(node, codes, weights, context.facts)
-    if is_static(codes, context.facts) or _is_fused_by_onnxruntime(codes):
+        return _match_wide(node, codes, weights, facts)
+    if is_static(codes, facts):
         return None
-    tail = tail_of(node, codes, _columns(codes, weights), context.facts)
-    if codes.dtype != ir.DataType.INT8 and tail is None:
+    return match_product(node, facts, lambda: _match_integer(node, codes, weights, facts))
+
+
+def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
+    """Recognizes a MatMulInteger.
+
+    Raises:
+        Unconverted: It does not become QuantizedMatMul.
+    """
+    tail = tail_of(node, codes, _columns(codes, weights), facts)
+    if _is_fused_by_onnxruntime(codes) and (tail is None or not tail.added):
         return None
-    try:
-        if tail is None:
-            raise Unconverted(Reason.SUMS_NOT_CONVERTED)
-        is_signed, zero_point = codes.dtype == ir.DataType.INT8, [*node.inputs, None][2]
-        return _match_product(codes, is_signed, zero_point, grid_of_weights(node, context.facts), tail)
-    except Unconverted:
-        if (unsigned := unsigned_product_of(node, context.facts)) is None:
-            raise
-        return unsigned
+    if tail is None:
+        if codes.dtype != ir.DataType.INT8:
+            return None
+        raise Unconverted(Reason.SUMS_NOT_CONVERTED)
+    zero_point = [*node.inputs, None][2]
+    return _match_product(codes, WideCodes(codes, zero_point, codes), grid_of_weights(node, facts), tail)
 
 
 def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
     if isinstance(match, UnsignedProduct):
         build_unsigned_product(match, edit)
         return
-    unsigned, zero_point = edit.shared(UnsignedCodes), match.zero_point
-    if not isinstance(zero_point, ir.Value):
-        zero_point = edit.add_constant(np.uint8(zero_point), before=edit.node)
-    elif match.is_signed:
-        zero_point = unsigned.shifted(zero_point, edit)
-    codes = match.factor
+    unsigned, codes = edit.shared(UnsignedCodes), match.factor
+    zero_point = match.correction.build_zero_point(match.is_signed, edit)
     if match.tail.product.op_type == "MatMul":
         codes = unsigned.of_wide(codes, edit)
     elif match.is_signed:
         codes = unsigned.shifted(codes, edit)
-    build_quantized_matmul(match.tail, Codes(codes, None, zero_point), match.grid, edit)
+    build_quantized_matmul(match.tail, Codes(codes, None, zero_point), match.grid, edit, match.correction)
 
 
 RULE: Rule[_Match | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
@@ -130,38 +139,50 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
     tail = tail_of(node, wide.shape, channels, facts)
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_CONVERTED)
-    return _match_product(factor, wide.codes.dtype == ir.DataType.INT8, wide.zero_point, grid, tail)
+    match = _match_product(factor, wide, grid, tail)
+    if node.outputs[0].dtype != ir.DataType.INT32 and match.correction.sums is not None:  # int64 does not wrap around
+        raise Unconverted(Reason.ADDED_NUMBERS)
+    return match
 
 
-def _match_product(factor: ir.Value, is_signed: bool, zero_point: ir.Value | None, grid: Grid, tail: Tail) -> _Match:
+def _match_product(factor: ir.Value, codes: WideCodes, grid: Grid, tail: Tail) -> _Match:
     """Recognizes a product with known weights and a tail.
 
     Raises:
         Unconverted: int32 may not hold the sums, or the zero points are not known to belong to the rows or to be codes.
     """
+    zero_point = None if codes.zero_point is None else skip_identity(codes.zero_point)
+    terms = added(tail.added, terms_of_zero_point(zero_point, grid.sums[0]))
+    row_sums = (RowSums(skip_identity(codes.shape)),)
+    if row_sums in terms:
+        grid = _with_zero_points(grid, -terms[row_sums])
+        terms = {factors: numbers for factors, numbers in terms.items() if factors != row_sums}
     check_length(grid)
-    number = 0 if zero_point is None else constant_scalar(zero_point)
-    is_one = number is not None or zero_point is None or has_one_element(zero_point)
-    if tail.product.op_type == "MatMulInteger" and zero_point is not None and zero_point.shape is None:
-        is_one = True  # it takes no other
-    if not is_one and (tail.row is None or tail.is_row_moved or not _have_same_shape(zero_point, tail.row)):
+    correction = correction_of(terms, grid.sums[0], codes.codes, zero_point, tail.channels)
+    value = correction.zero_point
+    if isinstance(value, ir.Value) and not (
+        has_one_element(value, tail.channels.rank)
+        or (value is zero_point and value.shape is None and tail.product.op_type == "MatMulInteger")  # takes no other
+        or (tail.row is not None and not tail.is_row_moved and _have_same_shape(value, tail.row))
+    ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
-    if tail.subtracted is not None:
-        number = _zero_point_of(tail.subtracted, number, grid)
-        if number is None:
-            raise Unconverted(Reason.SUBTRACTED_NUMBERS)
-    if number is None:
-        assert zero_point is not None
-        return _Match(factor, is_signed, zero_point, grid, tail)
-    if not 0 <= number + 128 * is_signed <= 255:
-        raise Unconverted(Reason.SUBTRACTED_NUMBERS)
-    return _Match(factor, is_signed, int(number) + 128 * is_signed, grid, tail)
+    return _Match(factor, codes.codes.dtype == ir.DataType.INT8, grid, tail, correction)
 
 
-def _have_same_shape(zero_point: ir.Value | None, scale: ir.Value) -> bool:
+def _with_zero_points(grid: Grid, numbers: Numbers) -> Grid:
+    """Returns weights whose zero points are larger by these numbers.
+
+    Raises:
+        Unconverted: The zero points do not fit 8 bits.
+    """
+    zeros = grid.zero_point + numbers
+    if zeros.min() < -128 or zeros.max() > 127:
+        raise Unconverted(Reason.ADDED_NUMBERS)
+    return replace(grid, zero_point=zero_points_of_columns(zeros.astype(np.int8)))
+
+
+def _have_same_shape(zero_point: ir.Value, scale: ir.Value) -> bool:
     """Returns whether a zero point is known to have the shape of a scale."""
-    if zero_point is None:
-        return False
     quantizer = skip_identity(scale).producer()
     is_of_one = quantizer is not None and quantizer.domain == DOMAIN and quantizer is zero_point.producer()
     return is_of_one or same_shape(zero_point, scale)
@@ -180,13 +201,3 @@ def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_8_BITS)
     return grid
-
-
-def _zero_point_of(subtracted: npt.NDArray[np.int32], zero_point: float | None, grid: Grid) -> float | None:
-    """Returns the zero point that has the effect of `zero_point` and of the subtraction of a vector, or None."""
-    sums, vector = grid.sums[0].astype(np.int64), subtracted.astype(np.int64)
-    if zero_point is None:
-        return None
-    at = np.argmax(np.abs(sums))
-    more = vector[at] // sums[at] if sums[at] else 0
-    return zero_point + int(more) if (more * sums == vector).all() else None

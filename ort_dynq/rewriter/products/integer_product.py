@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from .unsigned_codes import UnsignedCodes, unsigned_array
 
 # On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which larger weights saturate.
 _LARGEST_UNSATURATED_WEIGHT = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,21 @@ class UnsignedProduct:
     weights: ir.Value | npt.NDArray[np.int8] | None
 
 
-def unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
+def match_product(node: ir.Node, facts: Facts, match: Callable[[], T]) -> T | UnsignedProduct:
+    """Returns what `match` returns, or the uint8 form of a MatMulInteger or ConvInteger of int8 codes if it fails.
+
+    Raises:
+        Unconverted: `match` raised it, and the codes are not int8.
+    """
+    try:
+        return match()
+    except Unconverted:
+        if (unsigned := _unsigned_product_of(node, facts)) is None:
+            raise
+        return unsigned
+
+
+def _unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
     """Returns the uint8 form of an unconverted MatMulInteger or ConvInteger; None if its codes are not int8.
 
     Raises:
@@ -116,8 +132,12 @@ def grid_of_weights(node: ir.Node, facts: Facts) -> Grid:
     columns = elements.shape[1]
     if zeros.shape not in ((), (1,), (columns,)):
         raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
-    zeros = zeros.reshape(1, -1) if (zeros != zeros.reshape(-1)[0]).any() else zeros.reshape(-1)[:1]
-    return Grid(elements, zeros, np.ones((1, columns), np.float32))
+    return Grid(elements, zero_points_of_columns(zeros), np.ones((1, columns), np.float32))
+
+
+def zero_points_of_columns(zeros: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """Returns zero points as [1, N], or as [1] if all are equal."""
+    return zeros.reshape(1, -1) if (zeros != zeros.reshape(-1)[0]).any() else zeros.reshape(-1)[:1]
 
 
 def _as_signed(codes: npt.NDArray[Any]) -> npt.NDArray[np.int8]:

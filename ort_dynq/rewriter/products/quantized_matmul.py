@@ -9,12 +9,15 @@ from ...operators.packing import pack
 from ..edit import Edit, call
 from ..shared_initializers import SharedInitializers
 from .codes import Codes
+from .corrections import Correction
 from .grid import Grid
 from .tail import Tail
 from .unsigned_codes import UnsignedCodes
 
 
-def build_quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit) -> None:
+def build_quantized_matmul(
+    tail: Tail, codes: Codes, grid: Grid, edit: Edit, correction: Correction | None = None
+) -> None:
     """Puts QuantizedMatMul in place of a matrix product and its tail.
 
     Args:
@@ -22,12 +25,12 @@ def build_quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit) -> 
         codes: The codes of the activation, uint8.
         grid: The weights. The tail has their scales.
         edit: The edit of the product.
+        correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
     """
     shared = edit.shared(SharedInitializers)
     row, column, bias = scales_and_bias(tail, codes, edit)
-    weights, zero_points, sums = (
-        shared.of(each, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point, grid.sums)
-    )
+    weights, zero_points = (shared.of(each, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point))
+    sums = (correction or Correction()).build_sums(grid.sums, edit, tail.last_node)
     main = call(
         "QuantizedMatMul",
         [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],

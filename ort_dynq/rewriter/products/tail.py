@@ -7,7 +7,7 @@ They become one operator with the product: quantized_matmul.py and ../convolutio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..analysis.shapes import RESHAPES, has_one_element, is_shape_of_rows
 from ..analysis.types import WIDE_TYPES
 from ..reasons import Reason, Unconverted
 from .channels import Channels
+from .corrections import Terms, added, check_columns, terms_of
 from .grid import Grid
 
 
@@ -55,7 +56,7 @@ class Tail:
         column: float32, [N] or [groups, N], a scale for each column, or for each of its groups; None if there is none.
         scale_order: The order in which the sums are multiplied by the scales.
         bias: [N]: a float32 value, or numbers; None if there is none.
-        subtracted: int32, [N], subtracted from the sums; None if nothing is subtracted.
+        added: Integers that are added to the sums.
         moves: The Reshapes and the like between the product and `last`. They keep the rows.
         is_row_moved: Whether `row` has a number for each row of a later shape, and the product is a matrix.
     """
@@ -67,7 +68,7 @@ class Tail:
     column: npt.NDArray[np.float32] | None = None
     scale_order: ScaleOrder = ScaleOrder.COLUMN_FIRST
     bias: ir.Value | npt.NDArray[np.float32] | None = None
-    subtracted: npt.NDArray[np.int32] | None = None
+    added: Terms = field(default_factory=dict)
     moves: tuple[ir.Node, ...] = ()
     is_row_moved: bool = False
 
@@ -163,19 +164,21 @@ class Tail:
 
 
 def tail_of(product: ir.Node, codes: ir.Value, channels: Channels, facts: Facts) -> Tail | None:
-    """Returns the tail of int32 sums: a Cast, then Muls by the scale of the rows, of the columns, or their product.
+    """Returns the tail of integer sums: a Cast, then Muls by the scale of the rows, of the columns, or their product.
 
-    A Sub of a vector may precede the Cast of a matrix product, and an Add of the bias may follow. A convolution needs a
-    scale.
+    Integers may be added before the Cast, and an Add of the bias may follow. A convolution needs a scale.
+
+    Raises:
+        Unconverted: The added integers are not known to be the same for all rows, or corrections of zero points.
     """
     tail = Tail(product, channels, product.outputs[0])
-    step = tail.next_step()
-    if step is not None and not channels.spatial_rank and step.node.op_type == "Sub" and step.idx == 0:
-        subtracted = channels.vector(step.node.inputs[1], np.int32, facts)
-        if subtracted is None:
+    while (step := tail.next_step()) is not None and step.node.op_type in ("Add", "Sub") and channels.size:
+        if step.operand is None or (step.node.op_type == "Sub" and step.idx == 1):
             return None
-        tail = tail.past(step, subtracted=subtracted)
-        step = tail.next_step()
+        terms = terms_of(step.operand, channels, facts)
+        if tail.moves or step.moves:
+            check_columns(terms, channels)
+        tail = tail.past(step, added=added(tail.added, terms, -1 if step.node.op_type == "Sub" else 1))
     if not channels.size or step is None or step.node.op_type != "Cast" or cast_to(step.node) != ir.DataType.FLOAT:
         return None
     tail = tail.past(step)

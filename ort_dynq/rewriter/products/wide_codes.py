@@ -43,23 +43,23 @@ def wide_codes_of(value: ir.Value) -> WideCodes | None:
         at, is_moved = skip_identity(node.inputs[0]), True
     if (sub := producer_of(at, "Sub")) is not None and sub.inputs[0] is not None:
         at, zero_point = sub.inputs[0], sub.inputs[1]
-    codes = _narrow(at)
+    codes = narrow(at)
     if codes is None:
         return None
     if zero_point is not None:
         number = constant_scalar(zero_point)
-        narrow = zero_point if number is not None else _narrow(zero_point)
-        if narrow is None or (number is None and narrow.dtype != codes.dtype):
+        narrowed = zero_point if number is not None else narrow(zero_point)
+        if narrowed is None or (number is None and narrowed.dtype != codes.dtype):
             raise Unconverted(Reason.ZERO_POINT_TYPE)
-        if not is_shape_of_rows(narrow, codes):
+        if not is_shape_of_rows(narrowed, codes):
             raise Unconverted(Reason.ZERO_POINT_OF_ROWS)
-        if is_moved and number is None and not has_one_element(narrow):
+        if is_moved and number is None and not has_one_element(narrowed):
             raise Unconverted(Reason.CODES_RESHAPED)
-        zero_point = narrow
+        zero_point = narrowed
     return WideCodes(codes, zero_point, value if is_moved else codes)
 
 
-def _narrow(value: ir.Value) -> ir.Value | None:
+def narrow(value: ir.Value) -> ir.Value | None:
     """Returns the 8-bit integers that wider ones are a Cast of, or None; float32 may be between them."""
     value = skip_identity(value)
     while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
