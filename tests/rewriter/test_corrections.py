@@ -78,10 +78,10 @@ OTHERS = {
 }
 
 
-def data_of(dtype: Any, per: str, seed: int = 0) -> dict[str, Array]:
+def data_of(dtype: Any, per: str, seed: int = 0, depth: int = K) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     info, rows = np.iinfo(dtype), (5, 1) if per == "token" else ()
-    q = np.where(rng.random((5, K)) < 0.5, info.max, rng.integers(info.min, info.max + 1, (5, K)))
+    q = np.where(rng.random((5, depth)) < 0.5, info.max, rng.integers(info.min, info.max + 1, (5, depth)))
     return {
         "q": q.astype(dtype),
         "z": np.asarray(rng.integers(info.min, info.max + 1, rows)).astype(dtype),
@@ -92,10 +92,12 @@ def data_of(dtype: Any, per: str, seed: int = 0) -> dict[str, Array]:
     }
 
 
-def product_of(body: str, dtype: Any, per: str, **constants: Array) -> onnx.ModelProto:
+def product_of(
+    body: str, dtype: Any, per: str, *, tail: str = TAIL, depth: int = K, **constants: Array
+) -> onnx.ModelProto:
     code, rows = np.dtype(dtype).name, "[M, 1]" if per == "token" else ""
-    inputs = f"{code}[M, {K}] q, {code}{rows} z, float{rows} s, int32[{N}] br, int32[1] br1, {code}[1, 1, 1] z3"
-    text = f"za = Cast<to = 6>(z)\n zt = Cast<to = 6>(z3)\n{body}{TAIL}"
+    inputs = f"{code}[M, {depth}] q, {code}{rows} z, float{rows} s, int32[{N}] br, int32[1] br1, {code}[1, 1, 1] z3"
+    text = f"za = Cast<to = 6>(z)\n zt = Cast<to = 6>(z3)\n{body}{tail}"
     return model_of(text, CONSTANTS | {"wz": np.uint8(121)} | constants, inputs=inputs)
 
 
@@ -225,3 +227,35 @@ def test_convolutions(conv: str, bias: str, codes: str) -> None:
     assert ("QuantizedConv" in found(report)) == (conv != "same")
     stays = conv == "same" and codes == "uint8"  # the others become a ConvInteger of uint8 codes
     assert ["auto_pad computes" in finding.reason for finding in report.unconverted] == [True] * stays
+
+
+# Corrections after the Cast
+
+FLOATS = {
+    "columns": PRODUCT + "f0 = Cast<to = 1>(p)\n zf = Cast<to = 1>(z)\n sf = Cast<to = 1>(sums)\n c = Mul(zf, sf)\n"
+    "f = Sub(f0, c)\n",
+    "integers, cast": PRODUCT + "f0 = Cast<to = 1>(p)\n" + COLUMNS + "c = Cast<to = 1>(cs)\n f = Sub(f0, c)\n",
+    "all": PRODUCT + "f0 = Cast<to = 1>(p)\n qf = Cast<to = 1>(q)\n rs = ReduceSum<keepdims = 1>(qf, last)\n"
+    "rz = Mul(rs, three)\n v = Sub(sums_f, k3)\n zf = Cast<to = 1>(z)\n c = Mul(v, zf)\n f1 = Sub(f0, c)\n"
+    "f = Sub(f1, rz)\n",
+}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("per", ["token", "tensor"])
+@pytest.mark.parametrize("body", FLOATS)
+@pytest.mark.parametrize("factor", [1, 30])
+def test_zero_points_after_the_cast(body: str, per: str, dtype: Any, factor: int) -> None:
+    """float32 holds the integers, unless the weights are repeated `factor` times: then the corrections stay."""
+    depth, codes = factor * K, np.tile(codes_of(), (factor, 1))
+    constants = {
+        "wq": codes,
+        "sums": codes.sum(0, dtype=I32),
+        "sums_f": codes.sum(0, dtype=F),
+        "three": F(3),
+        "k3": F(3 * depth),
+    }
+    model = product_of(FLOATS[body], dtype, per, tail=TAIL.partition("\n")[2], depth=depth, **constants)
+    report = check(model, data_of(dtype, per, depth=depth), exact=True)
+    assert "QuantizedMatMul" in found(report)
+    assert any(node.op_type == "Sub" for node in rewrite(model).to_proto().graph.node) == (factor > 1)

@@ -263,9 +263,9 @@ UNCONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
         UNSIGNED + "wa = Sub(qi, zi)\n i = MatMul(wa, w)\n f = Cast<to = 1>(i)\n y = Mul(f, ws)",
         {},
     ),
-    "not a zero point times the sums": (
-        CODES + "wide_q = Cast<to = 6>(q)\n wa = Sub(wide_q, high_zero)\n i = MatMul(wa, w)\n" + TAIL,
-        {"high_zero": np.int32(128)},
+    "neither the same for all rows": (
+        CODES + "wide_q = Cast<to = 7>(q)\n wa = Sub(wide_q, high_zero)\n i = MatMul(wa, w)\n" + TAIL,
+        {"high_zero": np.int64(128), "w": WEIGHTS["w"].astype(np.int64)},
     ),
 }
 

@@ -81,13 +81,10 @@ def _build(match: Match | UnsignedProduct, edit: Edit) -> None:
         unsigned = edit.shared(UnsignedCodes)
         codes, zero_point = unsigned.of(codes, edit), unsigned.of(zero_point, edit)
         if geometry.table[3:].any():  # the zero point of the correction does not pad
-            none = np.zeros(2, np.int64)
-            pads = np.concatenate([none, geometry.table[3], none, geometry.table[4]]).astype(np.int64)
+            pads = np.pad(geometry.table[3:].astype(np.int64), ((0, 0), (2, 0))).reshape(-1)
             pad = ir.node("Pad", [codes, edit.add_constant(pads, before=edit.node), zero_point])
             codes = edit.insert(pad, before=edit.node)
-            table = geometry.table.copy()
-            table[3:] = 0
-            geometry = replace(geometry, table=table)
+            geometry = replace(geometry, table=np.vstack([geometry.table[:3], 0 * geometry.table[3:]]))
         zero_point = match.correction.build_zero_point(match.codes.dtype == ir.DataType.INT8, edit)
     build_quantized_conv(match.tail, Codes(codes, None, zero_point), match.weights, geometry, edit, match.correction)
 

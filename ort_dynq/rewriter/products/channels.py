@@ -32,9 +32,7 @@ class Channels(NamedTuple):
         """The most dimensions of a value that broadcasts to the product."""
         return self.spatial_rank + 2 if self.spatial_rank else self.rank
 
-    def vector(
-        self, value: ir.Value | None, dtype: type[np.float32 | np.integer[Any]], facts: Facts
-    ) -> npt.NDArray[Any] | None:
+    def vector(self, value: ir.Value | None, dtype: type[np.generic] | None, facts: Facts) -> npt.NDArray[Any] | None:
         """Returns a constant as one number for each channel, [size]; one number for all is broadcast.
 
         Returns:
@@ -44,7 +42,7 @@ class Channels(NamedTuple):
         if value is None or not facts.is_constant(value) or value.shape is None or len(value.shape) > most:
             return None
         elements = evaluate(value, facts)
-        if elements is None or not np.issubdtype(elements.dtype, dtype) or len(elements.shape) > most:
+        if elements is None or (dtype and elements.dtype != dtype) or len(elements.shape) > most:
             return None
         if elements.size != 1 and not self._has_shape(elements.shape):
             return None

@@ -9,7 +9,8 @@ of the weights: `correction_of` finds numbers for it. int32 wraps around, so eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple, TypeAlias
@@ -22,7 +23,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.nodes import integer, producer_of, skip_identity
 from ..analysis.shapes import axes_of, has_one_element
-from ..analysis.types import WIDE_TYPES
+from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
@@ -32,6 +33,8 @@ from .wide_codes import narrow
 
 _DEEPEST = 8
 _LARGEST = 2**31
+EXACT_IN_FLOAT = 2**24
+"""float32 holds all integers of at most this magnitude."""
 
 
 class RowSums(NamedTuple):
@@ -46,26 +49,49 @@ Terms: TypeAlias = "Mapping[tuple[ir.Value | RowSums, ...], Numbers]"
 
 
 def terms_of(value: ir.Value, channels: Channels, facts: Facts, depth: int = 0) -> Terms:
-    """Returns an integer value as terms.
+    """Returns an integer value, of int32, int64 or float32, as terms.
 
     Raises:
-        Unconverted: Its constants exceed int32.
+        Unconverted: Its constants exceed int32, or a float32 value is not known to be an integer without roundings.
     """
     value = skip_identity(value)
-    numbers = channels.vector(value, np.integer, facts)
-    if numbers is not None:
-        return _sum([({(): numbers.astype(np.int64)}, 1)])
-    factor = row_sums_of(value) or narrow(value) or value
-    if factor is value and value.dtype in WIDE_TYPES and depth < _DEEPEST:
-        node = producer_of(value, "Add", "Sub", "Mul", "Neg", "Cast")
-        inputs = [] if node is None else [each for each in node.inputs if each is not None]
-        if node is not None and all(each.dtype in WIDE_TYPES for each in inputs):
-            parts = [terms_of(each, channels, facts, depth + 1) for each in inputs]
-            if node.op_type == "Mul":
-                return _product(*parts)
-            first = -1 if node.op_type == "Neg" else 1
-            return _sum([(parts[0], first), *((part, -1 if node.op_type == "Sub" else 1) for part in parts[1:])])
-    return {(factor,): np.ones(channels.size, np.int64)}
+    numbers, terms = channels.vector(value, None, facts), _computed(value, channels, facts, depth)
+    if numbers is not None and np.abs(numbers, dtype=float).max() < _LARGEST and (numbers == np.rint(numbers)).all():
+        terms = {(): numbers.astype(np.int64)}
+    elif terms is None:
+        terms = {(_row_sums_of(value) or narrow(value) or value,): np.ones(channels.size, np.int64)}
+    if value.dtype == ir.DataType.FLOAT and bound_of(terms) > EXACT_IN_FLOAT:
+        raise Unconverted(Reason.ADDED_NUMBERS)
+    return terms
+
+
+def _computed(value: ir.Value, channels: Channels, facts: Facts, depth: int) -> Terms | None:
+    """Returns the terms of a sum, a difference, a product or a Cast of integers; None for other values."""
+    node = producer_of(value, "Add", "Sub", "Mul", "Neg", "Cast")
+    if node is None or depth == _DEEPEST or value.dtype not in (*WIDE_TYPES, ir.DataType.FLOAT):
+        return None
+    types = WIDE_TYPES if node.op_type == "Cast" else (value.dtype,)
+    inputs = [each for each in node.inputs if each is not None and each.dtype in types]
+    if len(inputs) < len(node.inputs):
+        return None
+    left, *others = (terms_of(each, channels, facts, depth + 1) for each in inputs)
+    if node.op_type == "Mul":
+        return _product(left, others[0])
+    if node.op_type == "Neg":
+        return added({}, left, -1)
+    return added(left, others[0], -1 if node.op_type == "Sub" else 1) if others else left
+
+
+def bound_of(terms: Terms) -> float:
+    """Returns a bound of the magnitude of terms, infinity if there is none."""
+    return sum(float(np.abs(numbers).max()) * math.prod(map(_bound_of, factors)) for factors, numbers in terms.items())
+
+
+def _bound_of(factor: ir.Value | RowSums) -> float:
+    if isinstance(factor, ir.Value):
+        return 255.0 if factor.dtype in CODE_TYPES else math.inf
+    length = None if factor.codes.shape is None else factor.codes.shape[-1]
+    return 255.0 * length if isinstance(length, int) else math.inf
 
 
 def added(terms: Terms, others: Terms, sign: int = 1) -> Terms:
@@ -74,7 +100,19 @@ def added(terms: Terms, others: Terms, sign: int = 1) -> Terms:
     Raises:
         Unconverted: Its numbers exceed int32.
     """
-    return _sum([(terms, 1), (others, sign)])
+    total = dict(terms)
+    for factors, numbers in others.items():
+        total[factors] = total.get(factors, 0) + sign * numbers
+        if np.abs(total[factors]).max(initial=0) >= _LARGEST:
+            raise Unconverted(Reason.ADDED_NUMBERS)
+    return total
+
+
+def _product(left: Terms, right: Terms) -> Terms:
+    terms: Terms = {}
+    for (a, m), (b, n) in product(left.items(), right.items()):
+        terms = added(terms, {(*a, *b): m * n})
+    return terms
 
 
 def terms_of_zero_point(zero_point: ir.Value | None, sums: npt.NDArray[np.int32]) -> Terms:
@@ -86,7 +124,7 @@ def terms_of_zero_point(zero_point: ir.Value | None, sums: npt.NDArray[np.int32]
     return {factors: sums.astype(np.int64) * (-1 if number is None else -int(number))}
 
 
-def row_sums_of(value: ir.Value) -> RowSums | None:
+def _row_sums_of(value: ir.Value) -> RowSums | None:
     """Returns the codes whose rows a value, [..., 1], has the sums of; None if it is something else."""
     unsqueeze = producer_of(value, "Unsqueeze")
     node = producer_of(value if unsqueeze is None else unsqueeze.inputs[0], "ReduceSum")
@@ -164,16 +202,16 @@ def correction_of(
     if is_alone and isinstance(first, ir.Value) and (first is zero_point or _may_be_zero_point(first, codes, channels)):
         return Correction(first, None if (numbers == -column_sums).all() else (-numbers).astype(np.int32))
     is_one = zero_point is not None and (zero_point.shape is None or has_one_element(zero_point))
-    check_columns({f: n for f, n in others.items() if not is_one or f != (zero_point,)}, channels)
+    check_columns([factors for factors in others if not is_one or factors != (zero_point,)], channels)
     return Correction(1, (-constant).astype(np.int32), others)
 
 
 def _may_be_zero_point(value: ir.Value, codes: ir.Value, channels: Channels) -> bool:
-    is_fitting = not channels.spatial_rank or has_one_element(value, channels.most_dimensions)
-    return value.dtype == codes.dtype and is_fitting
+    fits = not channels.spatial_rank or has_one_element(value, channels.most_dimensions)
+    return fits and value.dtype == codes.dtype
 
 
-def check_columns(terms: Terms, channels: Channels) -> None:
+def check_columns(terms: Collection[tuple[ir.Value | RowSums, ...]], channels: Channels) -> None:
     """Checks that terms are known to be the same for all rows.
 
     Raises:
@@ -189,18 +227,3 @@ def _ratio(vector: Numbers, sums: Numbers) -> int | None:
     at = np.argmax(np.abs(sums))
     number = int(vector[at] // sums[at]) if sums[at] else 0
     return number if 0 <= number <= 255 and (number * sums == vector).all() else None
-
-
-def _sum(parts: Iterable[tuple[Terms, int]]) -> Terms:
-    total: dict[tuple[ir.Value | RowSums, ...], Numbers] = {}
-    for terms, sign in parts:
-        for factors, numbers in terms.items():
-            total[factors] = total.get(factors, 0) + sign * numbers
-    if any((np.abs(numbers) >= _LARGEST).any() for numbers in total.values()):
-        raise Unconverted(Reason.ADDED_NUMBERS)
-    return total
-
-
-def _product(left: Terms, right: Terms) -> Terms:
-    pairs = product(left.items(), right.items())
-    return _sum(({(*a, *b): m * n}, 1) for (a, m), (b, n) in pairs)

@@ -86,7 +86,7 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, facts: Fac
     Raises:
         Unconverted: It does not become QuantizedMatMul.
     """
-    tail = tail_of(node, codes, _columns(codes, weights), facts)
+    tail = tail_of(node, codes, _columns(codes, weights), facts, lambda: _largest_sum(grid_of_weights(node, facts)))
     if _is_fused_by_onnxruntime(codes) and (tail is None or not tail.added):
         return None
     if tail is None:
@@ -136,7 +136,7 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
         return None
     grid = _grid_of_integers(weights, facts)
     channels = Channels(grid.codes.shape[1], rank=1 if wide.shape.shape is None else len(wide.shape.shape))
-    tail = tail_of(node, wide.shape, channels, facts)
+    tail = tail_of(node, wide.shape, channels, facts, lambda: _largest_sum(grid))
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_CONVERTED)
     match = _match_product(factor, wide, grid, tail)
@@ -167,6 +167,11 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: Grid, tail: Tail) -
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     return _Match(factor, codes.codes.dtype == ir.DataType.INT8, grid, tail, correction)
+
+
+def _largest_sum(grid: Grid) -> float:
+    """Returns a bound of the magnitude of the sums of codes, minus a zero point, times weights."""
+    return 255.0 * float(np.abs(grid.codes.astype(np.int64) - grid.zero_point).sum(0).max())
 
 
 def _with_zero_points(grid: Grid, numbers: Numbers) -> Grid:

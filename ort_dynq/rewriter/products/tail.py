@@ -7,6 +7,8 @@ They become one operator with the product: quantized_matmul.py and ../convolutio
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from ..analysis.shapes import RESHAPES, has_one_element, is_shape_of_rows
 from ..analysis.types import WIDE_TYPES
 from ..reasons import Reason, Unconverted
 from .channels import Channels
-from .corrections import Terms, added, check_columns, terms_of
+from .corrections import EXACT_IN_FLOAT, Terms, added, bound_of, check_columns, terms_of
 from .grid import Grid
 
 
@@ -42,6 +44,12 @@ class Step(NamedTuple):
     def operand(self) -> ir.Value | None:
         """The other input of a node with two inputs."""
         return self.node.inputs[1 - self.idx]
+
+    @property
+    def adds(self) -> bool:
+        """Whether the node adds another value, or subtracts it."""
+        is_sum = self.node.op_type == "Add" or (self.node.op_type == "Sub" and self.idx == 0)
+        return is_sum and self.operand is not None
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,38 @@ class Tail:
             return self
         bias = self.channels.bias(step.operand, facts)
         return self if bias is None else self.past(step, bias=bias)
+
+    def past_integers(self, step: Step, facts: Facts) -> Tail:
+        """Returns the tail up to the end of a step that adds or subtracts integers.
+
+        Raises:
+            Unconverted: They are not known to be integers, or the rows may be reshaped before they are added.
+        """
+        assert step.operand is not None
+        terms = terms_of(step.operand, self.channels, facts)
+        if self.moves or step.moves:
+            check_columns(terms, self.channels)
+        return self.past(step, added=added(self.added, terms, -1 if step.node.op_type == "Sub" else 1))
+
+    def past_floats(self, facts: Facts, largest_sum: Callable[[], float]) -> Tail:
+        """Returns the tail up to the end of the steps that add integers in float32, where float32 rounds none.
+
+        Args:
+            facts: What is known of the model.
+            largest_sum: Returns a bound of the magnitude of the product's sums, or raises Unconverted.
+        """
+        tail = self
+        while (step := tail.next_step()) is not None and step.adds:
+            if step.node.op_type == "Add" and self.channels.bias(step.operand, facts) is not None:
+                break
+            try:
+                longer = tail.past_integers(step, facts)
+                if largest_sum() + max(bound_of(tail.added), bound_of(longer.added)) > EXACT_IN_FLOAT:
+                    break
+            except Unconverted:
+                break
+            tail = longer
+        return tail
 
     def past_casts(self) -> Tail:
         """Returns the tail up to the end of a Cast of integer sums to int32 or int64 and one back, if both follow."""
@@ -163,25 +203,34 @@ class Tail:
         return None
 
 
-def tail_of(product: ir.Node, codes: ir.Value, channels: Channels, facts: Facts) -> Tail | None:
+def tail_of(
+    product: ir.Node,
+    codes: ir.Value,
+    channels: Channels,
+    facts: Facts,
+    largest_sum: Callable[[], float] = lambda: math.inf,
+) -> Tail | None:
     """Returns the tail of integer sums: a Cast, then Muls by the scale of the rows, of the columns, or their product.
 
-    Integers may be added before the Cast, and an Add of the bias may follow. A convolution needs a scale.
+    Integers may be added before the Cast, and after it where float32 rounds none; an Add of the bias may follow. A
+    convolution needs a scale.
+
+    Args:
+        product: The product.
+        codes: Its codes.
+        channels: Its output channels.
+        facts: What is known of the model.
+        largest_sum: Returns a bound of the magnitude of the sums, or raises Unconverted.
 
     Raises:
-        Unconverted: The added integers are not known to be the same for all rows, or corrections of zero points.
+        Unconverted: The integers that are added before the Cast exceed int32, or may be added to other rows.
     """
     tail = Tail(product, channels, product.outputs[0])
-    while (step := tail.next_step()) is not None and step.node.op_type in ("Add", "Sub") and channels.size:
-        if step.operand is None or (step.node.op_type == "Sub" and step.idx == 1):
-            return None
-        terms = terms_of(step.operand, channels, facts)
-        if tail.moves or step.moves:
-            check_columns(terms, channels)
-        tail = tail.past(step, added=added(tail.added, terms, -1 if step.node.op_type == "Sub" else 1))
+    while (step := tail.next_step()) is not None and step.adds and channels.size:
+        tail = tail.past_integers(step, facts)
     if not channels.size or step is None or step.node.op_type != "Cast" or cast_to(step.node) != ir.DataType.FLOAT:
         return None
-    tail = tail.past(step)
+    tail = tail.past(step).past_floats(facts, largest_sum)
     while (step := tail.next_step()) is not None and step.node.op_type == "Mul":
         factor = step.operand
         is_first = tail.row is None and tail.column is None
