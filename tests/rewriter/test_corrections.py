@@ -115,6 +115,17 @@ def test_zero_points(body: str, per: str, dtype: Any) -> None:
     assert sum(node.op_type == "Add" for node in nodes) == (0 if dtype is np.uint8 else 2)  # 128 to codes, zero points
 
 
+@pytest.mark.parametrize("per", ["token", "tensor"])
+def test_zero_points_without_scales(per: str) -> None:
+    """A Div by scales stays; the scales of the rows are 1."""
+    model = product_of(ZERO_POINTS["all"], np.uint8, per, tail="f = Cast<to = 1>(i)\n g = Mul(f, ws)\n y = Div(g, s)")
+    report = check(model, data_of(np.uint8, per), exact=True)
+    assert "QuantizedMatMul" in found(report)
+    kinds = [node.op_type for node in rewrite(model).to_proto().graph.node]
+    assert kinds.count("Expand") == (per == "token")
+    assert "Sub" not in kinds
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("body", OTHERS)
 def test_other_integers(body: str, dtype: Any) -> None:

@@ -260,7 +260,8 @@ UNCONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "is not known to have the shape of its scale": (
-        UNSIGNED + "wa = Sub(qi, zi)\n i = MatMul(wa, w)\n f = Cast<to = 1>(i)\n y = Mul(f, ws)",
+        UNSIGNED + "wa = Sub(qi, zi)\n i = MatMul(wa, w)\n f = Cast<to = 1>(i)\n s1 = ReduceMax<keepdims = 0>(s)\n"
+        "y = Mul(f, s1)",
         {},
     ),
     "neither the same for all rows": (

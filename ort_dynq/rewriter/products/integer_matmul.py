@@ -26,7 +26,7 @@ from ...operators import DOMAIN
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of, skip_identity
-from ..analysis.shapes import has_one_element, same_shape
+from ..analysis.shapes import has_one_element, is_shape_of_rows, same_shape
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -107,7 +107,12 @@ def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
         codes = unsigned.of_wide(codes, edit)
     elif match.is_signed:
         codes = unsigned.shifted(codes, edit)
-    build_quantized_matmul(match.tail, Codes(codes, None, zero_point), match.grid, edit, match.correction)
+    scale = None
+    if match.tail.row is None and not has_one_element(zero_point):  # the operator needs as many scales as zero points
+        shape = edit.insert(ir.node("Shape", [zero_point]), before=match.tail.last_node)
+        one = edit.add_constant(np.float32(1), before=match.tail.last_node)
+        scale = edit.insert(ir.node("Expand", [one, shape]), before=match.tail.last_node)
+    build_quantized_matmul(match.tail, Codes(codes, scale, zero_point), match.grid, edit, match.correction)
 
 
 RULE: Rule[_Match | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
@@ -163,6 +168,7 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: Grid, tail: Tail) -
     if isinstance(value, ir.Value) and not (
         has_one_element(value, tail.channels.rank)
         or (value is zero_point and value.shape is None and tail.product.op_type == "MatMulInteger")  # takes no other
+        or (tail.row is None and is_shape_of_rows(value, codes.shape))
         or (tail.row is not None and not tail.is_row_moved and _have_same_shape(value, tail.row))
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
