@@ -23,6 +23,11 @@ _OPSET, _OLDEST_OPSET = 21, 10
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
     add_exact(parser)
+    parser.add_argument(
+        "--values",
+        metavar="NAME",
+        help="print what is known of a value and of the values before it: bounds, integers, codes",
+    )
     body = parser.add_argument_group("operators")
     body.add_argument("--body", metavar="NAME", help="print the function body of one of ort_dynq's operators")
     body.add_argument(
@@ -39,6 +44,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--opset needs --body NAME")
     if arguments.model is None:
         raise DynqError("there is nothing to inspect; give a model, or --body NAME (see ort-dynq inspect --help)")
+    if arguments.values is not None:
+        return _values(arguments.model, arguments.values)
     with working(f"inspecting {arguments.model}"):
         from ..rewriter.grouping import grouped, inspect
 
@@ -62,6 +69,21 @@ def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Itera
         yield table((title, "nodes", "graph", "operator", last), rows, style=lambda _: color)
 
 
+def _values(model: str, name: str) -> Outcome:
+    with working(f"analyzing {model}"):
+        from ..rewriter.explain import explain
+
+        values = explain(model, name)
+
+    def text() -> Iterator[RenderableType]:
+        rows = [(each.name, each.operator, each.bounds, each.form or each.lost) for each in values]
+        lost = {each.lost for each in values} - {""}
+        head = ("value", "operator", "known", "codes, or where they were lost")
+        yield table(head, rows, style=lambda row: "" if not row[3] else "yellow" if row[3] in lost else "green")
+
+    return Outcome({"input": model, "values": list(map(asdict, values))}, text)
+
+
 def _body(name: str, opset: int) -> Outcome:
     from ..documentation import body_text
 
@@ -74,7 +96,11 @@ def _body(name: str, opset: int) -> Outcome:
 COMMAND = Command(
     "inspect",
     "show the dynamic quantization chains of a model, what a rewrite would do with each, and why it would leave some",
-    ("ort-dynq inspect model.onnx", "ort-dynq inspect --body DynamicQuantize"),
+    (
+        "ort-dynq inspect model.onnx",
+        "ort-dynq inspect model.onnx --values x",
+        "ort-dynq inspect --body DynamicQuantize",
+    ),
     _arguments,
     _run,
 )

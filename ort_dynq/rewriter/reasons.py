@@ -88,14 +88,8 @@ class Reason(Enum):
 
     # Activations of products
     ACTIVATION_QUANTIZATION = "the quantization before it is unconverted: {cause}"
-    ACTIVATION_MOVED = "{operator} stands between the quantization and the product"
     FORM_LOST = "its activation is no longer codes times a scale after {operator} {name}: {why}"
     ACTIVATION_FORM = "its activation is quantized in a form that has no integer product"
-    ACTIVATION_RESHAPED_ROWS = "the activation is reshaped so that its rows may change"
-    ACTIVATION_RESHAPED_SCALES = (
-        "the activation is reshaped, and not known to have one scale for each row or one for all"
-    )
-    ACTIVATION_TRANSPOSED = "the activation is transposed, and its scales are not known to have the same rank"
     ACTIVATION_SCALES = "the activation is not known to have one scale for each row"
     ACTIVATION_ZERO_POINT = (
         "the activation's zero point is not one number, and is not known to have the shape of its scale"

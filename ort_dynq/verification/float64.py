@@ -91,7 +91,7 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
 
 
 def errors_of(
-    result: Array, product: FloatProduct, x: Array, weights: Array, known: Mapping[str, Array]
+    result: Array, product: FloatProduct, x: Array, weights: Array, known: Mapping[str, Array], size: Array
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Returns the error of each element of a result, and which elements have a finite reference.
 
@@ -101,12 +101,13 @@ def errors_of(
         x: The activation, float64.
         weights: The weights, float64, in the shape of A's.
         known: A's values.
+        size: The magnitude of the activation.
 
     Returns:
         The errors in units, as :class:`ort_dynq.verification.products.Product` defines them.
     """
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        reference, magnitude = product.multiply(x, weights), product.multiply(np.abs(x), np.abs(weights))
+        reference, magnitude = product.multiply(x, weights), product.multiply(size, np.abs(weights))
         for operator, operand in product.steps:
             number = product.number(operand, known)
             if operator == "Reshape":

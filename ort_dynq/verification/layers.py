@@ -30,6 +30,8 @@ class Layers:
         values: The values of A's main graph, by name.
         nodes: The products.
         results: The value that each product of B computes; A has it as well.
+        offsets: The value that each product's activation has in addition to the scaled codes; None if there is none. B
+            adds its product with the weights: Add(product, Mul(offset, sums of the weights)).
         enclosing: The nodes of B's main graph that contain products in subgraphs and functions.
         unreachable: The number of these products. Their values cannot be graph outputs.
     """
@@ -38,6 +40,7 @@ class Layers:
         self.values = _values(a.graph)
         self.nodes = [node for node in b.graph if _is_product(node) and not self._is_product_of_a(node)]
         self.results = list(map(self._result, self.nodes))
+        self.offsets = list(map(self._offset, self.nodes))
         self.enclosing, self.unreachable = _enclosing(b)
 
     @property
@@ -55,6 +58,12 @@ class Layers:
         while value.name not in self.values and (use := only_use(value)) is not None and use.node.op_type in skipped:
             value = use.node.outputs[0]
         return value
+
+    def _offset(self, node: ir.Node) -> ir.Value | None:
+        use = None if node.outputs[0].name in self.values else only_use(node.outputs[0])
+        other = use.node.inputs[1 - use.idx] if use is not None and use.node.op_type == "Add" else None
+        product = None if other is None else other.producer()
+        return product.inputs[0] if product is not None and product.op_type == "Mul" else None
 
     def _is_product_of_a(self, node: ir.Node) -> bool:
         """Returns whether a product of A computes the same value: A was rewritten before."""

@@ -135,12 +135,17 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in foreign)]
     known = Recorder(model_a, wanted).run(feeds)
     codes = list(map(codes_of_rounded, layers.nodes))
-    observed = list(dict.fromkeys(value for each in codes for value in each if value.producer() is not None))
+    offsets = [value for value in layers.offsets if value is not None]
+    wanted_of_b = dict.fromkeys([*(value for each in codes for value in each), *offsets])
+    observed = [value for value in wanted_of_b if value.producer() is not None]
     results = Override(model_b, layers.results, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
     activations = [dequantized(each, {**feeds, **outputs}) for each in codes]
-    judged = zip(labels, chains, zip(results, activations, stored, strict=False), strict=True)
+    arrays = [
+        None if value is None else outputs.get(name_of(value), feeds.get(name_of(value))) for value in layers.offsets
+    ]
+    judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), strict=True)
     products = tuple(_judge(name, chain, known, *of_b) for name, chain, of_b in judged)
     verified = [chain.result for chain in chains if chain]
     # Last, since this renames A's values.
@@ -182,6 +187,7 @@ def _judge(
     result: Array,
     activation: Array | None,
     stored: StoredWeights | None,
+    offset: Array | None,
 ) -> Product:
     """Compares a product.
 
@@ -192,6 +198,8 @@ def _judge(
         result: B's result.
         activation: B's activation if A's is this one, rounded to float16; the reference then has B's.
         stored: B's weights if A's are these, rounded to float16; the reference then has B's.
+        offset: What the activation has in addition to codes times a scale. A rounds each sum of both relative to the
+            larger one, and the reference does not know: the magnitude has both.
     """
     product = Product(name)
     if chain is None:
@@ -208,8 +216,9 @@ def _judge(
     with np.errstate(over="ignore"):
         if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
             return replace(product, problem="B's activation, rounded to float16, is not A's")
-    a_errors, a_compared = errors_of(expected, chain, x, weights, known)
-    b_errors, b_compared = errors_of(result, chain, x_of_b, of_b, known)
+    size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
+    a_errors, a_compared = errors_of(expected, chain, x, weights, known, size)
+    b_errors, b_compared = errors_of(result, chain, x_of_b, of_b, known, size)
     compared = a_compared & b_compared
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     depth = chain.depth(weights)

@@ -144,6 +144,26 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
     assert len(lines) == 11
 
 
+def test_inspect_prints_what_is_known_of_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The values before an activation, in order, with bounds, codes and the place where the codes are lost."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[4, 32] x) => (float[4, 32] y) <float c = {127}, float e = {1e-5}>
+        { a = Abs(x) m = ReduceMax<keepdims = 1>(a) r = Max(m, e) s = Div(r, c) t = Div(x, s) q = Round(t)
+          d = Mul(q, s) y = Sigmoid(d) }""")
+    onnx.save(model, "values.onnx")
+    data = run_json(capsys, "inspect", "values.onnx", "--values", "y")
+    assert [each["name"] for each in data["values"]] == ["x", "a", "m", "r", "s", "t", "q", "d", "y"]
+    found = {each["name"]: each for each in data["values"]}
+    assert found["t"]["bounds"] == "numbers >= -127 and <= 127"
+    assert found["d"]["form"] == "scale * q, codes -127 to 127"
+    assert "after Sigmoid y" in found["y"]["lost"]
+    assert cli.main(["inspect", "values.onnx", "--values", "d"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["d", "Mul"]
+    assert cli.main(["inspect", "values.onnx", "--values", "none"]) == 2
+    assert "the model has no value 'none'" in capsys.readouterr().err
+
+
 def test_inspect_escapes_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names are not interpreted as markup; control characters and line breaks are escaped."""
     model = onnx.load("model.onnx")

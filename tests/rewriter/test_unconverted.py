@@ -51,7 +51,7 @@ def report_of(nodes: str, *, opset: int = 18, inputs: str = "float[48, 48] x") -
         ("q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)", Reason.STATIC.value),
         (f"{TRUNCATED} q = Cast<to = 3>(d) f = Cast<to = 1>(q) y = MatMul(f, w)", "the weights are not an 8-bit grid"),
         ("h = Cast<to = 16>(x) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) d = Div(h, m) r = Round(d) f = Mul(r, m)"
-         " g = Cast<to = 1>(f) y = MatMul(g, w)", "is unconverted: the type of x is bfloat16"),
+         " g = Cast<to = 1>(f) y = MatMul(g, w)", "after Round r: the codes are of the type bfloat16"),
     ],
 )  # fmt: skip
 def test_products_of_quantized_data_have_a_reason(nodes: str, reason: str) -> None:

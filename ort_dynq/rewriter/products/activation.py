@@ -12,8 +12,7 @@ from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.constants import constant_scalar
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
-from .affine import Affine
-from .params import OfCodes, Op, Term
+from .affine_form import Affine, OfCodes, Op, Term
 
 
 @dataclass(frozen=True)

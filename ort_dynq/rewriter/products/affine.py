@@ -9,8 +9,7 @@ form is lost, it keeps the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +24,9 @@ from ..analysis.shapes import broadcasts, has_one_element, is_shape_of_rows, sam
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..reasons import Reason, Unconverted
-from .params import (
+from .affine_form import (
+    Affine,
+    Move,
     OfCodes,
     Param,
     combined,
@@ -35,10 +36,9 @@ from .params import (
     like,
     moved,
     rank_of,
-    scope_of,
     unsqueezed,
 )
-from .sources import Source, source_of
+from .sources import source_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _ROOT_TYPES = (*WIDE_TYPES, ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -70,72 +70,6 @@ _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _COPIES = ("Identity", "Dropout")
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
-
-
-@dataclass(frozen=True)
-class Move:
-    """A node that moves codes, the index of its output, and the forms of the other inputs of a Concat."""
-
-    node: ir.Node
-    output: int
-    others: tuple[Affine, ...] = ()
-
-
-@dataclass(frozen=True)
-class Affine:
-    """An affine form.
-
-    Attributes:
-        value: The value.
-        root: The codes before all moves, of any type; or the output of a fake quantization, whose codes they are.
-        low, high: The bounds of the codes.
-        source: The fake quantization; None if there is none.
-        moves: The nodes that move the codes, the first one first.
-        scale: None for 1.
-        zero_point: None for 0.
-        offset: None for 0.
-        is_rounded: Whether the model rounds the value to float16.
-    """
-
-    value: ir.Value
-    root: ir.Value
-    low: int
-    high: int
-    source: Source | None = None
-    moves: tuple[Move, ...] = ()
-    scale: Param | None = None
-    zero_point: Param | None = None
-    offset: Param | None = None
-    is_rounded: bool = False
-
-    @property
-    def shift(self) -> int:
-        """What is added to the codes to make them uint8."""
-        return 0 if self.low >= 0 and self.high <= 255 else 128 if self.low >= -128 and self.high <= 127 else -self.low
-
-    @property
-    def params(self) -> list[Param]:
-        """The scale, zero point and offset that it has."""
-        return [each for each in (self.scale, self.zero_point, self.offset) if each is not None]
-
-    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
-        """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
-        scale, zero_point, offset = (
-            None if (param := self.param(name)) is None else change(name, param)
-            for name in ("scale", "zero point", "offset")
-        )
-        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset)
-
-    def param(self, name: str) -> Param | None:
-        """Returns the scale, zero point or offset by its name."""
-        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset}[name]
-
-    def __str__(self) -> str:
-        """Returns the text for ``inspect --values``."""
-        name = self.root.name or "codes"
-        text = name if self.zero_point is None else f"({name} - zero point)"
-        text = text if self.scale is None else f"scale{scope_of(self.scale)} * {text}"
-        return f"{text}{' + offset' if self.offset is not None else ''}, codes {self.low} to {self.high}"
 
 
 class AffineForms:
@@ -240,8 +174,13 @@ class AffineForms:
             if (lost := self.lost(each)) is not None:
                 return lost
         for each in node.inputs:
-            if self.of(each) is not None or (each is not None and self._is_rounded(each)):
+            if self.of(each) is not None:
                 return self._lost(node, why)
+            rounded = None if each is None or not self._is_rounded(each) else each.producer()
+            if rounded is not None and each is not None:
+                is_typed = each.dtype in _ROOT_TYPES or each.dtype is None
+                text = "not proven to fit 8 bits" if is_typed else f"of the type {str(each.dtype).lower()}"
+                return self._lost(rounded, f"the codes are {text}")
         return None
 
     def _lost(self, node: ir.Node, why: str) -> Unconverted:

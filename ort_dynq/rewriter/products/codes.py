@@ -16,8 +16,7 @@ from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit, call, constant
 from .activation import Activation
-from .affine import Affine
-from .params import CodesOf, OfCodes, Param, Term, dtype_of, key_of
+from .affine_form import Affine, CodesOf, OfCodes, Param, Term, dtype_of, key_of
 from .sources import Source
 from .unsigned_codes import UnsignedCodes
 

@@ -1,8 +1,8 @@
-"""The scales, zero points and offsets of affine forms: what computes them, and along which axes they vary."""
+"""Affine forms and their scales, zero points and offsets: what computes them, and along which axes they vary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_array
 from ..reasons import Reason, Unconverted
+from .sources import Source
 
 
 @dataclass(frozen=True)
@@ -265,3 +266,69 @@ def rank_of(value: ir.Value) -> int | None:
 
 def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that moves codes, the index of its output, and the forms of the other inputs of a Concat."""
+
+    node: ir.Node
+    output: int
+    others: tuple[Affine, ...] = ()
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An affine form.
+
+    Attributes:
+        value: The value.
+        root: The codes before all moves, of any type; or the output of a fake quantization, whose codes they are.
+        low, high: The bounds of the codes.
+        source: The fake quantization; None if there is none.
+        moves: The nodes that move the codes, the first one first.
+        scale: None for 1.
+        zero_point: None for 0.
+        offset: None for 0.
+        is_rounded: Whether the model rounds the value to float16.
+    """
+
+    value: ir.Value
+    root: ir.Value
+    low: int
+    high: int
+    source: Source | None = None
+    moves: tuple[Move, ...] = ()
+    scale: Param | None = None
+    zero_point: Param | None = None
+    offset: Param | None = None
+    is_rounded: bool = False
+
+    @property
+    def shift(self) -> int:
+        """What is added to the codes to make them uint8."""
+        return 0 if self.low >= 0 and self.high <= 255 else 128 if self.low >= -128 and self.high <= 127 else -self.low
+
+    @property
+    def params(self) -> list[Param]:
+        """The scale, zero point and offset that it has."""
+        return [each for each in (self.scale, self.zero_point, self.offset) if each is not None]
+
+    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
+        """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
+        scale, zero_point, offset = (
+            None if (param := self.param(name)) is None else change(name, param)
+            for name in ("scale", "zero point", "offset")
+        )
+        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset)
+
+    def param(self, name: str) -> Param | None:
+        """Returns the scale, zero point or offset by its name."""
+        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset}[name]
+
+    def __str__(self) -> str:
+        """Returns the text for ``inspect --values``."""
+        name = self.root.name or "codes"
+        text = name if self.zero_point is None else f"({name} - zero point)"
+        text = text if self.scale is None else f"scale{scope_of(self.scale)} * {text}"
+        return f"{text}{' + offset' if self.offset is not None else ''}, codes {self.low} to {self.high}"
