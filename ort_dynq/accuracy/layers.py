@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graphs import graphs, label
-from ..measuring.inputs import Array
+from ..inputs import Array
 from ..operators import DOMAIN
 from ..storage import load
 from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of

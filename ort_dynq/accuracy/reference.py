@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..inputs import Array
 from ..measuring.data import Source, load_data
-from ..measuring.inputs import Array
 from ..measuring.sessions import open_session, run_original, signature
 from ..verification.saturation import without_saturation
 

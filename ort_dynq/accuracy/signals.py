@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..measuring.inputs import Array
+from ..inputs import Array
 
 _FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
 

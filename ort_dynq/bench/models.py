@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import onnx
 
 from ..errors import DynqError
+from ..inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring import sessions
 from ..measuring.data import read_tensors
-from ..measuring.inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring.progress import Track
 from ..measuring.timing import (
     ContenderError,

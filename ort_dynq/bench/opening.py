@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
-from ..errors import DynqError
+from ..errors import DynqError, message
 from ..files import temporary_folder
-from ..measuring.sessions import message
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -14,7 +14,7 @@ from .. import rewriter
 from ..accuracy import Accuracy, Reference, measure
 from ..errors import DynqError
 from ..graphs import graphs, label, named
-from ..measuring.inputs import Array, Input, make_feeds
+from ..inputs import Array, Input, make_feeds
 from ..measuring.plain import plain
 from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track

@@ -26,13 +26,13 @@ import onnx
 import onnx_ir as ir
 
 from ..accuracy import Reference, measure_outputs, worst_snr
-from ..errors import DynqError
+from ..errors import DynqError, message
 from ..files import temporary_folder
+from ..inputs import Array
 from ..measuring.data import Data
-from ..measuring.inputs import Array
 from ..measuring.plain import plain
 from ..measuring.progress import Track
-from ..measuring.sessions import SessionError, message
+from ..measuring.sessions import SessionError
 from ..measuring.timing import (
     Contender,
     ContenderError,

@@ -18,7 +18,7 @@ import onnx
 import onnx.numpy_helper
 
 from ..errors import DynqError
-from .inputs import Array, Input, make_feeds, resolve_inputs
+from ..inputs import Array, Input, make_feeds, resolve_inputs
 
 Source = str | os.PathLike[str] | Mapping[str, Array] | Sequence[Mapping[str, Array]]
 """A path; arrays by the name of the input, as an NPZ file has them; or one such mapping for each set."""

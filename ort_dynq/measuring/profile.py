@@ -16,10 +16,10 @@ import onnxruntime as ort
 from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
-from ..errors import DynqError
+from ..errors import DynqError, message
 from ..files import temporary_folder, unwritable
-from .inputs import Array
-from .sessions import SessionError, message
+from ..inputs import Array
+from .sessions import SessionError
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,8 @@ import onnxruntime as ort
 from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
-from ..errors import DynqError
-from .inputs import DTYPES, Array, Input
+from ..errors import DynqError, message
+from ..inputs import DTYPES, Array, Input
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -131,9 +130,3 @@ def check_signature(a: list[str], b: list[str]) -> None:
     sides = (("A", sorted({*a} - {*b})), ("B", sorted({*b} - {*a})))
     found = "; ".join(f"only {role} has {', '.join(only)}" for role, only in sides if only)
     raise DynqError(f"A and B are not interchangeable: {found or 'their outputs are in another order'}")
-
-
-def message(error: BaseException) -> str:
-    """Returns an error of onnxruntime as one line of at most 400 characters, without its code."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:400]

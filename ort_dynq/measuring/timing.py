@@ -21,10 +21,9 @@ import onnxruntime as ort
 from .. import __version__, kernels, runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
-from ..errors import DynqError
+from ..errors import DynqError, message
+from ..inputs import Array
 from ..system import cores, cpu_name, load_average
-from .inputs import Array
-from .sessions import message
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

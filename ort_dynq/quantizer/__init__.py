@@ -10,20 +10,19 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, named
+from ..graphs import named
+from ..opsets import in_newer_opset
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.convolutions import activation_function
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
-from ..rewriter.reasons import Reason, Unconverted
+from ..rewriter.reasons import Reason
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
-from .options import OLDEST_OPSET, Options, checked
+from .options import Options, checked
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ def quantize(
         The new model, and the report: the layers that were quantized, and the others with the reason.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model; it is quantized already, is of an opset before 13
-            or has no float weights; an option is wrong; a pattern matches no layer; the data do not fit the model, or
-            the outputs do not reach `min_snr`.
+        DynqError: The file is missing or is not a valid ONNX model; it is quantized already, is of an old opset that
+            cannot be converted, or has no float weights; an option is wrong; a pattern matches no layer; the data do
+            not fit the model, or the outputs do not reach `min_snr`.
     """
     options = checked(weights, group, activations, symmetric, exclude, from_dynamic=from_dynamic, min_snr=min_snr)
     if min_snr is None:
@@ -97,12 +96,14 @@ def quantize_layers(
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
     rules = [rule(options) for rule in RULES]
+    phases = ((CHAINS,), rules, (dynamic_quantize_linear.RULE, activation_function.RULE))
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
-        _check_opset(quantized)
-        report = convert(quantized, ((CHAINS,), rules, (dynamic_quantize_linear.RULE, activation_function.RULE)))
+        quantized, report = in_newer_opset(quantized, lambda model: (model, convert(model, phases)))
+        if report.opset and not report.rewritten:
+            raise DynqError(report.opset)
     names = {rule.name for rule in rules}
     report.findings = [finding for finding in report.findings if finding.rule in names]
     if all(finding.unconverted and finding.unconverted.reason == Reason.TWO_ACTIVATIONS for finding in report.findings):
@@ -111,9 +112,3 @@ def quantize_layers(
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
     return Result(quantized, report)
-
-
-def _check_opset(model: ir.Model) -> None:
-    versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
-    if versions and versions[0] < OLDEST_OPSET:
-        raise DynqError(str(Unconverted(Reason.OPSET_TOO_OLD, opset=versions[0], oldest=OLDEST_OPSET)))

@@ -14,7 +14,7 @@ import numpy as np
 from .. import doctor, rewriter
 from ..bench.models import Samples
 from ..bench.pair import Pair
-from ..measuring.inputs import Array
+from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.profile import NodeTime, Profile
 from ..measuring.timing import Latency, latency

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
+from ..opsets import in_newer_opset
 from ..storage import explained, save, to_proto
 from ..versions import load_current
 from .float16 import convert_in_float32
@@ -81,7 +82,9 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     loaded = load_current(model)
     before = op_counts(loaded)
     with explained(model):
-        rewritten, report = convert_in_float32(loaded, apply, IN_FLOAT32) or (loaded, apply(loaded))
+        rewritten, report = in_newer_opset(
+            loaded, lambda model: convert_in_float32(model, apply, IN_FLOAT32) or (model, apply(model))
+        )
     report.before = before
     if report.rewritten:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"

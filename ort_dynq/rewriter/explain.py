@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import graphs, values_of
+from ..opsets import OPSET, opset_of, to_opset
 from ..versions import load_current
 from .analysis.inference import Facts
 from .products.affine import PRODUCTS, AffineForms
@@ -48,6 +50,8 @@ def explain(model: Model, name: str) -> list[Explained]:
         DynqError: The model cannot be loaded, or it has no such value.
     """
     loaded = load_current(model)
+    with contextlib.suppress(DynqError):  # in the opset that the rules see
+        loaded = to_opset(loaded) if opset_of(loaded) < OPSET else loaded
     named = (value for _, graph in graphs(loaded) for value in values_of(graph) if value.name == name)
     if (wanted := next(named, None)) is None:
         raise DynqError(f"the model has no value {name!r}; give the name of an input, an output or a node's output")

@@ -12,7 +12,7 @@ class Reason(Enum):
     """The reasons. The lower-case name is the code; the value is the text, with fields in braces."""
 
     # The model, and ONNX Runtime's folding and fusions
-    OPSET_TOO_OLD = "the model is of opset {opset}, expected {oldest} or newer; onnx.version_converter converts it"
+    OPSET_TOO_OLD = "the model is of opset {opset}, expected {oldest} or newer"
     OPSET_OF_FUNCTION = "its function is of opset {function}, the model of opset {model}"
     CONTRADICTION = "{text}"
     FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"

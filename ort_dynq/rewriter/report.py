@@ -51,11 +51,23 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings of one rewrite, and the number of nodes of each operator before and after it."""
+    """The findings of one rewrite, and the number of nodes of each operator before and after it.
+
+    Attributes:
+        findings: The nodes that were converted, and those that stay for a reason.
+        before, after: The number of nodes of each operator.
+        opset: What was done with a model of an old opset, or why it stays in it; else empty.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     before: Mapping[str, int] = field(default_factory=Counter)
     after: Mapping[str, int] = field(default_factory=Counter)
+    opset: str = ""
+
+    @property
+    def gains(self) -> bool:
+        """Whether a node was converted."""
+        return any(finding.operator is not None for finding in self.findings)
 
     @property
     def rewritten(self) -> list[Finding]:
@@ -69,7 +81,14 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line: the numbers of converted and unconverted nodes; if none was converted, the model's quantization."""
+        """One line: the numbers of converted and unconverted nodes; if none was converted, the model's quantization.
+
+        A sentence on the opset follows if it is old.
+        """
+        return f"{self._summary}{self.opset and f'; {self.opset}'}"
+
+    @property
+    def _summary(self) -> str:
         staying = f"{len(self.unconverted)} unconverted"
         if self.rewritten:
             return f"{len(self.rewritten)} dynamic quantization chains and products to rewrite, {staying}"
@@ -100,6 +119,7 @@ class Report:
         """Returns the report as plain data for JSON."""
         return {
             "summary": self.summary,
+            "opset": self.opset,
             "rewritten": [finding.to_dict() for finding in self.rewritten],
             "unconverted": [finding.to_dict() for finding in self.unconverted],
             "before": dict(self.before),

@@ -1,6 +1,6 @@
 """Verifies a model against another one: every output bit for bit, and integer products against float64."""
 
-from ..measuring.inputs import Input
+from ..inputs import Input
 from .comparison import Comparison, Difference
 from .products import Product
 from .verification import Verification, verify

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..measuring.inputs import Array
+from ..inputs import Array
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..measuring.inputs import Array
+from ..inputs import Array
 from ..rewriter.analysis.nodes import cast_to, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES

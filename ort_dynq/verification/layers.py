@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import functions, graphs, subgraphs, values_of
-from ..measuring.inputs import Array
+from ..inputs import Array
 from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.nodes import only_use
 from ..rewriter.analysis.shapes import RESHAPES

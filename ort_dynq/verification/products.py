@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import label
-from ..measuring.inputs import Array
+from ..inputs import Array
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.metadata import EXACT
 from ..storage import load

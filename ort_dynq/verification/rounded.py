@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import label
-from ..measuring.inputs import Array
+from ..inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from .layers import name_of

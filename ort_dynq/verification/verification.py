@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from ..backends.register import register
 from ..errors import DynqError
-from ..measuring.inputs import Array, Input, make_feeds, resolve_inputs
+from ..inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring.plain import plain
 from ..measuring.sessions import SessionError, check_signature, open_session, run, run_original, signature
 from ..rewriter.metadata import QUANTIZED

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_dynq.errors import DynqError
 from ort_dynq.files import temporary_folder
-from ort_dynq.measuring.inputs import Array
+from ort_dynq.inputs import Array
 
 FORMS = ("float", "conv_u8", "conv_s8")
 """How the convolutions are quantized.

@@ -10,7 +10,7 @@ import onnx
 
 from ort_dynq.bench.models import ModelTiming, time_model
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.inputs import Array
+from ort_dynq.inputs import Array
 from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Settings, check_backend
 from ort_dynq.rewriter import rewrite

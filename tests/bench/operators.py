@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.inputs import Array
+from ort_dynq.inputs import Array
 from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
 from ort_dynq.rewriter import rewrite

@@ -35,7 +35,7 @@ import onnx
 from onnx import numpy_helper
 
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.inputs import Array
+from ort_dynq.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.operators.encodings import ScaleOrder

@@ -11,6 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
+from ...opsets import OPSET
 from ..analysis.nodes import only_use, producer_of, skip_identity
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -24,7 +25,6 @@ _FLOAT_PRODUCTS = frozenset(
 )
 _INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
 _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
-_OLDEST_OPSET = 13
 
 
 def _match(node: ir.Node, context: Context) -> None:
@@ -55,6 +55,8 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
         lost: Where the first factor stops to be codes times a scale; None if it does not.
         context: The data of the rewrite.
     """
+    if context.opset < OPSET:
+        return Unconverted(Reason.OPSET_TOO_OLD, opset=context.opset, oldest=OPSET)
     if node.op_type in _INTEGER_PRODUCTS and lost is None:
         if activation is not None and is_static(activation, context.facts):
             return Unconverted(Reason.STATIC)
@@ -72,8 +74,6 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
         return lost
     if node.domain not in STANDARD_DOMAINS:
         return Unconverted(Reason.NO_INTEGER_PRODUCT, operator=f"{node.domain}.{node.op_type}")
-    if context.opset < _OLDEST_OPSET:
-        return Unconverted(Reason.OPSET_TOO_OLD, opset=context.opset, oldest=_OLDEST_OPSET)
     return Unconverted(Reason.NO_INTEGER_PRODUCT, operator=node.op_type)
 
 

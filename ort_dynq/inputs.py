@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DynqError
+from .errors import DynqError
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +25,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     )
 }
 """The NumPy types of ONNX Runtime's tensor types that can be generated and compared."""
-_BATCH, _OTHER = 2, 8  # the sizes assumed for dynamic dimensions
+_BATCH, _OTHER = 2, 8  # the sizes that are assumed for dynamic dimensions
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Input:
 
 
 def resolve_inputs(
-    declared: Sequence[Any], given: Mapping[str, Array], shapes: Mapping[str, Sequence[int]]
+    declared: Sequence[Any], given: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], other: int = _OTHER
 ) -> list[Input]:
     """Chooses the type and shape of every input: as given, or as the model declares it. Dynamic sizes are assumed.
 
@@ -56,6 +56,7 @@ def resolve_inputs(
         declared: The inputs of a session.
         given: The values of some inputs, by name.
         shapes: The shapes of other inputs, by name.
+        other: The size that is assumed for dynamic dimensions other than the batch.
 
     Raises:
         DynqError: A value or shape does not fit, or an input is not a tensor of a supported type.
@@ -76,7 +77,7 @@ def resolve_inputs(
         shape = given[each.name].shape if each.name in given else shapes.get(each.name)
         if shape is not None:
             known = _sizes_by_name(each, shape) | known
-    return [_resolve(each, given, shapes, known) for each in declared]
+    return [_resolve(each, given, shapes, known, other) for each in declared]
 
 
 def _sizes_by_name(declared: Any, shape: Sequence[int]) -> dict[str, int]:
@@ -96,7 +97,11 @@ def _sizes_by_name(declared: Any, shape: Sequence[int]) -> dict[str, int]:
 
 
 def _resolve(
-    declared: Any, given: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], known: Mapping[str, int]
+    declared: Any,
+    given: Mapping[str, Array],
+    shapes: Mapping[str, Sequence[int]],
+    known: Mapping[str, int],
+    other: int,
 ) -> Input:
     name: str = declared.name
     assumed: dict[str, int] = {}
@@ -109,7 +114,7 @@ def _resolve(
             return known[dimension]
         if " + " in dimension:
             return sum(int(term) if term.isdecimal() else resolve_size(term) for term in dimension.split(" + "))
-        assumed[dimension] = _BATCH if "batch" in dimension.lower() else _OTHER
+        assumed[dimension] = _BATCH if "batch" in dimension.lower() else other
         return assumed[dimension]
 
     exact = given[name].shape if name in given else shapes.get(name)

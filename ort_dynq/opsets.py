@@ -1,0 +1,211 @@
+"""Models of old opsets: converts them to an opset that the rules know, and compares the outputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+import onnx.version_converter
+import onnx_ir as ir
+import onnxruntime as ort
+
+from .errors import DynqError, message
+from .graphs import STANDARD_DOMAINS, functions
+from .inputs import make_feeds, resolve_inputs
+from .runtime import open_session, session_options
+from .storage import to_proto
+
+if TYPE_CHECKING:
+    from .inputs import Array
+
+OPSET = 13
+"""The oldest opset that the rules know: the first in which axes are inputs and QuantizeLinear takes an axis."""
+
+_MOST_COPIED = 1 << 10  # the elements of the largest initializer that the converter sees; adapters read axes and shapes
+_SEEDS = (0, 1)
+_SIZES = (8, 64, 512)  # of dynamic dimensions; networks for images and sound do not run on small ones
+
+
+class _Report(Protocol):
+    opset: str
+
+    @property
+    def gains(self) -> bool: ...
+
+
+_R = TypeVar("_R", bound=_Report)
+
+
+def opset_of(model: ir.Model) -> int:
+    """Returns the version of the standard operators that a model imports; :data:`OPSET` if it imports none."""
+    versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
+    return versions[0] if versions else OPSET
+
+
+def in_newer_opset(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, _R]]) -> tuple[ir.Model, _R]:
+    """Applies a conversion to a model, after the conversion of an older model to :data:`OPSET`.
+
+    The newer opset is used only if something is gained by it, and only if the model in it gives the same outputs, bit
+    for bit, with all optimizations off, on two generated inputs. Otherwise the older model is what is converted.
+
+    Args:
+        model: The model.
+        convert: Returns the converted model and its report, and may change the model that it is given.
+
+    Returns:
+        What `convert` returns. The report says what was done with an older opset, or why it stays.
+    """
+    opset = opset_of(model)
+    if opset >= OPSET:
+        return convert(model)
+    try:
+        newer = to_opset(model)
+        converted, report = convert(newer.clone())
+        if not report.gains:
+            return model, report
+        _compare(model, newer)
+    except DynqError as error:
+        unchanged, report = convert(model)
+        report.opset = f"the model stays in opset {opset}: {error}"
+        return unchanged, report
+    report.opset = (
+        f"converted from opset {opset} to {OPSET} by onnx.version_converter; with generated inputs, the outputs are "
+        "the same bit for bit"
+    )
+    return converted, report
+
+
+def to_opset(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model in the opset :data:`OPSET`. Weights are shared, not copied.
+
+    Raises:
+        DynqError: onnx.version_converter cannot convert the model; the message names the node or the function.
+    """
+    for each in functions(model):  # ONNX Runtime makes them part of the main graph, so they need its opset
+        if any(each.opset_imports.get(domain, OPSET) < OPSET for domain in STANDARD_DOMAINS):
+            raise DynqError(
+                f"onnx.version_converter converts no functions, such as {each.name}; "
+                "inline them by onnx.inliner.inline_local_functions"
+            )
+    small = model.clone()
+    weights = _without_weights(small)
+    proto = to_proto(small)
+    try:
+        converted = ir.from_proto(onnx.version_converter.convert_version(proto, OPSET))
+    except Exception as error:  # the types are onnx's own
+        raise DynqError(_cause(proto, error)) from error
+    graph = converted.graph
+    values = {value.name: value for value in graph.inputs}
+    for name, (tensor, is_input) in weights.items():
+        value = values[name]
+        value.const_value = tensor
+        if not is_input:
+            graph.inputs.remove(value)
+        graph.register_initializer(value)
+    graph.doc_string, graph.name = model.graph.doc_string, model.graph.name
+    graph.metadata_props.update(model.graph.metadata_props)
+    return ir.Model(
+        graph,
+        ir_version=converted.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        domain=model.domain,
+        model_version=model.model_version,
+        doc_string=model.doc_string,
+        functions=tuple(small.functions.values()),
+        metadata_props=dict(model.metadata_props),
+    )
+
+
+def _without_weights(model: ir.Model) -> dict[str, tuple[ir.TensorProtocol, bool]]:
+    """Makes inputs of the large initializers of the main graph: the converter copies what it is given.
+
+    Returns:
+        The tensor of each by name, and whether it was an input already.
+    """
+    graph, weights = model.graph, dict[str, tuple[ir.TensorProtocol, bool]]()
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or (tensor.size <= _MOST_COPIED and not isinstance(tensor, ir.ExternalTensor)):
+            continue
+        weights[name] = tensor, value.is_graph_input()
+        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+        del graph.initializers[name]
+        value.const_value = None
+        if not weights[name][1]:
+            graph.inputs.append(value)
+    return weights
+
+
+def _cause(proto: onnx.ModelProto, error: Exception) -> str:
+    """Returns the converter's error in one line, which names the first node that it does not convert alone."""
+    graph = proto.graph
+    with contextlib.suppress(Exception):  # without inferred types, the adapters still name most nodes
+        graph = onnx.shape_inference.infer_shapes(proto).graph
+    types = {each.name: each for each in (*graph.value_info, *graph.input, *graph.output)}
+    constants = {each.name: each for each in graph.initializer}
+    for node in graph.node:
+        inputs = [types.get(name, onnx.ValueInfoProto(name=name)) for name in node.input if name]
+        outputs = [types.get(name, onnx.ValueInfoProto(name=name)) for name in node.output if name]
+        used = [constants[name] for name in node.input if name in constants]
+        alone = onnx.helper.make_graph([node], "node", inputs, outputs, used)
+        part = onnx.helper.make_model(alone, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+        try:
+            onnx.version_converter.convert_version(part, OPSET)
+        except Exception as failure:  # the types are onnx's own
+            name = node.name or next(iter(node.output), "")
+            return f"onnx.version_converter fails at {node.op_type} {name}: {message(failure)}"
+    return f"onnx.version_converter fails: {message(error)}"
+
+
+def _compare(older: ir.Model, newer: ir.Model) -> None:
+    """Compares the outputs of a model in two opsets.
+
+    Raises:
+        DynqError: They differ, or the model runs on no generated input.
+    """
+    sessions = [_session(older, "it"), _session(newer, f"in opset {OPSET}, it")]
+    names = [output.name for output in sessions[0].get_outputs()]
+    for seed in _SEEDS:
+        feeds, expected = _expected(sessions[0], names, seed)
+        try:
+            found = sessions[1].run(names, feeds)
+        except Exception as error:  # the types are onnxruntime's own
+            raise DynqError(f"in opset {OPSET}, it does not run in ONNX Runtime: {message(error)}") from error
+        for name, a, b in zip(names, expected, found, strict=True):
+            if not _same(a, b):
+                raise DynqError(f"in opset {OPSET}, its output {name} differs")
+
+
+def _session(model: ir.Model, what: str) -> ort.InferenceSession:
+    try:
+        return open_session(model, session_options(optimize=False))
+    except Exception as error:  # the types are onnxruntime's own
+        raise DynqError(f"{what} does not load in ONNX Runtime: {message(error)}") from error
+
+
+def _expected(session: ort.InferenceSession, names: list[str], seed: int) -> tuple[dict[str, Array], list[Array]]:
+    """Returns generated inputs on which the model runs, and its outputs."""
+    for size in _SIZES:
+        try:
+            feeds = make_feeds(resolve_inputs(session.get_inputs(), {}, {}, size), {}, seed, zero_rows=True)
+            return feeds, session.run(names, feeds)
+        except Exception as error:  # noqa: PERF203  # the types are onnxruntime's own
+            why = message(error)
+    raise DynqError(f"it runs on no generated input, so that its outputs cannot be compared: {why}")
+
+
+def _same(a: object, b: object) -> bool:
+    """Returns whether two outputs have the same type, shape and bits; sequences and maps are compared in depth."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    x, y = np.asarray(a), np.asarray(b)
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    return np.array_equal(x, y) if x.dtype.kind in "OUS" else x.tobytes() == y.tobytes()

@@ -1,0 +1,216 @@
+"""Models of opsets before 13: converted if something is gained and no bit changes; otherwise they stay, with a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.version_converter
+import pytest
+from helpers import Array, stock_session
+from onnx import helper, numpy_helper
+from quantizing import product
+from rewriting import F, check, check_products, found, parse, rows
+
+import ort_dynq
+from ort_dynq import opsets
+from ort_dynq.cli import main
+from ort_dynq.rewriter import Result, rewrite
+from ort_dynq.rewriter.explain import explain
+
+CONVERTED = (
+    "converted from opset {} to 13 by onnx.version_converter; "
+    "with generated inputs, the outputs are the same bit for bit"
+)
+CHAIN = (
+    "a = Abs(x) m = ReduceMax<axes = [-1]>(a) s = Div(m, c127) d = Div(x, s) r = Round(d) c = Clip(r, low, high) "
+    "y = Mul(c, s)"
+)
+OLD = {"Round(d)": "Floor(d)", "Clip(r, low, high)": "Clip<max = 127., min = -128.>(r)"}  # before opset 11
+K, N = 64, 48
+LINEAR = CHAIN.replace("y =", "p =") + " y = MatMul(p, w)"
+CODES = (np.arange(K * N).reshape(K, N) * 37 % 255 - 127).astype(F)
+FAKE = ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+X = {"x": rows((9, K))}
+
+
+def weights(**arrays: Array) -> list[onnx.TensorProto]:
+    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+
+
+def of(value: str, body: str = LINEAR) -> str:
+    return body.replace("Abs(x)", f"Abs({value})").replace("Div(x", f"Div({value}")
+
+
+def old(body: str) -> str:
+    for new, spelling in OLD.items():
+        body = body.replace(new, spelling)
+    return body
+
+
+def linear(opset: int = 11, body: str = LINEAR, inputs: str = "float[N, 64] x") -> onnx.ModelProto:
+    model = parse(body, opset=opset, inputs=inputs)
+    model.graph.initializer.extend(weights(w=CODES))
+    return model
+
+
+@pytest.mark.parametrize("opset", range(7, 13))
+def test_softmax_of_a_quantized_product(opset: int) -> None:
+    """Softmax changed in opset 13, the axes of ReduceMax in 18, and Round is new in 11."""
+    body = LINEAR.replace("y =", "t =") + " y = Softmax<axis = 1>(t)"
+    model = linear(opset, body if opset > 10 else old(body), "float[9, 64] x")
+    check_products(model, X)
+    report = rewrite(model).report
+    assert report.opset == CONVERTED.format(opset)
+    assert "QuantizedMatMul" in found(report)
+    assert report.summary.endswith(report.opset)
+
+
+def test_subgraph() -> None:
+    body = (
+        f"y = If(flag) <then_branch = t () => (float[N, 48] y1) {{ {LINEAR.replace('y =', 'y1 =')} }}, "
+        "else_branch = e () => (float[N, 48] y2) { u = Unsqueeze<axes = [0]>(x) v = Squeeze<axes = [0]>(u) "
+        "y2 = MatMul(v, w2) }>"
+    )
+    model = linear(12, body, "float[N, 64] x, bool flag")
+    model.graph.initializer.extend(weights(w2=CODES))
+    assert found(rewrite(model).report) == FAKE
+    for condition in (True, False):
+        check(model, X | {"flag": np.array(condition)})
+
+
+def test_functions_are_not_converted() -> None:
+    model = linear(12, "t = local.twice(x) " + of("t"))
+    model.opset_import.add(domain="local", version=1)
+    nodes = parse("u = Unsqueeze<axes = [0]>(x) v = Squeeze<axes = [0]>(u) y = Add(v, v)").graph.node
+    model.functions.append(helper.make_function("local", "twice", ["x"], ["y"], nodes, [helper.make_opsetid("", 12)]))
+    refused(model, "onnx.version_converter converts no functions, such as twice; inline them")
+
+
+def test_nothing_gained() -> None:
+    model = parse("z = Squeeze<axes = [0]>(x) y = Softmax<axis = 0>(z)", opset=11, inputs="float[1, 8] x")
+    result = rewrite(model)
+    assert not result.report.opset
+    assert unchanged(result, model)
+
+
+def unchanged(result: Result, model: onnx.ModelProto) -> bool:
+    graph = result.to_proto().graph
+    nodes, expected = ([(*n.input, n.op_type, *n.output) for n in each.node] for each in (graph, model.graph))
+    return result.model.opset_imports[""] == model.opset_import[0].version and nodes == expected
+
+
+def test_external_data_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be larger than one protocol buffer: the converter sees no weights."""
+    model = linear()
+    model.graph.initializer.extend(weights(big=np.arange(200 * N, dtype=F).reshape(200, N)))
+    model.graph.node[-1].output[0] = "h"
+    model.graph.node.extend(parse("u = MatMul(t, big) y = Add(h, u)").graph.node)
+    model.graph.input.extend(parse("y = Neg(t)", inputs="float[1, 200] t").graph.input)
+    path, whole = tmp_path / "model.onnx", model.SerializeToString()
+    onnx.save(model, path, save_as_external_data=True, size_threshold=64)
+    sizes: list[int] = []
+    convert = onnx.version_converter.convert_version
+
+    def recorded(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
+        sizes.append(proto.ByteSize())
+        return convert(proto, version)
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", recorded)
+    result = rewrite(path)
+    result.save(tmp_path / "fast.onnx")
+    assert found(result.report) == FAKE
+    assert [each for each in sizes if each < 2000] == sizes != []
+    feeds = X | {"t": rows((1, 200))}
+    expected = stock_session(whole).run(None, feeds)[0]
+    session = ort_dynq.InferenceSession(path, exact=True)
+    np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+    stored = onnx.load(tmp_path / "fast.onnx")
+    assert [each.name for each in stored.graph.input] == ["x", "t"]
+    (big,) = (each for each in stored.graph.initializer if each.name == "big")
+    assert numpy_helper.to_array(big).tobytes() == np.arange(200 * N, dtype=F).tobytes()
+
+
+def refused(model: onnx.ModelProto, why: str) -> None:
+    result = rewrite(model)
+    assert why in result.report.opset
+    assert result.report.opset.startswith("the model stays in opset")
+    assert found(result.report) == []
+    why = f"the model is of opset {model.opset_import[0].version}, expected 13 or newer"
+    assert why in [each.reason for each in result.report.unconverted]
+    assert unchanged(result, model)
+
+
+def test_the_node_that_cannot_be_converted() -> None:
+    model = linear(10, "u = Resize(x, sizes) " + old(of("u")))
+    model.graph.node[0].name = "enlarge"
+    model.graph.initializer.extend(weights(sizes=np.ones(2, F)))
+    del model.opset_import[:]
+    model.opset_import.add(version=9)
+    refused(model, "onnx.version_converter fails at Resize enlarge: ")
+
+
+def test_outputs_that_differ() -> None:
+    """Upsample has asymmetric coordinates; the converter writes a Resize without this attribute."""
+    body = 't = Upsample<mode = "linear">(x, scales) h = Reshape(t, shape) ' + old(of("h"))
+    model = linear(9, body, "float[1, 1, 2, 16] x")
+    sizes = np.array([1, 1, 1, 2], F)
+    model.graph.initializer.extend(weights(scales=sizes, shape=np.array([1, K], np.int64)))
+    refused(model, "in opset 13, its output y differs")
+
+
+def test_models_that_run_on_no_generated_input() -> None:
+    model = linear(12, "u = Reshape(x, shape) " + of("u"), "float[N] x")
+    model.graph.initializer.extend(weights(shape=np.array([3, K], np.int64)))
+    refused(model, "it runs on no generated input, so that its outputs cannot be compared: ")
+
+
+def test_larger_inputs_are_tried() -> None:
+    model = linear(12, "u = Reshape(x, shape) " + of("u"), "float[N] x")
+    model.graph.initializer.extend(weights(shape=np.array([-1, K], np.int64)))
+    assert found(rewrite(model).report) == FAKE
+
+
+def test_bits_are_compared() -> None:
+    nan, zero = np.array([np.nan]), np.array([0.0])
+    assert opsets._same(nan, nan.copy())
+    assert not opsets._same(zero, -zero)
+    assert not opsets._same(zero, zero.astype(F))
+    assert opsets._same([{"a": np.array(["b"], object)}], [{"a": np.array(["b"], object)}])
+    assert not opsets._same([zero], [zero, zero])
+
+
+def test_quantize() -> None:
+    model = product(opset=12)
+    result = ort_dynq.quantize(model)
+    assert result.report.opset == CONVERTED.format(12)
+    ort_dynq.InferenceSession(result.model)
+
+
+def test_quantize_a_model_that_cannot_be_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: onnx.ModelProto, version: int) -> Any:
+        raise RuntimeError("no adapter")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", fail)
+    with pytest.raises(ort_dynq.DynqError, match=r"opset 12: onnx.version_converter fails at MatMul layer: no adapter"):
+        ort_dynq.quantize(product(opset=12))
+
+
+def test_values_are_shown_in_the_newer_opset() -> None:
+    body = CHAIN.replace("y = Mul", "t = Mul") + " u = Unsqueeze<axes = [1]>(t) y = Squeeze<axes = [1]>(u)"
+    assert [bool(each.form) for each in explain(parse(body, opset=11), "y") if each.name in "tuy"] == [True] * 3
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(linear(), path)
+    text = CONVERTED.format(11)
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["opset"] == text
+    assert main(["rewrite", str(path), "-o", str(tmp_path / "fast.onnx"), "--verify"]) == 0
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(path), "-o", str(tmp_path / "report.html"), "--quick"]) in (0, 2)
