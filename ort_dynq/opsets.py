@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from .errors import DynqError, message
-from .graphs import STANDARD_DOMAINS, functions
+from .graphs import STANDARD_DOMAINS
 from .inputs import make_feeds, resolve_inputs
 from .runtime import open_session, session_options
 from .storage import to_proto
@@ -31,10 +31,10 @@ _SIZES = (8, 64, 512)  # of dynamic dimensions; networks for images and sound do
 
 
 class _Report(Protocol):
-    opset: str
+    notes: list[str]
 
     @property
-    def gains(self) -> bool: ...
+    def rewritten(self) -> Sequence[object]: ...
 
 
 _R = TypeVar("_R", bound=_Report)
@@ -57,7 +57,7 @@ def in_newer_opset(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
         convert: Returns the converted model and its report, and may change the model that it is given.
 
     Returns:
-        What `convert` returns. The report says what was done with an older opset, or why it stays.
+        What `convert` returns. A note of the report says what was done with an older opset, or why it stays.
     """
     opset = opset_of(model)
     if opset >= OPSET:
@@ -65,14 +65,14 @@ def in_newer_opset(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
     try:
         newer = to_opset(model)
         converted, report = convert(newer.clone())
-        if not report.gains:
+        if not report.rewritten:
             return model, report
         _compare(model, newer)
     except DynqError as error:
         unchanged, report = convert(model)
-        report.opset = f"the model stays in opset {opset}: {error}"
+        report.notes.append(f"the model stays in opset {opset}: {error}")
         return unchanged, report
-    report.opset = (
+    report.notes.append(
         f"converted from opset {opset} to {OPSET} by onnx.version_converter; with generated inputs, the outputs are "
         "the same bit for bit"
     )
@@ -80,17 +80,13 @@ def in_newer_opset(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
 
 
 def to_opset(model: ir.Model) -> ir.Model:
-    """Returns a copy of a model in the opset :data:`OPSET`. Weights are shared, not copied.
+    """Returns a copy of an older model in the opset :data:`OPSET`, or the model. Weights are shared, not copied.
 
     Raises:
-        DynqError: onnx.version_converter cannot convert the model; the message names the node or the function.
+        DynqError: onnx.version_converter cannot convert the model; the message names the node.
     """
-    for each in functions(model):  # ONNX Runtime makes them part of the main graph, so they need its opset
-        if any(each.opset_imports.get(domain, OPSET) < OPSET for domain in STANDARD_DOMAINS):
-            raise DynqError(
-                f"onnx.version_converter converts no functions, such as {each.name}; "
-                "inline them by onnx.inliner.inline_local_functions"
-            )
+    if opset_of(model) >= OPSET:
+        return model
     small = model.clone()
     weights = _without_weights(small)
     proto = to_proto(small)

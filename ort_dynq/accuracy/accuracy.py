@@ -11,6 +11,7 @@ from ..graphs import named
 from ..measuring.data import Data
 from ..measuring.plain import plain
 from ..measuring.profile import profile
+from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
 from .layers import LayerAccuracy, measure_layers
 from .outputs import OutputAccuracy, measure_outputs, running, worst_snr
@@ -82,7 +83,7 @@ def measure(
     """
     with running():
         outputs = measure_outputs(reference, b, backend=backend)
-        model = named(load(b))
+        model = named(inlined_if_possible(load(b)))
         shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
         layers, unreachable = measure_layers(reference, model, backend=backend, shares=shares, track=track)
     return Accuracy(reference.data, outputs, layers, unreachable)

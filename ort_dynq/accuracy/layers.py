@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
+from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
 from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
 from .reference import Reference
@@ -92,7 +93,7 @@ def measure_layers(
         SessionError: B does not run.
         DynqError: The float model does not run with its intermediate values as outputs.
     """
-    model_a = load(reference.model)
+    model_a = inlined_if_possible(load(reference.model))
     layers = Layers(model_a, b)
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]

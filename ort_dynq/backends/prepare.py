@@ -13,6 +13,7 @@ from ..operators import DOMAIN, OPERATORS
 from ..operators.encodings import CodeType
 from ..rewriter import Report, Result
 from ..rewriter.analysis.inference import Facts
+from ..rewriter.normal_form import inlined_if_possible
 from ..storage import explained
 from ..versions import load_current
 from .extensions import variant_name
@@ -43,7 +44,7 @@ def ready_for_extensions(model: Model) -> Result:
     Raises:
         DynqError: The model is missing or is not an ONNX model, or it has no function for a node of these types.
     """
-    ready = load_current(model)
+    ready = inlined_if_possible(load_current(model))
     with explained(model):
         with Facts(ready) as facts:
             halves = [(node, found) for node in _operators(ready) if (found := _float16_input(node)) is not None]

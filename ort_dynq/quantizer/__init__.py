@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..graphs import named
-from ..opsets import in_newer_opset
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.convolutions import activation_function
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
+from ..rewriter.normal_form import in_normal_form
 from ..rewriter.reasons import Reason
 from ..storage import explained, load
 from . import conv, matmul, other_layers
@@ -101,9 +101,9 @@ def quantize_layers(
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
-        quantized, report = in_newer_opset(quantized, lambda model: (model, convert(model, phases)))
-        if report.opset and not report.rewritten:
-            raise DynqError(report.opset)
+        quantized, report = in_normal_form(quantized, lambda model: (model, convert(model, phases)))
+        if report.notes and not report.rewritten:
+            raise DynqError("; ".join(report.notes))
     names = {rule.name for rule in rules}
     report.findings = [finding for finding in report.findings if finding.rule in names]
     if all(finding.unconverted and finding.unconverted.reason == Reason.TWO_ACTIVATIONS for finding in report.findings):

@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.analysis.nodes import given_by_caller, integer
 from ..rewriter.convolutions.convolution import (
     Geometry,
     Weights,
@@ -100,14 +99,8 @@ def _past_normalization(tail: Tail, facts: Facts) -> Tail:
     parameters = [vector(value, np.float32, facts) for value in step.node.inputs[1:5]]
     bias = vector(tail.bias, np.float32, facts) if isinstance(tail.bias, ir.Value) else tail.bias
     bias = np.zeros(1, np.float32) if tail.bias is None else bias
-    is_inference = integer(step.node, "training_mode", 0) == 0 and len(step.node.outputs) == 1
-    if (
-        not is_inference
-        or given_by_caller(step.node)
-        or bias is None
-        or len(parameters) != 4
-        or any(each is None for each in parameters)
-    ):
+    is_inference = step.node.attributes.get_int("training_mode", 0) == 0 and len(step.node.outputs) == 1
+    if not is_inference or bias is None or len(parameters) != 4 or any(each is None for each in parameters):
         return tail
     gain, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
     with np.errstate(all="ignore"):

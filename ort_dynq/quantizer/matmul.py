@@ -15,7 +15,6 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.analysis.nodes import given_by_caller
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix
 from ..rewriter.products.channels import Channels
@@ -104,8 +103,6 @@ def _attributes_of(node: ir.Node) -> _Attributes:
     Raises:
         Unconverted: The caller of a function gives one.
     """
-    if reason := given_by_caller(node):
-        raise reason
     if node.op_type == "MatMul":
         return _Attributes()
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from ..opsets import in_newer_opset
 from ..storage import explained, save, to_proto
 from ..versions import load_current
 from .float16 import convert_in_float32
 from .loop import convert, op_counts
 from .metadata import EXACT
+from .normal_form import in_normal_form
 from .report import Finding, Report
 from .rules import IN_FLOAT32, PHASES
 
@@ -82,7 +82,7 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     loaded = load_current(model)
     before = op_counts(loaded)
     with explained(model):
-        rewritten, report = in_newer_opset(
+        rewritten, report = in_normal_form(
             loaded, lambda model: convert_in_float32(model, apply, IN_FLOAT32) or (model, apply(model))
         )
     report.before = before

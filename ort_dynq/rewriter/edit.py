@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
-    """Returns a Constant node, which may also be in a function body, where no initializers are possible."""
+    """Returns a Constant node."""
     return ir.node("Constant", [], {"value": ir.tensor(elements)})
 
 
@@ -151,15 +151,10 @@ class Edit:
         return self.insert(constant(np.asarray(elements)), before=before, origin=origin)
 
     def add_initializer(self, elements: npt.NDArray[Any], *, near: ir.Node) -> ir.Value:
-        """Records an initializer of the graph of `near`, or a Constant before `near` in a function's body.
-
-        Returns:
-            The value that holds the elements.
-        """
+        """Records an initializer of the graph of `near`; returns the value that holds the elements."""
         tensor = ir.tensor(np.asarray(elements, order="C"))
         graph = near.graph
-        if not isinstance(graph, ir.Graph) or self.facts.is_function_body(graph):
-            return self.insert(ir.node("Constant", [], {"value": tensor}), before=near)
+        assert isinstance(graph, ir.Graph)
         value = ir.Value(type=ir.TensorType(tensor.dtype), shape=ir.Shape(elements.shape), const_value=tensor)
         self._initializers.append((value, graph))
         return value

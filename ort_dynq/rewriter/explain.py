@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import graphs, values_of
-from ..opsets import OPSET, opset_of, to_opset
+from ..opsets import to_opset
 from ..versions import load_current
 from .analysis.inference import Facts
+from .normal_form import inlined
 from .products.affine import PRODUCTS, AffineForms
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def explain(model: Model, name: str) -> list[Explained]:
         DynqError: The model cannot be loaded, or it has no such value.
     """
     loaded = load_current(model)
-    with contextlib.suppress(DynqError):  # in the opset that the rules see
-        loaded = to_opset(loaded) if opset_of(loaded) < OPSET else loaded
+    with contextlib.suppress(DynqError):  # in the form that the rules see
+        loaded = to_opset(inlined(loaded))
     named = (value for _, graph in graphs(loaded) for value in values_of(graph) if value.name == name)
     if (wanted := next(named, None)) is None:
         raise DynqError(f"the model has no value {name!r}; give the name of an input, an output or a node's output")

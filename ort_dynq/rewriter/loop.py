@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, bodies, functions, graphs, label, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, graphs, label, with_subgraphs
 from .analysis.inference import Facts
 from .edit import Edit, Shared
 from .functions import add_functions
@@ -34,17 +34,13 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
     """
     fixed_inputs = _remove_fixed_inputs(model)
     report = Report(before=op_counts(model))
-    initializers, parameters = _used_initializers(model), _used_parameters(model)
+    initializers = _used_initializers(model)
     with Facts(model) as facts:
         context = Context(facts, exact, Shared(facts))
         for phase in phases:
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
-            for path, body in bodies(model):
-                function = body if isinstance(body, ir.Function) else None
-                for path_, graph in with_subgraphs(body, path):
-                    context = replace(context, path=path_, function=function)
-                    report.findings += _apply_rules(phase, graph, context)
-        _remove_arguments(model, parameters)
+            for path, graph in with_subgraphs(model.graph, "main"):
+                report.findings += _apply_rules(phase, graph, replace(context, path=path))
         _remove_initializers(model, initializers)
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
@@ -89,10 +85,8 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
     problem = _problem(rule, context)
     if problem and not rule.reports_opset:
         return None
-    if context.facts.is_folded(node, in_every_call=False):
-        if context.facts.is_folded(node):
-            return None
-        problem = problem or Unconverted(Reason.FOLDED_IN_A_CALL)
+    if context.facts.is_folded(node):
+        return None
     found = Finding(label(node), node.op_type, context.path, rule.name)
     try:
         match = rule.match(node, context)
@@ -113,8 +107,6 @@ def _problem(rule: Rule[Any], context: Context) -> Unconverted | None:
     opset = context.facts.opset
     if opset < rule.oldest_opset:
         return Unconverted(Reason.OPSET_TOO_OLD, opset=opset, oldest=rule.oldest_opset)
-    if context.opset != opset:  # one function for each operator serves the whole model
-        return Unconverted(Reason.OPSET_OF_FUNCTION, function=context.opset, model=opset)
     if context.facts.contradiction:
         return Unconverted(Reason.CONTRADICTION, text=context.facts.contradiction)
     return None
@@ -128,22 +120,6 @@ def _used_initializers(model: ir.Model) -> list[ir.Value]:
         for value in graph.initializers.values()
         if value.uses()
     ]
-
-
-def _used_parameters(model: ir.Model) -> set[ir.Value]:
-    return {parameter for function in functions(model) for parameter in function.inputs if parameter.uses()}
-
-
-def _remove_arguments(model: ir.Model, candidates: set[ir.Value]) -> None:
-    """Removes the arguments of parameters that are no longer used. The parameters stay: arguments may be absent."""
-    calls = [node for _, graph in graphs(model) for node in graph if node.op_identifier() in model.functions]
-    unused: set[ir.Value] = set()
-    while found := {value for value in candidates - unused if not (value.uses() or value.is_graph_output())}:
-        unused |= found  # without their arguments, parameters of callers may be unused, too
-        for call in calls:
-            for index, parameter in enumerate(model.functions[call.op_identifier()].inputs[: len(call.inputs)]):
-                if parameter in found:
-                    call.replace_input_with(index, None)
 
 
 def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:

@@ -13,10 +13,7 @@ class Reason(Enum):
 
     # The model, and ONNX Runtime's folding and fusions
     OPSET_TOO_OLD = "the model is of opset {opset}, expected {oldest} or newer"
-    OPSET_OF_FUNCTION = "its function is of opset {function}, the model of opset {model}"
     CONTRADICTION = "{text}"
-    FOLDED_IN_A_CALL = "one call of its function passes constants, which ONNX Runtime folds; inline the function"
-    GIVEN_BY_CALLER = "the attribute {name} is given by the function's caller"
     FUSED = "ONNX Runtime fuses {nodes} into {kernel}"
     FUSED_MATMUL_INTEGER = "ONNX Runtime fuses DynamicQuantizeLinear and MatMulInteger"
     STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
@@ -42,7 +39,6 @@ class Reason(Enum):
     NOT_ROUNDED = "the codes are {how}, expected Round"
     CODES_NOT_CLIPPED = "codes are cast to {codes} without a clip to its range"
     CODES_NOT_CLIPPED_TO_INTEGERS = "the codes are not clipped to constant integers"
-    CODE_BOUNDS_GIVEN_BY_CALLER = "the bounds of the codes are given by the function's caller"
     CODES_STAY_FLOATS = "the codes stay floats and are not dequantized by the same scale"
     SIGN_OF_ZERO_LOST = "codes that stay floats are clipped at 0 in a way that loses the sign of -0"
     SIGN_OF_ZERO_DEPENDS = (
@@ -65,7 +61,6 @@ class Reason(Enum):
     RANGE_OF_NO_DIMENSION = "the range reduces no dimension"
     RANGE_NOT_OF_LAST_DIMENSIONS = "the range is not over the last dimensions"
     RANGE_DIMENSIONS_AT_RUN_TIME = "the dimensions of the range are computed at run time"
-    RANGE_KEEPDIMS_GIVEN_BY_CALLER = "keepdims of the range is given by the function's caller"
     RANK_NOT_KNOWN = "the rank of x is not known"
     INVERSE_SCALE_OF_ANOTHER_RANGE = "an inverse scale is computed from another range than the maximum of |x|"
     MAGNITUDE_OF_MINUS_ZERO = "the scale is computed from the magnitude of a range that may be -0"
@@ -111,9 +106,7 @@ class Reason(Enum):
     # Weights of products
     WEIGHTS_AT_RUN_TIME = "the weights are computed at run time"
     WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME = "the weights or their zero points are computed at run time"
-    WEIGHTS_NOT_KNOWN = (
-        "the weights are not known: the function's caller gives them, or ONNX Runtime cannot compute them"
-    )
+    WEIGHTS_NOT_KNOWN = "the weights are not known: ONNX Runtime cannot compute them"
     WEIGHTS_TYPE_NOT_KNOWN = "the type of the weights is not known"
     WEIGHTS_TYPE = "the weights are {dtype}, expected float32"
     WEIGHTS_NOT_A_GRID = "the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K"

@@ -56,18 +56,13 @@ class Report:
     Attributes:
         findings: The nodes that were converted, and those that stay for a reason.
         before, after: The number of nodes of each operator.
-        opset: What was done with a model of an old opset, or why it stays in it; else empty.
+        notes: What was done with functions and an old opset before the rules, or why it was not possible.
     """
 
     findings: list[Finding] = field(default_factory=list)
     before: Mapping[str, int] = field(default_factory=Counter)
     after: Mapping[str, int] = field(default_factory=Counter)
-    opset: str = ""
-
-    @property
-    def gains(self) -> bool:
-        """Whether a node was converted."""
-        return any(finding.operator is not None for finding in self.findings)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def rewritten(self) -> list[Finding]:
@@ -83,9 +78,9 @@ class Report:
     def summary(self) -> str:
         """One line: the numbers of converted and unconverted nodes; if none was converted, the model's quantization.
 
-        A sentence on the opset follows if it is old.
+        The notes follow.
         """
-        return f"{self._summary}{self.opset and f'; {self.opset}'}"
+        return "; ".join((self._summary, *self.notes))
 
     @property
     def _summary(self) -> str:
@@ -119,7 +114,7 @@ class Report:
         """Returns the report as plain data for JSON."""
         return {
             "summary": self.summary,
-            "opset": self.opset,
+            "notes": self.notes,
             "rewritten": [finding.to_dict() for finding in self.rewritten],
             "unconverted": [finding.to_dict() for finding in self.unconverted],
             "before": dict(self.before),

@@ -8,7 +8,6 @@ from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS
 from .analysis.inference import Facts
 from .edit import Edit, Shared
 from .reasons import Unconverted
@@ -25,7 +24,6 @@ class Context:
         exact: Whether every result must stay the same bit for bit.
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
-        function: The model-local function that encloses the node, at any depth; None in the main graph.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
@@ -33,14 +31,12 @@ class Context:
     exact: bool
     shared: Shared
     path: str = "main"
-    function: ir.Function | None = None
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
-        """The version of the standard operators that the node's body imports."""
-        imports = {} if self.function is None else self.function.opset_imports
-        return next((imports[domain] for domain in STANDARD_DOMAINS if domain in imports), self.facts.opset)
+        """The version of the standard operators that the model imports."""
+        return self.facts.opset
 
 
 @dataclass(frozen=True)

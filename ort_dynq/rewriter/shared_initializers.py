@@ -21,10 +21,7 @@ class SharedInitializers:
         self._values: dict[tuple[Any, ...], ir.Value] = {}
 
     def of(self, elements: npt.NDArray[Any], edit: Edit) -> ir.Value:
-        """Returns an initializer of the graph of an edit, or a Constant in a function's body, that has these elements.
-
-        Rules visit the nodes of a graph in order, so later ones can read a Constant before the node of an earlier edit.
-        """
+        """Returns an initializer of the graph of an edit that has these elements."""
         elements = np.ascontiguousarray(elements).reshape(elements.shape)
         digest = hashlib.sha256(elements.data).digest() if elements.size else b""
         key = edit.node.graph, elements.dtype.str, elements.shape, digest

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import functions, graphs, subgraphs, values_of
+from ..graphs import graphs, subgraphs, values_of
 from ..inputs import Array
 from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.nodes import only_use
@@ -32,7 +32,7 @@ class Layers:
         results: The value that each product of B computes; A has it as well.
         offsets: The value that each product's activation has in addition to the scaled codes; None if there is none. B
             adds its product with the weights: Add(product, Mul(offset, sums of the weights)).
-        enclosing: The nodes of B's main graph that contain products in subgraphs and functions.
+        enclosing: The nodes of B's main graph that contain products in subgraphs.
         unreachable: The number of these products. Their values cannot be graph outputs.
     """
 
@@ -223,15 +223,9 @@ def _is_product(node: ir.Node) -> bool:
 
 def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
     """Returns the nodes of the main graph that contain products, and the number of products outside the main graph."""
-    calls: set[ir.OperatorIdentifier] = set()  # the functions that contain products
 
     def contains(node: ir.Node) -> bool:
-        inner = (each for _, graph in subgraphs(node) for each in graph)
-        return node.op_identifier() in calls or any(_is_product(each) or contains(each) for each in inner)
+        return any(_is_product(each) or contains(each) for _, graph in subgraphs(node) for each in graph)
 
-    for _ in functions(model):  # a function may call another one
-        for function in functions(model):
-            if any(_is_product(node) or contains(node) for node in function):
-                calls.add(function.identifier())
     count = sum(_is_product(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
     return [node for node in model.graph if contains(node)], count

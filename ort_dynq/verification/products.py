@@ -19,6 +19,7 @@ from ..graphs import label
 from ..inputs import Array
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.metadata import EXACT
+from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
 from .float64 import FloatProduct, errors_of, float_product_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
@@ -84,7 +85,7 @@ class Checked:
 
     Attributes:
         products: The integer products of B's main graph.
-        unreachable: The number of integer products in subgraphs and functions, whose values cannot be graph outputs.
+        unreachable: The number of integer products in subgraphs, whose values cannot be graph outputs.
         b: B's outputs by name, except results of products and of nodes that contain
             unreachable products.
         original: All outputs of A.
@@ -118,10 +119,10 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         SessionError: B does not run on A's values.
         DynqError: A does not run with these values as outputs, or one is not a tensor of a supported type.
     """
-    model_b = load(b)
+    model_b = inlined_if_possible(load(b))
     if model_b.metadata_props.get(EXACT) == "1":
         return None
-    model_a = load(a)
+    model_a = inlined_if_possible(load(a))
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))

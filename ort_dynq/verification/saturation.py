@@ -20,6 +20,7 @@ from ..graphs import STANDARD_DOMAINS, graphs
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import constant
 from ..rewriter.metadata import RULE
+from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.products.unsigned_codes import nodes_of_unsigned
 from ..storage import explained, load
 
@@ -50,7 +51,7 @@ def without_saturation(model: Model) -> tuple[Model, int]:
 
     Nodes that add 128 at run time precede each product; no constant is copied, so external data stay in their files.
     Two kinds of products stay as they are: products that a rewrite added, which must be right on every CPU by
-    themselves; and products whose types are not known, as in a function that is called with several types.
+    themselves; and products whose types are not known.
 
     Args:
         model: The model, which is not changed.
@@ -60,7 +61,7 @@ def without_saturation(model: Model) -> tuple[Model, int]:
         cannot be read, the model itself and 0.
     """
     try:
-        loaded = load(model)
+        loaded = inlined_if_possible(load(model))
         if not any(_is_product(node) for _, graph in graphs(loaded) for node in graph):
             return model, 0
         with explained(model), Facts(loaded) as facts:

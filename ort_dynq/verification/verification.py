@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..storage import Model
 
-_NOTHING_COMPARED = (
-    "nothing was compared: every output comes from a subgraph or function with integer products; inline A's functions "
-    "with onnx.inliner.inline_local_functions, rewrite A, and verify again"
-)
+_NOTHING_COMPARED = "nothing was compared: every output comes from a subgraph with integer products"
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Verification:
         default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
         failure: Why B does not load or run, or why nothing is compared; empty otherwise.
         products: The float products of A that are integer products in B. They also decide the result.
-        unreachable: The number of integer products in subgraphs and functions. They are not compared, and neither are
+        unreachable: The number of integer products in subgraphs. They are not compared, and neither are
             the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
         end_to_end: For information, if B has integer products: B from its inputs to its outputs.
         perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its

@@ -166,19 +166,6 @@ def test_a_bias_that_the_caller_may_give_stays_an_input() -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1)
 
 
-def test_functions_keep_their_casts() -> None:
-    """The nodes beside a parameter are known only in the calls."""
-    model = onnx.ModelProto.FromString(model_of("y = own.chain(x)"))
-    body = parser.parse_function(
-        f'<domain: "own", opset_import: ["" : 18]> chain (x) => (y) {{ {CONSTANTS} {WIDE} y = Cast<to = 10>(f) }}'
-    )
-    model.functions.append(body)
-    model.opset_import.append(helper.make_opsetid("own", 1))
-    graph, count = check(model.SerializeToString())
-    assert count == 0
-    assert [node.op_type for node in graph.node] == ["chain"]
-
-
 CONSTANTS = "wide_limit = Constant<value_float = 127.0>() wide_low = Constant<value_float = -128.0>()"
 CONSTANTS += " one = Constant<value_ints = [-1]>()"
 

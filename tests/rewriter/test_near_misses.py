@@ -240,7 +240,6 @@ def test_operators_with_one_more_consumer() -> None:
     ("name", "reason"),
     [
         ("token_float16_glue", "the type of x is float16, expected float32"),
-        ("functions", "the bounds of the codes are given by the function's caller"),
     ],
 )
 def test_reason_why_a_model_stays(name: str, reason: str) -> None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from rewriting import FOLDERS, MODELS
 
 from ort_dynq import quantizer, rewriter
-from ort_dynq.graphs import bodies, graphs, values_of, with_subgraphs
+from ort_dynq.graphs import graphs, values_of, with_subgraphs
 from ort_dynq.quantizer.options import Options
 from ort_dynq.rewriter.chains import truncation
 from ort_dynq.rewriter.loop import convert
@@ -69,11 +69,9 @@ def meets_every_node(model: ir.Model, concerned: set[str], rules: Sequence[Rule[
         if is_done:
             return
         is_done, before = True, state(model)
-        for path, body in bodies(model):
-            function = body if isinstance(body, ir.Function) else None
-            for _, graph in with_subgraphs(body, path):
-                place = replace(context, path=path, function=function)
-                concerned.update(rule.name for node in graph for rule in rules if concerns(rule, node, place))
+        for path, graph in with_subgraphs(model.graph, "main"):
+            place = replace(context, path=path)
+            concerned.update(rule.name for node in graph for rule in rules if concerns(rule, node, place))
         assert state(model) == before
 
     return Rule("every", 0, match)

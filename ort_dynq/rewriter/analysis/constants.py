@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .nodes import cast_to, given_by_caller, producer_of, skip_identity
+from .nodes import cast_to, producer_of, skip_identity
 
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
@@ -46,8 +46,6 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
 def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
     """Returns the elements of a Constant; None for text, references to attributes, and large constants."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    if given_by_caller(node):
-        return None
     for attribute in node.attributes.values():
         if attribute.name == "value":
             tensor = attribute.as_tensor()

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from ...runtime import MOST_COPIED, open_session, session_options
 from .constants import constant_array
 from .inference import Facts
-from .nodes import given_by_caller
 
 
 def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
@@ -24,8 +23,7 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
         facts: What is known of its model.
 
     Returns:
-        Its elements; None if ONNX Runtime cannot compute it, or if it depends on an attribute of a function, or on a
-        parameter for which calls pass different values.
+        Its elements; None if ONNX Runtime cannot compute it.
     """
     if value is None:
         return None
@@ -34,7 +32,7 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
     if (elements := constant_array(value)) is not None:
         return elements
     if value.producer() is None:
-        return evaluate(facts.argument(value), facts)
+        return None
     nodes: dict[ir.Node, set[ir.Node]] = {}  # each with the nodes that it depends on
     constants: dict[str, npt.NDArray[Any]] = {}
     todo = [value]
@@ -46,8 +44,6 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
             if constant is None or at.name is None:
                 return None
             constants[at.name] = constant
-        elif given_by_caller(producer):
-            return None
         elif producer not in nodes:
             sources = [source for source in producer.inputs if source is not None]
             nodes[producer] = {node for source in sources if (node := source.producer()) is not None}
@@ -75,20 +71,7 @@ def _run(
             graph.initializer.append(ir.to_proto(ir.tensor(elements, name=name)))
     proto = onnx.ModelProto(ir_version=10, graph=graph)
     proto.opset_import.extend(onnx.helper.make_opsetid(*each) for each in model.graph.opset_imports.items())
-    proto.functions.extend(ir.to_proto(function) for function in _called_by(nodes, model))
     options = session_options(optimize=False)
     options.enable_cpu_mem_arena = False  # it keeps the memory of all intermediate values
     result = open_session(proto, options).run(None, inputs)[0]
     return np.asarray(result)
-
-
-def _called_by(nodes: list[ir.Node], model: ir.Model) -> list[ir.Function]:
-    """Returns the model-local functions that nodes call, directly or through other functions."""
-    called: dict[ir.OperatorIdentifier, ir.Function] = {}
-    todo = list(nodes)
-    while todo:
-        identifier = todo.pop().op_identifier()
-        if identifier in model.functions and identifier not in called:
-            called[identifier] = model.functions[identifier]
-            todo += called[identifier].all_nodes()
-    return list(called.values())

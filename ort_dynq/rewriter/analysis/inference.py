@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import graphlib
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Container
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_subgraphs, values_of, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, graphs, values_of
 from ...operators import DOMAIN
-from .folding import FoldedValues
+from .folding import folded_values
 from .microsoft import stand_ins
 
 _LOGGER = "onnx_ir.passes.common.shape_inference"
@@ -34,12 +31,9 @@ class Facts:
             model: The model. It may be edited while the context manager is open.
         """
         self.model = model
-        self._calls: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
-        self._folded: FoldedValues | None = None
-        self._arguments: dict[ir.Value, ir.Value] = {}
+        self._folded: set[ir.Value] = set()
         self._names: set[str | None] = set()
         self._replaced: dict[ir.Value, ir.Value] = {}
-        self._function_bodies = {id(function.graph) for function in model.functions.values()}
         self._saved: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
         self.contradiction = ""
         """Why nothing may be changed: declared shapes hide an error from ONNX Runtime. Empty if there is none."""
@@ -52,16 +46,8 @@ class Facts:
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
                 if _is_too_long(value.shape):
                     value.shape = None
-            for node in graph:
-                if (identifier := node.op_identifier()) in self.model.functions:
-                    self._calls[identifier].append(node)
-        for function in functions(self.model):
-            for i, parameter in enumerate(function.inputs):
-                arguments = {_argument(call, i) for call in self._calls[function.identifier()]}
-                if len(arguments) == 1 and (argument := arguments.pop()) is not None:
-                    self._arguments[parameter] = argument
         self._infer()
-        self._folded = FoldedValues(self.model)
+        self._folded = folded_values(self.model)
         return self
 
     @property
@@ -100,33 +86,16 @@ class Facts:
         for value, (type_, shape) in self._saved.items():
             value.type, value.shape = type_, shape
 
-    def is_function_body(self, graph: ir.Graph) -> bool:
-        """Returns whether a graph is the body of a model-local function, which cannot have initializers."""
-        return id(graph) in self._function_bodies
-
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Returns whether constant folding would compute a value before run time; True for an absent value (None).
+        """Returns whether constant folding would compute a value before run time; True for an absent value (None)."""
+        return value is None or value in self._folded
 
-        A value of a function must be constant in every call. See :class:`FoldedValues`.
-        """
-        assert self._folded is not None
-        return value is None or value in self._folded.in_every_call
-
-    def is_folded(self, node: ir.Node, *, in_every_call: bool = True) -> bool:
-        """Returns whether ONNX Runtime removes a node before run time, in every call of its function or in one.
-
-        It does not fold DequantizeLinear.
-        """
-        assert self._folded is not None
-        constants = self._folded.in_every_call if in_every_call else self._folded.in_a_call
-        return node.op_type != "DequantizeLinear" and any(output in constants for output in node.outputs)
-
-    def argument(self, parameter: ir.Value) -> ir.Value | None:
-        """Returns the value that every call of a function passes for a parameter; None if they differ."""
-        return self._arguments.get(parameter)
+    def is_folded(self, node: ir.Node) -> bool:
+        """Returns whether ONNX Runtime removes a node before run time. It does not fold DequantizeLinear."""
+        return node.op_type != "DequantizeLinear" and any(output in self._folded for output in node.outputs)
 
     def _infer(self) -> None:
-        """Infers types and shapes, first in the main graph, then in the functions, as they are called.
+        """Infers types and shapes.
 
         Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
         ONNX Runtime does not trust them either. A graph output keeps its type, and gets the inferred shape.
@@ -136,8 +105,7 @@ class Facts:
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         data_prop = not _has_long_vector(self.model)
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
-        called = _callers_first(self.model)
-        with stand_ins(self.model) as others:
+        with stand_ins(self.model):
             try:
                 self._drop_contradicted(infer)
                 infer(self.model)
@@ -149,8 +117,6 @@ class Facts:
                 for values, order in initializers:  # the pass moves large ones to the end
                     for name in order:
                         values.add(values.pop(name))
-            for function in called:
-                _infer_function(function, self._calls[function.identifier()], others, data_prop)
 
     def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
@@ -217,19 +183,6 @@ def _error_of(model: ir.Model) -> str:
         return ""
     node = f"{found[1]} {found[2]}" if found[2] else found[1]
     return f"declared shapes hide an error of the model from ONNX Runtime: {node}: {found[3]}"
-
-
-def _callers_first(model: ir.Model) -> list[ir.Function]:
-    """Returns the model-local functions; each one follows all functions that call it."""
-    callers: dict[ir.OperatorIdentifier, set[ir.OperatorIdentifier]] = {
-        function.identifier(): set() for function in functions(model)
-    }
-    for function in functions(model):
-        for _, graph in with_subgraphs(function):
-            for node in graph:
-                if (called := node.op_identifier()) in callers:
-                    callers[called].add(function.identifier())
-    return [model.functions[identifier] for identifier in graphlib.TopologicalSorter(callers).static_order()]
 
 
 def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
@@ -311,66 +264,3 @@ def _has_long_vector(model: ir.Model) -> bool:
         for _, graph in graphs(model)
         for value in (*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ()))
     )
-
-
-def _argument(call: ir.Node, position: int) -> ir.Value | None:
-    return call.inputs[position] if position < len(call.inputs) else None
-
-
-def _infer_function(function: ir.Function, calls: list[ir.Node], others: list[ir.Function], data_prop: bool) -> None:
-    """Sets types and shapes in a function's body and its subgraphs where all calls of the function agree.
-
-    Args:
-        function: The function.
-        calls: Its calls.
-        others: Functions that it may call.
-        data_prop: As for onnx.shape_inference.
-    """
-    for i, parameter in enumerate(function.inputs):
-        arguments = [_argument(call, i) for call in calls]
-        types = {None if argument is None else argument.type for argument in arguments}
-        shapes = [None if argument is None else argument.shape for argument in arguments]
-        if len(types) == 1:
-            parameter.type = types.pop()
-        if shapes and all(shape is not None and shape == shapes[0] for shape in shapes):
-            parameter.shape = shapes[0]
-    typed = [value for value in function.inputs if value.type is not None]
-    if len(typed) != len(function.inputs):
-        return
-    proto = ir.serde.serialize_function(function)
-    body = onnx.GraphProto(name=function.name, node=proto.node)
-    _clear_declared(body)
-    _hide_references(body)
-    body.input.extend(ir.serde.serialize_value(value) for value in typed)
-    model = onnx.ModelProto(ir_version=10, graph=body, opset_import=proto.opset_import)
-    model.opset_import.append(onnx.helper.make_opsetid(_UNKNOWN, 1))
-    model.functions.extend(map(ir.serde.serialize_function, others))
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
-    except Exception:  # custom operators can make inference fail: then nothing is known
-        return
-    found = ir.serde.deserialize_model(inferred).graph
-    for (_, own), (_, inferred_graph) in zip(with_subgraphs(function), with_subgraphs(found), strict=True):
-        known = {value.name: value for value in values_of(inferred_graph)}
-        for value in values_of(own):
-            if (same := known.get(value.name)) is not None:
-                value.type = value.type if same.type is None else same.type
-                value.shape = value.shape if same.shape is None else same.shape
-
-
-def _hide_references(graph: onnx.GraphProto) -> None:
-    """Hides nodes that refer to attributes of the function from inference, which would take these for absent."""
-    for node in graph.node:
-        # The type of value_float does not depend on the number, and no shape does.
-        if any(each.ref_attr_name and each.name != "value_float" for each in node.attribute):
-            node.domain = _UNKNOWN
-        for _, subgraph in proto_subgraphs(node):
-            _hide_references(subgraph)
-
-
-def _clear_declared(graph: onnx.GraphProto) -> None:
-    """Removes the declared types and shapes of intermediate values, at any depth."""
-    del graph.value_info[:]
-    for node in graph.node:
-        for _, subgraph in proto_subgraphs(node):
-            _clear_declared(subgraph)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .inference import Facts
-from .nodes import integer, operand, producer_of, skip_identity
+from .nodes import operand, producer_of, skip_identity
 from .shapes import RESHAPES, axes_of, lines_up, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
@@ -222,7 +222,10 @@ class _Proof:
     def _note(self, reduced: ir.Node) -> None:
         """Notes the reduced dimensions, and whether they stay as dimensions of length 1."""
         axes = axes_of(reduced)
-        self._reduced = [0] if axes is None else axes, axes is not None and integer(reduced, "keepdims", 1) == 1
+        self._reduced = (
+            [0] if axes is None else axes,
+            axes is not None and reduced.attributes.get_int("keepdims", 1) == 1,
+        )
 
 
 def _first(node: ir.Node) -> ir.Value | None:
@@ -240,7 +243,7 @@ def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     sources = (
         (x, skip_identity(magnitude.inputs[0])) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
     )
-    is_whole = axes_of(reduced) == [] and integer(reduced, "noop_with_empty_axes", 0) == 0
+    is_whole = axes_of(reduced) == [] and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
     return any(value is each or (is_whole and unreshaped(value) is unreshaped(each)) for each in sources)
 
 
@@ -258,5 +261,5 @@ def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:
     of = None if reduced is None else _first(reduced)
     if reduced is None or of is None or not _is_of(reduced, of, x):
         return None
-    is_kept = integer(reduced, "keepdims", 1) == 1 or axes_of(reduced) == []
+    is_kept = reduced.attributes.get_int("keepdims", 1) == 1 or axes_of(reduced) == []
     return reduced if is_kept and of is not None else None

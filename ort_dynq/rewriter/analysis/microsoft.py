@@ -15,7 +15,6 @@ import onnx.parser
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, graphs
-from .nodes import integer
 
 _MICROSOFT, _BLOCKED = "com.microsoft", "com.microsoft.nchwc"
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
@@ -90,13 +89,6 @@ def _text_of(node: ir.Node, model: ir.Model) -> str:
     return f"({', '.join(sources)}) => ({', '.join(outputs)}) {{ {text} {unknown} }}"
 
 
-def _integer(node: ir.Node, name: str, default: int = 0) -> int:
-    value = integer(node, name, default)
-    if value is None:  # the caller of the enclosing function gives it
-        raise _UnknownError
-    return value
-
-
 def _has(node: ir.Node, position: int) -> bool:
     return position < len(node.inputs) and node.inputs[position] is not None
 
@@ -113,8 +105,6 @@ def _given(node: ir.Node, *names: str) -> str:
         attribute = node.attributes.get(name)
         if attribute is None:
             continue
-        if attribute.is_ref():
-            raise _UnknownError
         if attribute.type == ir.AttributeType.STRING:
             if attribute.as_string() not in _AUTO_PADS:
                 raise _UnknownError
@@ -136,9 +126,9 @@ def _slice(result: str, source: str, axis: int, end: int) -> str:
 
 
 def _product(node: ir.Node) -> str:
-    if _integer(node, "transBatchA") or _integer(node, "transBatchB"):
+    if node.attributes.get_int("transBatchA", 0) or node.attributes.get_int("transBatchB", 0):
         raise _UnknownError
-    left, right = _integer(node, "transA"), _integer(node, "transB")
+    left, right = node.attributes.get_int("transA", 0), node.attributes.get_int("transB", 0)
     if not left and not right:
         return "o0 = MatMul(i0, i1)"
     batch = "" if _rank(node, 1) == 2 else "..."
@@ -148,7 +138,7 @@ def _product(node: ir.Node) -> str:
 
 def _packed_product(node: ir.Node) -> str:
     """Packed weights of K rows and N columns."""
-    shape = _vector("shape", _integer(node, "K"), _integer(node, "N"))
+    shape = _vector("shape", node.attributes.get_int("K", 0), node.attributes.get_int("N", 0))
     return f"{shape} w = ConstantOfShape(shape) o0 = MatMul(i0, w)"
 
 
@@ -157,7 +147,7 @@ def _attention(node: ir.Node) -> str:
     sizes = node.attributes.get("qkv_hidden_sizes")
     if sizes is None:
         return "all = MatMul(i0, i1) q, k, o0 = Split<axis = -1, num_outputs = 3>(all)"
-    if sizes.is_ref() or len(sizes.as_ints()) != 3:
+    if len(sizes.as_ints()) != 3:
         raise _UnknownError
     return f"all = MatMul(i0, i1) {_slice('o0', 'all', -1, sizes.as_ints()[2])}"
 
@@ -171,7 +161,7 @@ def _multi_head_attention(node: ir.Node) -> str:
 def _group_query_attention(node: ir.Node) -> str:
     if _has(node, 1):
         return "o0 = Identity(i0)"
-    heads, others = _integer(node, "num_heads"), _integer(node, "kv_num_heads")  # of query; of key, and of value
+    heads, others = (node.attributes.get_int(f"{kind}num_heads", 0) for kind in ("", "kv_"))  # of key and value each
     split, joined = _vector("split", 0, 0, heads + 2 * others, -1), _vector("joined", 0, 0, -1)
     query = _slice("query", "heads", 2, heads)
     return f"{split} heads = Reshape(i0, split) {query} {joined} o0 = Reshape(query, joined)"
@@ -179,9 +169,9 @@ def _group_query_attention(node: ir.Node) -> str:
 
 def _quantized_embedding(node: ir.Node) -> str:
     codes = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
-    if codes is None or _integer(node, "gather_axis"):
+    if codes is None or node.attributes.get_int("gather_axis", 0) != 0:
         raise _UnknownError
-    bits = _integer(node, "bits", 4)
+    bits = node.attributes.get_int("bits", 4)
     repeated = 2 if codes == ir.DataType.UINT8 and bits == 4 else 1  # a byte has two codes
     return f"r = Gather(i0, i1) c = Concat<axis = -1>({', '.join(['r'] * repeated)}) o0 = CastLike(c, i2)"
 
@@ -191,7 +181,7 @@ def _windows(operator: str, weights: str = "") -> Callable[[ir.Node], str]:
 
     def text(node: ir.Node) -> str:
         arguments, attributes = (f", {weights}" if weights else ""), _given(node, *_WINDOW)
-        if not _integer(node, "channels_last", int(node.op_type.startswith("Nhwc"))):
+        if not node.attributes.get_int("channels_last", int(node.op_type.startswith("Nhwc"))):
             return f"o0 = {operator}{attributes}(i0{arguments})"
         rank = _rank(node, int(weights[1:])) if weights else 2 + len(node.attributes["kernel_shape"].as_ints())
         if rank is None:
@@ -204,7 +194,7 @@ def _windows(operator: str, weights: str = "") -> Callable[[ir.Node], str]:
 
 
 def _global_average(node: ir.Node) -> str:
-    if _integer(node, "channels_last"):
+    if node.attributes.get_int("channels_last", 0):
         raise _UnknownError
     return "o0 = GlobalAveragePool(i0)"
 
@@ -212,7 +202,7 @@ def _global_average(node: ir.Node) -> str:
 def _concat(node: ir.Node) -> str:
     """Every part has its scale and zero point."""
     parts = ", ".join(f"i{i}" for i in range(2, len(node.inputs), 3))
-    return f"o0 = Concat<axis = {_integer(node, 'axis')}>({parts})"
+    return f"o0 = Concat<axis = {node.attributes.get_int('axis', 0)}>({parts})"
 
 
 def _quantized_gemm(node: ir.Node) -> str:
@@ -221,9 +211,9 @@ def _quantized_gemm(node: ir.Node) -> str:
 
 
 def _unblocked(node: ir.Node) -> str:
-    if _integer(node, "channels_last"):
+    if node.attributes.get_int("channels_last", 0):
         raise _UnknownError
-    return _slice("o0", "i0", 1, _integer(node, "channels"))
+    return _slice("o0", "i0", 1, node.attributes.get_int("channels", 0))
 
 
 _LIKE_INPUT = "o0 = Identity(i0)"

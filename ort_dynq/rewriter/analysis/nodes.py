@@ -54,38 +54,16 @@ def only_use(value: ir.Value) -> Use | None:
         value = use.node.outputs[0]
 
 
-def integer(node: ir.Node, name: str, default: int) -> int | None:
-    """Returns an integer attribute or its default; None if it refers to an attribute of the enclosing function."""
-    attribute = node.attributes.get(name)
-    if attribute is None:
-        return default
-    return None if attribute.is_ref() else attribute.as_int()
-
-
 def attributes_of(node: ir.Node) -> dict[str, Any]:
     """Returns the attributes of a call of one of ort_dynq's operators by name, defaults included."""
     defaults = {attribute.name: attribute.default for attribute in OPERATORS[node.op_type].attributes}
     return defaults | {name: attribute.value for name, attribute in node.attributes.items()}
 
 
-def is_given_by_caller(value: ir.Value | None) -> bool:
-    """Returns whether a value is an attribute of the enclosing function, or the negative of one."""
-    if (node := producer_of(value, "Neg", "Cast", "Identity")) is not None:
-        return is_given_by_caller(node.inputs[0])
-    node = producer_of(value, "Constant")
-    return node is not None and given_by_caller(node) is not None
-
-
-def given_by_caller(node: ir.Node) -> Unconverted | None:
-    """Returns why a node stays if one of its attributes refers to an attribute of the enclosing function; else None."""
-    name = next((name for name, attribute in node.attributes.items() if attribute.is_ref()), None)
-    return None if name is None else Unconverted(Reason.GIVEN_BY_CALLER, name=name)
-
-
 def data_type(node: ir.Node, name: str) -> ir.DataType:
-    """Returns an attribute that is a type; UNDEFINED if it is absent, not a type, or given by the function's caller."""
+    """Returns an attribute that is a type; UNDEFINED if it is absent or not a type."""
     try:
-        return ir.DataType(integer(node, name, 0) or 0)
+        return ir.DataType(node.attributes.get_int(name, 0) or 0)
     except ValueError:
         return ir.DataType.UNDEFINED
 
@@ -95,7 +73,7 @@ def cast_to(node: ir.Node) -> ir.DataType:
 
     With another `saturate` than 1, ONNX Runtime fails or leaves integers uninitialized.
     """
-    return data_type(node, "to") if integer(node, "saturate", 1) == 1 else ir.DataType.UNDEFINED
+    return data_type(node, "to") if node.attributes.get_int("saturate", 1) == 1 else ir.DataType.UNDEFINED
 
 
 def skip_identity(value: ir.Value) -> ir.Value:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...operators import DOMAIN
 from .constants import constant_array, constant_scalar
-from .nodes import attributes_of, integer, producer_of, skip_identity
+from .nodes import attributes_of, producer_of, skip_identity
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
@@ -179,7 +179,7 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
     if value is None:
         return False
     if (shape := producer_of(skip_identity(value), "Shape")) is not None and shape.inputs[0] is not None:
-        ends = integer(shape, "start", 0), integer(shape, "end", -1)
+        ends = shape.attributes.get_int("start", 0), shape.attributes.get_int("end", -1)
         return ends == (i, i + 1) and skip_identity(shape.inputs[0]) is skip_identity(x)
     unsqueeze = producer_of(skip_identity(value), "Unsqueeze")
     if unsqueeze is None or unsqueeze.inputs[0] is None:
@@ -210,7 +210,7 @@ def reshapes_of(value: ir.Value) -> list[ir.Node]:
 def axes_of(node: ir.Node) -> list[int] | None:
     """Returns the axes of a node, an attribute or (from opset 13 or 18 on) an input; None if not constant."""
     if "axes" in node.attributes:
-        return None if node.attributes["axes"].is_ref() else list(node.attributes["axes"].as_ints())
+        return list(node.attributes["axes"].as_ints())
     given = node.inputs[1] if len(node.inputs) > 1 else None
     if given is None:
         return []
@@ -261,7 +261,7 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
         return [node.inputs[0]]
     if (node := producer_of(value, *_BINARY)) is not None:
         return list(node.inputs)
-    if (node := producer_of(value, *reductions)) is not None and integer(node, "keepdims", 1) == 1:
+    if (node := producer_of(value, *reductions)) is not None and node.attributes.get_int("keepdims", 1) == 1:
         return [node.inputs[0]]
     if (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
         like = _shape_of(node.inputs[-1])
@@ -272,7 +272,12 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
 def _shape_of(value: ir.Value | None) -> ir.Value | None:
     """Returns the value whose whole shape is `value`, or None."""
     shape = None if value is None else producer_of(skip_identity(value), "Shape")
-    if shape is None or shape.inputs[0] is None or "end" in shape.attributes or integer(shape, "start", 0) != 0:
+    if (
+        shape is None
+        or shape.inputs[0] is None
+        or "end" in shape.attributes
+        or shape.attributes.get_int("start", 0) != 0
+    ):
         return None
     return skip_identity(shape.inputs[0])
 

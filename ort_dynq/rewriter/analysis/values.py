@@ -98,8 +98,7 @@ class Values:
         of_type = _of_type(value.dtype)
         node = value.producer()
         if node is None or node.op_type in ("Constant", "ConstantOfShape"):
-            parameter = None if node is not None else self._facts.argument(value)
-            return self.known(parameter) if parameter is not None else _of_constant(value) or of_type
+            return _of_constant(value) or of_type
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Known()
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)

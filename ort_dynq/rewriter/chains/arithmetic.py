@@ -18,7 +18,6 @@ from ..analysis.constants import constant_scalar, is_zero
 from ..analysis.inference import Facts
 from ..analysis.nodes import (
     cast_to,
-    is_given_by_caller,
     only_use,
     operand,
     producer_of,
@@ -157,11 +156,8 @@ def _after_round(chain: Chain) -> tuple[Chain, Bounded]:
         if zero is not None:
             chain = replace(chain, rounding_order=RoundingOrder.ROUND_THEN_ADD, zero_point=zero, last=total)
     use = only_use(chain.last)
-    if use is not None and use.node.op_type == "Clip" and use.idx == 0:
-        if any(map(is_given_by_caller, use.node.inputs[1:])):
-            raise Unconverted(Reason.CODE_BOUNDS_GIVEN_BY_CALLER)
-        if bounds_of(use.node.outputs[0]) is None:
-            raise Unconverted(Reason.CODES_NOT_CLIPPED_TO_INTEGERS)
+    if use is not None and use.node.op_type == "Clip" and use.idx == 0 and bounds_of(use.node.outputs[0]) is None:
+        raise Unconverted(Reason.CODES_NOT_CLIPPED_TO_INTEGERS)
     found = bounded_by(chain.last)
     if found is None:
         return chain, Bounded(chain.last)

@@ -23,7 +23,7 @@ from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ...runtime import version
 from ..analysis.constants import constant_scalar, is_zero
 from ..analysis.inference import Facts
-from ..analysis.nodes import data_type, given_by_caller, producer_of
+from ..analysis.nodes import data_type, producer_of
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
@@ -60,7 +60,6 @@ def _match_quantize(node: ir.Node, context: Context) -> RangeChain | LinearNode 
     facts = context.facts
     if not _is_dynamic(node, "QuantizeLinear", facts):
         return None
-    _raise(given_by_caller(node))
     x, _, zero_point = inputs_of(node)
     check_type("x", x, FLOATS)
     if node.attributes.get_int("precision", 0) not in (0, ir.DataType.FLOAT):
@@ -92,7 +91,6 @@ def _build_quantize(match: RangeChain | LinearNode, edit: Edit) -> None:
 def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearNode | None:
     if not _is_dynamic(node, "DequantizeLinear", context.facts):
         return None
-    _raise(given_by_caller(node))
     _raise(fused_by_onnxruntime(node, context.facts.is_constant))
     pair = _dynamic_pair(node)
     if pair is not None:
@@ -210,7 +208,6 @@ def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
     is_inverse = (
         dq.domain in STANDARD_DOMAINS
         and dq.graph is node.graph
-        and not given_by_caller(dq)
         and dq.op_type == "DequantizeLinear"
         and list(dq.inputs[1:]) == list(node.inputs[1:])
         and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ...operators.encodings import AddedEpsilon, InverseScale, RangeConstants, RangeKind
 from ..analysis.bounds import LARGEST, Bounded, bounds_of, constant_operand, signed_magnitude_of
 from ..analysis.constants import constant_scalar, is_zero
-from ..analysis.nodes import integer, operand, producer_of, rounded_to_float16, skip_identity
+from ..analysis.nodes import operand, producer_of, rounded_to_float16, skip_identity
 from ..analysis.shapes import axes_of, does_not_grow, unreshaped
 from ..reasons import Reason, Unconverted
 from .range_zero_point import ZeroPoint, zero_point_of
@@ -317,9 +317,7 @@ def _is_x(reduce: ir.Node, value: ir.Value, x: ir.Value) -> bool:
 
 def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
     """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; and keepdims."""
-    keepdims = integer(reduce, "keepdims", 1)
-    if keepdims is None:
-        raise Unconverted(Reason.RANGE_KEEPDIMS_GIVEN_BY_CALLER)
+    keepdims = reduce.attributes.get_int("keepdims", 1)
     return _axis(reduce, x), keepdims == 1
 
 
@@ -329,7 +327,7 @@ def _axis(reduce: ir.Node, x: ir.Value) -> int:
     if axes is None:
         raise Unconverted(Reason.RANGE_DIMENSIONS_AT_RUN_TIME)
     if not axes:
-        if integer(reduce, "noop_with_empty_axes", 0) != 0:
+        if reduce.attributes.get_int("noop_with_empty_axes", 0) != 0:
             raise Unconverted(Reason.RANGE_OF_NO_DIMENSION)
         return 0
     if rank is None and any(axis >= 0 for axis in axes):

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..analysis.nodes import integer, producer_of, skip_identity
+from ..analysis.nodes import producer_of, skip_identity
 from ..analysis.shapes import axes_of
 from ..edit import Edit, call
 from ..policy.cost import has_few_elements
@@ -112,12 +112,12 @@ def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
 
 def _reduction(node: ir.Node) -> _Reduction | None:
     """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
-    x, axes, attribute = node.inputs[0], axes_of(node), integer(node, "keepdims", 1)
+    x, axes, attribute = node.inputs[0], axes_of(node), node.attributes.get_int("keepdims", 1)
     keepdims = int(attribute == 1)  # ONNX Runtime takes every other value for 0
-    if x is None or axes is None or attribute is None or node.domain not in STANDARD_DOMAINS:
+    if x is None or axes is None or node.domain not in STANDARD_DOMAINS:
         return None
     if not axes:
-        return None if integer(node, "noop_with_empty_axes", 0) != 0 else _Reduction(x, 0, 0, 1, keepdims)
+        return None if node.attributes.get_int("noop_with_empty_axes", 0) != 0 else _Reduction(x, 0, 0, 1, keepdims)
     if x.shape is not None:
         rank = len(x.shape)
         axes = [axis % rank for axis in axes] if rank else axes

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
-from ..analysis.nodes import given_by_caller
 from ..policy.cost import is_tiny_convolution
 from ..products.channels import Channels
 from ..products.grid import Grid, grid_of
@@ -127,8 +126,6 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     Raises:
         Unconverted: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
     """
-    if reason := given_by_caller(node):
-        raise reason
     rank, kernel = weights.spatial_rank, list(weights.codes.shape[2:])
     strides, dilations = (_integers(node, name, [1] * rank) for name in ("strides", "dilations"))
     pads = _integers(node, "pads", [0] * 2 * rank)

@@ -15,7 +15,6 @@ kernel. Softmax becomes five nodes and Gelu six, as this version of ONNX Runtime
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import ChainMap
 from typing import Any
@@ -25,13 +24,12 @@ import onnx
 import onnx_ir as ir
 
 from ...files import temporary_folder, unwritable
-from ...graphs import STANDARD_DOMAINS, functions, graphs, proto_nodes, proto_subgraphs, values_of, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, graphs, proto_subgraphs, values_of, with_subgraphs
 from ...runtime import MOST_COPIED, can_open, open_session, session_options
 from ...storage import load, to_proto
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, producer_of
-from ..functions import inlined
 from .graph import PREFIX, SELECTING, GraphCasts, is_cast
 
 _ENDS = ("Round", "DequantizeLinear")  # of chains that the rules find in float32
@@ -41,8 +39,7 @@ _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 def write_casts(model: ir.Model) -> bool:
     """Writes the Casts into the main graph and its subgraphs, if a Round or DequantizeLinear in them gives float16.
 
-    Results stay the same. If such a node may be in a model-local function, all calls of functions are inlined first, as
-    ONNX Runtime does: the roundings in a function depend on the nodes beside each call.
+    Results stay the same.
 
     Args:
         model: The model, which is changed.
@@ -51,30 +48,9 @@ def write_casts(model: ir.Model) -> bool:
         Whether the model has such a node, and ONNX Runtime runs the model with and without the Casts, and rounds the
         same values to float16. Otherwise it is unchanged.
     """
-    if not _may_round_in_functions(model):
-        return _write_casts(model)
-    run = saved_by_onnxruntime(model)
-    if run is None:
-        return False
-    without_calls = inlined(model, kept={(node.domain, node.op_type) for node in proto_nodes(run)})
-    if without_calls is None or not _write_casts(without_calls, run):
-        return _write_casts(model)
-    model.graph = without_calls.graph
-    model.functions.clear()
-    model.functions.update(without_calls.functions)
-    return True
-
-
-def _write_casts(model: ir.Model, original: onnx.GraphProto | None = None) -> bool:
-    """As :func:`write_casts`, without inlining functions.
-
-    Args:
-        model: The model, which is changed.
-        original: The graph that ONNX Runtime runs for the original; None: the model is the original.
-    """
     untouched = model.graph
     model.graph = untouched.clone()
-    casts = _written(model, original)
+    casts = _written(model)
     if casts is None:
         model.graph = untouched
         return False
@@ -82,7 +58,7 @@ def _write_casts(model: ir.Model, original: onnx.GraphProto | None = None) -> bo
     return True
 
 
-def _written(model: ir.Model, original: onnx.GraphProto | None) -> GraphCasts | None:
+def _written(model: ir.Model) -> GraphCasts | None:
     """Writes the Casts; returns None if the model does not need them, or if they change a result."""
     all_graphs = [graph for _, graph in with_subgraphs(model.graph)]
     ends = [end for graph in all_graphs for end in _ends(graph)]
@@ -101,19 +77,12 @@ def _written(model: ir.Model, original: onnx.GraphProto | None) -> GraphCasts | 
     casts.write(run)
     written = saved_by_onnxruntime(model)
     numbers: dict[object, int] = {}
-    expected = _expressions(original or run, numbers)
+    expected = _expressions(run, numbers)
     return None if written is None or _expressions(written, numbers) != expected else casts
 
 
 def _ends(graph: ir.Graph | ir.Function) -> list[ir.Value]:
     return [node.outputs[0] for node in graph if node.outputs and producer_of(node.outputs[0], *_ENDS) is node]
-
-
-def _may_round_in_functions(model: ir.Model) -> bool:
-    """Returns whether a Round or DequantizeLinear in a function gives float16 in a call. Calls may differ in types."""
-    ends = [end for body in functions(model) for _, graph in with_subgraphs(body) for end in _ends(graph)]
-    with Facts(model) if ends else contextlib.nullcontext():
-        return any(end.dtype in (ir.DataType.FLOAT16, None) for end in ends)
 
 
 def mentions_float16(model: ir.Model) -> bool:

@@ -52,8 +52,6 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
-    if context.function is not None:
-        return None  # the nodes beside its parameters depend on the call; functions with float16 chains are inlined
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _operator(node, context)
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:

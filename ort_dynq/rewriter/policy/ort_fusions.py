@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..analysis.nodes import data_type, given_by_caller
+from ..analysis.nodes import data_type
 from ..reasons import Reason, Unconverted
 
 _UINT8 = ir.DataType.UINT8
@@ -98,7 +98,7 @@ class _Matcher:
     def _group(self, op: ir.Node, member: ir.Node) -> Unconverted | None:
         """Returns the correct fusion of `op` and the nodes around it, if `member` is one of them, or None."""
         group = _GROUPS.get(op.op_type) if op.domain == "" else None
-        if group is None or len(op.outputs) != 1 or given_by_caller(op):
+        if group is None or len(op.outputs) != 1:
             return None
         inputs, output, transposed = [v for v in op.inputs if v is not None], op.outputs[0], False
         bias = _added_bias(op)
@@ -234,7 +234,7 @@ def _scale_is_right(node: ir.Node, axis: int | None, rank_0: bool) -> bool:
     if len(scale.shape) == 0 or tuple(scale.shape) == (1,):
         return not rank_0 or (len(scale.shape) == 0 and (zero_point is None or _rank(zero_point) in (None, 0)))
     rank = None if x is None else _rank(x)
-    if axis is None or rank is None or len(scale.shape) != 1 or (axis == 1 and rank != 2) or given_by_caller(node):
+    if axis is None or rank is None or len(scale.shape) != 1 or (axis == 1 and rank != 2):
         return False
     return node.attributes.get_int("axis", 1) % rank == axis
 

@@ -378,8 +378,6 @@ class AffineForms:
             return self._lose(node)
         if node.op_type in _COPIES:
             return replace(form, value=value)
-        if any(attribute.is_ref() for attribute in node.attributes.values()):
-            return self._lose(node)
         others: tuple[Affine, ...] = ()
         if node.op_type == "Concat":
             others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import integer, producer_of, skip_identity
+from ..analysis.nodes import producer_of, skip_identity
 from ..analysis.shapes import axes_of, has_one_element
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..edit import Edit
@@ -135,7 +135,7 @@ def _row_sums_of(value: ir.Value) -> RowSums | None:
     if unsqueeze is not None and axes_of(unsqueeze) not in last:
         return None
     keepdims = 1 if unsqueeze is None else 0
-    return RowSums(codes) if integer(node, "keepdims", 1) == keepdims and axes_of(node) in last else None
+    return RowSums(codes) if node.attributes.get_int("keepdims", 1) == keepdims and axes_of(node) in last else None
 
 
 @dataclass(frozen=True)

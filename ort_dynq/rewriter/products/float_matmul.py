@@ -21,7 +21,6 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import given_by_caller
 from ..edit import Edit
 from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..reasons import Reason, Unconverted
@@ -100,8 +99,6 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """
     if not context.facts.is_constant(b):
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
-    if reason := given_by_caller(node):
-        raise reason
     if node.op_type == "Gemm":
         alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
         if node.attributes.get_int("transA", 0) != 0 or alpha != 1 or beta != 1:

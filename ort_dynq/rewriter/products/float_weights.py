@@ -25,7 +25,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import Use, given_by_caller, producer_of
+from ..analysis.nodes import Use, producer_of
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES, check_type
 from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
@@ -65,8 +65,6 @@ def _match(node: ir.Node, context: Context) -> _Folded | LinearNode | None:
     products = {value: uses for value in _forms(node) if (uses := _products(value))}
     if not products:
         return None
-    if reason := given_by_caller(node):
-        raise reason
     if not context.exact and (folded := _fold(products, context)) is not None:
         return folded
     codes, scale, _ = inputs_of(node)

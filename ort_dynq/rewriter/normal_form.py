@@ -1,0 +1,70 @@
+"""The normal form to which rules are applied: no functions, and an opset that the rules know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ..errors import DynqError, message
+from ..graphs import functions, named
+from ..operators import DOMAIN
+from ..opsets import in_newer_opset
+from .report import Report
+
+_KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
+
+
+def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]]) -> tuple[ir.Model, Report]:
+    """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
+
+    Args:
+        model: The model, which may be changed.
+        convert: Returns the converted model and its report, and may change the model that it is given.
+
+    Returns:
+        What `convert` returns. The notes of the report say what was done with an old opset, and what is not possible.
+    """
+    form, notes = model, []
+    try:
+        form = inlined(model)
+    except DynqError as error:
+        notes.append(str(error))
+    converted, report = in_newer_opset(form, convert)
+    report.notes = [*notes, *report.notes]
+    return (converted if report.rewritten else model), report
+
+
+def inlined(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model with its functions inlined, as ONNX Runtime inlines them before it runs a model.
+
+    A model without functions is returned itself.
+
+    Functions stay in the domains of ort_dynq and of ONNX Runtime, which may have kernels of their names. The copy has the same names of inputs and outputs.
+
+    Raises:
+        DynqError: A function cannot be inlined. For example, it imports another opset than the model.
+    """
+    if not functions(model):
+        return model
+    copy = named(model.clone())  # after their outputs: the pass would name nodes by numbers
+    try:
+        common.InlinePass(lambda each: each.domain != "" and not each.domain.startswith(_KEPT))(copy)
+        common.NameFixPass()(copy)  # subgraphs may have the names of inlined values
+    except Exception as error:  # the types are onnx_ir's own
+        raise DynqError(f"its functions cannot be inlined: {message(error.__cause__ or error)}") from error
+    for old, new in zip(model.graph.outputs, copy.graph.outputs, strict=True):
+        new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
+    ends = [[value.name for value in (*each.graph.inputs, *each.graph.outputs)] for each in (model, copy)]
+    if ends[0] != ends[1]:
+        raise DynqError("its functions cannot be inlined: an output has the name of another value")
+    return copy
+
+
+def inlined_if_possible(model: ir.Model) -> ir.Model:
+    """Returns :func:`inlined`, or the model if a function cannot be inlined."""
+    try:
+        return inlined(model)
+    except DynqError:
+        return model
