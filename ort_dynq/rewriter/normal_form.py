@@ -39,9 +39,8 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
 def inlined(model: ir.Model) -> ir.Model:
     """Returns a copy of a model with its functions inlined, as ONNX Runtime inlines them before it runs a model.
 
-    A model without functions is returned itself.
-
-    Functions stay in the domains of ort_dynq and of ONNX Runtime, which may have kernels of their names. The copy has the same names of inputs and outputs.
+    A model without functions is returned itself. Functions stay in the domains of ort_dynq and of ONNX Runtime, which
+    may have kernels of their names. The copy has the same names of inputs and outputs.
 
     Raises:
         DynqError: A function cannot be inlined. For example, it imports another opset than the model.

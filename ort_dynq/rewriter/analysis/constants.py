@@ -47,6 +47,8 @@ def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
     """Returns the elements of a Constant; None for text, references to attributes, and large constants."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for attribute in node.attributes.values():
+        if attribute.is_ref():  # in a function that stays
+            return None
         if attribute.name == "value":
             tensor = attribute.as_tensor()
             return None if tensor.size > _MOST_ELEMENTS else tensor.numpy()

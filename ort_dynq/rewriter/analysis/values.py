@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, graphs
+from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from .bounds import all_bounds_of
 from .constants import constant_array, constant_scalar, is_number
 from .inference import Facts
@@ -80,7 +80,7 @@ class Values:
         """Visits all nodes in their order, so that no later question goes deep."""
         self._facts = facts
         self._known: dict[ir.Value, Known] = {}
-        for _, graph in graphs(facts.model):
+        for _, graph in with_subgraphs(facts.model.graph):
             for node in graph:
                 for output in node.outputs:
                     self.known(output)
@@ -90,7 +90,6 @@ class Values:
         if value is None:
             return Known()
         if value not in self._known:
-            self._known[value] = Known()  # in a cycle of functions
             self._known[value] = self._find(value)
         return self._known[value]
 

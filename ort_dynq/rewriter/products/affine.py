@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, graphs
+from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, Scaling, ZeroPointRule
 from ..analysis.constants import constant_scalar
@@ -80,7 +80,7 @@ class AffineForms:
         self._facts = facts
         self.values = Values(facts)
         self._found: dict[ir.Value, Affine | Unconverted | None] = {}
-        for _, graph in graphs(facts.model):
+        for _, graph in with_subgraphs(facts.model.graph):
             for node in graph:
                 for output in node.outputs:
                     self._of(output)
@@ -99,7 +99,6 @@ class AffineForms:
         if value is None or self._facts.is_constant(value):
             return None
         if value not in self._found:
-            self._found[value] = None  # in a cycle of functions
             self._found[value] = self._find(value)
         return self._found[value]
 
