@@ -27,7 +27,7 @@ _SMALLEST = 2.0**-149  # the smallest positive float32
 class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
-    The product is a MatMul, Gemm or Conv. The bias of a Gemm or Conv is the first step.
+    The product is a MatMul, Gemm, Einsum or Conv. The bias of a Gemm or Conv is the first step.
     """
 
     node: ir.Node
@@ -40,7 +40,10 @@ class FloatProduct(NamedTuple):
         """Returns the product of these numbers, without the steps after it."""
         if self.node.op_type == "Conv":
             return convolve(x, weights, self.node)
-        return np.asarray(x @ (weights.T if self.is_transposed else weights))
+        if self.node.op_type == "Einsum":
+            return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
+        alpha = self.node.attributes.get_float("alpha", 1.0)
+        return np.asarray(x @ (weights.T if self.is_transposed else weights)) * alpha
 
     def depth(self, weights: Array) -> int:
         """Returns K, the number of terms of each sum."""
@@ -51,11 +54,17 @@ class FloatProduct(NamedTuple):
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
         """Returns the operand of a step, float64, as it broadcasts to the product."""
         number = known[name_of(operand)].astype(np.float64)
-        is_bias_of_conv = self.node.op_type == "Conv" and operand in self.node.inputs[2:]
+        if operand not in self.node.inputs[2:]:
+            return number
+        number = number * self.node.attributes.get_float("beta", 1.0)
+        is_bias_of_conv = self.node.op_type == "Conv"
         return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
 
     @property
     def is_transposed(self) -> bool:
+        if self.node.op_type == "Einsum":
+            operands, _, result = self.node.attributes["equation"].as_string().replace(" ", "").partition("->")
+            return operands[-1] != result[-1]
         return self.node.attributes.get_int("transB", 0) != 0
 
     def values(self) -> list[ir.Value]:
@@ -68,9 +77,14 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
     for product, position in activation.uses():
-        if product.domain not in STANDARD_DOMAINS or product.op_type not in ("MatMul", "Gemm", "Conv") or position != 0:
+        if (
+            product.domain not in STANDARD_DOMAINS
+            or product.op_type not in ("MatMul", "Gemm", "Einsum", "Conv")
+            or position != 0
+        ):
             continue
         weights, *bias = product.inputs[1:]
+        bias = [] if product.attributes.get_float("beta", 1.0) == 0 else bias
         steps = [("Add", operand) for operand in bias if operand is not None]
         value = product.outputs[0]
         while value is not result and (use := only_use(value)) is not None:
@@ -107,7 +121,7 @@ def errors_of(
         The errors in units, as :class:`ort_dynq.verification.products.Product` defines them.
     """
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        reference, magnitude = product.multiply(x, weights), product.multiply(size, np.abs(weights))
+        reference, magnitude = product.multiply(x, weights), np.abs(product.multiply(size, np.abs(weights)))
         for operator, operand in product.steps:
             number = product.number(operand, known)
             if operator == "Reshape":

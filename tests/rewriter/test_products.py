@@ -10,6 +10,7 @@ More than 450 lines: the tests build their models from the chains and weights at
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from helpers import Array, assert_same, diagonals, make_session, stock_session, 
 from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, rows
 
+import ort_dynq
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.reasons import Reason
 
@@ -438,7 +440,14 @@ def test_weights_of_several_products_are_stored_once() -> None:
 
 UNCONVERTED = {
     "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
-    "transA, alpha or beta": ("d2 = Reshape(dx, rows)\n y = Gemm<alpha = 2.0>(d2, w)", WEIGHTS["folded"][1]),
+    "transA": (
+        "d2 = Reshape(dx, rows)\n d3 = Transpose(d2)\n y = Gemm<transA = 1>(d3, w)",
+        WEIGHTS["folded"][1],
+    ),
+    "not the product of a matrix by weights": (
+        'y = Einsum<equation = "abk,kn->anb">(dx, w)',
+        WEIGHTS["folded"][1],
+    ),
     "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),
     "bias is not one": (
         "d2 = Reshape(dx, rows)\n y = Gemm(d2, w, b)",
@@ -462,6 +471,39 @@ def test_chains_that_stay(reason: str) -> None:
     report = check(model, {"x": DATA["x"][:, :6]} | {"gain": np.array(1.5, F)}, exact=False)
     assert found(report) == ["DynamicRangeFakeQuantize"]
     assert [reason in finding.reason for finding in report.unconverted] == [True]
+
+
+SPELLINGS = {
+    "Einsum": 'y = Einsum<equation = "abk,kn->abn">(dx, w)',
+    "Einsum of any rank": 'y = Einsum<equation = "...k, kn -> ...n">(dx, w)',
+    "Einsum of transposed weights": 'y = Einsum<equation = "abk,nk->abn">(dx, wt)',
+    "alpha": "d2 = Reshape(dx, rows)\n y = Gemm<alpha = -0.3>(d2, w)",
+    "alpha and beta": "d2 = Reshape(dx, rows)\n y = Gemm<alpha = 3.0, beta = 0.7>(d2, w, b)",
+    "beta of 0": "d2 = Reshape(dx, rows)\n y = Gemm<beta = 0.0, transB = 1>(d2, wt, infinite)",
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_other_spellings_of_a_product(name: str) -> None:
+    w = WEIGHTS["folded"][1]["w"]
+    arrays = {"w": w, "wt": np.ascontiguousarray(w.T), "b": np.linspace(-9, 9, len(w[0]), dtype=F)}
+    arrays |= {"infinite": np.full(len(w[0]), np.inf, F), "rows": np.array([-1, K])}
+    used = {key: each for key, each in arrays.items() if re.search(rf"\b{key}\b", SPELLINGS[name])}
+    model = model_of(symmetric() + "dx = Mul(c, s)\n" + SPELLINGS[name], used, inputs=f"float[2, 6, {K}] x")
+    result = rewrite(model)
+    assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+    assert ort_dynq.verify(model, result.model, inputs={"x": DATA["x"][:, :6]}).passed
+
+
+@pytest.mark.parametrize(
+    "equation", ["abk,kn->bn", "aak,kn->aan", "abn,kn->abk", "abk,kn->abk", "kbk,kn->kbn", "abk,kk->abk"]
+)
+def test_other_einsums_stay(equation: str) -> None:
+    """Some are sums over another dimension, or of a diagonal."""
+    arrays = {"w": WEIGHTS["folded"][1]["w"][:, :K]}
+    body = f'y = Einsum<equation = "{equation}">(dx, w)'
+    report = rewrite(model_of(symmetric() + "dx = Mul(c, s)\n" + body, arrays, inputs=f"float[6, 6, {K}] x")).report
+    assert "QuantizedMatMul" not in found(report)
 
 
 @pytest.mark.parametrize(

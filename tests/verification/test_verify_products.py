@@ -217,7 +217,7 @@ def test_product_that_the_original_does_not_have_fails() -> None:
 
 
 def test_product_that_the_original_scales_by_an_attribute_fails() -> None:
-    """The rewriter leaves a Gemm with another alpha, and verification has no reference for it."""
+    """B's product has another alpha."""
     parameters = {"w": weights(16, 5), "b": np.linspace(-1, 1, 5, dtype=np.float32)}
     plain, scaled = (
         token("float[n, 16] x", "float[n, 5] y", f"y = Gemm<alpha = {alpha}>(dx, w, b)", parameters)
@@ -225,7 +225,8 @@ def test_product_that_the_original_scales_by_an_attribute_fails() -> None:
     )
     assert check(plain).passed
     (product,) = check(scaled, rewritten(plain)).products
-    assert product.problem.startswith("A's result is ")
+    assert product.problem.startswith("B's error is ")
+    assert check(scaled).passed
 
 
 def test_model_whose_metadata_says_exact_is_compared_bit_for_bit() -> None:

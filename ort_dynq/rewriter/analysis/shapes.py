@@ -57,6 +57,12 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     )
 
 
+def unexpanded(value: ir.Value, other: ir.Value) -> ir.Value | None:
+    """Returns the input of an Expand or Tile, if an elementwise operation with `other` broadcasts it by itself."""
+    node = producer_of(skip_identity(value), "Expand", "Tile")
+    return node.inputs[0] if node is not None and does_not_grow(value, other) else None
+
+
 def has_one_element(value: ir.Value, most_dimensions: int | None = None) -> bool:
     """Returns whether a value is known to have one element, and no more dimensions than `most_dimensions`, if given."""
     elements = constant_array(value)

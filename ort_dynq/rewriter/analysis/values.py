@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from .bounds import all_bounds_of
 from .constants import constant_array, constant_scalar, is_number
+from .estimators import LARGEST, estimated, is_exact
 from .inference import Facts
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, largest_quotient
 from .nodes import cast_to
@@ -124,6 +125,10 @@ class Values:
                 low, high = (min(max(each, bounded.least), bounded.most) for each in (found.low, found.high))
                 return Known(low, high, found.is_integer and _are_integers(bounded.least, bounded.most))
             return _union(inputs[1:])
+        if (pair := estimated(node)) is not None and value.dtype == ir.DataType.FLOAT:
+            x = self.known(pair[1])
+            if is_exact(*pair, is_small=max(-x.low, x.high) <= LARGEST):
+                return self.known(pair[0])
         if op_type == "Cast":
             return _cast(inputs[0], cast_to(node))
         if op_type in ("ReduceMax", "ReduceMin"):

@@ -18,9 +18,10 @@ from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, Scaling, ZeroPointRule
 from ..analysis.constants import constant_scalar
+from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
 from ..analysis.nodes import attributes_of, cast_to, producer_of, skip_identity
-from ..analysis.shapes import broadcasts, has_one_element, is_shape_of_rows, same_shape
+from ..analysis.shapes import broadcasts, has_one_element, is_shape_of_rows, same_shape, unexpanded
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..reasons import Reason, Unconverted
@@ -69,6 +70,7 @@ PRODUCTS = frozenset(
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _COPIES = ("Identity", "Dropout")
+_MOST_STEPS = 16
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
 
 
@@ -297,7 +299,29 @@ class AffineForms:
             return self._lose(node, "its input is not known to be integers of 32 bits")
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
+    def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:
+        """Returns the form of x + (y - x), whose elements are those of y except for two roundings.
+
+        If x is within the range of the codes, each is at most 2**-24 of the element: less than those of a product. So x
+        must be what the codes are computed from, and not be far beyond their range.
+        """
+        if (pair := estimated(node)) is None or (form := self.of(pair[0])) is None:
+            return None
+        y, x = pair[0], skip_identity(pair[1])
+        scaled = form.root
+        for _ in range(_MOST_STEPS):
+            if skip_identity(scaled) is x:
+                return replace(form, value=value)
+            producer = skip_identity(scaled).producer()
+            inputs = [] if producer is None else [each for each in producer.inputs if each is not None]
+            if not inputs or y is x:
+                return None
+            scaled = next((each for each in inputs if not self._facts.is_constant(each)), inputs[0])
+        return None
+
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        if (found := self._estimate(node, value)) is not None:
+            return found
         pairs = list(enumerate(node.inputs))
         for (i, data), (_, other) in (pairs, pairs[::-1]):
             form = self.of(data)
@@ -352,6 +376,8 @@ class AffineForms:
 
     def _param(self, value: ir.Value, like: ir.Value) -> Param | None:
         """Returns a value as a number for rows of `like` or for all of it; None if that is not known."""
+        if (narrow := unexpanded(value, like)) is not None and (found := self._param(narrow, like)) is not None:
+            return found
         if value.dtype not in (ir.DataType.FLOAT, *CODE_TYPES, *WIDE_TYPES):
             return None
         rank, of_like = rank_of(value), rank_of(like)

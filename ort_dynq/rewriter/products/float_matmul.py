@@ -1,6 +1,6 @@
 """The rule for float products of an activation that is quantized at run time and constant weights.
 
-fake quantization | dequantization, MatMul | Gemm, [Mul by the rows' scale], [Add bias]
+fake quantization | dequantization, MatMul | Gemm | Einsum, [Mul by the rows' scale], [Add bias]
     -> quantization, QuantizedMatMul
 
 The weights must be an 8-bit grid in every output channel, or in groups of it (grid.py). The activation may have a scale
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
@@ -44,7 +46,7 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm", "Einsum"):
         return None
     a, b, bias = [*node.inputs, None, None, None][:3]
     forms = context.shared(AffineForms)
@@ -57,9 +59,13 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     grid = _grid(node, b, context)
     depth, columns = grid.codes.shape
     channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
-    of_gemm = channels.bias(bias, facts)
+    beta = node.attributes.get_float("beta", 1.0)
+    bias = None if beta == 0 else bias
+    of_gemm = channels.bias(bias, facts) if beta in (0, 1) else channels.vector(bias, np.float32, facts)
     if bias is not None and of_gemm is None:
         raise Unconverted(Reason.BIAS)
+    if beta not in (0, 1) and isinstance(of_gemm, np.ndarray):
+        of_gemm = of_gemm * np.float32(beta)
     if form.source is not None and is_tiny_product_of_rows(form.source.node, columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
     group_size = group_size_of(form, depth)
@@ -99,16 +105,31 @@ def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
     """
     if not context.facts.is_constant(b):
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
-    if node.op_type == "Gemm":
-        alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
-        if node.attributes.get_int("transA", 0) != 0 or alpha != 1 or beta != 1:
-            raise Unconverted(Reason.GEMM_ATTRIBUTES)
-    is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
+    if node.attributes.get_int("transA", 0) != 0:
+        raise Unconverted(Reason.GEMM_ATTRIBUTES)
+    is_transposed = node.attributes.get_int("transB", 0) != 0
+    if node.op_type == "Einsum":
+        if (of_einsum := is_transposed_einsum(node)) is None:
+            raise Unconverted(Reason.EINSUM)
+        is_transposed = of_einsum
     search = functools.partial(_grid_of, b, is_transposed, context.facts)
     grid = context.shared(SharedGrids).of(b, is_transposed, search)
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_A_GRID)
-    return grid
+    alpha = node.attributes.get_float("alpha", 1.0)
+    return grid if alpha == 1 else replace(grid, scale=grid.scale * np.float32(alpha))
+
+
+def is_transposed_einsum(node: ir.Node) -> bool | None:
+    """Returns whether an Einsum is a product by weights [N, K]; False for [K, N], None if it is no such product."""
+    equation = node.attributes.get_string("equation", "").replace(" ", "")
+    found = re.fullmatch(r"((?:\.{3})?(\w*))(\w),(\w)(\w)->\1(\w)", equation)
+    if found is None:
+        return None
+    _, rows, k, *weights, n = found.groups()
+    if len({*rows, k, n}) != len(rows) + 2 or sorted(weights) != sorted((k, n)):
+        return None
+    return weights == [n, k]
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:

@@ -1,0 +1,89 @@
+"""Straight-through estimators, x + (y - x): where they are y bit for bit, and where they are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array
+from onnx import numpy_helper
+from rewriting import F, check_products, found, parse, rows
+
+from ort_dynq.rewriter import rewrite
+
+HALVES = (np.arange(-600, 601) / 2).astype(F)
+NEAR = [HALVES]
+for _ in range(8):
+    NEAR = [*NEAR, np.nextafter(NEAR[-1], F(np.inf)), np.nextafter(NEAR[0], F(-np.inf))]
+POWERS = np.ldexp(F(1), np.arange(-149, 25)).astype(F)
+SMALL = np.arange(np.array(2**-3, F).view(np.uint32), np.array(4, F).view(np.uint32), dtype=np.uint32).view(F)
+X = np.concatenate([*NEAR, POWERS, -POWERS, POWERS * F(0.7), SMALL, -SMALL, [F(0), F(-0.0)]])
+"""All floats of magnitude 1/8 to 4, floats around integers and halves up to 300, and powers of 2 up to 2**24."""
+ROUNDINGS = {
+    "Round": np.rint,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Floor(x + 0.5)": lambda x: np.floor(x + F(0.5)),
+    "Clip(Round)": lambda x: np.clip(np.rint(x), F(-128), F(127)),
+    "Clip(Floor)": lambda x: np.clip(np.floor(x), F(0), F(255)),
+    "Clip(Ceil)": lambda x: np.clip(np.ceil(x), F(-7), F(0)),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_the_sum_is_the_rounded_value(name: str) -> None:
+    y = ROUNDINGS[name](X)
+    assert y.dtype == F
+    np.testing.assert_array_equal(X + (y - X), y)
+
+
+def test_the_sum_is_another_value() -> None:
+    """What is_exact excludes: x is too large."""
+    x = F(2**26)
+    assert x + (F(127) - x) == 128
+
+
+CHAIN = "a = Abs(x) m = ReduceMax(a, one) b = Max(m, eps) s = Div(b, c127) q = Div(x, s) r = Round(q)"
+WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
+
+
+def model_of(nodes: str) -> onnx.ModelProto:
+    model = parse(f"{CHAIN} {nodes} y = MatMul(v, w)", inputs="float[N, 64] x, float[N, 64] other")
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
+    return model
+
+
+def data() -> dict[str, Array]:
+    x = np.nan_to_num(rows((9, 64)), posinf=1, neginf=-1)
+    return {"x": x, "other": x[::-1].copy()}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "d = Sub(r, q) t = Add(d, q) v = Mul(t, s)",
+        "d = Sub(r, q) t = Add(q, d) c = Clip(t, low, high) v = Mul(c, s)",
+        "c = Clip(r, low, high) d = Sub(c, q) t = Add(q, d) v = Mul(t, s)",
+        "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d)",
+        "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) i = Identity(x) v = Add(d, i)",
+    ],
+)
+def test_products(nodes: str) -> None:
+    model = model_of(nodes)
+    assert "QuantizedMatMul" in found(rewrite(model).report)
+    check_products(model, data())
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "d = Sub(r, x) t = Add(d, q) v = Mul(t, s)",
+        "d = Sub(q, r) t = Add(d, q) v = Mul(t, s)",
+        "d = Sub(r, q) t = Sub(d, q) v = Mul(t, s)",
+        "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, other) v = Add(other, d)",
+        "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(other, d)",
+        "c = Clip(r, low, high) f = Mul(c, s) d = Sub(x, f) v = Add(x, d)",
+    ],
+)
+def test_near_misses(nodes: str) -> None:
+    assert "QuantizedMatMul" not in found(rewrite(model_of(nodes)).report)
