@@ -495,6 +495,24 @@ def test_other_spellings_of_a_product(name: str) -> None:
     assert ort_dynq.verify(model, result.model, inputs={"x": DATA["x"][:, :6]}).passed
 
 
+WITHOUT_EPSILON = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) {} d = Div(x, s) r = Round(d)
+    c = Clip(r, low, high) i = Cast<to = 6>(c) f = Cast<to = 1>(i) dx = Mul(f, {}) y = MatMul(dx, w)"""
+
+
+@pytest.mark.parametrize(("other", "scale", "fits"), [("", "s", True), ("t = Max(s, eps)", "t", False)])
+def test_rows_of_zeros_whose_codes_are_cast_to_int32(other: str, scale: str, fits: bool) -> None:
+    """0 / 0 is NaN, and as int32 any number: 0 times it is 0, another scale times it is not."""
+    model = model_of(WITHOUT_EPSILON.format(other, scale), WEIGHTS["folded"][1], inputs=f"float[2, 6, {K}] x")
+    report = rewrite(model).report
+    assert ("QuantizedMatMul" in found(report)) == fits
+    if fits:
+        x = np.nan_to_num(DATA["x"][:, :6], posinf=1, neginf=-1)
+        x[:, 2] = 0
+        assert ort_dynq.verify(model, rewrite(model).model, inputs={"x": x}).passed
+    else:
+        assert any("a row of zeros has NaN instead of codes" in each.reason for each in report.unconverted)
+
+
 @pytest.mark.parametrize(
     "equation", ["abk,kn->bn", "aak,kn->aan", "abn,kn->abk", "abk,kn->abk", "kbk,kn->kbn", "abk,kk->abk"]
 )

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.constants import constant_scalar
+from ..analysis.shapes import unreshaped
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, OfCodes, Op, Term
@@ -70,6 +71,8 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         raise Unconverted(Reason.ACTIVATION_FORM)
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
+    if form.divisor is not None and not _is_scaled_by(form, form.divisor):
+        raise Unconverted(Reason.NAN_CODES)
     blocks = {param.block for param in form.params if not param.is_one}
     if len(blocks) > 1:
         raise Unconverted(Reason.ACTIVATION_SCALES)
@@ -83,6 +86,12 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     if found.has_offset and groups > 1:
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     return found
+
+
+def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
+    """Returns whether codes that are not numbers are multiplied by 0: by the divisor of the quotient."""
+    term = None if form.scale is None else form.scale.term
+    return isinstance(term, ir.Value) and unreshaped(term) is unreshaped(divisor)
 
 
 def group_size_of(form: Affine, depth: int) -> int:

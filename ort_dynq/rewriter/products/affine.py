@@ -294,10 +294,21 @@ class AffineForms:
             return replace(form, value=value)
         if to not in (ir.DataType.FLOAT, *WIDE_TYPES):
             return self._lose(node)
-        is_wide = known.is_regular and known.fits(-(2**31), 2**31 - 1)
-        if to in WIDE_TYPES and source.dtype in _FLOATS and not is_wide:
-            return self._lose(node, "its input is not known to be integers of 32 bits")
+        if to in WIDE_TYPES and source.dtype in _FLOATS:
+            divisor = None if known.is_regular else self._divisor(source)
+            if not known.fits(-(2**31), 2**31 - 1) or not (known.is_regular or divisor):
+                return self._lose(node, "its input is not known to be integers of 32 bits")
+            form = replace(form, divisor=divisor)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
+
+    def _divisor(self, value: ir.Value) -> ir.Value | None:
+        """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
+        division = producer_of(skip_identity(value), *_ROUNDINGS, "Clip", "Div")
+        while division is not None and division.op_type != "Div" and division.inputs[0] is not None:
+            division = producer_of(skip_identity(division.inputs[0]), *_ROUNDINGS, "Clip", "Div")
+        if division is None or None in division.inputs or not self.values.known(division.inputs[0]).is_regular:
+            return None
+        return division.inputs[1]
 
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:
         """Returns the form of x + (y - x), whose elements are those of y except for two roundings.

@@ -291,6 +291,7 @@ class Affine:
         zero_point: None for 0.
         offset: None for 0.
         is_rounded: Whether the model rounds the value to float16.
+        divisor: What x is divided by, if the model casts NaN, the quotient of zeros, to integers. They are any numbers.
     """
 
     value: ir.Value
@@ -303,6 +304,7 @@ class Affine:
     zero_point: Param | None = None
     offset: Param | None = None
     is_rounded: bool = False
+    divisor: ir.Value | None = None
 
     @property
     def shift(self) -> int:
