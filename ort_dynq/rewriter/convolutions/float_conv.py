@@ -56,9 +56,9 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     weights, grid = _weights(w, context)
     geometry = geometry_of_floats(node, bias, weights)
     activation = activation_of(form, forms.values)
-    if activation.has_offset:
-        raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
+    if activation.has_offset:
+        return _Match(activation, grid, weights, geometry, tail)
     if not activation.is_scaled and bias is None:  # a scale may follow
         tail = tail.past_scales(a, context.facts)
     return _Match(activation, grid, weights, geometry, tail if bias is not None else tail.past_bias(context.facts))

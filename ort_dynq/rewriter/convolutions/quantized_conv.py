@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -54,4 +55,34 @@ def build_quantized_conv(
         quad_axis=int(quad_axis),
         scale_order=int(tail.scale_order),
     )
-    edit.replace(tail.last, edit.insert_main(main, before=tail.last_node))
+    result = edit.insert_main(main, before=tail.last_node)
+    if codes.offset is not None:
+        result = edit.insert(
+            ir.node("Add", [result, _of_offset(codes.offset, tail, codes, weights, edit)]), before=edit.node
+        )
+    edit.replace(tail.last, result)
+
+
+def _of_offset(offset: ir.Value, tail: Tail, codes: Codes, weights: Weights, edit: Edit) -> ir.Value:
+    """Returns the convolution of an offset that is one number: the offset times that of an image of ones.
+
+    Pads have no offset, so it is not a multiple of the sums of the weights. The image has one channel, and the weights
+    their sums over the channels. If its size is known, constant folding computes this convolution.
+    """
+
+    def insert(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        return edit.insert(ir.node(op_type, list(inputs), attributes), before=edit.node)
+
+    def constant(*numbers: int) -> ir.Value:
+        return edit.add_constant(np.array(numbers), before=edit.node)
+
+    assert tail.column is not None
+    real = weights.codes.astype(np.float64) - weights.zero_point.reshape(-1, *[1] * (weights.codes.ndim - 1))
+    sums = real.sum(1, keepdims=True) * tail.column.reshape(-1, *[1] * (weights.codes.ndim - 1))
+    size = insert("Slice", insert("Shape", codes.codes), constant(2), constant(weights.codes.ndim))
+    ones = insert(
+        "Expand", edit.add_constant(np.float32(1), before=edit.node), insert("Concat", constant(1, 1), size, axis=0)
+    )
+    attributes = {name: each.value for name, each in tail.product.attributes.items() if name != "group"}
+    filters = edit.shared(SharedInitializers).of(sums.astype(np.float32), edit)
+    return insert("Mul", offset, insert("Conv", ones, filters, **attributes))
