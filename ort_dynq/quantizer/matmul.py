@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.grid import Grid, grid_of
+from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.shared_grids import SharedGrids
@@ -41,33 +41,23 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm"):
+    product = matrix_product_of(node) if node.op_type in ("MatMul", "Gemm") else None
+    if product is None:
         return None
     options.check(node)
-    a, b, bias = [*node.inputs, None, None, None][:3]
-    if a is None or b is None:
-        return None
-    facts, gemm = context.facts, _attributes_of(node)
+    facts, a, b = context.facts, product.a, product.b
     if facts.is_constant(a) and not facts.is_constant(b):
         raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
-    search = functools.partial(_grid_of, b, gemm.has_transposed_weights, options, facts)
-    grid, note = context.shared(SharedGrids).of(b, gemm.has_transposed_weights, search)
+    search = functools.partial(_grid_of, b, product.has_transposed_b, options, facts)
+    grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
-    bias = bias if gemm.beta else None
-    found = channels.bias(bias, facts)
-    if bias is not None and found is None:
-        raise Unconverted(Reason.BIAS)
-    if bias is not None and gemm.beta != 1 and (found := channels.vector(bias, np.float32, facts)) is None:
-        raise Unconverted(Reason.BIAS_AT_RUN_TIME)
-    scale = _times(grid.scale, gemm.alpha, "the weights times the attribute alpha")
-    if isinstance(found, np.ndarray) and gemm.beta != 1:
-        found = _times(found, gemm.beta, "the bias times the attribute beta")
-    tail = Tail(node, channels, node.outputs[0], column=scale, bias=found)
+    bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
+    tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, gemm.has_transposed_activation, grid, tail, options, note)
+    return _Match(a, product.has_transposed_a, grid, tail, options, note)
 
 
 def _build(match: _Match, edit: Edit) -> None:
@@ -85,41 +75,6 @@ def rule(options: Options) -> Rule[_Match]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("quantized matrix product", OLDEST_OPSET, match, _build, reports_opset=True)
-
-
-@dataclass(frozen=True)
-class _Attributes:
-    """The attributes of a Gemm: alpha * A @ B + beta * C; their defaults are a MatMul."""
-
-    alpha: float = 1.0
-    beta: float = 1.0
-    has_transposed_activation: bool = False
-    has_transposed_weights: bool = False
-
-
-def _attributes_of(node: ir.Node) -> _Attributes:
-    """Returns the attributes of a MatMul or Gemm.
-
-    Raises:
-        Unconverted: The caller of a function gives one.
-    """
-    if node.op_type == "MatMul":
-        return _Attributes()
-    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
-    return _Attributes(alpha, beta, *(node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")))
-
-
-def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.NDArray[np.float32]:
-    """Returns numbers times a factor.
-
-    Raises:
-        Unconverted: One of the products is not finite in float32.
-    """
-    with np.errstate(all="ignore"):
-        products = numbers * np.float32(factor)
-    if not np.isfinite(products).all():
-        raise Unconverted(Reason.GEMM_OVERFLOW, what=name)
-    return np.asarray(products)
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[Grid, str]:

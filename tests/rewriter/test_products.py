@@ -524,6 +524,20 @@ def test_other_einsums_stay(equation: str) -> None:
     assert "QuantizedMatMul" not in found(report)
 
 
+def test_einsum_that_may_broadcast_stays() -> None:
+    """Einsum repeats a K of 1 for each row of the weights; the sums are other ones."""
+    body = 'd1 = ReduceMax(dx, last)\n y = Einsum<equation = "abk,kn->abn">(d1, w)'
+    report = rewrite(model_of(symmetric() + "dx = Mul(c, s)\n" + body, WEIGHTS["folded"][1])).report
+    assert "QuantizedMatMul" not in found(report)
+
+
+def test_alpha_that_overflows_the_scales_stays() -> None:
+    arrays = {"w": WEIGHTS["folded"][1]["w"] * F(1e10)}
+    body = "dx = Mul(c, s)\n d2 = Reshape(dx, rows)\n y = Gemm<alpha = 1e38>(d2, w)"
+    report = rewrite(model_of(symmetric() + body, arrays)).report
+    assert ["exceed float32" in each.reason for each in report.unconverted] == [True]
+
+
 @pytest.mark.parametrize(
     ("axes", "fits"), [([-1], True), ([-2, -1], False), ([-3, -2, -1], True), ([1, 2], False), ([2], True)]
 )

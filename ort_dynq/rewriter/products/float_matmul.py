@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..edit import Edit
@@ -32,6 +29,7 @@ from .affine import AffineForms
 from .channels import Channels
 from .codes import ActivationCodes
 from .grid import Grid, grid_of
+from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul
 from .shared_grids import SharedGrids
@@ -46,26 +44,18 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "Gemm", "Einsum"):
-        return None
-    a, b, bias = [*node.inputs, None, None, None][:3]
     forms = context.shared(AffineForms)
-    form = forms.of(a)
-    if a is None or b is None or form is None:
+    form = forms.of(node.inputs[0]) if node.inputs else None
+    product = None if form is None else matrix_product_of(node)
+    if form is None or product is None:
         return None
     if context.exact:
         raise Unconverted(Reason.EXACT)
-    facts = context.facts
-    grid = _grid(node, b, context)
+    a, facts = product.a, context.facts
+    grid = _grid(product, context)
     depth, columns = grid.codes.shape
     channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
-    beta = node.attributes.get_float("beta", 1.0)
-    bias = None if beta == 0 else bias
-    of_gemm = channels.bias(bias, facts) if beta in (0, 1) else channels.vector(bias, np.float32, facts)
-    if bias is not None and of_gemm is None:
-        raise Unconverted(Reason.BIAS)
-    if beta not in (0, 1) and isinstance(of_gemm, np.ndarray):
-        of_gemm = of_gemm * np.float32(beta)
+    bias = bias_of(product, channels, facts)
     if form.source is not None and is_tiny_product_of_rows(form.source.node, columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
     group_size = group_size_of(form, depth)
@@ -79,7 +69,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     activation = activation_of(form, forms.values, groups=groups, parts=parts)
     if activation.has_offset and grid.group_size:
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
-    tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=of_gemm)
+    tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     if activation.has_offset:
         return _Match(activation, grid, tail)
     if not activation.is_scaled and bias is None:  # a scale may follow
@@ -97,39 +87,22 @@ def _build(match: _Match, edit: Edit) -> None:
 RULE = Rule("float matrix product", 13, _match, _build)
 
 
-def _grid(node: ir.Node, b: ir.Value, context: Context) -> Grid:
-    """Returns the grid of the weights, [K, N].
+def _grid(product: MatrixProduct, context: Context) -> Grid:
+    """Returns the grid of alpha times the weights, [K, N].
 
     Raises:
         Unconverted: They are not constant, not known or not a grid.
     """
+    b, is_transposed = product.b, product.has_transposed_b
     if not context.facts.is_constant(b):
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
-    if node.attributes.get_int("transA", 0) != 0:
+    if product.has_transposed_a:
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
-    is_transposed = node.attributes.get_int("transB", 0) != 0
-    if node.op_type == "Einsum":
-        if (of_einsum := is_transposed_einsum(node)) is None:
-            raise Unconverted(Reason.EINSUM)
-        is_transposed = of_einsum
     search = functools.partial(_grid_of, b, is_transposed, context.facts)
     grid = context.shared(SharedGrids).of(b, is_transposed, search)
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_A_GRID)
-    alpha = node.attributes.get_float("alpha", 1.0)
-    return grid if alpha == 1 else replace(grid, scale=grid.scale * np.float32(alpha))
-
-
-def is_transposed_einsum(node: ir.Node) -> bool | None:
-    """Returns whether an Einsum is a product by weights [N, K]; False for [K, N], None if it is no such product."""
-    equation = node.attributes.get_string("equation", "").replace(" ", "")
-    found = re.fullmatch(r"((?:\.{3})?(\w*))(\w),(\w)(\w)->\1(\w)", equation)
-    if found is None:
-        return None
-    _, rows, k, *weights, n = found.groups()
-    if len({*rows, k, n}) != len(rows) + 2 or sorted(weights) != sorted((k, n)):
-        return None
-    return weights == [n, k]
+    return with_alpha(grid, product)
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:

@@ -1,0 +1,117 @@
+"""Reads MatMul, Gemm and Einsum as one form: alpha * A @ B + beta * C.
+
+alpha and beta are not exact: the scales of the weights and the bias are multiplied by them, one rounding each.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ..analysis.inference import Facts
+from ..reasons import Reason, Unconverted
+from .channels import Channels
+from .grid import Grid
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """A matrix product of A, [..., M, K], and B, [K, N].
+
+    Attributes:
+        a, b: The factors.
+        c: What is added; None if nothing is, or if beta is 0: C is then not read.
+        alpha, beta: The numbers that multiply.
+        has_transposed_a, has_transposed_b: Whether a factor is transposed.
+    """
+
+    a: ir.Value
+    b: ir.Value
+    c: ir.Value | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    has_transposed_a: bool = False
+    has_transposed_b: bool = False
+
+
+def matrix_product_of(node: ir.Node) -> MatrixProduct | None:
+    """Returns a MatMul, a Gemm, or an Einsum that computes the same as a MatMul; None for other nodes.
+
+    Raises:
+        Unconverted: It is another Einsum, or may be.
+    """
+    a, b, c = [*node.inputs, None, None, None][:3]
+    if node.domain not in STANDARD_DOMAINS or a is None or b is None:
+        return None
+    if node.op_type == "MatMul":
+        return MatrixProduct(a, b)
+    if node.op_type == "Einsum":
+        return MatrixProduct(a, b, has_transposed_b=_is_transposed(node))
+    if node.op_type != "Gemm":
+        return None
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    transposed = [node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")]
+    return MatrixProduct(a, b, c if beta else None, alpha, beta, *transposed)
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    """Returns whether an Einsum is ``...mk,nk->...mn``; it is ``...mk,kn->...mn`` if not.
+
+    Without a repeated label (a diagonal) and with K in both factors only, it is the sum over K for each label of the
+    rows and each column. Einsum also broadcasts a K of 1, which MatMul does not.
+
+    Raises:
+        Unconverted: It is neither.
+    """
+    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
+    found = re.fullmatch(r"((?:\.{3})?(\w*))(\w),(\w)(\w)->\1(\w)", equation)
+    _, rows, k, *weights, n = found.groups() if found is not None else ("", "", "", "", "", "")
+    if len({*rows, k, n}) != len(rows) + 2 or sorted(weights) != sorted((k, n)):
+        raise Unconverted(Reason.EINSUM)
+    a, b = (value.shape if value is not None else None for value in node.inputs[:2])
+    depths = [shape[i] if shape is not None and len(shape) else None for shape, i in ((a, -1), (b, weights.index(k)))]
+    if not isinstance(depths[0], int) or depths[0] != depths[1]:
+        raise Unconverted(Reason.EINSUM)
+    return weights == [n, k]
+
+
+def bias_of(product: MatrixProduct, channels: Channels, facts: Facts) -> ir.Value | npt.NDArray[np.float32] | None:
+    """Returns beta * C as a value or as numbers, [N]; None if nothing is added.
+
+    Raises:
+        Unconverted: It is not one number for each column, or C is computed at run time and beta is not 1.
+    """
+    bias = channels.bias(product.c, facts)
+    if product.c is not None and bias is None:
+        raise Unconverted(Reason.BIAS)
+    if bias is None or product.beta == 1:
+        return bias
+    if (numbers := channels.vector(product.c, np.float32, facts)) is None:
+        raise Unconverted(Reason.BIAS_AT_RUN_TIME)
+    return _times(numbers, product.beta, "the bias times the attribute beta")
+
+
+def with_alpha(grid: Grid, product: MatrixProduct) -> Grid:
+    """Returns the grid of alpha times the weights.
+
+    Raises:
+        Unconverted: A scale is not finite, or the weights are rounded: those times alpha would be rounded otherwise.
+    """
+    if product.alpha == 1:
+        return grid
+    if grid.is_rounded:
+        raise Unconverted(Reason.GEMM_ATTRIBUTES)
+    return replace(grid, scale=_times(grid.scale, product.alpha, "the weights times the attribute alpha"))
+
+
+def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.NDArray[np.float32]:
+    with np.errstate(all="ignore"):
+        products = numbers * np.float32(factor)
+    if not np.isfinite(products).all():
+        raise Unconverted(Reason.GEMM_OVERFLOW, what=name)
+    return np.asarray(products)
