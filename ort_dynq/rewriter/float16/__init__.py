@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..metadata import FLOAT16_CASTS
 from ..report import Report
-from .casts import mentions_float16, write_casts
+from .casts import has_float16_chains, mentions_float16, write_casts
 from .graph import restore_zeros
 
 
@@ -27,17 +27,24 @@ def convert_in_float32(
         rules: The names of the rules that need the Casts.
 
     Returns:
-        The new model and the report. None if the model has no float16 chains, or if none of `rules` converted a node:
-        then the Casts have no use.
+        The new model and the report. None if the model has no chains, or if the Casts have no use: none of `rules`
+        converted a node, or its chains are of float32, and as many nodes are converted without Casts.
     """
     if not mentions_float16(model) or not write_casts(copy := model.clone()):
         return None
     report = convert(copy)
-    if not any(finding.rule in rules for finding in report.rewritten):
+    found, plain = _count(report, rules), 0
+    if found and not has_float16_chains(model):
+        plain = _count(convert(model.clone()), rules)
+    if found <= plain:
         return None
     restore_zeros(copy)
     copy.metadata_props[FLOAT16_CASTS] = "1"
     return copy, report
+
+
+def _count(report: Report, rules: Container[str]) -> int:
+    return sum(finding.rule in rules for finding in report.rewritten)
 
 
 def write_casts_as_converted(original: ir.Model, converted: ir.Model) -> None:

@@ -29,15 +29,15 @@ from ...runtime import MOST_COPIED, can_open, open_session, session_options
 from ...storage import load, to_proto
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
-from ..analysis.nodes import cast_to, producer_of
+from ..analysis.nodes import cast_to
 from .graph import PREFIX, SELECTING, GraphCasts, is_cast
 
-_ENDS = ("Round", "DequantizeLinear")  # of chains that the rules find in float32
+_ENDS = ("Round", "Floor", "Ceil", "DequantizeLinear")  # of chains; they or the products after them may be of float16
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 def write_casts(model: ir.Model) -> bool:
-    """Writes the Casts into the main graph and its subgraphs, if a Round or DequantizeLinear in them gives float16.
+    """Writes the Casts into the main graph and its subgraphs, if there is a Round or DequantizeLinear.
 
     Results stay the same.
 
@@ -61,13 +61,10 @@ def write_casts(model: ir.Model) -> bool:
 def _written(model: ir.Model) -> GraphCasts | None:
     """Writes the Casts; returns None if the model does not need them, or if they change a result."""
     all_graphs = [graph for _, graph in with_subgraphs(model.graph)]
-    ends = [end for graph in all_graphs for end in _ends(graph)]
-    if not ends:
+    if not any(node.op_type in _ENDS for graph in all_graphs for node in graph):
         return None
     with Facts(model):
         types = {value: value.dtype for graph in all_graphs for value in values_of(graph)}
-    if all(types[end] != ir.DataType.FLOAT16 for end in ends):
-        return None
     names = {value.name for value in types if value.name}
     is_saved = any(name.startswith(PREFIX) for name in names)  # ONNX Runtime wrote the model, with its Casts
     run = None if is_saved else saved_by_onnxruntime(model)
@@ -81,8 +78,11 @@ def _written(model: ir.Model) -> GraphCasts | None:
     return None if written is None or _expressions(written, numbers) != expected else casts
 
 
-def _ends(graph: ir.Graph | ir.Function) -> list[ir.Value]:
-    return [node.outputs[0] for node in graph if node.outputs and producer_of(node.outputs[0], *_ENDS) is node]
+def has_float16_chains(model: ir.Model) -> bool:
+    """Returns whether a Round or the like gives float16."""
+    with Facts(model):
+        nodes = (node for _, graph in with_subgraphs(model.graph) for node in graph if node.op_type in _ENDS)
+        return any(node.outputs[0].dtype == ir.DataType.FLOAT16 for node in nodes)
 
 
 def mentions_float16(model: ir.Model) -> bool:

@@ -83,7 +83,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         if is_code and known.low == known.high:
             number = int(known.low)
     found = Activation(form, groups, parts, number, is_code)
-    if found.has_offset and groups > 1:
+    if found.has_offset and (groups > 1 or form.is_rounded):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     return found
 
