@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
         return None
     if value.is_initializer():
         tensor = None if value.is_graph_input() else value.const_value
-        return None if tensor is None or tensor.size > _MOST_ELEMENTS else tensor.numpy()
+        if tensor is None or tensor.size > _MOST_ELEMENTS:
+            return None
+        is_missing = isinstance(tensor, ir.ExternalTensor) and not os.path.exists(tensor.path)
+        return None if is_missing else tensor.numpy()  # a model can be inspected without its weights
     node = producer_of(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
     if node is None:
         return None
