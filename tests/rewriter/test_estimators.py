@@ -49,7 +49,8 @@ WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
 
 def model_of(nodes: str) -> onnx.ModelProto:
     model = parse(f"{CHAIN} {nodes} y = MatMul(v, w)", inputs="float[N, 64] x, float[N, 64] other")
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
+    arrays = {"w": WEIGHTS, "first": np.array([0])}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     return model
 
 
@@ -83,6 +84,10 @@ def test_products(nodes: str) -> None:
         "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, other) v = Add(other, d)",
         "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(other, d)",
         "c = Clip(r, low, high) f = Mul(c, s) d = Sub(x, f) v = Add(x, d)",
+        "c = Clip(r, low, high) f0 = Mul(c, s) f = Gather<axis = 0>(f0, first) d = Sub(f, x) v = Add(x, d)",
+        "p = Div(other, s) e = Round(p) c = Clip(e, low, high) f = Mul(c, s) d = Sub(f, other) v = Add(other, d)",
+        "p = Div(other, s) e = Round(p) c = Clip(e, low, high) d = Sub(c, p) t = Add(p, d) v = Mul(t, s)",
+        "h = Exp(x) p = Div(h, s) e = Round(p) c = Clip(e, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d)",
     ],
 )
 def test_near_misses(nodes: str) -> None:

@@ -5,14 +5,25 @@ torch's `detach` leaves no trace in ONNX, so that the sum and the difference sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import onnx_ir as ir
 
 from .bounds import all_bounds_of
 from .constants import constant_scalar
 from .nodes import producer_of, skip_identity
 
-LARGEST = 2.0**24
-"""The largest magnitude of x for which a clipped code is proven to be exact; see :func:`is_exact`."""
+_LARGEST, _LARGEST_TERM = 2.0**24, 2.0**16
+
+
+class _Known(Protocol):
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def is_integer(self) -> bool: ...
 
 
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -27,7 +38,7 @@ def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     return None
 
 
-def is_exact(y: ir.Value, x: ir.Value, *, is_small: bool) -> bool:
+def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value], _Known]) -> bool:
     """Returns whether x + (y - x) is y: y is x, rounded to integers and perhaps clipped to a range around 0.
 
     Proof, for float32. Let y be an integer, and d = y - x.
@@ -38,22 +49,42 @@ def is_exact(y: ir.Value, x: ir.Value, *, is_small: bool) -> bool:
     3. abs(d) <= 1 and abs(x) < 1/2: y is -1, 0 or 1. If y is 0, d is -x. Otherwise d is rounded by at most 2**-25, so
        that x + d rounds to y, at worst in a tie between y and its neighbor, and y is even.
 
-    A rounding alone is case 2 or 3, or x is an integer. A clip of it to a range around 0 may also be case 1.
+    A rounding alone is case 2 or 3, or x is an integer. A clip to a range around 0, before or after it, may also be
+    case 1. If y is round(p) + z and x is p + z, an integer z and p of at most 2**16 keep abs(d) below 1/2 + 2**-8.
 
     Args:
         y: The rounded value.
         x: The value.
-        is_small: Whether abs(x) is known to be at most :data:`LARGEST`.
+        known: Returns what is known of a value.
     """
-    bounded = all_bounds_of(y)
-    rounded = producer_of(bounded.value, "Round", "Floor", "Ceil")
-    source = None if rounded is None else rounded.inputs[0]
-    if rounded is None or source is None:
+    bounded, x = all_bounds_of(y), skip_identity(x)
+    rounded, source = bounded.value, x
+    total, of_x = producer_of(rounded, "Add"), producer_of(x, "Add")
+    if total is not None and of_x is not None and None not in (*total.inputs, *of_x.inputs):
+        terms, of_x_terms = ([skip_identity(each) for each in node.inputs if each] for node in (total, of_x))
+        zero = next((each for each in terms if any(each is other for other in of_x_terms)), None)
+        if zero is None or not known(zero).is_integer:
+            return False
+        rounded, source = (each[each[0] is zero] for each in (terms, of_x_terms))
+        if not all(_is_at_most(_LARGEST_TERM, known(each)) for each in (zero, source)):
+            return False
+    node = producer_of(rounded, "Round", "Floor", "Ceil")
+    given = None if node is None else node.inputs[0]
+    if node is None or given is None:
         return False
-    half = producer_of(source, "Add") if rounded.op_type == "Floor" else None  # round half up
+    half = producer_of(given, "Add") if node.op_type == "Floor" else None  # round half up
     if half is not None and 0.5 in map(constant_scalar, half.inputs):
-        source = next((each for each in half.inputs if each is not None and constant_scalar(each) is None), source)
-    is_clipped = bounded.value is not skip_identity(y)
-    return skip_identity(source) is skip_identity(x) and (
-        not is_clipped or (is_small and bounded.least <= 0 <= bounded.most)
-    )
+        given = next((each for each in half.inputs if each is not None and constant_scalar(each) is None), given)
+    elif source is not x and node.op_type != "Round":
+        return False
+    before = all_bounds_of(given)
+    if skip_identity(before.value) is not skip_identity(source):
+        return False
+    if before.value is given and bounded.value is y:
+        return True
+    is_around_0 = before.least <= 0 <= before.most and bounded.least <= 0 <= bounded.most
+    return is_around_0 and _is_at_most(_LARGEST, known(x))
+
+
+def _is_at_most(limit: float, known: _Known) -> bool:
+    return max(-known.low, known.high) <= limit

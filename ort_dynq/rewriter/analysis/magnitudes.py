@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
-from .inference import Facts
 from .nodes import operand, producer_of, skip_identity
 from .shapes import RESHAPES, axes_of, lines_up, unreshaped
 
@@ -40,22 +39,37 @@ class _Cover(NamedTuple):
         return _Cover(self.above * factor * _ROUNDED, self.below * factor * _ROUNDED)
 
 
-def largest_quotient(node: ir.Node, facts: Facts, known: Callable[[ir.Value | None], _Bounds]) -> float | None:
+def largest_quotient(
+    node: ir.Node, known: Callable[[ir.Value | None], _Bounds], smallest: float = SMALLEST_DIVISOR
+) -> float | None:
     """Returns a bound of the magnitude of a Div or Mul, if it divides x by a range of x; else None.
 
     Args:
         node: The node.
-        facts: Types, shapes and constants.
         known: Returns the bounds of a value.
+        smallest: What the divisor must be known to be at least. The bound may be exceeded where it is less than
+            SMALLEST_DIVISOR.
     """
     a, b = node.inputs[:2]
     if a is None or b is None:
         return None
     if node.op_type == "Div":
-        return _Proof(a, known).largest(b)
-    return next(
-        (found for x, r in ((a, b), (b, a)) if (found := _Proof(x, known).largest_product(r)) is not None), None
-    )
+        return largest_ratio(a, b, known, smallest)
+    pairs = ((a, b), (b, a))
+    return next((each for x, r in pairs if (each := largest_ratio(x, r, known, smallest, is_inverse=True))), None)
+
+
+def largest_ratio(
+    x: ir.Value,
+    scale: ir.Value,
+    known: Callable[[ir.Value | None], _Bounds],
+    smallest: float = SMALLEST_DIVISOR,
+    *,
+    is_inverse: bool = False,
+) -> float | None:
+    """Returns a bound of the magnitude of x / scale, or of x * scale if it is inverse; see :func:`largest_quotient`."""
+    proof = _Proof(x, known, smallest)
+    return proof.largest_product(scale) if is_inverse else proof.largest(scale)
 
 
 def difference_of_minimum(node: ir.Node) -> ir.Value | None:
@@ -70,7 +84,7 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
 class _Proof:
     """Proves that values are at least as large as the magnitude of x."""
 
-    def __init__(self, x: ir.Value, known: Callable[[ir.Value | None], _Bounds]) -> None:
+    def __init__(self, x: ir.Value, known: Callable[[ir.Value | None], _Bounds], smallest: float) -> None:
         x, self._factor = skip_identity(x), 1.0
         while (node := producer_of(x, "Mul", "Div", "Neg")) is not None and node.inputs[0] is not None:
             if node.op_type == "Neg":
@@ -81,7 +95,7 @@ class _Proof:
                 break
             x, self._factor = found[0], self._factor * _scaled(abs(found[1]), node) / _ROUNDED
         self._x, self._known = x, known
-        self._smallest = SMALLEST_DIVISOR
+        self._smallest = smallest
         self._reduced: tuple[list[int], bool] = [], True
 
     def largest(self, divisor: ir.Value) -> float | None:
@@ -174,6 +188,10 @@ class _Proof:
         if node.op_type == "Sub" and any(each is not None and skip_identity(each) is x for each in node.inputs):
             high, low = (self._known(each) for each in node.inputs)
             return _Cover(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # |x| <= high - low
+        if node.op_type == "Sub" and (both := _both_ends(node, x)) is not None:
+            high, low = (self._known(each) for each in node.inputs)
+            self._note(both)
+            return _Cover(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
         if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
             origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
             is_same = (
@@ -245,6 +263,15 @@ def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     )
     is_whole = axes_of(reduced) == [] and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
     return any(value is each or (is_whole and unreshaped(value) is unreshaped(each)) for each in sources)
+
+
+def _both_ends(node: ir.Node, x: ir.Value) -> ir.Node | None:
+    """Returns the ReduceMax of a Sub of the maximum and the minimum of x over the same dimensions; None for others."""
+    most, least = node.inputs[:2]
+    if most is None or least is None:
+        return None
+    high, low = _end_of(most, x, "ReduceMax"), _end_of(least, x, "ReduceMin")
+    return high if high is not None and low is not None and axes_of(high) == axes_of(low) else None
 
 
 def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from .bounds import all_bounds_of
 from .constants import constant_array, constant_scalar, is_number
-from .estimators import LARGEST, estimated, is_exact
+from .estimators import estimated, is_exact
 from .inference import Facts
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, largest_quotient
 from .nodes import cast_to
@@ -94,6 +94,12 @@ class Values:
             self._known[value] = self._find(value)
         return self._known[value]
 
+    def estimated_exactly(self, value: ir.Value) -> ir.Value | None:
+        """Returns y of x + (y - x), if that is y bit for bit, except for the sign of 0; or None."""
+        node = value.producer()
+        pair = None if node is None or value.dtype != ir.DataType.FLOAT else estimated(node)
+        return pair[0] if pair is not None and is_exact(*pair, self.known) else None
+
     def _find(self, value: ir.Value) -> Known:
         of_type = _of_type(value.dtype)
         node = value.producer()
@@ -125,10 +131,8 @@ class Values:
                 low, high = (min(max(each, bounded.least), bounded.most) for each in (found.low, found.high))
                 return Known(low, high, found.is_integer and _are_integers(bounded.least, bounded.most))
             return _union(inputs[1:])
-        if (pair := estimated(node)) is not None and value.dtype == ir.DataType.FLOAT:
-            x = self.known(pair[1])
-            if is_exact(*pair, is_small=max(-x.low, x.high) <= LARGEST):
-                return self.known(pair[0])
+        if (y := self.estimated_exactly(value)) is not None:
+            return self.known(y)
         if op_type == "Cast":
             return _cast(inputs[0], cast_to(node))
         if op_type in ("ReduceMax", "ReduceMin"):
@@ -141,7 +145,7 @@ class Values:
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
             found = _corners(arithmetic, *inputs)
             if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT:
-                largest = largest_quotient(node, self._facts, self.known)
+                largest = largest_quotient(node, self.known)
                 found = found if largest is None else found.within(-largest, largest)
             if op_type == "Sub" and difference_of_minimum(node) is not None:
                 found = found.within(0, INF)
