@@ -215,8 +215,7 @@ def _judge(
         return replace(product, problem="B's weights, rounded to float16, are not A's")
     x_of_b = x if activation is None else activation
     with np.errstate(over="ignore"):
-        finite = np.isfinite(x)  # rows with others are skipped
-        if activation is not None and not np.array_equal(activation.astype(np.float16)[finite], x[finite]):
+        if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
             return replace(product, problem="B's activation, rounded to float16, is not A's")
     size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
     a_errors, a_compared = errors_of(expected, chain, x, weights, known, size)

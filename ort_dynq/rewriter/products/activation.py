@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ...operators.encodings import NanCode
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.constants import constant_scalar
+from ..analysis.magnitudes import SMALLEST_DIVISOR
+from ..analysis.nodes import attributes_of
 from ..analysis.shapes import unreshaped
+from ..analysis.types import CODE_TYPES
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, OfCodes, Op, Term
+from .affine_form import Affine, OfCodes, Op, Term, dtype_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         raise Unconverted(Reason.ACTIVATION_FORM)
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
-    if form.divisor is not None and not _is_scaled_by(form, form.divisor):
+    may_be_nan = form.is_rounded and _may_be_nan(form, values)
+    if may_be_nan or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):
         raise Unconverted(Reason.NAN_CODES)
     blocks = {param.block for param in form.params if not param.is_one}
     if len(blocks) > 1:
@@ -86,6 +91,19 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     if found.has_offset and (groups > 1 or form.is_rounded):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     return found
+
+
+def _may_be_nan(form: Affine, values: Values) -> bool:
+    """Returns whether codes or zero points that stay floats may be NaN, and the scale is not: a quotient of zeros."""
+    zero = form.zero_point
+    if zero is not None and dtype_of(zero.term) == ir.DataType.FLOAT and not _known(zero.term, values).is_regular:
+        return True
+    if form.source is None:
+        return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
+    node = form.source.node
+    if node.op_type != "AffineFakeQuantize" or attributes_of(node)["nan_code"] != NanCode.NAN:
+        return False
+    return values.known(node.inputs[1]).low < SMALLEST_DIVISOR
 
 
 def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:

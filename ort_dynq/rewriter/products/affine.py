@@ -5,13 +5,10 @@ value = scale * (move(codes) - zero_point) + offset
 The codes are integers that fit 8 bits. Scale, zero point and offset are numbers for the whole tensor, for rows, or for
 blocks of a row. :class:`AffineForms` finds the form of each value by one transfer function for each operator. Where a
 form is lost, it keeps the reason.
-
-More than 450 lines: the transfer functions of all operators are read together.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,12 +16,10 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from ...operators import DOMAIN
-from ...operators.encodings import CodeType, RangeConstants, RangeKind, Scaling, ZeroPointRule
-from ..analysis.bounds import LARGEST
-from ..analysis.constants import constant_array, constant_scalar
+from ...operators.encodings import CodeType, Scaling, ZeroPointRule
+from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
-from ..analysis.magnitudes import largest_quotient, largest_ratio
 from ..analysis.nodes import attributes_of, cast_to, producer_of, skip_identity
 from ..analysis.shapes import (
     RESHAPES,
@@ -33,7 +28,6 @@ from ..analysis.shapes import (
     is_shape_of_rows,
     same_shape,
     unexpanded,
-    unreshaped,
 )
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
@@ -52,6 +46,7 @@ from .affine_form import (
     rank_of,
     unsqueezed,
 )
+from .estimates import is_fake_quantized
 from .sources import source_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
@@ -83,12 +78,6 @@ PRODUCTS = frozenset(
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _COPIES = ("Identity", "Dropout")
-_MOST_STEPS = 16
-_LARGEST_QUOTIENT = 1024.0
-_STEPS_OF_CODES = (
-    *("Quantize", "QuantizeLinear", "DynamicQuantizeDequantizeLinear", *RESHAPES),
-    *("Round", "Floor", "Ceil", "Clip", "Min", "Max", "Where", "Cast", "Identity", "Add", "Sub", "Mul", "Div"),
-)
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
 
 
@@ -281,7 +270,7 @@ class AffineForms:
         rank, qtype, axis = rank_of(codes), attributes.get("qtype", "affine"), attributes.get("axis", 0)
         if qtype == "per_tensor":
             return Param(value, rank=rank_of(value))
-        if qtype == "per_channel" and rank is not None and rank_of(value) == 1:
+        if qtype in ("per_channel", "auto") and rank is not None and rank_of(value) == 1:
             behind = rank - 1 - axis % rank
             param = Param(value, frozenset({-1 - behind}), 1)
             return param if not behind else replace(unsqueezed(param, [-1 - i for i in range(behind)]), rank=1 + behind)
@@ -332,8 +321,8 @@ class AffineForms:
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:
         """Returns the form of x + (y - x), whose elements are those of y except for two roundings.
 
-        They are at most 2**-24 of abs(y - x) and of abs(y). So x must be what the codes are computed from, and must be
-        known to be within their range: 3e36 + (127 - 3e36) is 0.
+        They are at most 2**-24 of abs(y - x) and of abs(y). So y must be x, quantized and dequantized by the same scale
+        and zero point, and x must be within the range of the codes: 3e36 + (127 - 3e36) is 0.
         """
         pair = estimated(node) if value.dtype == ir.DataType.FLOAT else None
         form = None if pair is None else self.of(pair[0])
@@ -341,42 +330,8 @@ class AffineForms:
             return None
         if any(move.node.op_type not in RESHAPES for move in form.moves):
             return None
-        if self.values.estimated_exactly(value) is not None:
-            return replace(form, value=value)
-        x, scaled, factor, largest = skip_identity(pair[1]), form.root, 1.0, math.inf
-        for _ in range(_MOST_STEPS):
-            scaled = skip_identity(scaled)
-            producer = scaled.producer()
-            is_quotient = producer is not None and producer.op_type in ("Mul", "Div")
-            if math.isinf(largest) and producer is not None:  # the last quotient must be by a range of x
-                largest = self._largest_quotient(producer)
-            if unreshaped(scaled) is unreshaped(x):
-                return replace(form, value=value) if largest * factor <= _LARGEST_QUOTIENT else None
-            if producer is None or not producer.op_type.endswith(_STEPS_OF_CODES):
-                return None
-            inputs = [each for each in producer.inputs if each is not None]
-            if math.isinf(largest) and is_quotient:
-                number = constant_scalar(inputs[1])
-                if not number:
-                    return None
-                factor *= abs(number) if producer.op_type == "Mul" else 1 / abs(number)
-            scaled = next((each for each in inputs if not self._facts.is_constant(each)), inputs[0])
-        return None
-
-    def _largest_quotient(self, node: ir.Node) -> float:
-        """Returns a bound of x divided by a range of x, which a node computes or quantizes; infinite if none is known.
-
-        Where the divisor is nearly 0, the quotient may be larger; but then x is as small, and denormal sums are exact.
-        """
-        given = [each for each in node.inputs if each is not None]
-        found: float | None = None
-        if node.domain in STANDARD_DOMAINS and node.op_type in ("Mul", "Div"):
-            found = largest_quotient(node, self.values.known, 0)
-        elif node.op_type in ("QuantizeLinear", "AffineQuantize", "AffineFakeQuantize") and len(given) > 1:
-            attributes = attributes_of(node) if node.domain == DOMAIN else {}
-            is_inverse = attributes.get("scaling") == Scaling.MULTIPLY
-            found = largest_ratio(given[0], given[1], self.values.known, 0, is_inverse=is_inverse)
-        return found or (255.0 if _has_own_range(node) else math.inf)
+        is_estimated = self.values.estimated_exactly(value) is not None or is_fake_quantized(form, pair[1], self.values)
+        return replace(form, value=value) if is_estimated else None
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:
@@ -478,18 +433,3 @@ class AffineForms:
 
         found = form.mapped(value, moved_param)
         return replace(found, moves=(*form.moves, Move(node, index, others)))
-
-
-def _has_own_range(node: ir.Node) -> bool:
-    """Returns whether an operator of ort_dynq quantizes by the range of its input, which nothing limits."""
-    if node.domain != DOMAIN or not node.op_type.startswith("DynamicRange"):
-        return node.domain == DOMAIN and node.op_type.endswith("Linear")
-    elements = constant_array(node.inputs[1])
-    if elements is None or elements.size != len(RangeConstants._fields):
-        return False
-    constants, attributes = RangeConstants(*map(float, elements)), attributes_of(node)
-    is_limited = constants.highest_range < LARGEST or constants.highest_scale < LARGEST
-    has_inverse = bool(attributes["inverse_scale"]) and constants.lowest_scale > 0
-    kinds = (RangeKind.ABS_MAX, RangeKind.MIN_MAX_WITH_ZERO)
-    ends = min(-constants.lowest_minimum, constants.highest_maximum)
-    return attributes["range_kind"] in kinds and not is_limited and not has_inverse and ends >= LARGEST

@@ -132,11 +132,9 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
         return replace(param.of("Transpose", perm=tuple(perm)), axes=new_axes)
     if op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
         return _reshaped(param, axes, node, before.shape, after.shape)
-    if param.block:
-        return None
     if op_type in ("Split", "Slice", "Gather") and rank == out_rank:
         along = _sliced_axes(node, rank)
-        if along is None or (along & axes and not along <= axes):
+        if along is None or (param.block and -1 in along) or (along & axes and not along <= axes):
             return None
         if not along & axes:
             return param

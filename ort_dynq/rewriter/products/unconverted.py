@@ -55,8 +55,8 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
         lost: Where the first factor stops to be codes times a scale; None if it does not.
         context: The data of the rewrite.
     """
-    if context.opset < OPSET:
-        return Unconverted(Reason.OPSET_TOO_OLD, opset=context.opset, oldest=OPSET)
+    if context.facts.opset < OPSET:
+        return Unconverted(Reason.OPSET_TOO_OLD, opset=context.facts.opset, oldest=OPSET)
     if node.op_type in _INTEGER_PRODUCTS and lost is None:
         if activation is not None and is_static(activation, context.facts):
             return Unconverted(Reason.STATIC)
