@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -30,53 +29,10 @@ _SEEDS = (0, 1)
 _SIZES = (8, 64, 512)  # of dynamic dimensions; networks for images and sound do not run on small ones
 
 
-class _Report(Protocol):
-    notes: list[str]
-
-    @property
-    def rewritten(self) -> Sequence[object]: ...
-
-
-_R = TypeVar("_R", bound=_Report)
-
-
 def opset_of(model: ir.Model) -> int:
     """Returns the version of the standard operators that a model imports; :data:`OPSET` if it imports none."""
     versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
     return versions[0] if versions else OPSET
-
-
-def in_newer_opset(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, _R]]) -> tuple[ir.Model, _R]:
-    """Applies a conversion to a model, after the conversion of an older model to :data:`OPSET`.
-
-    The newer opset is used only if something is gained by it, and only if the model in it gives the same outputs, bit
-    for bit, with all optimizations off, on two generated inputs. Otherwise the older model is what is converted.
-
-    Args:
-        model: The model.
-        convert: Returns the converted model and its report, and may change the model that it is given.
-
-    Returns:
-        What `convert` returns. A note of the report says what was done with an older opset, or why it stays.
-    """
-    opset = opset_of(model)
-    if opset >= OPSET:
-        return convert(model)
-    try:
-        newer = to_opset(model)
-        converted, report = convert(newer.clone())
-        if not report.rewritten:
-            return model, report
-        _compare(model, newer)
-    except DynqError as error:
-        unchanged, report = convert(model)
-        report.notes.append(f"the model stays in opset {opset}: {error}")
-        return unchanged, report
-    report.notes.append(
-        f"converted from opset {opset} to {OPSET} by onnx.version_converter; with generated inputs, the outputs are "
-        "the same bit for bit"
-    )
-    return converted, report
 
 
 def to_opset(model: ir.Model) -> ir.Model:
@@ -158,8 +114,8 @@ def _cause(proto: onnx.ModelProto, error: Exception) -> str:
     return f"onnx.version_converter fails: {message(error)}"
 
 
-def _compare(older: ir.Model, newer: ir.Model) -> None:
-    """Compares the outputs of a model in two opsets.
+def check_equal(older: ir.Model, newer: ir.Model) -> None:
+    """Checks that a model gives the same outputs in two opsets, bit for bit, on two generated inputs.
 
     Raises:
         DynqError: They differ, or the model runs on no generated input.

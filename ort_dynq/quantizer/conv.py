@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
+from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.convolutions.convolution import (
     Geometry,
@@ -32,7 +33,7 @@ from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import FloatActivations, check_activation
-from .options import OLDEST_OPSET, Options
+from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
 
@@ -71,7 +72,7 @@ def _build(match: _Match, edit: Edit) -> None:
 def rule(options: Options) -> Rule[_Match]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
-    return Rule("quantized convolution", OLDEST_OPSET, match, _build, reports_opset=True)
+    return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)
 
 
 def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:

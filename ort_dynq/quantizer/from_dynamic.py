@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
+from ..opsets import OPSET
 from ..rewriter.analysis.nodes import producer_of, skip_identity
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.edit import Edit
@@ -25,7 +26,7 @@ from ..rewriter.products.tail import Tail, check_length, tail_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import FloatActivations, check_activation
-from .options import OLDEST_OPSET, Options
+from .options import Options
 
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 """The integer products that quantize_dynamic writes."""
@@ -73,4 +74,4 @@ def _build(match: _Match | integer_conv.Match | UnsignedProduct, edit: Edit) -> 
 def rule(options: Options) -> Rule[_Match | integer_conv.Match | UnsignedProduct]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
-    return Rule("product of quantize_dynamic", OLDEST_OPSET, match, _build, reports_opset=True)
+    return Rule("product of quantize_dynamic", OPSET, match, _build, reports_opset=True)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..operators.quantized_matmul import GROUP_UNIT
+from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix
@@ -26,7 +27,7 @@ from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import FloatActivations, check_activation
-from .options import OLDEST_OPSET, Options
+from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
 
@@ -74,7 +75,7 @@ def _build(match: _Match, edit: Edit) -> None:
 def rule(options: Options) -> Rule[_Match]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
-    return Rule("quantized matrix product", OLDEST_OPSET, match, _build, reports_opset=True)
+    return Rule("quantized matrix product", OPSET, match, _build, reports_opset=True)
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[Grid, str]:

@@ -15,8 +15,6 @@ from ..rewriter.reasons import Reason, Unconverted
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 GROUPS = (32, 64, 128)
-OLDEST_OPSET = 13
-"""The oldest version of the standard operators that is quantized."""
 _QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
 WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
 """The standard operators with weights that have no integer form here."""

@@ -6,9 +6,10 @@ import functools
 
 import onnx_ir as ir
 
+from ..opsets import OPSET
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .options import OF_OPTIMIZER, OLDEST_OPSET, WITHOUT_INTEGERS, Options, is_layer
+from .options import OF_OPTIMIZER, WITHOUT_INTEGERS, Options, is_layer
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
@@ -25,4 +26,4 @@ def _match(node: ir.Node, context: Context, options: Options) -> None:
 
 def rule(options: Options) -> Rule[None]:
     """Returns the rule with these options."""
-    return Rule("other layer", OLDEST_OPSET, functools.partial(_match, options=options), reports_opset=True)
+    return Rule("other layer", OPSET, functools.partial(_match, options=options), reports_opset=True)

@@ -86,7 +86,9 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
             loaded, lambda model: convert_in_float32(model, apply, IN_FLOAT32) or (model, apply(model))
         )
     report.before = before
-    if report.rewritten:
+    if not report.rewritten:
+        report.after = before
+    else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
     return Result(rewritten, report)

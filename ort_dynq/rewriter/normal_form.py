@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 from ..errors import DynqError, message
 from ..graphs import functions, named
 from ..operators import DOMAIN
-from ..opsets import in_newer_opset
+from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .report import Report
 
 _KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
@@ -18,6 +18,9 @@ _KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, 
 
 def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]]) -> tuple[ir.Model, Report]:
     """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
+
+    ONNX Runtime inlines functions itself, so that no bit changes. A newer opset is used only if the outputs are the
+    same, bit for bit; see :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in the older one.
 
     Args:
         model: The model, which may be changed.
@@ -31,16 +34,30 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
-    converted, report = in_newer_opset(form, convert)
-    report.notes = [*notes, *report.notes]
+    opset = opset_of(form)
+    try:
+        newer = to_opset(form)
+        converted, report = convert(newer if newer is form else newer.clone())
+        if newer is not form and report.rewritten:
+            check_equal(form, newer)
+            notes.append(
+                f"converted from opset {opset} to {OPSET} by onnx.version_converter; with generated inputs, the "
+                "outputs are the same bit for bit"
+            )
+    except DynqError as error:
+        if opset >= OPSET:
+            raise
+        converted, report = convert(form)
+        notes.append(f"the model stays in opset {opset}: {error}")
+    report.notes = notes
     return (converted if report.rewritten else model), report
 
 
 def inlined(model: ir.Model) -> ir.Model:
     """Returns a copy of a model with its functions inlined, as ONNX Runtime inlines them before it runs a model.
 
-    A model without functions is returned itself. Functions stay in the domains of ort_dynq and of ONNX Runtime, which
-    may have kernels of their names. The copy has the same names of inputs and outputs.
+    A model without functions is returned itself. A function stays if its domain is one of ort_dynq or of ONNX Runtime,
+    which may have a kernel of its name. The copy has the same names of inputs and outputs.
 
     Raises:
         DynqError: A function cannot be inlined. For example, it imports another opset than the model.

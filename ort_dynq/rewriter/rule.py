@@ -33,11 +33,6 @@ class Context:
     path: str = "main"
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
-    @property
-    def opset(self) -> int:
-        """The version of the standard operators that the model imports."""
-        return self.facts.opset
-
 
 @dataclass(frozen=True)
 class Rule(Generic[_M]):

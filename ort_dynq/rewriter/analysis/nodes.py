@@ -63,7 +63,7 @@ def attributes_of(node: ir.Node) -> dict[str, Any]:
 def data_type(node: ir.Node, name: str) -> ir.DataType:
     """Returns an attribute that is a type; UNDEFINED if it is absent or not a type."""
     try:
-        return ir.DataType(node.attributes.get_int(name, 0) or 0)
+        return ir.DataType(node.attributes.get_int(name, 0))
     except ValueError:
         return ir.DataType.UNDEFINED
 

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.encodings import CodeType, Scaling
+from ...opsets import OPSET
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import only_use, producer_of, skip_identity, uncast
 from ..analysis.shapes import broadcasts, does_not_grow, lines_up, same_shape
@@ -29,8 +30,6 @@ from ..rule import Context, Rule
 from .arithmetic import UINT8_OFFSET, Chain, chain_of
 from .range_chain import RangeChain, build_range_chain
 from .range_scale import recipe_of
-
-_OLDEST_OPSET = 13
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ def _build_dequantize(match: _Dequantization, edit: Edit) -> None:
 
 
 QUANTIZE: Rule[RangeChain | _AffineChain] = Rule(
-    "decomposed quantization", _OLDEST_OPSET, _match_quantize, _build_quantize, reports_opset=True
+    "decomposed quantization", OPSET, _match_quantize, _build_quantize, reports_opset=True
 )
-DEQUANTIZE = Rule("decomposed dequantization", _OLDEST_OPSET, _match_dequantize, _build_dequantize)
+DEQUANTIZE = Rule("decomposed dequantization", OPSET, _match_dequantize, _build_dequantize)
 
 
 def _range_chain(chain: Chain, round_: ir.Node) -> RangeChain:

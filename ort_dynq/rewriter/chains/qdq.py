@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
+from ...opsets import OPSET
 from ...runtime import version
 from ..analysis.constants import constant_scalar, is_zero
 from ..analysis.inference import Facts
@@ -43,7 +44,6 @@ from .quantize_linear import (
 from .range_chain import RangeChain, build_range_chain
 from .range_scale import Recipe, recipe_of
 
-_OLDEST_OPSET_OF_RANGES = 13
 _OLDEST_OPSET_OF_PRECISION = 23
 _ROUNDS_FLOAT16, _SATURATES_FLOAT16 = (1, 30), (1, 32)
 
@@ -158,7 +158,7 @@ def _dynamic_pair(node: ir.Node) -> _DynamicPair | None:
 
 def _range_chain(node: ir.Node, context: Context, codes: ir.DataType, dq: ir.Node | None) -> RangeChain | None:
     """Returns the chain from the range of x to `node` or to its DequantizeLinear `dq`, or None."""
-    if context.facts.opset < _OLDEST_OPSET_OF_RANGES:
+    if context.facts.opset < OPSET:
         return None
     x, scale, zero_point = inputs_of(node)
     low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)

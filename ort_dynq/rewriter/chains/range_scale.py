@@ -317,8 +317,7 @@ def _is_x(reduce: ir.Node, value: ir.Value, x: ir.Value) -> bool:
 
 def _rows(reduce: ir.Node, x: ir.Value) -> tuple[int, bool]:
     """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; and keepdims."""
-    keepdims = reduce.attributes.get_int("keepdims", 1)
-    return _axis(reduce, x), keepdims == 1
+    return _axis(reduce, x), reduce.attributes.get_int("keepdims", 1) == 1
 
 
 def _axis(reduce: ir.Node, x: ir.Value) -> int:

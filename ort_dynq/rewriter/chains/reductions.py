@@ -112,8 +112,8 @@ def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
 
 def _reduction(node: ir.Node) -> _Reduction | None:
     """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
-    x, axes, attribute = node.inputs[0], axes_of(node), node.attributes.get_int("keepdims", 1)
-    keepdims = int(attribute == 1)  # ONNX Runtime takes every other value for 0
+    x, axes = node.inputs[0], axes_of(node)
+    keepdims = int(node.attributes.get_int("keepdims", 1) == 1)  # ONNX Runtime takes every other value for 0
     if x is None or axes is None or node.domain not in STANDARD_DOMAINS:
         return None
     if not axes:

@@ -81,7 +81,9 @@ def _operator(node: ir.Node, context: Context) -> _Match | None:
         return None
     roundings = _roundings(node.outputs[0]) if output_follows else []
     read = [use.node for rounding in roundings for use in rounding.outputs[0].uses()]
-    if output_follows and not (roundings and all(map(_reads_rounded, read)) and context.opset >= _OLDEST_WITH_CASTLIKE):
+    if output_follows and not (
+        roundings and all(map(_reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE
+    ):
         return None
     source = _source_of_cast(value)
     if source is not None:
