@@ -58,6 +58,9 @@ def to_opset(model: ir.Model) -> ir.Model:
         if not is_input:
             graph.inputs.remove(value)
         graph.register_initializer(value)
+    for kind in ("inputs", "outputs"):  # older versions of onnx lose these
+        for old, new in zip(getattr(model.graph, kind), getattr(graph, kind), strict=True):
+            new.doc_string = old.doc_string
     graph.doc_string, graph.name = model.graph.doc_string, model.graph.name
     graph.metadata_props.update(model.graph.metadata_props)
     return ir.Model(

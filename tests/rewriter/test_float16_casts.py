@@ -146,7 +146,8 @@ def test_nodes_that_onnxruntime_expands(chain: str, function: str) -> None:
     # Before 1.23, ONNX Runtime rounds other values if a session has the plugin: see docs/numerics.md.
     passed = verify(model, model, inputs={"x": x}).passed
     assert passed or version() < (1, 23)
-    assert verify(model, rewrite(model).model, inputs={"x": x}).passed == passed
+    # The rewritten model has no function left that ONNX Runtime expands: it may pass where the model itself does not.
+    assert verify(model, rewrite(model).model, inputs={"x": x}).passed or not passed
 
 
 @pytest.mark.parametrize(
