@@ -89,6 +89,7 @@ class Reason(Enum):
     ACTIVATION_ZERO_POINT = (
         "the activation's zero point is not one number, and is not known to have the shape of its scale"
     )
+    OFFSET_ROUNDED = "the activation has an offset or a zero point that is no code, and is rounded to float16"
     ACTIVATION_ONE_ZERO_POINT = "the activation's zero point is not one number"
     ACTIVATION_ONE_SCALE = "a convolution needs one scale and one zero point for its whole activation"
     ACTIVATION_TYPE = "the activation is {dtype}, expected float32"
@@ -157,6 +158,7 @@ class Reason(Enum):
     CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
     CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
     CONV_STRIDES_DILATIONS_GROUP = "the attribute strides, dilations or group is not valid"
+    CONV_PAD_AND_AUTO_PAD = "a Pad precedes a convolution whose pads auto_pad computes"
     CONV_PADS_NEGATIVE = "pads are negative"
     CONV_STRIDES_WITH_AUTO_PAD = "strides exceed the kernel's shape by more than 2, with auto_pad"
     CONV_INT32 = "an attribute exceeds int32"

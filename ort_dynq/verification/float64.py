@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
+from ..rewriter.analysis.constants import constant_array
 from ..rewriter.analysis.nodes import cast_to, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
@@ -27,7 +28,8 @@ _SMALLEST = 2.0**-149  # the smallest positive float32
 class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
-    The product is a MatMul, Gemm, Einsum or Conv. The bias of a Gemm or Conv is the first step.
+    The product is a MatMul, Gemm, Einsum or Conv. The bias of a Gemm or Conv is the first step. A Transpose or Pad may
+    stand before it.
     """
 
     node: ir.Node
@@ -35,9 +37,14 @@ class FloatProduct(NamedTuple):
     weights: ir.Value
     steps: tuple[tuple[str, ir.Value], ...]
     result: ir.Value
+    move: ir.Node | None = None
 
     def multiply(self, x: Array, weights: Array) -> Array:
         """Returns the product of these numbers, without the steps after it."""
+        if self.move is not None:
+            x = x.T if self.move.op_type == "Transpose" else _padded(x, self.move)
+        if self.node.attributes.get_int("transA", 0) != 0:
+            x = x.T
         if self.node.op_type == "Conv":
             return convolve(x, weights, self.node)
         if self.node.op_type == "Einsum":
@@ -76,7 +83,10 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     activation, result = layers.activation(node), layers.values.get(name_of(result_in_b))
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
-    for product, position in activation.uses():
+    uses: list[tuple[ir.Node, int, ir.Node | None]] = [(*use, None) for use in activation.uses()]
+    moves = [node for node, _, _ in uses if node.op_type in ("Transpose", "Pad") and node.domain in STANDARD_DOMAINS]
+    uses += [(*use, move) for move in moves for use in move.outputs[0].uses()]
+    for product, position, move in uses:
         if (
             product.domain not in STANDARD_DOMAINS
             or product.op_type not in ("MatMul", "Gemm", "Einsum", "Conv")
@@ -100,8 +110,16 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
                 break  # a Cast of integer sums changes no number, and B rounds its result as A does
             value = use.node.outputs[0]
         if value is result and weights is not None and product.graph is producer.graph:
-            return FloatProduct(product, activation, weights, tuple(steps), result)
+            return FloatProduct(product, activation, weights, tuple(steps), result, move)
     return None
+
+
+def _padded(x: Array, node: ir.Node) -> Array:
+    """Computes a Pad with zeros, whose pads are constant."""
+    pads = constant_array(node.inputs[1])
+    assert pads is not None
+    begins, ends = pads.reshape(2, -1).tolist()
+    return np.pad(x, list(zip(begins, ends, strict=True)))
 
 
 def errors_of(

@@ -243,6 +243,12 @@ class _Writer(Layers):
         )
         if saturates and {made.get("estimator of codes"), made.get("estimator of the activation")} - {"none", None}:
             return None  # far beyond the range, the sums of an estimator are rounded
+        spreads = {value for name, value in made.items() if name.startswith("broadcast of")}
+        if made["declared shape"] != "static" and spreads - {"none", "Expand to Shape"}:
+            return None  # where a dimension is 1, a constant shape makes it longer
+        is_multiplied = made.get("order of the offset", made.get("order", "")).startswith(("x * ", "(x - min) * "))
+        if is_multiplied and not self._is_guarded() and made.get("codes") in ("int16", "int32", "int64"):
+            return None  # c / r may be infinite, and its product with 0, NaN, becomes the least integer
         return True if made.get("clip") != "none" or (self._is_proven() and not is_other) else None
 
     def _is_proven(self) -> bool:
@@ -250,12 +256,15 @@ class _Writer(Layers):
         made = self.draw.made
         if self.type == "float16":
             return False
-        if "8" in made["codes"]:
-            return True
-        place, _, form = made["epsilon"].partition(": ")
         order = made.get("order of the offset", made.get("order", ""))
+        return "8" in made["codes"] or (self._is_guarded() and "* (c / r)" not in order)
+
+    def _is_guarded(self) -> bool:
+        """Returns whether the divisor has an epsilon."""
+        place, _, form = self.draw.made.get("epsilon", "none").partition(": ")
+        order = self.draw.made.get("order of the offset", self.draw.made.get("order", ""))
         is_used = place == "range" or (place == "scale" and ("(r / c)" in order or "(r * (1 / c))" in order))
-        return is_used and "(= 0)" not in form and "* (c / r)" not in order
+        return is_used and "(= 0)" not in form
 
     def _rows(self, x: Array) -> Array:
         """Returns a view of an activation, one row for each scale."""

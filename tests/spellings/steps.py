@@ -14,7 +14,11 @@ NEAR_MISSES = {
     "range of another tensor, clip to +-130": {"scheme": "symmetric"},
     "range of another tensor, clip to +-127.5": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip before Round to -128.51": {"scheme": "symmetric", "clip": "before Round"},
-    "range of another tensor, clip before Round to +-127.5": {"scheme": "symmetric", "clip": "before Round"},
+    "range of another tensor, clip before Round to +-127.5": {
+        "scheme": "symmetric",
+        "clip": "before Round",
+        "rounding": "Round",  # ceil(127.5 - 0.5) is 127
+    },
     "range of another tensor, clip one float above 127": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip one float below 127": {"scheme": "symmetric", "clip": "after Round"},
     "half of the range": {"clip": "none", "scheme": "symmetric"},
@@ -212,7 +216,7 @@ class Steps:
         if when == "before Round" and (zero is None or early):
             half = draw("bounds before Round", "integers", "just below half") == "just below half"
             v = self.clipped(
-                exact, low - half * 0.5, high + half * (0.5 - 2.0**-17)
+                exact, low - half * 0.5, high + half * (0.5 - 2.0**-16)
             )  # low - 0.5 rounds to low, if even
         v = self.rounded(v)
         if zero is not None and not early:

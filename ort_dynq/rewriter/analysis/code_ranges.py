@@ -29,9 +29,6 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
     inverse, added = attributes["inverse_scale"], attributes["added_epsilon"]
     divisor, factor = constants.divisor, constants.factor
     epsilons = constants.lowest_range, -math.inf if inverse else constants.lowest_scale
-    ratio = divisor / factor if inverse == InverseScale.NONE else factor / divisor
-    if inverse == InverseScale.QUOTIENT:
-        ratio = factor * divisor
     return (
         attributes["range_kind"] == RangeKind.ABS_MAX
         and attributes["rounding_order"] == RoundingOrder.NO_ZERO_POINT
@@ -43,5 +40,16 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
         and max(epsilons) >= 2.0**-100
         and 1 <= divisor <= 1024
         and 1 / 1024 <= factor <= 1024
-        and 1 <= ratio <= 127.25
+        and 1 <= ratio_of(inverse, constants) <= 127.25
+    )
+
+
+def ratio_of(inverse: int, constants: RangeConstants) -> float:
+    """Returns range / scale (range * scale if it is inverse) in exact arithmetic; `inverse` is an InverseScale."""
+    if inverse == InverseScale.NONE:
+        return constants.divisor / constants.factor
+    return (
+        constants.factor * constants.divisor
+        if inverse == InverseScale.QUOTIENT
+        else constants.factor / constants.divisor
     )

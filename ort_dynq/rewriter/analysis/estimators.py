@@ -10,8 +10,9 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from .bounds import all_bounds_of
+from .bounds import all_bounds_of, constant_operand
 from .constants import constant_scalar
+from .magnitudes import largest_quotient
 from .nodes import producer_of, skip_identity
 
 _LARGEST, _LARGEST_TERM = 2.0**24, 2.0**16
@@ -38,7 +39,7 @@ def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     return None
 
 
-def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value], _Known]) -> bool:
+def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known]) -> bool:
     """Returns whether x + (y - x) is y: y is x, rounded to integers and perhaps clipped to a range around 0.
 
     Proof, for float32. Let y be an integer, and d = y - x.
@@ -51,6 +52,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value], _Known]) -> b
 
     A rounding alone is case 2 or 3, or x is an integer. A clip to a range around 0, before or after it, may also be
     case 1. If y is round(p) + z and x is p + z, an integer z and p of at most 2**16 keep abs(d) below 1/2 + 2**-8.
+    Where x is a quotient by 0, the sum is NaN.
 
     Args:
         y: The rounded value.
@@ -72,7 +74,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value], _Known]) -> b
     given = None if node is None else node.inputs[0]
     if node is None or given is None:
         return False
-    half = producer_of(given, "Add") if node.op_type == "Floor" else None  # round half up
+    half = producer_of(given, {"Floor": "Add", "Ceil": "Sub"}.get(node.op_type, ""))  # round half up, or down
     if half is not None and 0.5 in map(constant_scalar, half.inputs):
         given = next((each for each in half.inputs if each is not None and constant_scalar(each) is None), given)
     elif source is not x and node.op_type != "Round":
@@ -83,7 +85,21 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value], _Known]) -> b
     if before.value is given and bounded.value is y:
         return True
     is_around_0 = before.least <= 0 <= before.most and bounded.least <= 0 <= bounded.most
-    return is_around_0 and _is_at_most(_LARGEST, known(x))
+    return is_around_0 and (_is_at_most(_LARGEST, known(x)) or _is_finite_quotient(x, known))
+
+
+def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], _Known]) -> bool:
+    """Returns whether x is at most 2**16, except where it is a quotient by 0."""
+    limit = _LARGEST_TERM
+    while (node := producer_of(x, "Div", "Mul")) is not None:
+        largest = largest_quotient(node, known, 0)
+        if largest is not None:
+            return largest <= limit
+        found = constant_operand(node, commutative=node.op_type == "Mul")
+        if found is None or not found[1]:
+            return False
+        x, limit = found[0], limit * (abs(found[1]) if node.op_type == "Div" else 1 / abs(found[1]))
+    return False
 
 
 def _is_at_most(limit: float, known: _Known) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from ...graphs import STANDARD_DOMAINS, graphs, values_of
 from ...operators import DOMAIN
+from .constants import constant_array
 from .folding import folded_values
 from .microsoft import stand_ins
 
@@ -105,7 +107,7 @@ class Facts:
         initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
         data_prop = not _has_long_vector(self.model)
         infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
-        with stand_ins(self.model):
+        with stand_ins(self.model), _constants_in_subgraphs(self.model):
             try:
                 self._drop_contradicted(infer)
                 infer(self.model)
@@ -153,6 +155,26 @@ def _merged(
             if not isinstance(shape[i], int) and (isinstance(dim, int) or dim in names):
                 shape[i] = dim
     return shape
+
+
+@contextmanager
+def _constants_in_subgraphs(model: ir.Model) -> Iterator[None]:
+    """Gives subgraphs the small constants that they read from graphs around them: inference does not look there."""
+    added: list[tuple[ir.Graph, str]] = []
+    for graph in model.graphs():
+        for value in [value for node in graph for value in node.inputs if graph is not model.graph]:
+            node = None if value is None else value.producer()
+            if value is None or value.name is None or (value.graph if node is None else node.graph) is graph:
+                continue
+            elements = None if value.name in graph.initializers else constant_array(value)
+            if elements is not None:
+                graph.initializers.add(ir.val(value.name, const_value=ir.tensor(elements)))
+                added.append((graph, value.name))
+    try:
+        yield
+    finally:
+        for graph, name in added:
+            del graph.initializers[name]
 
 
 class _Errors(logging.Handler):

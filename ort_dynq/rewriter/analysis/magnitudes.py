@@ -7,7 +7,7 @@ must be known to be 2**-100 or more, so that every step is normal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import onnx_ir as ir
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import operand, producer_of, skip_identity
-from .shapes import RESHAPES, axes_of, lines_up, unreshaped
+from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -68,8 +68,12 @@ def largest_ratio(
     is_inverse: bool = False,
 ) -> float | None:
     """Returns a bound of the magnitude of x / scale, or of x * scale if it is inverse; see :func:`largest_quotient`."""
-    proof = _Proof(x, known, smallest)
-    return proof.largest_product(scale) if is_inverse else proof.largest(scale)
+    for multiple, factor in _multiples(x):
+        proof = _Proof(multiple, factor, known, smallest)
+        found = proof.largest_product(scale) if is_inverse else proof.largest(scale)
+        if found is not None:
+            return found
+    return None
 
 
 def difference_of_minimum(node: ir.Node) -> ir.Value | None:
@@ -81,20 +85,27 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
     return x if _end_of(low, x, "ReduceMin") else None
 
 
+def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
+    """Yields x, and the values that it is a multiple of, each with the magnitude of the factor."""
+    x, factor = skip_identity(x), 1.0
+    yield x, factor
+    while (node := producer_of(x, "Mul", "Div", "Neg")) is not None and node.inputs[0] is not None:
+        if node.op_type == "Neg":
+            x = skip_identity(node.inputs[0])
+        elif (found := constant_operand(node, commutative=node.op_type == "Mul")) is not None and found[1]:
+            x, factor = found[0], factor * _scaled(abs(found[1]), node) / _ROUNDED
+        else:
+            return
+        yield x, factor
+
+
 class _Proof:
     """Proves that values are at least as large as the magnitude of x."""
 
-    def __init__(self, x: ir.Value, known: Callable[[ir.Value | None], _Bounds], smallest: float) -> None:
-        x, self._factor = skip_identity(x), 1.0
-        while (node := producer_of(x, "Mul", "Div", "Neg")) is not None and node.inputs[0] is not None:
-            if node.op_type == "Neg":
-                x = skip_identity(node.inputs[0])
-                continue
-            found = constant_operand(node, commutative=node.op_type == "Mul")
-            if found is None or found[1] == 0:
-                break
-            x, self._factor = found[0], self._factor * _scaled(abs(found[1]), node) / _ROUNDED
-        self._x, self._known = x, known
+    def __init__(
+        self, x: ir.Value, factor: float, known: Callable[[ir.Value | None], _Bounds], smallest: float
+    ) -> None:
+        self._x, self._factor, self._known = x, factor, known
         self._smallest = smallest
         self._reduced: tuple[list[int], bool] = [], True
 
@@ -131,11 +142,7 @@ class _Proof:
     def _lines_up(self, divisor: ir.Value) -> bool:
         """Returns whether each number of the divisor is known to apply to the elements that it covers."""
         axes, is_kept = self._reduced
-        if not axes or is_kept:
-            return True
-        rank = None if self._x.shape is None else len(self._x.shape)
-        last = sorted(axis if axis < 0 or rank is None else axis - rank for axis in axes)
-        return last == list(range(-len(last), 0)) and lines_up(divisor, self._x, last[0], keepdims=False)
+        return not axes or is_kept or has_one_element(divisor) or _is_of_rows(divisor, self._x, axes)
 
     def _cover(self, r: ir.Value | None, depth: int) -> _Cover | None:
         if r is None or depth > _MOST_STEPS:
@@ -169,13 +176,18 @@ class _Proof:
         node, x = r.producer(), self._x
         if node is None:
             return None
-        if (reduced := producer_of(r, "ReduceMax")) is not None:
-            magnitude = producer_of(_first(reduced), "Abs")
-            of = _first(reduced) if magnitude is None else _first(magnitude)
+        minimum = producer_of(_first(node), "ReduceMin") if node.op_type == "Neg" else None
+        negated = None if minimum is None else producer_of(_first(minimum), "Neg")  # -min(-v) is max(v)
+        if (reduced := producer_of(r, "ReduceMax") or (minimum if negated is not None else None)) is not None:
+            given = _first(reduced if negated is None else negated)
+            given = unreshaped(given) if given is not None and _is_whole(reduced) else given
+            changed = producer_of(given, "Abs", "Neg")
+            of = given if changed is None else _first(changed)
             if of is None or not _is_of(reduced, of, x):
                 return None
             self._note(reduced)
-            return _Cover(1, 1 if magnitude is not None else 0)
+            is_negated = changed is not None and changed.op_type == "Neg"
+            return _Cover(0 if is_negated else 1, 0 if changed is None else 1)
         if node.op_type in ("Neg", "Abs"):
             inner = _first(node)
             inner = None if inner is None else all_bounds_of(inner).value
@@ -233,7 +245,7 @@ class _Proof:
             reduced, x, self._x
         ):
             return None
-        self._smallest = 2.0**-60
+        self._smallest = 2.0**-60 if self._smallest else 0
         self._note(reduced)
         return _Cover(1, 1).times(1).times(1)
 
@@ -244,6 +256,15 @@ class _Proof:
             [0] if axes is None else axes,
             axes is not None and reduced.attributes.get_int("keepdims", 1) == 1,
         )
+
+
+def _is_of_rows(value: ir.Value, x: ir.Value, axes: list[int]) -> bool:
+    """Returns whether numbers that are computed over axes of x, and reshaped, broadcast to their own rows of x."""
+    rank = None if x.shape is None else len(x.shape)
+    last = sorted(axis if axis < 0 or rank is None else axis - rank for axis in axes)
+    if last != list(range(-len(last), 0)):
+        return False
+    return is_shape_of_rows(value, x) or lines_up(value, x, last[0], keepdims=False)
 
 
 def _first(node: ir.Node) -> ir.Value | None:
@@ -261,8 +282,15 @@ def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     sources = (
         (x, skip_identity(magnitude.inputs[0])) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
     )
-    is_whole = axes_of(reduced) == [] and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
-    return any(value is each or (is_whole and unreshaped(value) is unreshaped(each)) for each in sources)
+    return any(value is each or (_is_whole(reduced) and unreshaped(value) is unreshaped(each)) for each in sources)
+
+
+def _is_whole(reduced: ir.Node) -> bool:
+    """Returns whether a node reduces all dimensions of its input."""
+    axes, given = axes_of(reduced), reduced.inputs[0]
+    if not axes:
+        return axes is not None and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
+    return given is not None and given.shape is not None and len(set(axes)) == len(given.shape)
 
 
 def _both_ends(node: ir.Node, x: ir.Value) -> ir.Node | None:
@@ -274,13 +302,26 @@ def _both_ends(node: ir.Node, x: ir.Value) -> ir.Node | None:
     return high if high is not None and low is not None and axes_of(high) == axes_of(low) else None
 
 
+def _unbounded_by_relu(value: ir.Value, op_type: str) -> ir.Value:
+    """Returns v of Relu(v), which is a maximum, or of -Relu(-v), which is a minimum; else the value."""
+    nodes = [producer_of(value, "Neg" if op_type == "ReduceMin" else "Relu")]
+    for each in ("Relu", "Neg") if op_type == "ReduceMin" else ():
+        nodes.append(None if nodes[-1] is None else producer_of(_first(nodes[-1]), each))
+    inner = None if nodes[-1] is None else _first(nodes[-1])
+    return value if inner is None else inner
+
+
 def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:
     """Returns the ReduceMin (ReduceMax) of x from which a value is computed that is not larger (smaller); or None."""
-    value = skip_identity(value)
+    end = value = skip_identity(value)
+    is_reshaped = False
     while True:
-        bounded = all_bounds_of(value)
+        bounded = all_bounds_of(_unbounded_by_relu(value, op_type))
         if bounded.value is value:
-            break
+            if unreshaped(value) is value:
+                break
+            is_reshaped, value = True, unreshaped(value)
+            continue
         if (bounded.least > -LARGEST) if op_type == "ReduceMin" else (bounded.most < LARGEST):
             return None
         value = bounded.value
@@ -288,5 +329,5 @@ def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:
     of = None if reduced is None else _first(reduced)
     if reduced is None or of is None or not _is_of(reduced, of, x):
         return None
-    is_kept = reduced.attributes.get_int("keepdims", 1) == 1 or axes_of(reduced) == []
-    return reduced if is_kept and of is not None else None
+    is_kept = reduced.attributes.get_int("keepdims", 1) == 1 and not is_reshaped
+    return reduced if is_kept or _is_whole(reduced) or _is_of_rows(end, x, axes_of(reduced) or []) else None

@@ -58,9 +58,23 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
 
 
 def unexpanded(value: ir.Value, other: ir.Value) -> ir.Value | None:
-    """Returns the input of an Expand or Tile, if an elementwise operation with `other` broadcasts it by itself."""
+    """Returns the input of an Expand or Tile, if an elementwise operation with `other` broadcasts it by itself.
+
+    A number for each row may also be repeated along new last dimensions, which a Reshape then joins.
+    """
     node = producer_of(skip_identity(value), "Expand", "Tile")
-    return node.inputs[0] if node is not None and does_not_grow(value, other) else None
+    if node is not None:
+        return node.inputs[0] if does_not_grow(value, other) else None
+    wide = unreshaped(value)
+    node = producer_of(wide, "Expand", "Tile")
+    narrow = None if node is None else node.inputs[0]
+    if narrow is None or narrow.shape is None or wide.shape is None or not same_shape(value, other):
+        return None
+    pairs = list(zip(narrow.shape, wide.shape, strict=False))
+    first = next((i for i, pair in enumerate(pairs) if not _is_equal(*pair)), len(pairs))
+    numbers = unreshaped(narrow)
+    is_repeated_last = len(narrow.shape) == len(wide.shape) and all(dim == 1 for dim in narrow.shape[first:])
+    return numbers if is_repeated_last and is_shape_of_rows(numbers, other, is_shared=False) else None
 
 
 def has_one_element(value: ir.Value, most_dimensions: int | None = None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
+from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.nodes import producer_of, skip_identity
 from ..policy.cost import is_tiny_convolution
 from ..products.channels import Channels
 from ..products.grid import Grid, grid_of
@@ -120,8 +123,26 @@ def check_rank(rank: int) -> None:
         raise Unconverted(Reason.WEIGHTS_RANK, rank=rank, expected=f"3 to {2 + _MOST_SPATIAL_RANK}")
 
 
-def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
-    """Returns the geometry of a Conv or ConvInteger.
+def unpadded(x: ir.Value, spatial_rank: int) -> tuple[ir.Value, list[int]]:
+    """Returns the value that a Pad pads with zeros along spatial dimensions, and the pads; or the value itself.
+
+    A convolution pads with zeros, too.
+    """
+    node = producer_of(skip_identity(x), "Pad")
+    if node is None or node.inputs[0] is None or len(node.inputs) > 3:
+        return x, [0] * 2 * spatial_rank
+    given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    fill = node.inputs[2] if len(node.inputs) > 2 else None
+    mode = node.attributes.get_string("mode", "constant")
+    pads = [] if given is None else given.reshape(2, -1).tolist()
+    is_zero = mode == "constant" and (fill is None or constant_scalar(fill) == 0)
+    if not is_zero or not pads or len(pads[0]) != spatial_rank + 2 or any(pads[0][:2] + pads[1][:2]):
+        return x, [0] * 2 * spatial_rank
+    return node.inputs[0], [*pads[0][2:], *pads[1][2:]]
+
+
+def geometry_of(node: ir.Node, weights: Weights, more_pads: Sequence[int] = ()) -> Geometry:
+    """Returns the geometry of a Conv or ConvInteger; `more_pads` are added to its pads.
 
     Raises:
         Unconverted: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
@@ -135,7 +156,10 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     auto_pad = node.attributes["auto_pad"].value if "auto_pad" in node.attributes else "NOTSET"
     if not isinstance(group, int) or not isinstance(auto_pad, str) or auto_pad not in _AUTO_PADS:
         raise Unconverted(Reason.CONV_GROUP_OR_AUTO_PAD)
-    if min(pads) < 0:
+    if any(more_pads) and auto_pad != "NOTSET":
+        raise Unconverted(Reason.CONV_PAD_AND_AUTO_PAD)
+    pads = [mine + its for mine, its in zip(pads, more_pads or [0] * len(pads), strict=True)]
+    if min(pads) < 0 or min(more_pads, default=0) < 0:
         raise Unconverted(Reason.CONV_PADS_NEGATIVE)
     if min(*strides, *dilations, group) < 1 or len(weights.codes) % group:
         raise Unconverted(Reason.CONV_STRIDES_DILATIONS_GROUP)
@@ -150,7 +174,9 @@ def geometry_of(node: ir.Node, weights: Weights) -> Geometry:
     return Geometry(table.astype(np.int32), group, _AUTO_PADS[auto_pad])
 
 
-def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -> Geometry:
+def geometry_of_floats(
+    node: ir.Node, bias: ir.Value | None, weights: Weights, more_pads: Sequence[int] = ()
+) -> Geometry:
     """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it and saves time.
 
     Raises:
@@ -158,7 +184,7 @@ def geometry_of_floats(node: ir.Node, bias: ir.Value | None, weights: Weights) -
     """
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
-    geometry = geometry_of(node, weights)
+    geometry = geometry_of(node, weights, more_pads)
     if is_tiny_convolution(node, weights.codes):
         raise Unconverted(Reason.CONV_TOO_SMALL)
     return geometry

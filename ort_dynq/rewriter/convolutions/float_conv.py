@@ -26,7 +26,7 @@ from ..products.provenance import note_activation, note_roundings
 from ..products.tail import Tail
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, weights_of
+from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, unpadded, weights_of
 from .quantized_conv import build_quantized_conv
 
 
@@ -44,8 +44,11 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         return None
     a, w, bias = [*node.inputs, None, None, None][:3]
     forms = context.shared(AffineForms)
+    if a is None or w is None:
+        return None
+    a, more_pads = unpadded(a, 0 if w.shape is None else len(w.shape) - 2)
     form = forms.of(a)
-    if a is None or w is None or form is None:
+    if form is None:
         return None
     if node.op_type == "ConvTranspose":
         raise Unconverted(Reason.CONV_TRANSPOSE)
@@ -54,7 +57,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if not all(param.is_one for param in form.params):
         raise Unconverted(Reason.ACTIVATION_ONE_SCALE)
     weights, grid = _weights(w, context)
-    geometry = geometry_of_floats(node, bias, weights)
+    geometry = geometry_of_floats(node, bias, weights, more_pads)
     activation = activation_of(form, forms.values)
     tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
     if activation.has_offset:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...operators.encodings import AutoPad
 from ...operators.packing import pack_conv
 from ..edit import Edit, call
 from ..products.codes import Codes
@@ -58,12 +59,14 @@ def build_quantized_conv(
     result = edit.insert_main(main, before=tail.last_node)
     if codes.offset is not None:
         result = edit.insert(
-            ir.node("Add", [result, _of_offset(codes.offset, tail, codes, weights, edit)]), before=edit.node
+            ir.node("Add", [result, _of_offset(codes.offset, tail, codes, weights, geometry, edit)]), before=edit.node
         )
     edit.replace(tail.last, result)
 
 
-def _of_offset(offset: ir.Value, tail: Tail, codes: Codes, weights: Weights, edit: Edit) -> ir.Value:
+def _of_offset(
+    offset: ir.Value, tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit
+) -> ir.Value:
     """Returns the convolution of an offset that is one number: the offset times that of an image of ones.
 
     Pads have no offset, so it is not a multiple of the sums of the weights. The image has one channel, and the weights
@@ -84,5 +87,7 @@ def _of_offset(offset: ir.Value, tail: Tail, codes: Codes, weights: Weights, edi
         "Expand", edit.add_constant(np.float32(1), before=edit.node), insert("Concat", constant(1, 1), size, axis=0)
     )
     attributes = {name: each.value for name, each in tail.product.attributes.items() if name != "group"}
+    if geometry.auto_pad == AutoPad.EXPLICIT:
+        attributes |= {"auto_pad": "NOTSET", "pads": geometry.table[3:].ravel().tolist()}
     filters = edit.shared(SharedInitializers).of(sums.astype(np.float32), edit)
     return insert("Mul", offset, insert("Conv", ones, filters, **attributes))

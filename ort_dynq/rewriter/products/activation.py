@@ -17,7 +17,7 @@ from ..analysis.shapes import unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, OfCodes, Op, Term, dtype_of
+from .affine_form import Affine, OfCodes, Op, Term, dtype_of, scaled_value
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         if is_code and known.low == known.high:
             number = int(known.low)
     found = Activation(form, groups, parts, number, is_code)
-    if found.has_offset and (groups > 1 or form.is_rounded):
-        raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
+    if found.has_offset and form.is_rounded:
+        raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
 
 
@@ -108,8 +108,12 @@ def _may_be_nan(form: Affine, values: Values) -> bool:
 
 def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
     """Returns whether codes that are not numbers are multiplied by 0: by the divisor of the quotient."""
-    term = None if form.scale is None else form.scale.term
-    return isinstance(term, ir.Value) and unreshaped(term) is unreshaped(divisor)
+    if form.scale is None:
+        return False
+    scale, same = scaled_value(form.scale.term, until=divisor), scaled_value(divisor)
+    if scale is not None and same is not None and unreshaped(scale.value) is unreshaped(same.value):
+        return scale._replace(value=same.value) == same  # it is computed twice
+    return scale is not None and not scale.is_inverse and unreshaped(scale.value) is unreshaped(divisor)
 
 
 def group_size_of(form: Affine, depth: int) -> int:

@@ -17,12 +17,12 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, Scaling, ZeroPointRule
+from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
 from ..analysis.nodes import attributes_of, cast_to, producer_of, skip_identity
 from ..analysis.shapes import (
-    RESHAPES,
     broadcasts,
     has_one_element,
     is_shape_of_rows,
@@ -46,11 +46,12 @@ from .affine_form import (
     rank_of,
     unsqueezed,
 )
-from .estimates import is_fake_quantized
+from .estimates import is_estimate
 from .sources import source_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-_ROOT_TYPES = (*WIDE_TYPES, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
+_ROOT_TYPES = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = frozenset(
     {
         "MatMul",
@@ -300,37 +301,36 @@ class AffineForms:
             return None  # these codes are a root themselves
         if source.dtype == to:
             return replace(form, value=value)
-        if to not in (ir.DataType.FLOAT, *WIDE_TYPES):
+        if to not in (ir.DataType.FLOAT, *_INTEGERS):
             return self._lose(node)
-        if to in WIDE_TYPES and source.dtype in _FLOATS:
+        if to in _INTEGERS and source.dtype in _FLOATS:
             divisor = None if known.is_regular else self._divisor(source)
-            if not known.fits(-(2**31), 2**31 - 1) or not (known.is_regular or divisor):
-                return self._lose(node, "its input is not known to be integers of 32 bits")
+            bits = min(32, int(to.itemsize * 8))
+            if bits < 32 and all_bounds_of(skip_identity(source)).value is skip_identity(source):
+                return self._lose(node, "its input is not clipped, so that infinite codes may become any integers")
+            if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
+                return self._lose(node, f"its input is not known to be integers of {bits} bits")
             form = replace(form, divisor=divisor)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
     def _divisor(self, value: ir.Value) -> ir.Value | None:
         """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
-        division = producer_of(skip_identity(value), *_ROUNDINGS, "Clip", "Div")
+        division = producer_of(skip_identity(value), *_ROUNDINGS, "Clip", "Add", "Div")
         while division is not None and division.op_type != "Div" and division.inputs[0] is not None:
-            division = producer_of(skip_identity(division.inputs[0]), *_ROUNDINGS, "Clip", "Div")
+            if division.op_type == "Add" and constant_scalar(division.inputs[1]) is None:
+                return None
+            division = producer_of(skip_identity(division.inputs[0]), *_ROUNDINGS, "Clip", "Add", "Div")
         if division is None or None in division.inputs or not self.values.known(division.inputs[0]).is_regular:
             return None
         return division.inputs[1]
 
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:
-        """Returns the form of x + (y - x), whose elements are those of y except for two roundings.
-
-        They are at most 2**-24 of abs(y - x) and of abs(y). So y must be x, quantized and dequantized by the same scale
-        and zero point, and x must be within the range of the codes: 3e36 + (127 - 3e36) is 0.
-        """
+        """Returns the form of x + (y - x), if its elements are those of y except for small roundings."""
         pair = estimated(node) if value.dtype == ir.DataType.FLOAT else None
         form = None if pair is None else self.of(pair[0])
         if pair is None or form is None or not same_shape(*pair):
             return None
-        if any(move.node.op_type not in RESHAPES for move in form.moves):
-            return None
-        is_estimated = self.values.estimated_exactly(value) is not None or is_fake_quantized(form, pair[1], self.values)
+        is_estimated = self.values.estimated_exactly(value) is not None or is_estimate(form, pair[1], self.values)
         return replace(form, value=value) if is_estimated else None
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
@@ -353,6 +353,8 @@ class AffineForms:
             if node.op_type == "Sub" and i == 1:  # param - form
                 form = self._times(form, Param(np.array(-1, np.float32)), value)
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
+        if any(pair is not None for pair in [estimated(use.node) for use in value.uses()]):
+            return self._lose(node, "in x + (y - x), x is not known to lie within the range of the codes of y")
         return self._lose(node, "no operand is known to be one number for each row, or for all")
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:

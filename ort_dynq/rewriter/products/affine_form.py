@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.constants import constant_array
+from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.shapes import RESHAPES, unreshaped
 from ..reasons import Reason, Unconverted
 from .sources import Source
+
+_DEEPEST = 16
 
 
 @dataclass(frozen=True)
@@ -332,3 +336,44 @@ class Affine:
         text = name if self.zero_point is None else f"({name} - zero point)"
         text = text if self.scale is None else f"scale{scope_of(self.scale)} * {text}"
         return f"{text}{' + offset' if self.offset is not None else ''}, codes {self.low} to {self.high}"
+
+
+class Scaled(NamedTuple):
+    """A scale: number * value, or number / value."""
+
+    number: float
+    value: ir.Value
+    is_inverse: bool = False
+
+
+def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> Scaled | None:
+    """Returns the number and the value that a scale consists of, at most up to a value; None if it consists of others.
+
+    The value may be reshaped.
+    """
+    whole = Scaled(1, term) if isinstance(term, ir.Value) else None
+    if depth > _DEEPEST or (whole is not None and until is not None and unreshaped(whole.value) is unreshaped(until)):
+        return whole
+    node = term if whole is None else producer_of(skip_identity(whole.value), "Mul", "Div", "Reciprocal")
+    if not isinstance(node, (Op, ir.Node)):
+        return whole
+    inputs: list[Term] = [each for each in node.inputs if each is not None]
+    if node.op_type in RESHAPES:
+        return scaled_value(inputs[0], until, depth + 1)
+    if node.op_type == "Reciprocal":
+        inputs.insert(0, np.ones(()))
+    for i, each in enumerate(inputs) if node.op_type in ("Mul", "Div", "Reciprocal") and len(inputs) == 2 else ():
+        number = _number_of(each)
+        inner = scaled_value(inputs[1 - i], until, depth + 1) if number else None
+        if inner is None or not number:
+            continue
+        if node.op_type != "Mul" and i == 0:
+            return Scaled(number / inner.number, inner.value, not inner.is_inverse)
+        return inner._replace(number=inner.number * (number if node.op_type == "Mul" else 1 / number))
+    return whole
+
+
+def _number_of(term: Term) -> float | None:
+    if isinstance(term, np.ndarray):
+        return float(term.reshape(-1)[0]) if term.size == 1 else None
+    return constant_scalar(term) if isinstance(term, ir.Value) else None

@@ -40,13 +40,16 @@ class Codes(NamedTuple):
         scale: One for each row, [..., M, 1], or for each group of a row, [..., M, K / group_size], or one for all; None
             if the codes are not scaled, or the product's tail has the scale.
         zero_point: Of the type of the codes, as many as there are scales, or one for all.
-        offset: What every element of a row has in addition, float32, [..., M, 1] or one number; None for 0.
+        offset: What every element of a row has in addition, float32, [..., M, 1] or one number, or [..., M, K /
+            group_size] for each group of it; None for 0.
+        has_offset_of_groups: Whether the offset has one number for each group.
     """
 
     codes: ir.Value
     scale: ir.Value | None
     zero_point: ir.Value
     offset: ir.Value | None = None
+    has_offset_of_groups: bool = False
 
 
 class ActivationCodes:
@@ -78,7 +81,9 @@ class ActivationCodes:
                 scale = terms.insert("Cast", scale, to=int(ir.DataType.FLOAT))
                 self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
-            self._found[key] = Codes(codes, scale, zero_point, offset)
+            of_offset = [form.offset] if activation.has_code_zero_point else form.params
+            is_of_groups = activation.groups > 1 and any(each is not None and each.block for each in of_offset)
+            self._found[key] = Codes(codes, scale, zero_point, offset, is_of_groups)
         return self._found[key]
 
     def root(self, form: Affine, edit: Edit) -> Codes:
@@ -238,8 +243,9 @@ def _build_affine(form: Affine, edit: Edit) -> Codes:
         cast = ir.node("Cast", [zero_point], {"to": int(ir.DataType.FLOAT)})
         zero_point = edit.insert(cast, before=node, origin=node)
     if source.adds_zero_point:
-        is_inverse = node.attributes.get_int("scaling", 0) == Scaling.MULTIPLY
-        src = insert("Mul" if is_inverse else "Div", src, scale)
+        scaling = node.attributes.get_int("scaling", 0)
+        factor = insert("Reciprocal", scale) if scaling == Scaling.MULTIPLY_BY_THE_RECIPROCAL else scale
+        src = insert("Div" if scaling == Scaling.DIVIDE else "Mul", src, factor)
         if node.attributes.get_int("rounding_order", 0) == RoundingOrder.ROUND_THEN_ADD:
             src = insert("Round", src)
         src, scale, zero_point = insert("Add", src, zero_point), number(np.float32(1)), number(np.uint8(form.shift))

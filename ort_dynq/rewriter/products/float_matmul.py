@@ -47,6 +47,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     forms = context.shared(AffineForms)
     form = forms.of(node.inputs[0]) if node.inputs else None
     product = None if form is None else matrix_product_of(node)
+    form = None if product is None else forms.of(product.a)
     if form is None or product is None:
         return None
     if context.exact:
@@ -67,8 +68,6 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     check_length(grid)
     groups, parts = (depth // group_size, group_size // common) if group_size else (1, 1)
     activation = activation_of(form, forms.values, groups=groups, parts=parts)
-    if activation.has_offset and grid.group_size:
-        raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     if activation.has_offset:
         return _Match(activation, grid, tail)

@@ -44,16 +44,16 @@ def build_quantized_matmul(
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
         result = edit.insert(moved, before=before, origin=move)
     if codes.offset is not None:
-        result = edit.insert(ir.node("Add", [result, _of_offset(codes.offset, grid, before, edit)]), before=before)
+        result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
     edit.replace(tail.last, result)
 
 
-def _of_offset(offset: ir.Value, grid: Grid, before: ir.Node, edit: Edit) -> ir.Value:
-    """Returns the product of an offset of each row and the weights: the offset times the sums of the weights."""
-    sums = edit.shared(SharedInitializers).of(
-        (grid.sums[0] * grid.scale[0].astype(np.float64)).astype(np.float32), edit
-    )
-    return edit.insert(ir.node("Mul", [offset, sums]), before=before)
+def _of_offset(codes: Codes, grid: Grid, before: ir.Node, edit: Edit) -> ir.Value:
+    """Returns the product of an offset of rows, or of their groups, and the weights: offsets times sums of weights."""
+    sums = grid.sums * grid.scale.astype(np.float64)
+    sums = sums if codes.has_offset_of_groups else sums.sum(0)
+    inputs = [codes.offset, edit.shared(SharedInitializers).of(sums.astype(np.float32), edit)]
+    return edit.insert(ir.node("MatMul" if codes.has_offset_of_groups else "Mul", inputs), before=before)
 
 
 def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -83,7 +83,8 @@ def _has_one_scale(node: ir.Node) -> bool:
     assert x is not None
     assert scale is not None
     if node.op_type == "DynamicRangeFakeQuantize":
-        return attributes["axis"] == 0 or (x.shape is not None and attributes["axis"] == -len(x.shape))
+        axis = attributes["axis"]
+        return axis == 0 or (x.shape is not None and axis < 0 and all(dim == 1 for dim in x.shape[:axis]))
     return attributes.get("qtype") == "per_tensor" or has_one_element(scale)
 
 
