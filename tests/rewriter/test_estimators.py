@@ -61,7 +61,7 @@ WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
 
 def model_of(nodes: str) -> onnx.ModelProto:
     model = parse(f"{CHAIN} {nodes} y = MatMul(v, w)", inputs="float[N, 64] x, float[N, 64] other")
-    arrays = {"w": WEIGHTS, "first": np.array([0])}
+    arrays = {"w": WEIGHTS, "first": np.array([0]), "unit": F(1)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     return model
 
@@ -79,6 +79,8 @@ def data() -> dict[str, Array]:
         "c = Clip(r, low, high) d = Sub(c, q) t = Add(q, d) v = Mul(t, s)",
         "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d)",
         "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) i = Identity(x) v = Add(d, i)",
+        "c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) e = Mul(d, unit) v = Add(x, e)",
+        "i = Div(c127, b) p = Mul(x, i) e = Round(p) c = Clip(e, low, high) f = Div(c, i) d = Sub(f, x) v = Add(x, d)",
         "h = Exp(x) p = Div(h, s) e = Round(p) c = Clip(e, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d)",
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Add(f0, s) d = Sub(f, x) v = Add(x, d)",
     ],

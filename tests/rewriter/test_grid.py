@@ -121,6 +121,31 @@ def test_arbitrary_weights_are_rejected_quickly() -> None:
         start = time.perf_counter()
         assert grid_of(weights) is None
         assert time.perf_counter() - start < 1
+        assert grid_of(weights, may_be_rounded=True) is None
+
+
+@pytest.mark.parametrize("most", [1, 7, 127])
+@pytest.mark.parametrize("spelling", ["estimator", "division", "difference"])
+def test_a_grid_with_other_roundings_is_recovered(spelling: str, most: int) -> None:
+    """w + (code * scale - w), code / (1 / scale) and (code + 1) * scale - scale are a grid, except for roundings."""
+    w = np.random.default_rng(0).normal(size=(256, 40)).astype(F)
+    scale = np.abs(w).mean(0) if most == 1 else np.abs(w).max(0) / F(most)
+    codes = np.clip(np.rint(w / scale), -most, most).astype(F)
+    match spelling:
+        case "estimator":
+            weights = w + (codes * scale - w)
+        case "division":
+            weights = codes / (F(1) / scale)
+        case _:
+            weights = (codes + F(1)) * scale - scale
+    assert grid_of(weights) is None or most == 1 or spelling == "estimator"  # these may be exact
+    grid = grid_of(weights, may_be_rounded=True)
+    assert grid is not None
+    np.testing.assert_array_equal(grid.codes - grid.zero_point.astype(F), codes)
+    np.testing.assert_allclose(dequantized(grid), weights, rtol=2.0**-21)
+    changed = weights.copy()
+    changed[9, 20] = scale[20] * F(1 + 2.0**-19)
+    assert grid_of(changed, may_be_rounded=True) is None
 
 
 # Weights that were rounded to float16

@@ -30,7 +30,9 @@ class _Known(Protocol):
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Returns y and x of an Add that computes x + (y - x); None for other nodes."""
     for x, other in (node.inputs[:2], node.inputs[1::-1]) if node.op_type == "Add" else ():
-        difference = producer_of(other, "Sub")
+        times = producer_of(other, "Mul")  # by a part of the way from x to y that was 1 when the model was exported
+        scaled = None if times is None else constant_operand(times, commutative=True)
+        difference = producer_of(scaled[0] if scaled is not None and scaled[1] == 1 else other, "Sub")
         if x is None or difference is None or None in difference.inputs:
             continue
         y, subtracted = (skip_identity(each) for each in difference.inputs if each is not None)

@@ -405,7 +405,8 @@ class AffineForms:
             is_known = all(
                 pairs[-1 - axis][0] == pairs[-1 - axis][1] and not is_unnamed(pairs[-1 - axis][0]) for axis in axes
             )
-            if (is_known or (axes and broadcasts(value, like))) and len(axes) < max(of_like or 0, 1):
+            is_less = any(like.shape[i] != 1 for i in range(-len(like.shape), 0) if i not in axes)
+            if (is_known or (axes and broadcasts(value, like))) and is_less:
                 return Param(value, axes, rank)
         if is_shape_of_rows(value, like) and not same_shape(value, like):
             return Param(value, None, rank)

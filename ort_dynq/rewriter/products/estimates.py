@@ -19,7 +19,7 @@ from ..analysis.magnitudes import largest_ratio
 from ..analysis.nodes import attributes_of, producer_of
 from ..analysis.shapes import RESHAPES, is_shape_of_rows, unreshaped
 from ..analysis.values import Values
-from .affine_form import Affine, OfCodes, Param, Scaled, rank_of, scaled_value
+from .affine_form import Affine, OfCodes, Param, Scaled, scaled_value
 
 _LARGEST_RATIO = 2  # of abs(x) to the number of codes times the scale
 
@@ -42,7 +42,9 @@ def is_estimate(form: Affine, x: ir.Value, values: Values) -> bool:
     largest = _LARGEST_RATIO * (form.high - form.low + 1) * scale.number
     node = unreshaped(scale.value).producer()
     if node is not None and (own := _largest_of_own_range(node, x)) is not None:
-        return own <= largest and scale.is_inverse == (node.attributes.get_int("inverse_scale", 0) > 0)
+        is_inverse = node.domain == DOMAIN and bool(attributes_of(node).get("inverse_scale", 0))
+        is_same = isinstance(form.scale.term, OfCodes) or scale.is_inverse == is_inverse
+        return own <= largest and is_same
     for dividend, divisor in _quotients(form, form.scale, scale, x):
         ratio = largest_ratio(dividend, divisor, values.known, 0, is_inverse=scale.is_inverse)
         if ratio is not None and ratio <= largest:
@@ -58,17 +60,19 @@ def _quotients(form: Affine, param: Param, scale: Scaled, x: ir.Value) -> Iterat
     whole, numbers = unreshaped(x), unreshaped(scale.value)
     if not form.moves and isinstance(param.term, ir.Value):
         yield from ((each, scale.value) for each in _without_offset(form, x))
-    rank = rank_of(form.value)
-    is_of_runs = param.is_one or param.axes is None or (rank is not None and _is_lead(param, rank))
+    is_of_runs = param.is_one or param.axes is None or _is_lead(param, form.value.shape)
     reshaped = [use.node.outputs[0] for use in whole.uses() if use.node.op_type in RESHAPES]
     for dividend in dict.fromkeys((x, whole, *reshaped)) if is_of_runs else ():
         if param.is_one or is_shape_of_rows(numbers, dividend):
             yield from ((each, numbers) for each in _without_offset(form, dividend))
 
 
-def _is_lead(param: Param, rank: int) -> bool:
-    """Returns whether numbers are those of the first dimensions, in their order."""
-    return param.axes == frozenset(range(-rank, -rank + len(param.axes or ())))
+def _is_lead(param: Param, shape: ir.Shape | None) -> bool:
+    """Returns whether numbers are those of all dimensions of a shape before one of them, in their order."""
+    if shape is None or param.axes is None:
+        return False
+    rank, end = len(shape), max(param.axes)
+    return all(axis in param.axes or shape[axis] == 1 for axis in range(-rank, end))
 
 
 def _without_offset(form: Affine, x: ir.Value) -> Iterator[ir.Value]:

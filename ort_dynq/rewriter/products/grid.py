@@ -2,12 +2,14 @@
 
 Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights. Each column of such weights, or each
 group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The search
-finds the scale and compares every weight bit for bit. Weights of float16 may be float16(code * scale)
-(../float16/grid.py).
+finds the scale and compares every weight bit for bit. Other arithmetic, such as w + (code * scale - w) or code / scale,
+rounds differently: then every weight is compared except for a few units in the last place. Weights of float16 may be
+float16(code * scale) (../float16/grid.py).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,7 +25,8 @@ _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are no
 _PROBED_ROWS = 64
 _FEW_ROWS = 4  # they reject most candidates for a scale
 _LARGEST_ROUNDING = 2.0**-13
-_FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16 are multiples of some scale by chance
+_FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16, or nearly, are multiples of some scale by chance
+_LARGEST_DISTANCE = 2.0**-21  # of a weight to the grid, relative: w + (c - w) has an error of 2**-24 * (|c - w| + |c|)
 _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
 # Candidates for the code of the largest magnitude: 1 of ternary weights, 127, which is the most frequent one and prime,
 # then the others from small to large, since a multiple of the true code would make multiples of all codes.
@@ -34,7 +37,7 @@ _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
 class Grid:
     """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
 
-    If `is_rounded`, the weights are that product rounded to float16.
+    Or the weights are that except for roundings. If `is_rounded`, they are that product rounded to float16.
 
     Attributes:
         codes: int8, [K, N]; 0 to 15 if `bits` is 4.
@@ -81,13 +84,14 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid 
 
     Args:
         weights: The weights.
-        may_be_rounded: Whether weights that are numbers of float16 may be a grid that was rounded to it.
+        may_be_rounded: Whether weights may be a grid except for roundings of float32, or one that was rounded to
+            float16.
     """
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     depth = len(weights)
-    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS and is_float16(weights)
-    for search in (_EXACT, _ROUNDED) if may_be_rounded else (_EXACT,):
+    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS
+    for search in (_EXACT, _ROUNDED if is_float16(weights) else _NEAR) if may_be_rounded else (_EXACT,):
         for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
             found = _numbers(weights, group_size or depth, search)
             if found is not None:
@@ -155,6 +159,9 @@ def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, columns, step))
 
 
+_Comparison = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.NDArray[np.bool_]]
+
+
 class _Search(NamedTuple):
     """How scales are found.
 
@@ -167,17 +174,17 @@ class _Search(NamedTuple):
     scales: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
 
 
-def _has_scale(column: npt.NDArray[np.float32]) -> bool:
+def _has_scale(column: npt.NDArray[np.float32], is_grid: _Comparison) -> bool:
     """Returns whether some scale fits a sample of one column: all candidates at once."""
     largest = np.abs(column).max()
     sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
     codes = np.array(_LARGEST_CODES, np.float32)
     return largest == 0 or any(
-        (_fits(scale, codes, largest) & _is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
+        (_fits(scale, codes, largest) & is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
     )
 
 
-def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+def _scales(weights: npt.NDArray[np.float32], is_grid: _Comparison) -> npt.NDArray[np.float32] | None:
     """Returns one scale for each column; None if a column has none."""
     largest = np.abs(weights).max(0)
     scales = np.ones_like(largest)
@@ -193,7 +200,7 @@ def _scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
             scale = _candidates(largest[columns], code)[which]
             found = np.flatnonzero(_fits(scale, code, largest[columns]))
             for rows in (sample, weights):
-                found = found[_is_grid(rows[:, columns[found]], scale[found])]
+                found = found[is_grid(rows[:, columns[found]], scale[found])]
             scales[columns[found]] = scale[found]
             is_done[near[found]] = True
         if is_done.any():
@@ -232,7 +239,25 @@ def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -
         return np.asarray((np.rint(weights / scale) * scale == weights).all(0))
 
 
-_EXACT = _Search(_has_scale, _scales)
+def _is_nearly_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        distance = np.abs(np.rint(weights / scale) * scale - weights)
+        return np.asarray((distance <= _LARGEST_DISTANCE * np.abs(weights)).all(0))
+
+
+def _fitted_scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+    """Returns the scales with the least squares of distances; None if a column is not nearly a grid."""
+    scales = _scales(weights, _is_nearly_grid)
+    if scales is None:
+        return None
+    codes = np.rint(weights / scales).astype(np.float64)
+    squares = (codes * codes).sum(0)
+    fitted = np.divide((codes * weights).sum(0), squares, out=scales.astype(np.float64), where=squares > 0)
+    return np.asarray(fitted, np.float32)
+
+
+_EXACT = _Search(functools.partial(_has_scale, is_grid=_is_grid), functools.partial(_scales, is_grid=_is_grid))
+_NEAR = _Search(functools.partial(_has_scale, is_grid=_is_nearly_grid), _fitted_scales)
 _ROUNDED = _Search(
     lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
     lambda weights: float16_scales(weights, _LARGEST_CODES),
