@@ -43,11 +43,11 @@ def with_subgraphs(graph: ir.Graph | ir.Function, path: str = "") -> Iterator[tu
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """Yields the subgraphs that are attributes of a node: ``then_branch``, or ``name[i]`` for a list of graphs."""
     for attribute in node.attributes.values():
-        if attribute.is_ref():
+        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.name, attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        else:
             for i, graph in enumerate(attribute.as_graphs()):
                 yield f"{attribute.name}[{i}]", graph
 

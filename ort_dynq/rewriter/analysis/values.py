@@ -166,8 +166,9 @@ def _of_type(dtype: ir.DataType | None) -> Known:
 
 
 def _of_constant(value: ir.Value) -> Known | None:
-    number = constant_scalar(value)
-    elements = constant_array(value) if number is None else np.array(number)
+    elements = constant_array(value)
+    if elements is None and (number := constant_scalar(value)) is not None:
+        elements = np.array(number)
     if elements is None or not elements.size or not is_number(elements.dtype):
         return None
     elements = elements.astype(np.float64)

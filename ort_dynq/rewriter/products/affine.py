@@ -222,7 +222,7 @@ class AffineForms:
                 if x.shape is None:
                     raise Unconverted(Reason.ACTIVATION_SCALES)
                 axes = lead(len(x.shape), axis if axis < 0 else axis - len(x.shape))
-            rank = None if source.has_one_scale else rank_of(x)
+            rank = 0 if node.op_type == "DynamicQuantizeDequantizeLinear" else rank_of(x)
             params = [Param(OfCodes(value, is_zero), axes, rank) for is_zero in (False, True)]
             if source.attributes.get("zero_point_rule") == ZeroPointRule.NONE:
                 is_signed = source.attributes["code_type"] == CodeType.INT8

@@ -16,7 +16,7 @@ from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit, call, constant
 from .activation import Activation
-from .affine_form import Affine, CodesOf, OfCodes, Param, Term, dtype_of, key_of
+from .affine_form import Affine, CodesOf, OfCodes, Op, Param, Term, dtype_of, key_of
 from .sources import Source
 from .unsigned_codes import UnsignedCodes
 
@@ -171,6 +171,7 @@ class _Terms:
         return value
 
     def _of(self, term: Term, is_code: bool) -> ir.Value:
+        is_code = is_code and _has_value(term)  # shapes and constants are the same for scales and zero points
         if (key := (is_code, key_of(term))) not in self._built:
             self._built[key] = self._build(term, is_code)
         return self._built[key]
@@ -193,6 +194,10 @@ class _Terms:
         new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)
         self.insert_node(new)
         return new.outputs[term.output]
+
+
+def _has_value(term: Term) -> bool:
+    return isinstance(term, ir.Value) or (isinstance(term, Op) and any(map(_has_value, term.inputs)))
 
 
 def _build_plain(form: Affine, edit: Edit) -> Codes:

@@ -90,8 +90,8 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid 
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     depth = len(weights)
-    may_be_rounded = may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS
-    for search in (_EXACT, _ROUNDED if is_float16(weights) else _NEAR) if may_be_rounded else (_EXACT,):
+    for is_exact in (True, False) if may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS else (True,):
+        search = _EXACT if is_exact else _ROUNDED if is_float16(weights) else _NEAR
         for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
             found = _numbers(weights, group_size or depth, search)
             if found is not None:
