@@ -64,8 +64,8 @@ def inlined(model: ir.Model) -> ir.Model:
     """
     if not functions(model):
         return model
-    copy = named(model.clone())  # after their outputs: the pass would name nodes by numbers
     try:
+        copy = named(model.clone())  # after their outputs: the pass would name nodes by numbers
         common.InlinePass(lambda each: each.domain != "" and not each.domain.startswith(_KEPT))(copy)
         common.NameFixPass()(copy)  # subgraphs may have the names of inlined values
     except Exception as error:  # the types are onnx_ir's own

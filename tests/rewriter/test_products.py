@@ -747,3 +747,27 @@ def test_shapes_that_a_tool_has_written_hide_nothing(form: str) -> None:
     shaped = onnx.shape_inference.infer_shapes(model)
     assert len(shaped.graph.value_info) > len(model.graph.value_info)
     assert rewrite(shaped).report == rewrite(model).report
+
+
+@pytest.mark.parametrize(
+    "order", ["s = Div(m, c127)\n q = Div(x, s)", "s = Div(m, c127)\n i = Reciprocal(s)\n q = Mul(x, i)"]
+)
+@pytest.mark.parametrize("rows_of", ["last", "everything"])
+def test_rows_of_zeros_without_an_epsilon_stay_nan(order: str, rows_of: str) -> None:
+    """Their codes are NaN, which the model's own nodes give to the product; integer codes cannot be NaN."""
+    axes = ", last" if rows_of == "last" else ""
+    body = f"a = Abs(x)\n m = ReduceMax(a{axes})\n {order}\n r = Round(q)\n c = Clip(r, low, high)\n"
+    model = model_of(
+        body + "n = Neg(c)\n t = Neg(s)\n dx = Mul(n, t)\n y = MatMul(dx, w)",
+        {"w": codes_of().astype(F)},
+        inputs=f"float[1, 3, {K}] x",
+    )
+    converted = rewrite(model).to_proto()
+    assert "QuantizedMatMul" in {node.op_type for node in converted.graph.node}
+    x = np.linspace(-2, 3, 3 * K, dtype=F).reshape(1, 3, K)
+    for zeros in ([1], [0, 1, 2]):
+        x[:, zeros] = 0
+        expected = stock_session(model).run(None, {"x": x})[0]
+        for session in (make_session(converted, "native"), stock_session(converted)):
+            np.testing.assert_array_equal(np.isnan(session.run(None, {"x": x})[0]), np.isnan(expected))
+        assert np.isnan(expected).any() == (rows_of == "last" or len(zeros) == 3)

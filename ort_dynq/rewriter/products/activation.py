@@ -30,6 +30,7 @@ class Activation:
         parts: The number of equal parts into which the product cuts each group.
         zero_point: The zero point, if it is a constant that is a code; else None.
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
+        may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
     """
 
     form: Affine
@@ -37,6 +38,7 @@ class Activation:
     parts: int = 1
     zero_point: int | None = None
     has_code_zero_point: bool = True
+    may_be_nan: bool = False
 
     @property
     def value(self) -> ir.Value:
@@ -75,8 +77,8 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         raise Unconverted(Reason.ACTIVATION_FORM)
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
-    may_be_nan = form.is_rounded and _may_be_nan(form, values)
-    if may_be_nan or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):
+    may_be_nan = form.divisor is None and _may_be_nan(form, values)
+    if (may_be_nan and form.is_rounded) or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):
         raise Unconverted(Reason.NAN_CODES)
     blocks = {param.block for param in form.params if not param.is_one}
     if len(blocks) > 1:
@@ -87,7 +89,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         is_code = known.fits(-form.shift, 255 - form.shift)
         if is_code and known.low == known.high:
             number = int(known.low)
-    found = Activation(form, groups, parts, number, is_code)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found

@@ -80,6 +80,10 @@ class ActivationCodes:
             if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:
                 scale = terms.insert("Cast", scale, to=int(ir.DataType.FLOAT))
                 self._facts.note(scale, ir.DataType.FLOAT, None)
+            if scale is not None and activation.may_be_nan:
+                is_zero = terms.insert("Equal", scale, terms.constant(np.float32(0)))
+                scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
+                self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
             of_offset = [form.offset] if activation.has_code_zero_point else form.params
             is_of_groups = activation.groups > 1 and any(each is not None and each.block for each in of_offset)

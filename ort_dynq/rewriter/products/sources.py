@@ -107,7 +107,7 @@ def _range_source(node: ir.Node) -> Source:
         if not attributes["clip"]:  # infinite floats stay infinite, so the scale of their row has to be infinite
             marked = marked._replace(highest_range=float("inf"))
     new = _as_codes(attributes, code_type)
-    if is_proven:
+    if is_proven and attributes["code_type"] == CodeType.FLOAT32:  # integers wrap around, as the model's do
         new |= {"quant_min": -128, "quant_max": 127, "clip": 1}
     return Source(node, _has_one_scale(node), new, None if marked == given else marked)
 
