@@ -128,6 +128,8 @@ class _Writer(Layers):
             activation = quantization.dequantized(codes)
             last = len(g.nodes)
             magnitude = quantization.magnitude_of(codes, activation)
+            if draw.made.get("estimator of the activation", "none") != "none":
+                magnitude = g("Add", magnitude, g("Mul", activation, 0.0))  # x + (y - x) is NaN if x is infinite
             if is_grouped:
                 activation, magnitude = (g.reshape(each, shape, zeros=True) for each in (activation, magnitude))
             if self.type != "float32":

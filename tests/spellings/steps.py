@@ -18,6 +18,7 @@ NEAR_MISSES = {
         "scheme": "symmetric",
         "clip": "before Round",
         "rounding": "Round",  # ceil(127.5 - 0.5) is 127
+        "opset": "17",
     },
     "range of another tensor, clip one float above 127": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip one float below 127": {"scheme": "symmetric", "clip": "after Round"},
@@ -30,7 +31,7 @@ NEAR_MISSES = {
     "activation plus another tensor": {},
     "estimator of another tensor": {"estimator of the activation": "none"},
     "activation function": {},
-    "quantized in some places": {},
+    "quantized in some places": {"opset": "17"},
     "activation times numbers along K": {},
     "weights without a grid": {},
     "weights computed at run time": {},

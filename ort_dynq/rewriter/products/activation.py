@@ -75,7 +75,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     """
     if form.value.dtype not in (ir.DataType.FLOAT, None):
         raise Unconverted(Reason.ACTIVATION_FORM)
-    if not all(param.is_of_rows for param in form.params):
+    if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
     may_be_nan = form.divisor is None and _may_be_nan(form, values)
     if (may_be_nan and form.is_rounded) or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):

@@ -83,6 +83,13 @@ class Param:
         """Whether each row has one number, or one for each block."""
         return self.axes is None or -1 not in self.axes
 
+    def is_of_runs(self, shape: ir.Shape | None) -> bool:
+        """Returns whether each number belongs to a run of elements: it varies along all dimensions up to some one."""
+        if self.axes is None or not self.axes:
+            return True
+        lead = () if shape is None else range(-len(shape), max(self.axes))
+        return shape is not None and all(axis in self.axes or shape[axis] == 1 for axis in lead)
+
     def of(self, op_type: str, *others: Term, **attributes: Any) -> Param:
         """Returns the result of an operator that this is the first input of."""
         dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else dtype_of(self.term)

@@ -60,19 +60,10 @@ def _quotients(form: Affine, param: Param, scale: Scaled, x: ir.Value) -> Iterat
     whole, numbers = unreshaped(x), unreshaped(scale.value)
     if not form.moves and isinstance(param.term, ir.Value):
         yield from ((each, scale.value) for each in _without_offset(form, x))
-    is_of_runs = param.is_one or param.axes is None or _is_lead(param, form.value.shape)
     reshaped = [use.node.outputs[0] for use in whole.uses() if use.node.op_type in RESHAPES]
-    for dividend in dict.fromkeys((x, whole, *reshaped)) if is_of_runs else ():
+    for dividend in dict.fromkeys((x, whole, *reshaped)) if param.is_of_runs(form.value.shape) else ():
         if param.is_one or is_shape_of_rows(numbers, dividend):
             yield from ((each, numbers) for each in _without_offset(form, dividend))
-
-
-def _is_lead(param: Param, shape: ir.Shape | None) -> bool:
-    """Returns whether numbers are those of all dimensions of a shape before one of them, in their order."""
-    if shape is None or param.axes is None:
-        return False
-    rank, end = len(shape), max(param.axes)
-    return all(axis in param.axes or shape[axis] == 1 for axis in range(-rank, end))
 
 
 def _without_offset(form: Affine, x: ir.Value) -> Iterator[ir.Value]:
