@@ -108,8 +108,9 @@ class Values:
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Known()
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
+        is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < SMALLEST_DIVISOR):
-            found = replace(found, is_regular=False)
+            found = replace(found, is_regular=is_bounded)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
             found = _cast(found, value.dtype)  # it is rounded to this type
         found = found.within(of_type.low, of_type.high)
