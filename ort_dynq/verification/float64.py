@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
-from ..rewriter.analysis.constants import constant_array
-from ..rewriter.analysis.nodes import cast_to, only_use
+from ..rewriter.analysis.constants import constant_array, constant_scalar
+from ..rewriter.analysis.nodes import cast_to, is_standard, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
 from .layers import Layers, name_of
@@ -42,7 +42,7 @@ class FloatProduct(NamedTuple):
     def multiply(self, x: Array, weights: Array) -> Array:
         """Returns the product of these numbers, without the steps after it."""
         if self.move is not None:
-            x = x.T if self.move.op_type == "Transpose" else _padded(x, self.move)
+            x = _moved(x, self.move)
         if self.node.attributes.get_int("transA", 0) != 0:
             x = x.T
         if self.node.op_type == "Conv":
@@ -84,7 +84,7 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
     uses: list[tuple[ir.Node, int, ir.Node | None]] = [(*use, None) for use in activation.uses()]
-    moves = [node for node, _, _ in uses if node.op_type in ("Transpose", "Pad") and node.domain in STANDARD_DOMAINS]
+    moves = [node for node, _, _ in uses if is_standard(node, "Transpose") or _pads_with_zeros(node)]
     uses += [(*use, move) for move in moves for use in move.outputs[0].uses()]
     for product, position, move in uses:
         if (
@@ -114,12 +114,23 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     return None
 
 
-def _padded(x: Array, node: ir.Node) -> Array:
-    """Computes a Pad with zeros, whose pads are constant."""
+def _pads_with_zeros(node: ir.Node) -> bool:
+    """Returns whether a node is a Pad with zeros along all axes, and its pads are constant and not negative."""
+    if not is_standard(node, "Pad") or ("mode" in node.attributes and node.attributes["mode"].value != "constant"):
+        return False
+    pads, fill, *axes = [*node.inputs[1:], None, None, None][:3]
+    elements = constant_array(pads)
+    has_pads = elements is not None and elements.size % 2 == 0 and (elements >= 0).all()
+    return bool(has_pads) and axes == [None] and (fill is None or constant_scalar(fill) == 0)
+
+
+def _moved(x: Array, node: ir.Node) -> Array:
+    """Computes a Transpose, or a Pad with zeros."""
+    if node.op_type == "Transpose":
+        return np.transpose(x, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
     pads = constant_array(node.inputs[1])
     assert pads is not None
-    begins, ends = pads.reshape(2, -1).tolist()
-    return np.pad(x, list(zip(begins, ends, strict=True)))
+    return np.pad(x, pads.reshape(2, -1).T.tolist())
 
 
 def errors_of(

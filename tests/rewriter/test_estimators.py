@@ -61,7 +61,7 @@ WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
 
 def model_of(nodes: str) -> onnx.ModelProto:
     model = parse(f"{CHAIN} {nodes} y = MatMul(v, w)", inputs="float[N, 64] x, float[N, 64] other")
-    arrays = {"w": WEIGHTS, "first": np.array([0]), "unit": F(1)}
+    arrays = {"w": WEIGHTS, "first": np.array([0]), "unit": F(1), "half": F(0.5)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     return model
 
@@ -106,6 +106,8 @@ def test_products(nodes: str) -> None:
         "u = Add(x, other) m1 = Abs(u) m2 = ReduceMax(m1, one) m3 = Max(m2, eps) t = Div(m3, c127) p = Div(u, t)"
         " e = Round(p) c = Clip(e, low, high) f = Mul(c, t) d = Sub(f, x) v = Add(x, d)",
         "c = Clip(r, low, high) t = Mul(s, eps) f = Mul(c, t) d = Sub(f, x) v = Add(x, d)",
+        "h = Sub(half, q) e = Ceil(h) c = Clip(e, low, high) d = Sub(c, q) t = Add(q, d) v = Mul(t, s)",
+        "i = Div(c127, m) p = Mul(x, i) e = Round(p) c = Clip(e, low, high) d = Sub(c, p) t = Add(p, d) v = Mul(t, s)",
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Mul(f0, eps) d = Sub(f, x) v = Add(x, d)",
     ],
 )

@@ -153,6 +153,47 @@ def test_attributes(attributes: str, kernel: tuple[int, ...]) -> None:
     check_converted(model, images(*(9, 8, 7)[: len(kernel)]))
 
 
+PADS = np.array([0, 0, 1, 0, 0, 0, 2, 1])
+
+
+@pytest.mark.parametrize("activation", ["symmetric", "torch, per tensor"])
+@pytest.mark.parametrize("attributes", ["", "<pads = [1, 2, 0, 1], strides = [2, 1]>"])
+def test_a_pad_before_a_convolution(activation: str, attributes: str) -> None:
+    body = ACTIVATIONS[activation] + f"p = Pad(dx, ends)\n y = Conv{attributes}(p, w, b)"
+    model = model_of(body, WEIGHTS["folded"][1] | {"ends": PADS})
+    check_converted(model, images(9, 8))
+    assert "Pad" not in [node.op_type for node in rewrite(model).to_proto().graph.node]
+
+
+@pytest.mark.parametrize(
+    ("pad", "ends", "reason"),
+    [
+        ('p = Pad<mode = "edge">(dx, ends)', PADS, "after Pad"),
+        ("p = Pad(dx, ends, eps)", PADS, "after Pad"),
+        ("p = Pad(dx, ends)", np.array([0, 1, 0, 0, 0, -1, 0, 0]), "after Pad"),
+        ("p = Pad(dx, ends)", -PADS, "pads are negative"),
+        ("p = Pad(dx, ends)", PADS, "a Pad precedes a convolution"),
+    ],
+)
+def test_pads_that_stay(pad: str, ends: Array, reason: str) -> None:
+    auto_pad = '<auto_pad = "SAME_UPPER">' if "precedes" in reason else ""
+    model = model_of(
+        ACTIVATIONS["symmetric"] + f"{pad}\n y = Conv{auto_pad}(p, w)", WEIGHTS["folded"][1] | {"ends": ends}
+    )
+    report = check(model, images(9, 8), exact=False)
+    assert "QuantizedConv" not in found(report)
+    assert [reason in finding.reason for finding in report.unconverted] == [True], report.unconverted
+
+
+@pytest.mark.parametrize("ends", [np.zeros(3, np.int64), np.zeros(0, np.int64), np.zeros((2, 4), np.int64)])
+def test_pads_of_another_length_stay(ends: Array) -> None:
+    """ONNX Runtime does not run these models."""
+    model = model_of(
+        ACTIVATIONS["symmetric"] + "p = Pad(dx, ends)\n y = Conv(p, w)", WEIGHTS["folded"][1] | {"ends": ends}
+    )
+    assert "QuantizedConv" not in found(rewrite(model).report)
+
+
 @pytest.mark.parametrize(
     "tail", ["y = Conv(dx, w)", "g = Conv(dx, w)\n y = Add(g, b4)", "g = Conv(dx, w)\n y = Relu(g)"]
 )

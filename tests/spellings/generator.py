@@ -129,7 +129,7 @@ class _Writer(Layers):
             last = len(g.nodes)
             magnitude = quantization.magnitude_of(codes, activation)
             if draw.made.get("estimator of the activation", "none") != "none":
-                magnitude = g("Add", magnitude, g("Mul", activation, 0.0))  # x + (y - x) is NaN if x is infinite
+                magnitude = g("Add", magnitude, g("Mul", seen, 0.0))  # x + (y - x) is NaN if x is infinite
             if is_grouped:
                 activation, magnitude = (g.reshape(each, shape, zeros=True) for each in (activation, magnitude))
             if self.type != "float32":
@@ -245,10 +245,11 @@ class _Writer(Layers):
         )
         if saturates and {made.get("estimator of codes"), made.get("estimator of the activation")} - {"none", None}:
             return None  # far beyond the range, the sums of an estimator are rounded
+        fixed = {"Expand", "Unsqueeze, Expand, Reshape"} | ({"Tile"} if self.scope in ("tensor", "sample") else set())
         spreads = {value for name, value in made.items() if name.startswith("broadcast of")}
-        if made["declared shape"] != "static" and spreads - {"none", "Expand to Shape"}:
+        if made["declared shape"] != "static" and spreads & fixed:
             return None  # where a dimension is 1, a constant shape makes it longer
-        is_multiplied = made.get("order of the offset", made.get("order", "")).startswith(("x * ", "(x - min) * "))
+        is_multiplied = self._order.startswith(("x * ", "(x - min) * "))
         if is_multiplied and not self._is_guarded() and made.get("codes") in ("int16", "int32", "int64"):
             return None  # c / r may be infinite, and its product with 0, NaN, becomes the least integer
         return True if made.get("clip") != "none" or (self._is_proven() and not is_other) else None
@@ -258,14 +259,18 @@ class _Writer(Layers):
         made = self.draw.made
         if self.type == "float16":
             return False
-        order = made.get("order of the offset", made.get("order", ""))
-        return "8" in made["codes"] or (self._is_guarded() and "* (c / r)" not in order)
+        return "8" in made["codes"] or (self._is_guarded() and "* (c / r)" not in self._order)
+
+    @property
+    def _order(self) -> str:
+        return self.draw.made.get("order of the offset", self.draw.made.get("order", ""))
 
     def _is_guarded(self) -> bool:
         """Returns whether the divisor has an epsilon."""
         place, _, form = self.draw.made.get("epsilon", "none").partition(": ")
-        order = self.draw.made.get("order of the offset", self.draw.made.get("order", ""))
-        is_used = place == "range" or (place == "scale" and ("(r / c)" in order or "(r * (1 / c))" in order))
+        is_used = place == "range" or (
+            place == "scale" and ("(r / c)" in self._order or "(r * (1 / c))" in self._order)
+        )
         return is_used and "(= 0)" not in form
 
     def _rows(self, x: Array) -> Array:

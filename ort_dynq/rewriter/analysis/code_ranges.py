@@ -46,10 +46,7 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
 
 def ratio_of(inverse: int, constants: RangeConstants) -> float:
     """Returns range / scale (range * scale if it is inverse) in exact arithmetic; `inverse` is an InverseScale."""
-    if inverse == InverseScale.NONE:
-        return constants.divisor / constants.factor
-    return (
-        constants.factor * constants.divisor
-        if inverse == InverseScale.QUOTIENT
-        else constants.factor / constants.divisor
-    )
+    divisor, factor = constants.divisor, constants.factor
+    if inverse == InverseScale.QUOTIENT:
+        return factor * divisor
+    return divisor / factor if inverse == InverseScale.NONE else factor / divisor

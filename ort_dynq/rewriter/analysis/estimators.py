@@ -11,7 +11,6 @@ from typing import Protocol
 import onnx_ir as ir
 
 from .bounds import all_bounds_of, constant_operand
-from .constants import constant_scalar
 from .magnitudes import largest_quotient
 from .nodes import producer_of, skip_identity
 
@@ -77,8 +76,9 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
     if node is None or given is None:
         return False
     half = producer_of(given, {"Floor": "Add", "Ceil": "Sub"}.get(node.op_type, ""))  # round half up, or down
-    if half is not None and 0.5 in map(constant_scalar, half.inputs):
-        given = next((each for each in half.inputs if each is not None and constant_scalar(each) is None), given)
+    found = None if half is None else constant_operand(half, commutative=half.op_type == "Add")
+    if found is not None and found[1] == 0.5:
+        given = found[0]
     elif source is not x and node.op_type != "Round":
         return False
     before = all_bounds_of(given)
@@ -91,14 +91,17 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
 
 
 def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], _Known]) -> bool:
-    """Returns whether x is at most 2**16, except where it is a quotient by 0."""
+    """Returns whether x is at most 2**16, except where it is a quotient by 0.
+
+    A product with an inverse range is not known to be: 127 / r is infinite for a small r, too.
+    """
     limit = _LARGEST_TERM
     while (node := producer_of(x, "Div", "Mul")) is not None:
-        largest = largest_quotient(node, known, 0)
-        if largest is not None:
-            return largest <= limit
         found = constant_operand(node, commutative=node.op_type == "Mul")
-        if found is None or not found[1]:
+        if found is None:
+            largest = largest_quotient(node, known, 0) if node.op_type == "Div" else None
+            return largest is not None and largest <= limit
+        if not found[1]:
             return False
         x, limit = found[0], limit * (abs(found[1]) if node.op_type == "Div" else 1 / abs(found[1]))
     return False

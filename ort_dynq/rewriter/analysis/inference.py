@@ -161,16 +161,14 @@ def _merged(
 def _constants_in_subgraphs(model: ir.Model) -> Iterator[None]:
     """Gives subgraphs the small constants that they read from graphs around them: inference does not look there."""
     added: list[tuple[ir.Graph, str]] = []
-    for graph in model.graphs():
-        for value in [value for node in graph for value in node.inputs if graph is not model.graph]:
-            node = None if value is None else value.producer()
-            if value is None or value.name is None or (value.graph if node is None else node.graph) is graph:
-                continue
-            elements = None if value.name in graph.initializers else constant_array(value)
-            if elements is not None:
-                graph.initializers.add(ir.val(value.name, const_value=ir.tensor(elements)))
-                added.append((graph, value.name))
     try:
+        for graph in model.graphs():
+            outer = {value for node in graph for value in node.inputs if value is not None and value.graph is not graph}
+            for value in outer:
+                elements = None if value.name is None or value.name in graph.initializers else constant_array(value)
+                if value.name is not None and elements is not None:
+                    graph.initializers.add(ir.val(value.name, const_value=ir.tensor(elements)))
+                    added.append((graph, value.name))
         yield
     finally:
         for graph, name in added:

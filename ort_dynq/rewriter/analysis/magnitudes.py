@@ -2,7 +2,8 @@
 
 Let r >= |x|, as ReduceMax(Abs(x)) is. Then x / (r / 127), x * (127 / r) and x / r * 127 lie within 127, except for
 rounding: every step rounds to float32, which changes a normal number by a factor of at most 1 + 2**-24. The divisor
-must be known to be 2**-100 or more, so that every step is normal.
+must be known to be 2**-100 or more, so that every step is normal. x must be finite: a Clip without an upper bound makes
+an infinite range finite.
 """
 
 from __future__ import annotations
@@ -176,16 +177,13 @@ class _Proof:
         node, x = r.producer(), self._x
         if node is None:
             return None
-        minimum = producer_of(_first(node), "ReduceMin") if node.op_type == "Neg" else None
-        negated = None if minimum is None else producer_of(_first(minimum), "Neg")  # -min(-v) is max(v)
-        if (reduced := producer_of(r, "ReduceMax") or (minimum if negated is not None else None)) is not None:
-            given = _first(reduced if negated is None else negated)
-            given = unreshaped(given) if given is not None and _is_whole(reduced) else given
+        if (maximum := _maximum(r)) is not None:
+            whole, given = maximum
             changed = producer_of(given, "Abs", "Neg")
             of = given if changed is None else _first(changed)
-            if of is None or not _is_of(reduced, of, x):
+            if of is None or not _is_of(whole, of, x):
                 return None
-            self._note(reduced)
+            self._note(whole)
             is_negated = changed is not None and changed.op_type == "Neg"
             return _Cover(0 if is_negated else 1, 0 if changed is None else 1)
         if node.op_type in ("Neg", "Abs"):
@@ -276,6 +274,19 @@ def _scaled(number: float, node: ir.Node) -> float:
     return number if node.op_type == "Mul" else 1 / number
 
 
+def _maximum(r: ir.Value) -> tuple[ir.Node, ir.Value] | None:
+    """Returns the reduction, and v, of ReduceMax(v) and of -ReduceMin(-v); None for other values."""
+    reduced = producer_of(r, "ReduceMax")
+    given = None if reduced is None else _first(reduced)
+    if (negation := producer_of(r, "Neg")) is not None:
+        reduced = producer_of(_first(negation), "ReduceMin")
+        inner = None if reduced is None else producer_of(_first(reduced), "Neg")
+        given = None if inner is None else _first(inner)
+    if reduced is None or given is None:
+        return None
+    return reduced, unreshaped(given) if _is_whole(reduced) else given
+
+
 def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     """Returns whether a node reduces x or |x|; or all of it, reshaped."""
     magnitude = producer_of(x, "Abs")
@@ -290,7 +301,8 @@ def _is_whole(reduced: ir.Node) -> bool:
     axes, given = axes_of(reduced), reduced.inputs[0]
     if not axes:
         return axes is not None and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
-    return given is not None and given.shape is not None and len(set(axes)) == len(given.shape)
+    rank = None if given is None or given.shape is None else len(given.shape)
+    return rank is not None and len({axis % rank for axis in axes if rank}) == rank
 
 
 def _both_ends(node: ir.Node, x: ir.Value) -> ir.Node | None:

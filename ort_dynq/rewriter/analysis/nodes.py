@@ -15,7 +15,12 @@ from .types import CODE_TYPES
 def producer_of(value: ir.Value | None, *types: str) -> ir.Node | None:
     """Returns the node that computes `value` if it is a standard operator of one of these types, or None."""
     node = None if value is None else value.producer()
-    return node if node is not None and node.domain in STANDARD_DOMAINS and node.op_type in types else None
+    return node if node is not None and is_standard(node, *types) else None
+
+
+def is_standard(node: ir.Node, *types: str) -> bool:
+    """Returns whether a node is a standard operator of one of these types."""
+    return node.domain in STANDARD_DOMAINS and node.op_type in types
 
 
 def operand(node: ir.Node, index: int = 0) -> ir.Value:

@@ -74,7 +74,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
             return None
         if len(reduction.x.uses()) != 1 or reduction.x.is_graph_output():
             raise Unconverted(Reason.MAGNITUDES_USED_ELSEWHERE)
-        # Not before an Identity or Cast: ONNX Runtime 1.32 fails to remove one that only a Mul by a reciprocal reads.
+        # It still reads an Identity or Cast: ONNX Runtime 1.32 fails to remove one that only a Mul by 1 / v reads.
         return _Match("ReduceAbsMax", replace(reduction, x=abs_.inputs[0]), (node,))
     other = _other_end(node, reduction)
     if other is None and not _is_slow_alone(reduction):

@@ -133,12 +133,14 @@ def unpadded(x: ir.Value, spatial_rank: int) -> tuple[ir.Value, list[int]]:
         return x, [0] * 2 * spatial_rank
     given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     fill = node.inputs[2] if len(node.inputs) > 2 else None
-    mode = node.attributes.get_string("mode", "constant")
-    pads = [] if given is None else given.reshape(2, -1).tolist()
-    is_zero = mode == "constant" and (fill is None or constant_scalar(fill) == 0)
-    if not is_zero or not pads or len(pads[0]) != spatial_rank + 2 or any(pads[0][:2] + pads[1][:2]):
+    is_zero = fill is None or constant_scalar(fill) == 0
+    is_constant = "mode" not in node.attributes or node.attributes["mode"].value == "constant"
+    if given is None or given.shape != (2 * (spatial_rank + 2),) or not (is_zero and is_constant):
         return x, [0] * 2 * spatial_rank
-    return node.inputs[0], [*pads[0][2:], *pads[1][2:]]
+    begins, ends = given.reshape(2, -1).tolist()
+    if any(begins[:2] + ends[:2]):
+        return x, [0] * 2 * spatial_rank
+    return node.inputs[0], begins[2:] + ends[2:]
 
 
 def geometry_of(node: ir.Node, weights: Weights, more_pads: Sequence[int] = ()) -> Geometry:

@@ -60,6 +60,12 @@ class Activation:
         """Whether the product is more than a multiple of a sum of codes minus a zero point."""
         return self.form.offset is not None or not self.has_code_zero_point
 
+    @property
+    def has_offset_of_groups(self) -> bool:
+        """Whether the groups of a row have different offsets; a zero point that is no code gives a scaled one."""
+        params = [self.form.offset] if self.has_code_zero_point else self.form.params
+        return self.groups > 1 and any(param is not None and param.block for param in params)
+
 
 def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int = 1) -> Activation:
     """Returns an affine form as an activation.
@@ -113,9 +119,12 @@ def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
     if form.scale is None:
         return False
     scale, same = scaled_value(form.scale.term, until=divisor), scaled_value(divisor)
-    if scale is not None and same is not None and unreshaped(scale.value) is unreshaped(same.value):
-        return scale._replace(value=same.value) == same  # it is computed twice
-    return scale is not None and not scale.is_inverse and unreshaped(scale.value) is unreshaped(divisor)
+    if scale is None or same is None:
+        return False
+    if unreshaped(scale.value) is unreshaped(divisor):
+        return not scale.is_inverse
+    is_twice = unreshaped(scale.value) is unreshaped(same.value)  # the divisor is computed twice
+    return is_twice and scale._replace(value=same.value) == same
 
 
 def group_size_of(form: Affine, depth: int) -> int:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, Scaling, ZeroPointRule
-from ..analysis.bounds import all_bounds_of
+from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
@@ -315,12 +315,18 @@ class AffineForms:
 
     def _divisor(self, value: ir.Value) -> ir.Value | None:
         """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
-        division = producer_of(skip_identity(value), *_ROUNDINGS, "Clip", "Add", "Div")
-        while division is not None and division.op_type != "Div" and division.inputs[0] is not None:
-            if division.op_type == "Add" and constant_scalar(division.inputs[1]) is None:
-                return None
-            division = producer_of(skip_identity(division.inputs[0]), *_ROUNDINGS, "Clip", "Add", "Div")
-        if division is None or None in division.inputs or not self.values.known(division.inputs[0]).is_regular:
+        division = producer_of(skip_identity(value), *_ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+        while division is not None and division.inputs[0] is not None:
+            before = skip_identity(division.inputs[0])
+            if division.op_type in ("Add", "Sub", "Mul", "Div"):
+                found = constant_operand(division, commutative=division.op_type in ("Add", "Mul"))
+                if found is None or not found[1]:
+                    break
+                before = found[0]
+            division = producer_of(before, *_ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+        if division is None or division.op_type != "Div":
+            return None
+        if None in division.inputs or not self.values.known(division.inputs[0]).is_regular:
             return None
         return division.inputs[1]
 
@@ -353,9 +359,15 @@ class AffineForms:
             if node.op_type == "Sub" and i == 1:  # param - form
                 form = self._times(form, Param(np.array(-1, np.float32)), value)
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
-        if any(pair is not None for pair in [estimated(use.node) for use in value.uses()]):
+        if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
             return self._lose(node, "in x + (y - x), x is not known to lie within the range of the codes of y")
         return self._lose(node, "no operand is known to be one number for each row, or for all")
+
+    @staticmethod
+    def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
+        """Returns whether y - x is only added to x."""
+        pairs = [estimated(use.node) for use in difference.uses()]
+        return x is not None and any(pair is not None and skip_identity(pair[1]) is skip_identity(x) for pair in pairs)
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
         if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of, skip_identity
-from ..analysis.shapes import RESHAPES, unreshaped
+from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
 from ..reasons import Reason, Unconverted
 from .sources import Source
 
@@ -84,7 +85,7 @@ class Param:
         return self.axes is None or -1 not in self.axes
 
     def is_of_runs(self, shape: ir.Shape | None) -> bool:
-        """Returns whether each number belongs to a run of elements: it varies along all dimensions up to some one."""
+        """Returns whether each number belongs to adjacent elements of a shape, in the order of the numbers."""
         if self.axes is None or not self.axes:
             return True
         lead = () if shape is None else range(-len(shape), max(self.axes))
@@ -354,9 +355,12 @@ class Scaled(NamedTuple):
 
 
 def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> Scaled | None:
-    """Returns the number and the value that a scale consists of, at most up to a value; None if it consists of others.
+    """Returns the number and the value that a scale consists of; None if it consists of others.
 
-    The value may be reshaped.
+    Args:
+        term: The scale.
+        until: A value that is not taken apart, reshaped or not.
+        depth: The number of steps so far.
     """
     whole = Scaled(1, term) if isinstance(term, ir.Value) else None
     if depth > _DEEPEST or (whole is not None and until is not None and unreshaped(whole.value) is unreshaped(until)):
@@ -370,13 +374,15 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     if node.op_type == "Reciprocal":
         inputs.insert(0, np.ones(()))
     for i, each in enumerate(inputs) if node.op_type in ("Mul", "Div", "Reciprocal") and len(inputs) == 2 else ():
-        number = _number_of(each)
-        inner = scaled_value(inputs[1 - i], until, depth + 1) if number else None
+        number, other = _number_of(each), inputs[1 - i]
+        keeps_shape = not isinstance(each, ir.Value) or not isinstance(other, ir.Value) or does_not_grow(each, other)
+        inner = scaled_value(other, until, depth + 1) if number and keeps_shape else None
         if inner is None or not number:
             continue
-        if node.op_type != "Mul" and i == 0:
-            return Scaled(number / inner.number, inner.value, not inner.is_inverse)
-        return inner._replace(number=inner.number * (number if node.op_type == "Mul" else 1 / number))
+        is_inverted, is_divided = node.op_type != "Mul" and i == 0, node.op_type != "Mul" and i == 1
+        factor = number / inner.number if is_inverted else inner.number * number ** (-1 if is_divided else 1)
+        if 0 < abs(factor) < math.inf:
+            return Scaled(factor, inner.value, inner.is_inverse ^ is_inverted)
     return whole
 
 

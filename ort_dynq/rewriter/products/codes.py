@@ -85,9 +85,7 @@ class ActivationCodes:
                 scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
                 self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
-            of_offset = [form.offset] if activation.has_code_zero_point else form.params
-            is_of_groups = activation.groups > 1 and any(each is not None and each.block for each in of_offset)
-            self._found[key] = Codes(codes, scale, zero_point, offset, is_of_groups)
+            self._found[key] = Codes(codes, scale, zero_point, offset, activation.has_offset_of_groups)
         return self._found[key]
 
     def root(self, form: Affine, edit: Edit) -> Codes:

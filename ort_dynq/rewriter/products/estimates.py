@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from ...operators.encodings import RangeConstants, RangeKind
+from ...operators.encodings import RangeKind
 from ..analysis.bounds import LARGEST
 from ..analysis.code_ranges import ratio_of
-from ..analysis.constants import constant_array
 from ..analysis.magnitudes import largest_ratio
-from ..analysis.nodes import attributes_of, producer_of
+from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import RESHAPES, is_shape_of_rows, unreshaped
 from ..analysis.values import Values
 from .affine_form import Affine, OfCodes, Param, Scaled, scaled_value
+from .sources import range_constants_of
 
 _LARGEST_RATIO = 2  # of abs(x) to the number of codes times the scale
 
@@ -60,7 +60,7 @@ def _quotients(form: Affine, param: Param, scale: Scaled, x: ir.Value) -> Iterat
     whole, numbers = unreshaped(x), unreshaped(scale.value)
     if not form.moves and isinstance(param.term, ir.Value):
         yield from ((each, scale.value) for each in _without_offset(form, x))
-    reshaped = [use.node.outputs[0] for use in whole.uses() if use.node.op_type in RESHAPES]
+    reshaped = [use.node.outputs[0] for use in whole.uses() if is_standard(use.node, *RESHAPES)]
     for dividend in dict.fromkeys((x, whole, *reshaped)) if param.is_of_runs(form.value.shape) else ():
         if param.is_one or is_shape_of_rows(numbers, dividend):
             yield from ((each, numbers) for each in _without_offset(form, dividend))
@@ -71,7 +71,7 @@ def _without_offset(form: Affine, x: ir.Value) -> Iterator[ir.Value]:
     if form.offset is None or not isinstance(form.offset.term, ir.Value):
         return
     for use in x.uses():
-        subtracted = use.node.inputs[1] if producer_of(use.node.outputs[0], "Sub") is use.node else None
+        subtracted = use.node.inputs[1] if is_standard(use.node, "Sub") and use.idx == 0 else None
         if subtracted is not None and unreshaped(subtracted) is unreshaped(form.offset.term):
             yield use.node.outputs[0]
 
@@ -82,10 +82,10 @@ def _largest_of_own_range(node: ir.Node, x: ir.Value) -> float | None:
         return None
     if node.op_type in ("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"):
         return 255
-    elements = constant_array(node.inputs[1]) if node.domain == DOMAIN and "Range" in node.op_type else None
-    if elements is None or elements.size != len(RangeConstants._fields):
+    constants = range_constants_of(node) if node.domain == DOMAIN and "Range" in node.op_type else None
+    if constants is None:
         return None
-    constants, attributes = RangeConstants(*map(float, elements)), attributes_of(node)
+    attributes = attributes_of(node)
     is_limited = constants.highest_range < LARGEST or constants.highest_scale < LARGEST
     has_inverse = bool(attributes["inverse_scale"]) and constants.lowest_scale > 0
     kinds = (RangeKind.ABS_MAX, RangeKind.MIN_MAX_WITH_ZERO)

@@ -45,8 +45,8 @@ class _Match:
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
     forms = context.shared(AffineForms)
-    form = forms.of(node.inputs[0]) if node.inputs else None
-    product = None if form is None else matrix_product_of(node)
+    is_quantized = bool(node.inputs) and forms.of(node.inputs[0]) is not None
+    product = matrix_product_of(node) if is_quantized else None
     form = None if product is None else forms.of(product.a)
     if form is None or product is None:
         return None

@@ -88,11 +88,17 @@ def _has_one_scale(node: ir.Node) -> bool:
     return attributes.get("qtype") == "per_tensor" or has_one_element(scale)
 
 
+def range_constants_of(node: ir.Node) -> RangeConstants | None:
+    """Returns the constants of a DynamicRangeQuantize or DynamicRangeFakeQuantize; None if they are not known."""
+    elements = constant_array(node.inputs[1])
+    if elements is None or elements.size != len(RangeConstants._fields):
+        return None
+    return RangeConstants(*map(float, elements))
+
+
 def _range_source(node: ir.Node) -> Source:
     attributes = attributes_of(node)
-    elements = constant_array(node.inputs[1])
-    is_known = elements is not None and elements.size == len(RangeConstants._fields)
-    given = RangeConstants(*map(float, elements)) if elements is not None and is_known else None
+    given = range_constants_of(node)
     is_proven = not attributes["clip"] and given is not None and are_codes_int8(attributes, given)
     code_type = CodeType.INT8 if is_proven else _code_type(attributes)
     zero_point_type = attributes["zero_point_type"]
