@@ -496,14 +496,22 @@ def test_other_spellings_of_a_product(name: str) -> None:
     assert ort_dynq.verify(model, result.model, inputs={"x": DATA["x"][:, :6]}).passed
 
 
-WITHOUT_EPSILON = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) {} d = Div(x, s) r = Round(d)
+WITHOUT_EPSILON = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) {} r = Round(d)
     c = Clip(r, low, high) i = Cast<to = 6>(c) f = Cast<to = 1>(i) dx = Mul(f, {}) y = MatMul(dx, w)"""
 
 
-@pytest.mark.parametrize(("other", "scale", "fits"), [("", "s", True), ("t = Max(s, eps)", "t", False)])
-def test_rows_of_zeros_whose_codes_are_cast_to_int32(other: str, scale: str, fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("quotient", "scale", "fits"),
+    [
+        ("d = Div(x, s)", "s", True),
+        ("e = Div(x, m) d = Mul(e, c127)", "s", True),
+        ("d = Div(x, s) t = Max(s, eps)", "t", False),
+        ("e = Div(x, m) d = Mul(e, c127) t = Reciprocal(m)", "t", False),
+    ],
+)
+def test_rows_of_zeros_whose_codes_are_cast_to_int32(quotient: str, scale: str, fits: bool) -> None:
     """0 / 0 is NaN, and as int32 any number: 0 times it is 0, another scale times it is not."""
-    model = model_of(WITHOUT_EPSILON.format(other, scale), WEIGHTS["folded"][1], inputs=f"float[2, 6, {K}] x")
+    model = model_of(WITHOUT_EPSILON.format(quotient, scale), WEIGHTS["folded"][1], inputs=f"float[2, 6, {K}] x")
     report = rewrite(model).report
     assert ("QuantizedMatMul" in found(report)) == fits
     if fits:
