@@ -13,6 +13,7 @@
   X(dynamic_range_fake_quantize) \
   X(quantized_matmul)            \
   X(quantized_conv)              \
+  X(row_program)                 \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \
   X(dynamic_quantize_linear)     \

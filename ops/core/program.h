@@ -1,0 +1,93 @@
+// Programs: short lists of steps over the rows of a tensor, written as text.
+//
+//   r = ReduceMax(Abs(x)); s = Div(r, 127.0); codes = Clip(Round(Div(x, s)), -128.0, 127.0); scale = s
+//
+// ort_dynq/operators/program.py documents the language. A value is a vector, the elements of a row, or a number, one
+// for each row. A program is compiled when a session opens: to passes over the elements of rows, and between them
+// passes over the numbers of several rows. kernels/programs.h has the steps of a pass.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/operator.h"
+#include "kernels/programs.h"
+
+namespace dynq {
+
+enum class ProgramOutput { kCodes, kZeroPoint, kDst, kDst2, kScale, kNumber };
+constexpr size_t kProgramOutputs = 6;
+constexpr size_t kMostOperands = 4;
+
+// The tensors of one run, as rows. `rows` x `cols` elements.
+struct ProgramTensors {
+  int64_t rows, cols;
+  const void* src;
+  Type src_type;                                   // float32 or float16
+  int64_t src_stride, dst_stride, operand_stride;  // from row to row, in elements
+  const float* operands[kMostOperands];
+  int64_t operand_rows[kMostOperands];  // the number of numbers that recur, for an operand of rows
+  void* outputs[kProgramOutputs];       // null: not assigned
+  Type dst_type;
+};
+
+class Program {
+ public:
+  // The name of the operator is for messages. `code_type` is the type of the outputs codes and zero_point. Throws Error
+  // if the text is no valid program.
+  Program(const char* op, const std::string& text, size_t operands, Type code_type);
+
+  bool has_output(ProgramOutput output) const { return outputs_[static_cast<size_t>(output)] >= 0; }
+  // How the program reads an operand.
+  enum class Form { kUnused, kRow, kColumn, kTensor };
+  Form form(size_t operand) const { return forms_[operand]; }
+  bool has_reductions() const { return reductions_ > 0; }
+
+  // Runs the program on rows [begin, end), on the calling thread.
+  void run(const ProgramTensors& tensors, int64_t begin, int64_t end) const;
+
+  // Runs it on one long row, on the threads of the context.
+  void run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const;
+
+ private:
+  class Parser;
+  class Compiler;
+  class Run;
+
+  enum class Kind { kLiteral, kX, kRow, kColumn, kTensor, kStep, kReduction };
+  struct Value {
+    Kind kind;
+    StepKind step;     // of kStep and kReduction, with the first argument in the accumulator
+    StepKind swapped;  // of two arguments, with the second one there
+    std::vector<int> arguments;
+    int index;       // of a literal or an operand
+    bool is_vector;  // or a number
+    int stage;       // the first pass that can compute it
+    int slot;        // of a number that is no literal: where the numbers of rows are
+  };
+
+  // An operand of a step, before the tensors are known.
+  enum class Place { kNone, kLiteral, kSlot, kX, kOperand, kTile, kOutput };
+  struct PlacedOperand {
+    Place place = Place::kNone;
+    int index = 0;
+  };
+  struct PlacedStep {
+    StepKind kind;
+    PlacedOperand a, b;
+  };
+  struct PlacedPass {
+    bool is_of_numbers;  // over the numbers of several rows
+    std::vector<PlacedStep> steps;
+  };
+
+  const Type code_type_;
+  std::vector<Value> values_;
+  std::vector<float> literals_;
+  std::vector<PlacedPass> passes_;
+  Form forms_[kMostOperands] = {};
+  int outputs_[kProgramOutputs];  // the values; -1: not assigned
+  int slots_ = 0, tiles_ = 0, reductions_ = 0;
+};
+
+}  // namespace dynq
