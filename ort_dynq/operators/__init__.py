@@ -8,7 +8,7 @@ list.
 
 from __future__ import annotations
 
-from . import affine, dynamic_range, granular, quantized_conv, quantized_matmul, reduce
+from . import affine, dynamic_range, granular, quantized_conv, quantized_matmul, reduce, row_program
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
@@ -22,6 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     quantized_matmul.FAMILY,
     quantized_conv.FAMILY,
     reduce.FAMILY,
+    row_program.FAMILY,
 )
 OPERATORS: dict[str, Operator] = {operator.name: operator for family in FAMILIES for operator in family.operators}
 

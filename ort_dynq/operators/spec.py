@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import DynqError
@@ -86,6 +86,8 @@ class Operator:
         body: Returns, for an opset version of ONNX, the body of the operator's function in a rewritten model, in
             ``onnx.parser``'s syntax. A model has one body for each operator name. A difference that a body cannot
             express by attributes therefore needs a separate operator.
+        body_of_programs: Returns the body for an opset version and the programs of a model's nodes, whose attributes
+            `branch` are indices of this list; None if the operator has no programs.
     """
 
     name: str
@@ -96,19 +98,21 @@ class Operator:
     attributes: tuple[Attribute, ...]
     signatures: tuple[Signature, ...]
     body: Callable[[int], str]
+    body_of_programs: Callable[[int, Sequence[str]], str] | None = None
 
     @functools.cached_property
     def float16_input(self) -> tuple[int, bool] | None:
         """The index of the input that may be float16 or float32, and whether output 0 has the type of that input.
 
-        The types of the other inputs do not depend on it. Such an operator computes in float32. None: there is no such
-        input.
+        The types of the other inputs and outputs do not depend on it. Such an operator computes in float32. None: there
+        is no such input.
         """
         outputs = {signature.inputs: signature.outputs for signature in self.signatures}
         for index in range(len(self.inputs)):
             wide = [types for types in outputs if types[index] == "float32"]
             half = [(*types[:index], "float16", *types[index + 1 :]) for types in wide]
-            if wide and all(types in outputs for types in half):
+            pairs = [(outputs[one], outputs.get(other)) for one, other in zip(wide, half, strict=True)]
+            if wide and all(other is not None and one[1:] == other[1:] for one, other in pairs):
                 return index, outputs[wide[0]][0] != outputs[half[0]][0]
         return None
 
@@ -123,13 +127,22 @@ class Operator:
             raise DynqError(f"{self.name} has no attribute {name}, expected {', '.join(known) or 'none'}")
         return known[name]
 
-    def function(self, domain: str, opset: int) -> str:
-        """The whole function of a rewritten model, for an opset version of ONNX, in ``onnx.parser``'s syntax."""
+    def function(self, domain: str, opset: int, programs: Sequence[str] = ()) -> str:
+        """The whole function of a rewritten model, in ``onnx.parser``'s syntax.
+
+        Args:
+            domain: Its domain.
+            opset: The version of standard ONNX.
+            programs: The programs of the model's nodes, if the operator has programs.
+        """
+        body = self.body(opset)
+        if programs and self.body_of_programs is not None:
+            body = self.body_of_programs(opset, programs)
         attributes = ", ".join(attribute.name for attribute in self.attributes)
         inputs, outputs = (", ".join(value.name for value in values) for values in (self.inputs, self.outputs))
         return f"""<domain: "{domain}", opset_import: ["" : {opset}]>
 {self.name} {f"<{attributes}> " if attributes else ""}({inputs}) => ({outputs})
-{self.body(opset)}"""
+{body}"""
 
 
 @dataclass(frozen=True)

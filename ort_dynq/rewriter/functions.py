@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx.parser
 import onnx_ir as ir
 
 from ..graphs import graphs
 from ..operators import DOMAIN, OPERATORS, VERSION
+from .analysis.nodes import attributes_of
 
 # The first version of the model format in which functions have attributes.
 _OLDEST_IR_VERSION = 8
@@ -35,7 +38,25 @@ def add_functions(model: ir.Model, opset: int) -> None:
         model.ir_version = max(model.ir_version, _OLDEST_IR_VERSION)
 
 
-def make_function(operator: str, opset: int) -> ir.Function:
-    """Returns the function of one operator; its body has standard operators of version `opset`."""
-    text = OPERATORS[operator].function(DOMAIN, opset)
+def _programs(nodes: Sequence[ir.Node]) -> list[str]:
+    """Returns the programs of nodes, each once, and sets their attributes `branch` to the indices."""
+    programs: dict[str, int] = {}
+    for node in nodes:
+        branch = programs.setdefault(attributes_of(node)["program"], len(programs))
+        node.attributes["branch"] = ir.AttrInt64("branch", branch)
+    return list(programs)
+
+
+def make_function(operator: str, opset: int, programs: Sequence[str] = ()) -> ir.Function:
+    """Returns the function of one operator; its body has standard operators of version `opset`.
+
+    Args:
+        operator: The name of the operator.
+        opset: The version.
+        programs: The programs of the model's nodes, if the operator has programs.
+
+    Raises:
+        DynqError: One of them is not a program.
+    """
+    text = OPERATORS[operator].function(DOMAIN, opset, programs)
     return ir.serde.deserialize_function(onnx.parser.parse_function(text))

@@ -1,0 +1,344 @@
+"""Programs: short lists of steps over the rows of a tensor, the attribute `program` of RowProgram.
+
+A program is text in Python's syntax, such as
+
+    r1 = Clip(Div(ReduceMax(Abs(x)), 127.0), 1e-05, inf); codes = Round(Div(x, r1)); scale = r1
+
+Every value is float32, and every step is one operation. A value is a vector, which has a number for each element of a
+row, or one number for each row.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DynqError
+from .function_text import reshape
+
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_TRUTHS = (*_COMPARISONS, "And", "Or", "Not")
+_REDUCTIONS = ("ReduceMax", "ReduceMin")
+_UNARY = ("Abs", "Neg", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign", "Float16", "Int8", "Uint8", "Int32")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "LeakyRelu", *_COMPARISONS, "And", "Or")
+
+ARITIES: dict[str, int] = {
+    **dict.fromkeys((*_UNARY, "Not", *_REDUCTIONS), 1),
+    **dict.fromkeys(_BINARY, 2),
+    **dict.fromkeys(("Clip", "Where"), 3),
+}
+"""The operators of steps, and the number of their operands."""
+
+OUTPUTS = {"codes": True, "zero_point": False, "dst": True, "dst_2": True, "scale": False, "number": False}
+"""The outputs, and whether each takes vectors; the others take numbers."""
+
+OPERANDS = 4
+"""The number of operands, besides x."""
+
+MOST_STEPS = 64
+_MOST_CHARACTERS = 8192
+_TEXT = re.compile(r"[\w .,;=()+-]*", re.ASCII)
+_INPUT = re.compile(rf"x|(row|column|tensor)([1-{OPERANDS}])")
+_VECTORS = ("x", "column", "tensor")
+# The first of the operands that must be literals, and what they are.
+_LITERALS = {"Clip": (1, "bounds"), "LeakyRelu": (1, "slope")}
+_CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
+
+
+class Step(NamedTuple):
+    """One step. An operand is ``v<index>`` for an earlier step, an input, or a literal."""
+
+    operator: str
+    operands: tuple[str, ...]
+
+
+@dataclass
+class Program:
+    """A program, which :meth:`add` and :meth:`assign` build. ``str()`` is its text.
+
+    Attributes:
+        steps: Its steps in order; no two are equal.
+        outputs: The value of each assigned output: ``v<index>``, an input or a literal.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    def add(self, operator: str, *operands: str) -> str:
+        """Adds a step, unless the program has it already; returns its value.
+
+        Raises:
+            DynqError: There is no such operator, or it does not take these operands; the program is too long.
+        """
+        if operator not in ARITIES:
+            raise DynqError(f"a program has no operator {operator}, expected one of {', '.join(ARITIES)}")
+        if len(operands) != ARITIES[operator]:
+            raise DynqError(f"{operator} has {len(operands)} operands, expected {ARITIES[operator]}")
+        first, what = _LITERALS.get(operator, (len(operands), ""))
+        if not all(map(is_literal, operands[first:])):
+            raise DynqError(f"the {what} of {operator} are computed, expected numbers")
+        truths = {"And": operands, "Or": operands, "Not": operands, "Where": operands[:1]}.get(operator, ())
+        if any((step := self.step(each)) is None or step.operator not in _TRUTHS for each in truths):
+            raise DynqError(f"{operator} has a condition that is no comparison, expected one of {', '.join(_TRUTHS)}")
+        if operator in _REDUCTIONS and not self.is_vector(operands[0]):
+            raise DynqError(f"{operator} has one number for each row, expected a vector")
+        step = Step(operator, operands)
+        if step not in self.steps:
+            if len(self.steps) == MOST_STEPS:
+                raise DynqError(f"a program has more than {MOST_STEPS} steps")
+            self.steps.append(step)
+        return f"v{self.steps.index(step)}"
+
+    def assign(self, output: str, value: str) -> None:
+        """Assigns an output.
+
+        Raises:
+            DynqError: There is no such output, it is assigned already, or it takes other values.
+        """
+        if output not in OUTPUTS:
+            raise DynqError(f"a program has no output {output}, expected one of {', '.join(OUTPUTS)}")
+        if output in self.outputs:
+            raise DynqError(f"{output} is assigned twice")
+        if self.is_vector(value) != OUTPUTS[output]:
+            given, expected = ("number", "vector") if OUTPUTS[output] else ("vector", "number")
+            raise DynqError(f"{output} is a {given}, expected a {expected}")
+        self.outputs[output] = value
+
+    def step(self, value: str) -> Step | None:
+        """Returns the step that computes a value; None for inputs and literals."""
+        return self.steps[int(value[1:])] if value[0] == "v" else None
+
+    def is_vector(self, value: str) -> bool:
+        """Returns whether a value has a number for each element of a row."""
+        step = self.step(value)
+        if step is None:
+            return value.startswith(_VECTORS)
+        return step.operator not in _REDUCTIONS and any(map(self.is_vector, step.operands))
+
+    def live(self) -> Counter[str]:
+        """Returns how often each value is used by outputs and by the steps that they need."""
+        uses = Counter(self.outputs.values())
+        for index in reversed(range(len(self.steps))):
+            if uses[f"v{index}"]:
+                uses.update(self.steps[index].operands)
+        return uses
+
+    def __str__(self) -> str:
+        """Returns the text. Two programs with the same steps for their outputs have the same text."""
+        uses, names, lines = self.live(), dict[str, str](), list[str]()
+
+        def text(value: str) -> str:
+            step = self.step(value)
+            if step is None or value in names:
+                return names.get(value, value)
+            expression = f"{step.operator}({', '.join(map(text, step.operands))})"
+            if uses[value] == 1:
+                return expression
+            names[value] = f"r{len(names) + 1}"
+            lines.append(f"{names[value]} = {expression}")
+            return names[value]
+
+        for output in OUTPUTS:
+            if output in self.outputs:
+                value = text(self.outputs[output])
+                lines.append(f"{output} = {value}")
+        return "; ".join(lines)
+
+
+def literal(number: float) -> str:
+    """Returns a number, which is rounded to float32, as an operand of a step."""
+    with np.errstate(over="ignore"):
+        return repr(float(np.float32(number)))
+
+
+def is_literal(operand: str) -> bool:
+    """Returns whether an operand of a step is a literal."""
+    return operand[0] in "-i0123456789"
+
+
+def parse(text: str) -> Program:
+    """Returns the program of a text.
+
+    Raises:
+        DynqError: The text is not a program.
+    """
+    try:
+        return _parse(text)
+    except DynqError as error:
+        raise DynqError(f"program: {error}") from None
+
+
+def _parse(text: str) -> Program:
+    if len(text) > _MOST_CHARACTERS:
+        raise DynqError(f"the text has {len(text)} characters, expected at most {_MOST_CHARACTERS}")
+    if not _TEXT.fullmatch(text):
+        raise DynqError("the text has characters that no program has, expected name = Operator(...); ...")
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DynqError(f"{error.args[0] if error.args else error}, expected name = Operator(...); ...") from None
+    program, names = Program(), dict[str, str]()
+    for statement in statements:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name):
+            raise DynqError(f"{_source(statement)} is no statement, expected name = Operator(...)")
+        name, value = target.id, _value(statement.value, program, names)
+        if name in OUTPUTS:
+            program.assign(name, value)
+        elif name in names or _INPUT.fullmatch(name) or name == "inf":
+            raise DynqError(f"{name} has a value already, expected another name")
+        else:
+            names[name] = value
+    if not program.outputs:
+        raise DynqError(f"no output is assigned, expected one of {', '.join(OUTPUTS)}")
+    return program
+
+
+def _value(expression: ast.expr, program: Program, names: dict[str, str]) -> str:
+    """Adds the steps of an expression to the program, and returns its value."""
+    match expression:
+        case ast.Name(id="inf"):
+            return "inf"
+        case ast.Name(id=name):
+            if name in names:
+                return names[name]
+            if _INPUT.fullmatch(name):
+                return name
+            raise DynqError(f"{name} has no value, expected x, row1, column1, tensor1, ... or an earlier name")
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return _literal(number)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return _literal(-float(number)) if not isinstance(number, bool) else _fail(expression)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return "-inf"
+        case ast.Call(func=ast.Name(id=operator), args=operands, keywords=[]):
+            return program.add(operator, *(_value(each, program, names) for each in operands))
+    return _fail(expression)
+
+
+def _literal(number: float) -> str:
+    try:
+        return literal(number)
+    except OverflowError:  # an integer beyond float64
+        raise DynqError("a number is too large") from None
+
+
+def _fail(expression: ast.expr) -> str:
+    raise DynqError(f"{_source(expression)} is no expression, expected a name, a number or Operator(...)")
+
+
+def _source(node: ast.AST) -> str:
+    """The text of a part of a program, shortened."""
+    text = ast.unparse(node).partition("\n")[0]
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+# The function body
+
+
+def body_of(program: Program, prefix: str, results: Sequence[str], opset: int) -> str:
+    """The nodes that compute a program with standard operators, in the text syntax of ``onnx.parser``.
+
+    They read ``x``, the operands, ``shape``, ``rows_shape`` and ``parameter_shape`` (row_program.py).
+
+    Args:
+        program: The program.
+        prefix: What the names of its values begin with.
+        results: The names of the outputs: float32 tensors of the shapes of the operator's outputs.
+        opset: The version of the standard operators.
+    """
+    uses, lines = program.live(), list[str]()
+
+    def name(value: str) -> str:
+        if is_literal(value):
+            known = {"inf": "infinity", "-inf": "minus_infinity"}
+            return known.get(value) or f"{prefix}c{sorted(filter(is_literal, uses)).index(value)}"
+        operand = _INPUT.fullmatch(value)
+        return f"{prefix}{value}" if operand is None else f"operand_{operand[2]}" if operand[2] else "x"
+
+    for value in filter(is_literal, uses):
+        if math.isfinite(float(value)):
+            lines.append(f"{name(value)} = Constant<value_float = {value}>()")
+    for index, step in enumerate(program.steps):
+        if uses[f"v{index}"]:
+            operands = [*map(name, step.operands)]
+            lines += _step(step, name(f"v{index}"), operands, opset)
+    for result, (output, is_vector) in zip(results, OUTPUTS.items(), strict=True):
+        if output in program.outputs:
+            shape = "shape" if is_vector else "parameter_shape"
+            lines.append(f"{result} = Expand({name(program.outputs[output])}, {shape})")
+        else:
+            lines.append(f"{result} = Constant<value = float[0] {{}}>()")
+    return "\n".join(lines)
+
+
+def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]:
+    """The nodes of one step, whose value gets the name `to`."""
+    operator, listed = step.operator, ", ".join(operands)
+    if operator in _COMPARISONS:
+        yield f"{to}_b = {operator}({listed})"
+        yield f"{to} = Cast<to = 1>({to}_b)"
+    elif operator in ("And", "Or", "Where"):
+        for i, operand in enumerate(operands[: 1 if operator == "Where" else 2]):
+            yield f"{to}_b{i} = Cast<to = 9>({operand})"
+        if operator == "Where":
+            yield f"{to} = Where({to}_b0, {operands[1]}, {operands[2]})"
+        else:
+            yield f"{to}_b = {operator}({to}_b0, {to}_b1)"
+            yield f"{to} = Cast<to = 1>({to}_b)"
+    elif operator == "Not":
+        yield f"{to} = Sub(one, {listed})"
+    elif operator == "LeakyRelu":
+        yield f"{to} = LeakyRelu<alpha = {step.operands[1]}>({operands[0]})"
+    elif operator == "Float16":
+        yield f"{to}_h = Cast<to = 10>({listed})"
+        yield f"{to} = Cast<to = 1>({to}_h)"
+    elif operator in _CODES:
+        number, low, high = _CODES[operator]
+        yield from saturated(listed, f"{to}_i", f"Cast<to = {number}>", literal(low), literal(high))
+        yield f"{to} = Cast<to = 1>({to}_i)"
+    elif operator == "Int32":
+        yield f"{to}_r = Round({listed})"
+        yield f"{to}_l = Constant<value_float = {-(2.0**31)}>()"
+        yield f"{to}_m = Constant<value_float = {2.0**31}>()"
+        yield f"{to}_a = GreaterOrEqual({to}_r, {to}_l)"
+        yield f"{to}_b = Less({to}_r, {to}_m)"
+        yield f"{to}_ab = And({to}_a, {to}_b)"
+        yield f"{to}_d = Where({to}_ab, {to}_r, {to}_l)"
+        yield f"{to}_i = Cast<to = 6>({to}_d)"
+        yield f"{to} = Cast<to = 1>({to}_i)"
+    elif operator in _REDUCTIONS:
+        # From opset 18 on, axes are an input.
+        attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
+        yield f"{to}_e = Expand({listed}, shape)"
+        yield f"{to}_r = {reshape(opset)}({to}_e, rows_shape)"
+        yield f"{to}_m = {operator}<keepdims = 1{attribute}>({to}_r{axes})"
+        yield f"{to} = {reshape(opset)}({to}_m, parameter_shape)"
+    else:
+        yield f"{to} = {operator}({listed})"
+
+
+def saturated(value: str, to: str, cast: str, low: str, high: str) -> Iterator[str]:
+    """The nodes that round a float32 value half to even, saturate it and cast it to integers; NaN becomes 0.
+
+    Args:
+        value: The name of the value.
+        to: The name of the integers.
+        cast: The Cast with its attributes.
+        low, high: The smallest and the largest integer: literals, or names of values.
+    """
+    for bound, end in ((low, "l"), (high, "h")):
+        is_name = bound.isidentifier()
+        yield f"{to}_{end} = Identity({bound})" if is_name else f"{to}_{end} = Constant<value_float = {bound}>()"
+    yield f"{to}_r = Round({value})"
+    yield f"{to}_c = Clip({to}_r, {to}_l, {to}_h)"
+    yield f"{to}_n = IsNaN({to}_c)"
+    yield f"{to}_d = Where({to}_n, zero, {to}_c)"
+    yield f"{to} = {cast}({to}_d)"
