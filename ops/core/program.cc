@@ -41,6 +41,7 @@ struct Operation {
   StepKind step;
   StepKind swapped = StepKind::kLoad;
   bool takes_one = false;
+  bool is_logical = false;  // of conditions
 };
 
 constexpr Operation kOperations[] = {
@@ -52,7 +53,7 @@ constexpr Operation kOperations[] = {
     {"Floor", 1, StepKind::kFloor},
     {"Ceil", 1, StepKind::kCeil},
     {"Sign", 1, StepKind::kSign},
-    {"Not", 2, StepKind::kSub, StepKind::kSubFrom, true},
+    {"Not", 2, StepKind::kSub, StepKind::kSubFrom, true, true},
     {"Float16", 1, StepKind::kToFloat16},
     {"Int8", 1, StepKind::kToInt8},
     {"Uint8", 1, StepKind::kToUint8},
@@ -68,8 +69,8 @@ constexpr Operation kOperations[] = {
     {"LessOrEqual", 2, StepKind::kLessOrEqual, StepKind::kGreaterOrEqual},
     {"Greater", 2, StepKind::kGreater, StepKind::kLess},
     {"GreaterOrEqual", 2, StepKind::kGreaterOrEqual, StepKind::kLessOrEqual},
-    {"And", 2, StepKind::kMul, StepKind::kMul},
-    {"Or", 2, StepKind::kMax, StepKind::kMax},
+    {"And", 2, StepKind::kMul, StepKind::kMul, false, true},
+    {"Or", 2, StepKind::kMax, StepKind::kMax, false, true},
     {"LeakyRelu", 2, StepKind::kLeakyRelu},
     {"Clip", 3, StepKind::kClip},
     {"Where", 3, StepKind::kWhere},
@@ -208,11 +209,14 @@ class Program::Parser {
     Value value = {
         is_reduction(found->step) ? Kind::kReduction : Kind::kStep, found->step, found->swapped, {}, 0, false, 0, -1};
     if (found->takes_one) value.arguments.push_back(literal(1, false));
+    value.is_condition =
+        found->is_logical || (found->step >= StepKind::kEqual && found->step <= StepKind::kGreaterOrEqual);
     while (value.arguments.size() < found->arguments) {
       if (value.arguments.size() > (found->takes_one ? 1u : 0u)) expect(',');
       value.arguments.push_back(expression(depth + 1));
     }
     expect(')');
+    check_arguments(name, *found, value.arguments);
     if (++steps_ > kMostSteps) fail("at most " + std::to_string(kMostSteps) + " operations");
     for (const int argument : value.arguments) {
       const Value& given = program_.values_[static_cast<size_t>(argument)];
@@ -227,14 +231,25 @@ class Program::Parser {
     return add(value);
   }
 
+  void check_arguments(const std::string& name, const Operation& operation, const std::vector<int>& arguments) const {
+    const auto at = [&](size_t i) -> const Value& { return program_.values_[static_cast<size_t>(arguments[i])]; };
+    if (operation.step == StepKind::kClip || operation.step == StepKind::kLeakyRelu)
+      for (size_t i = 1; i < arguments.size(); ++i)
+        if (at(i).kind != Kind::kLiteral) fail(name + " with numbers after its first argument");
+    const size_t conditions = operation.step == StepKind::kWhere ? 1 : operation.is_logical ? arguments.size() : 0;
+    for (size_t i = operation.takes_one ? 1 : 0; i < conditions; ++i)
+      if (!at(i).is_condition) fail(name + " of a comparison");
+  }
+
   int add(const Value& value) {
     program_.values_.push_back(value);
     return static_cast<int>(program_.values_.size()) - 1;
   }
 
   void set_output(size_t output, int value) {
-    if (!takes_vectors(output) && program_.values_[static_cast<size_t>(value)].is_vector)
-      fail(std::string(kOutputNames[output]) + " to be a number for each row, not one for each element");
+    if (takes_vectors(output) != program_.values_[static_cast<size_t>(value)].is_vector)
+      fail(std::string(kOutputNames[output]) + " to be a number for each " +
+           (takes_vectors(output) ? "element" : "row"));
     program_.outputs_[output] = value;
   }
 
@@ -655,12 +670,69 @@ class Program::Run {
   uint8_t zero_points_[kMostRows];
 };
 
-Program::Program(const char* op, const std::string& text, size_t operands, Type code_type) : code_type_(code_type) {
+Program::Program(const char* op, const std::string& text, size_t operands, Type code_type)
+    : op_(op), operands_(operands), code_type_(code_type) {
   Parser(*this, op, text, operands).parse();
   Compiler(*this).compile();
   if (reductions_ > kMostReductions)
     throw Error(std::string(op) + ": program has " + std::to_string(reductions_) +
                 " reductions that do not depend on each other, expected at most " + std::to_string(kMostReductions));
+}
+
+bool Program::is_elementwise() const {
+  for (size_t i = 0; i < kProgramOutputs; ++i)
+    if ((outputs_[i] >= 0) != (i == static_cast<size_t>(ProgramOutput::kDst))) return false;
+  return reductions_ == 0;
+}
+
+bool Program::is_clip(float& low, float& high) const {
+  const int value = outputs_[static_cast<size_t>(ProgramOutput::kDst)];
+  if (!is_elementwise() || values_[static_cast<size_t>(value)].step != StepKind::kClip) return false;
+  const std::vector<int>& arguments = values_[static_cast<size_t>(value)].arguments;
+  const auto argument = [&](size_t i) -> const Value& { return values_[static_cast<size_t>(arguments[i])]; };
+  if (argument(0).kind != Kind::kX) return false;
+  low = literals_[static_cast<size_t>(argument(1).index)];
+  high = literals_[static_cast<size_t>(argument(2).index)];
+  return true;
+}
+
+void Program::set_operands(Context& context, size_t first, const Shape& src, size_t axis,
+                           ProgramTensors& tensors) const {
+  for (size_t i = 0; i < operands_; ++i) {
+    const Tensor operand = context.input(first + i);
+    tensors.operands[i] = static_cast<const float*>(operand.data);
+    tensors.operand_rows[i] = rows_of_operand(i, operand.shape, src, axis);
+  }
+}
+
+// Checks the shape of an operand. Returns how many rows have numbers of their own, if it has numbers of rows.
+int64_t Program::rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const {
+  const Form form = forms_[index];
+  if (form == Form::kUnused) return 1;
+  bool fits = shape.rank <= src.rank, repeats = false;
+  const size_t missing = fits ? src.rank - shape.rank : 0;
+  int64_t rows = 1;
+  for (size_t i = src.rank; fits && i-- > 0;) {
+    const int64_t length = i < missing ? 1 : shape.dims[i - missing];
+    const bool is_of_row = i >= axis;
+    if (form == Form::kTensor || (form == Form::kColumn && is_of_row)) {
+      fits = length == src.dims[i];
+    } else if (form == Form::kColumn || is_of_row) {
+      fits = length == 1;
+    } else {
+      // The numbers recur as a whole: a dimension that repeats them has no other dimension before it.
+      fits = length == 1 || (length == src.dims[i] && !repeats);
+      repeats |= length != src.dims[i];
+      rows *= length;
+    }
+  }
+  if (!fits) {
+    static constexpr const char* kExpected[] = {"", "numbers of rows", "numbers of the elements of a row",
+                                                "src's shape"};
+    throw Error(op_ + ": operand_" + std::to_string(index + 1) + " has shape " + shape.text() + ", expected " +
+                kExpected[static_cast<size_t>(form)] + " for src of shape " + src.text());
+  }
+  return rows;
 }
 
 void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) const {
@@ -700,6 +772,33 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
       *all.slot(step.a.index) = best;
     }
   }
+}
+
+Tail::Tail(const char* op, const Attributes& attributes)
+    : program_(op, attributes.text("program", ""), kOperands, kInt8) {
+  if (!program_.is_elementwise())
+    throw Error(std::string(op) + ": program computes more than dst from each element, expected no reductions and no " +
+                "other output");
+}
+
+ProgramTensors Tail::tensors(Context& context, size_t first, const Shape& shape, size_t axis) const {
+  ProgramTensors tensors = {};
+  tensors.src_type = tensors.dst_type = kFloat;
+  tensors.cols = 1;
+  for (size_t i = axis; i < shape.rank; ++i) tensors.cols *= shape.dims[i];
+  tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
+  program_.set_operands(context, first, shape, axis, tensors);
+  return tensors;
+}
+
+void Tail::run(const ProgramTensors& tensors, float* dst, int64_t begin, int64_t end, int64_t col, int64_t cols) const {
+  ProgramTensors part = tensors;
+  part.cols = cols;
+  part.src = part.outputs[static_cast<size_t>(ProgramOutput::kDst)] = dst + col;
+  for (size_t i = 0; i < kOperands; ++i)
+    if (program_.form(i) == Program::Form::kColumn || program_.form(i) == Program::Form::kTensor)
+      part.operands[i] += col;
+  program_.run(part, begin, end);
 }
 
 }  // namespace dynq

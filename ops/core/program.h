@@ -41,7 +41,16 @@ class Program {
   // How the program reads an operand.
   enum class Form { kUnused, kRow, kColumn, kTensor };
   Form form(size_t operand) const { return forms_[operand]; }
-  bool has_reductions() const { return reductions_ > 0; }
+
+  // Whether the program only changes elements: it has no reductions, and dst is its only output.
+  bool is_elementwise() const;
+
+  // Whether the program only clips x to these bounds, as a kernel may do itself.
+  bool is_clip(float& low, float& high) const;
+
+  // Reads the operands, which begin at input number `first`, and checks their shapes. A row of src consists of its
+  // dimensions from `axis` on.
+  void set_operands(Context& context, size_t first, const Shape& src, size_t axis, ProgramTensors& tensors) const;
 
   // Runs the program on rows [begin, end), on the calling thread.
   void run(const ProgramTensors& tensors, int64_t begin, int64_t end) const;
@@ -54,6 +63,8 @@ class Program {
   class Compiler;
   class Run;
 
+  int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
+
   enum class Kind { kLiteral, kX, kRow, kColumn, kTensor, kStep, kReduction };
   struct Value {
     Kind kind;
@@ -64,6 +75,7 @@ class Program {
     bool is_vector;  // or a number
     int stage;       // the first pass that can compute it
     int slot;        // of a number that is no literal: where the numbers of rows are
+    bool is_condition = false;
   };
 
   // An operand of a step, before the tensors are known.
@@ -81,6 +93,8 @@ class Program {
     std::vector<PlacedStep> steps;
   };
 
+  const std::string op_;
+  const size_t operands_;
   const Type code_type_;
   std::vector<Value> values_;
   std::vector<float> literals_;
@@ -88,6 +102,25 @@ class Program {
   Form forms_[kMostOperands] = {};
   int outputs_[kProgramOutputs];  // the values; -1: not assigned
   int slots_ = 0, tiles_ = 0, reductions_ = 0;
+};
+
+// The program of a product, as its attribute `program` says: it changes the elements of the result.
+class Tail {
+ public:
+  static constexpr size_t kOperands = 3;
+
+  Tail(const char* op, const Attributes& attributes);
+
+  bool is_clip(float& low, float& high) const { return program_.is_clip(low, high); }
+
+  // Reads the operands of a run, whose result has this shape; operands begin at input number `first`.
+  ProgramTensors tensors(Context& context, size_t first, const Shape& shape, size_t axis) const;
+
+  // Changes rows [begin, end) of the result, `cols` columns from number `col` on, on the calling thread.
+  void run(const ProgramTensors& tensors, float* dst, int64_t begin, int64_t end, int64_t col, int64_t cols) const;
+
+ private:
+  Program program_;
 };
 
 }  // namespace dynq

@@ -18,7 +18,7 @@ class RowProgram : public Node {
 
   explicit RowProgram(const Attributes& attributes)
       : axis_(attributes.integer("axis", -1)),
-        code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
+        code_type_(read_any_code_type(kName, attributes, "code_type", kInt8)),
         program_(kName, attributes.text("program", ""), kMostOperands, code_type_) {}
 
   void compute(Context& context) const override {
@@ -40,11 +40,7 @@ class RowProgram : public Node {
     tensors.src = src.data;
     tensors.src_type = tensors.dst_type = src.type;
     tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
-    for (size_t i = 0; i < kMostOperands; ++i) {
-      const Tensor operand = context.input(kFirstOperand + i);
-      tensors.operands[i] = static_cast<const float*>(operand.data);
-      tensors.operand_rows[i] = operand_rows(i, operand.shape, src.shape, axis);
-    }
+    program_.set_operands(context, kFirstOperand, src.shape, axis, tensors);
     constexpr Shape kNothing = {1, {0}};
     for (size_t i = 0; i < kProgramOutputs; ++i) {
       const auto output = static_cast<ProgramOutput>(i);
@@ -66,39 +62,6 @@ class RowProgram : public Node {
 
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
-
-  // Checks the shape of an operand. Returns how many rows have numbers of their own, if it has numbers of rows.
-  int64_t operand_rows(size_t index, const Shape& shape, const Shape& src, size_t axis) const {
-    const Program::Form form = program_.form(index);
-    if (form == Program::Form::kUnused) return 1;
-    bool fits = shape.rank <= src.rank;
-    const size_t missing = fits ? src.rank - shape.rank : 0;
-    bool has_numbers = true;  // of rows; false once a dimension repeats them
-    int64_t rows = 1;
-    for (size_t i = src.rank; fits && i-- > 0;) {
-      const int64_t length = i < missing ? 1 : shape.dims[i - missing];
-      const bool is_row = i < axis;
-      if (form == Program::Form::kTensor) {
-        fits = length == src.dims[i];
-      } else if (is_row != (form == Program::Form::kRow)) {
-        fits = length == 1;
-      } else if (!is_row) {
-        fits = length == src.dims[i];
-      } else if (length == 1 && src.dims[i] != 1) {
-        has_numbers = false;  // all dimensions before it must repeat them, too
-      } else {
-        fits = length == src.dims[i] && (has_numbers || length == 1);
-        rows *= length;
-      }
-    }
-    if (!fits) {
-      static constexpr const char* kExpected[] = {"", "one number for each row", "one row of numbers",
-                                                  "the shape of src"};
-      fail("operand_" + std::to_string(index + 1) + " has shape " + shape.text() + ", expected " +
-           kExpected[static_cast<size_t>(form)] + " for src of shape " + src.text());
-    }
-    return rows;
-  }
 
   int64_t axis_;
   Type code_type_;
