@@ -21,17 +21,18 @@ def add_functions(model: ir.Model, opset: int) -> None:
     Args:
         model: The rewritten model.
         opset: The version of the standard operators in the functions' bodies. A function that the model has already
-            stays as it is: a name of an operator has one meaning in all releases.
+            stays as it is: a name of an operator has one meaning in all releases. A function of programs is
+            made again, for the programs that the nodes have now.
     """
-    called = dict.fromkeys(
-        node.op_type
-        for _, graph in graphs(model)
-        for node in graph
-        if node.domain == DOMAIN and node.op_type in OPERATORS
-    )
-    for operator in called:
-        if (DOMAIN, operator, "") not in model.functions:
-            function = make_function(operator, opset)
+    called: dict[str, list[ir.Node]] = {}
+    for _, graph in graphs(model):
+        for node in graph:
+            if node.domain == DOMAIN and node.op_type in OPERATORS:
+                called.setdefault(node.op_type, []).append(node)
+    for operator, nodes in called.items():
+        programs = _programs(nodes) if OPERATORS[operator].body_of_programs is not None else []
+        if programs or (DOMAIN, operator, "") not in model.functions:
+            function = make_function(operator, opset, programs)
             model.functions[function.identifier()] = function
     if called:
         model.graph.opset_imports.setdefault(DOMAIN, VERSION)

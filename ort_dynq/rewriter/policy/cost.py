@@ -23,12 +23,18 @@ _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
+_FEWEST_PASSES_SAVED = 3  # by a program
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
 def has_few_elements(x: ir.Value) -> bool:
     """Returns whether a tensor is known to be so small that one vectorized node is as fast as a custom operator."""
     return x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < _FEWEST_ELEMENTS
+
+
+def saves_passes(count: int) -> bool:
+    """Returns whether a program saves enough: the number of nodes that read or write a whole tensor in its place."""
+    return count - 1 >= _FEWEST_PASSES_SAVED
 
 
 def too_small(node: ir.Node) -> Unconverted | None:

@@ -86,6 +86,21 @@ def is_next_to_fused(node: ir.Node) -> bool:
     return any(each.op_type in _FUSED for each in _consumers(node))
 
 
+def is_fused_with_neighbors(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> bool:
+    """Returns whether a node is a part of a correct fusion: the operator between a DequantizeLinear and others.
+
+    Args:
+        node: A node of any operator.
+        is_constant: Facts.is_constant().
+    """
+    if node.op_type not in _FUSED | {"Relu", "Clip"}:
+        return False
+    around = [value.producer() for value in node.inputs if value is not None]
+    around += [use.node for output in node.outputs for use in output.uses()]
+    linear = (each for each in around if each is not None and each.op_type in ("QuantizeLinear", "DequantizeLinear"))
+    return any(fused_by_onnxruntime(each, is_constant) is not None for each in linear)
+
+
 class _Matcher:
     def __init__(self, is_constant: Callable[[ir.Value | None], bool]) -> None:
         self._is_constant = is_constant

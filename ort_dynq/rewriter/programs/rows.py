@@ -1,0 +1,158 @@
+"""Which values are vectors of the rows of a tensor, and which are numbers for each row."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import onnx_ir as ir
+
+from ..analysis.constants import constant_scalar
+from ..analysis.nodes import is_standard
+from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
+from .steps import ELEMENTWISE, REDUCTIONS, elements_of, is_quantization
+
+_DEEPEST = 64
+
+
+class Kind(Enum):
+    """The shape of a value, where [lead..., row...] is the shape of the tensor."""
+
+    VECTOR = auto()  # [lead..., row...]
+    NUMBER = auto()  # [lead..., 1...]
+    SQUEEZED = auto()  # [lead...]: a number without the dimensions of the row
+    PART = auto()  # it broadcasts to [lead..., 1...]
+    COLUMN = auto()  # [1..., row...]; ones may be missing
+    LITERAL = auto()  # one constant number, of any shape
+
+
+class Rows:
+    """The kinds of values, as far as they are known. A value never changes.
+
+    Attributes:
+        x: The tensor.
+        axis: The first of the dimensions that form a row, negative; 0 if all of x is one row.
+    """
+
+    def __init__(self, x: ir.Value, axis: int) -> None:
+        """Knows the shape of `x` only."""
+        self.x, self.axis = x, axis
+        self._kinds: dict[ir.Value, Kind | None] = {}
+        self._depth = 0
+
+    def kind(self, value: ir.Value) -> Kind | None:
+        """Returns the kind of a value; None if it is not known, or another shape."""
+        if value not in self._kinds:
+            self._depth += 1
+            found = self._find(value) if self._depth <= _DEEPEST else None
+            self._depth -= 1
+            self._kinds[value] = found
+        return self._kinds[value]
+
+    def of_result(self, node: ir.Node) -> Kind | None:
+        """Returns the kind of the output of a node that a program can have as a step, by its shape; else None."""
+        if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
+            return None
+        source = node.inputs[0]
+        if is_quantization(node):
+            return self._of_operands([source])
+        if is_standard(node, *REDUCTIONS):
+            if self.kind(source) != Kind.VECTOR or self.axis_of(node) != self.axis:
+                return None
+            return Kind.NUMBER if node.attributes.get_int("keepdims", 1) == 1 else Kind.SQUEEZED
+        if is_standard(node, *RESHAPES):
+            return self._of_reshape(node, source)
+        if is_standard(node, "Expand"):
+            return self._of_expand(node, source)
+        return self._of_operands(elements_of(node)) if is_standard(node, *ELEMENTWISE) else None
+
+    def axis_of(self, reduction: ir.Node) -> int | None:
+        """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; None for others."""
+        axes, x = axes_of(reduction), self.x
+        if axes is None or (not axes and reduction.attributes.get_int("noop_with_empty_axes", 0) != 0):
+            return None
+        rank = None if x.shape is None else len(x.shape)
+        if not axes or (rank is not None and len(axes) == rank):
+            return 0
+        if rank is None and any(axis >= 0 for axis in axes):
+            return None
+        last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
+        return last[0] if last == list(range(-len(last), 0)) else None
+
+    def _find(self, value: ir.Value) -> Kind | None:
+        if value is self.x:
+            return Kind.VECTOR
+        if constant_scalar(value) is not None:
+            return Kind.LITERAL
+        if same_shape(value, self.x):
+            return Kind.VECTOR
+        node = value.producer()
+        found = self._by_shape(value)
+        if found == Kind.NUMBER or node is None:
+            return found
+        return self.of_result(node) or found
+
+    def _by_shape(self, value: ir.Value) -> Kind | None:
+        """Returns the kind of a value that is no vector, by its inferred shape."""
+        if value.shape is None:
+            return None
+        ones, shape, rank = [dim == 1 for dim in value.shape], self.x.shape, len(value.shape)
+        if all(ones) and (rank <= 1 or (shape is not None and rank <= len(shape))):
+            return Kind.NUMBER if shape is not None and rank == len(shape) and self._is_full(value) else Kind.PART
+        if shape is None or rank > len(shape):
+            return None
+        fits = [
+            one or _is_dim(a, b) for one, a, b in zip(ones, value.shape, list(shape)[len(shape) - rank :], strict=True)
+        ]
+        row = -self.axis or len(shape)  # the number of dimensions of a row
+        if all(fits) and all(ones[max(0, rank - row) :]):
+            return Kind.NUMBER if self._is_full(value) else Kind.PART
+        is_row = [_is_dim(*pair) for pair in zip(value.shape, list(shape)[len(shape) - rank :], strict=True)][
+            rank - row :
+        ]
+        return Kind.COLUMN if rank >= row and all(is_row) and all(ones[: rank - row]) else None
+
+    def _is_full(self, value: ir.Value) -> bool:
+        """Returns whether a value of the rank of x is known to have the leading dimensions of x, then 1."""
+        if value.shape is None or self.x.shape is None or len(value.shape) != len(self.x.shape):
+            return False
+        pairs = list(zip(value.shape, self.x.shape, strict=True))
+        lead = len(pairs) + self.axis if self.axis else 0
+        return all(_is_dim(*pair) for pair in pairs[:lead]) and all(mine == 1 for mine, _ in pairs[lead:])
+
+    def _of_operands(self, operands: list[ir.Value]) -> Kind | None:
+        """Returns the kind of an elementwise function of values."""
+        kinds = [self.kind(each) for each in operands]
+        others = [value for value, kind in zip(operands, kinds, strict=True) if kind != Kind.LITERAL]
+        for value, kind in zip(operands, kinds, strict=True):
+            if kind == Kind.LITERAL and not any(does_not_grow(value, other) for other in others):
+                return None
+        found = {Kind.PART if kind == Kind.SQUEEZED and self.axis == 0 else kind for kind in kinds} - {Kind.LITERAL}
+        if Kind.VECTOR in found:
+            return Kind.VECTOR if found <= {Kind.VECTOR, Kind.NUMBER, Kind.PART, Kind.COLUMN} else None
+        if Kind.SQUEEZED in kinds and found <= {Kind.SQUEEZED, Kind.PART}:
+            return Kind.SQUEEZED if all(kind in (Kind.SQUEEZED, Kind.LITERAL) for kind in kinds) else None
+        return Kind.NUMBER if Kind.NUMBER in found and found <= {Kind.NUMBER, Kind.PART} else None
+
+    def _of_reshape(self, node: ir.Node, source: ir.Value) -> Kind | None:
+        kind, value = self.kind(source), node.outputs[0]
+        if kind not in (Kind.NUMBER, Kind.SQUEEZED):
+            return None
+        if self._is_full(value):
+            return Kind.NUMBER
+        row = list(range(self.axis, 0))
+        if node.op_type == "Squeeze" and kind == Kind.NUMBER and row and sorted(axes_of(node) or []) == row:
+            return Kind.SQUEEZED
+        if not lines_up(value, self.x, self.axis, kind == Kind.NUMBER):
+            return None
+        return Kind.NUMBER if self.axis else Kind.PART
+
+    def _of_expand(self, node: ir.Node, source: ir.Value) -> Kind | None:
+        """Returns the kind of an Expand of a number to the shape of the tensor, or to another that broadcasts."""
+        value = node.outputs[0]
+        if self.kind(source) not in (Kind.NUMBER, Kind.PART) or not does_not_grow(value, self.x):
+            return None
+        return self._by_shape(value) if value.shape is not None else Kind.VECTOR
+
+
+def _is_dim(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
+    return a == b and not (isinstance(a, ir.SymbolicDim) and a.value is None)

@@ -1,0 +1,210 @@
+"""Which steps of a program a node is.
+
+Integers are float32 numbers in a program. So a node of integers is a step only if they are known to be at most 2**24,
+which float32 represents, or to fit the 8 bits of their type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ...errors import DynqError
+from ...operators import DOMAIN
+from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
+from ...operators.program import Program, literal
+from ..analysis.bounds import LARGEST
+from ..analysis.constants import constant_scalar
+from ..analysis.nodes import attributes_of, cast_to
+from ..analysis.shapes import RESHAPES
+from ..analysis.types import CODE_TYPES
+from ..analysis.values import Values
+
+REDUCTIONS = ("ReduceMax", "ReduceMin")
+_ARITHMETIC = ("Abs", "Add", "Sub")
+_OF_FLOATS = ("Neg", "Mul", "Div", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign")  # of integers, some give -0
+_LOGIC = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Where")
+_BOUNDS = ("Clip", "Relu", "Max", "Min")
+_COMPOSED = ("LeakyRelu", "HardSigmoid", "HardSwish", "IsNaN")
+ELEMENTWISE = ("Identity", "Cast", *_ARITHMETIC, *_OF_FLOATS, *_LOGIC, *_BOUNDS, *_COMPOSED)
+"""The standard operators whose output has the shape to which the inputs :func:`elements_of` broadcast."""
+MOVES = ("Identity", "Expand", *RESHAPES)
+"""Operators that give the elements of their first input another shape."""
+_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
+STEPS_OF_CODES = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8"}
+_LARGEST_INTEGER = 2.0**24
+_PLAIN = {
+    "scaling": Scaling.DIVIDE,
+    "rounding_order": RoundingOrder.ROUND_THEN_ADD,
+    "code_type": CodeType.UINT8,
+    "output_dtype": CodeType.UINT8,
+    "quant_min": 0,
+    "quant_max": 255,
+    "nan_code": NanCode.ZERO,
+}
+
+
+class _NoStepError(Exception):
+    """A node is not known to be steps of a program."""
+
+
+def elements_of(node: ir.Node) -> list[ir.Value]:
+    """Returns the inputs whose elements a node computes from: not bounds, axes and shapes."""
+    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS)
+    return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
+
+
+def is_quantization(node: ir.Node) -> bool:
+    """Returns whether a node is an AffineQuantize of floats that are codes already, as products make it."""
+    if node.domain != DOMAIN or node.op_type != "AffineQuantize" or constant_scalar(node.inputs[1]) != 1:
+        return False
+    return constant_scalar(node.inputs[2]) is not None and _PLAIN.items() <= attributes_of(node).items()
+
+
+class Translation:
+    """Translates nodes into the steps of one program, each after the nodes that it reads.
+
+    Attributes:
+        program: The program.
+        terms: The value in the program of each value of the model.
+    """
+
+    def __init__(self, inputs: Mapping[ir.Value, str], values: Values) -> None:
+        """Begins a program that reads these values of the model under these names."""
+        self.program = Program()
+        self.terms = dict(inputs)
+        self._values = values
+        self._casts: dict[ir.Value, ir.Value] = {}  # int32 integers that are floats cast to them
+        self._sums: set[ir.Value] = set()  # sums of such integers and a number that is not negative
+
+    def add(self, node: ir.Node) -> bool:
+        """Adds the steps of a node; returns whether there are steps that are known to compute the same."""
+        if any(each.dtype not in _TYPES for each in (*node.outputs, *elements_of(node))):
+            return False
+        try:
+            self._check_integers(node)
+            self.terms[node.outputs[0]] = self._translate(node)
+        except (_NoStepError, DynqError):  # or the program has become too long
+            return False
+        return True
+
+    def term(self, value: ir.Value | None) -> str:
+        """Returns a value of the model in the program."""
+        if value is not None and value in self.terms:
+            return self.terms[value]
+        number = constant_scalar(value)
+        assert number is not None
+        return literal(number)
+
+    def _translate(self, node: ir.Node) -> str:
+        add, op_type = self.program.add, node.op_type
+        if node.domain == DOMAIN:
+            return add("Uint8", add("Add", add("Round", self.term(node.inputs[0])), self.term(node.inputs[2])))
+        if op_type == "Cast":
+            return self._cast(node)
+        if ir.DataType.FLOAT16 in (each.dtype for each in elements_of(node)) and op_type not in MOVES:
+            raise _NoStepError
+        x, *others = map(self.term, elements_of(node))
+        match op_type:
+            case "Max" | "Min":
+                for other in others:
+                    x = add(op_type, x, other)
+                return x
+            case "Clip":
+                return add("Clip", x, *_bounds(node))
+            case "Relu":
+                return add("Clip", x, "0.0", "inf")
+            case "LeakyRelu":
+                return add("LeakyRelu", x, literal(node.attributes.get_float("alpha", 0.01)))
+            case "HardSigmoid":
+                return self._hard_sigmoid(x, *(node.attributes.get_float(*each) for each in _HARD_SIGMOID))
+            case "HardSwish":
+                return add("Mul", x, self._hard_sigmoid(x, 1 / 6, 0.5))
+            case "IsNaN":
+                return add("Not", add("Equal", x, x))
+        return x if op_type in MOVES else add(op_type, x, *others)
+
+    def _hard_sigmoid(self, x: str, alpha: float, beta: float) -> str:
+        if beta == 0:  # ONNX Runtime may return either zero for -0
+            raise _NoStepError
+        add = self.program.add
+        return add("Clip", add("Add", add("Mul", x, literal(alpha)), literal(beta)), "0.0", "1.0")
+
+    def _cast(self, node: ir.Node) -> str:
+        source, to = node.inputs[0], cast_to(node)
+        assert source is not None
+        x, dtype = self.term(source), source.dtype
+        if to in (ir.DataType.FLOAT, dtype) or (to == ir.DataType.INT32 and dtype in CODE_TYPES):
+            return x
+        if to == ir.DataType.FLOAT16 and dtype == ir.DataType.FLOAT:
+            return self.program.add("Float16", x)
+        if to == ir.DataType.INT32 and dtype == ir.DataType.FLOAT:
+            return self.program.add("Int32", x)
+        if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32) or source in self._sums:
+            raise _NoStepError
+        real = self._casts.get(source, source)  # the low byte of the int32 integer that NaN becomes is 0
+        if not self._values.known(real).fits(*((-128, 127) if to == ir.DataType.INT8 else (0, 255))):
+            raise _NoStepError
+        return self.program.add(STEPS_OF_CODES[to], self.term(real))
+
+    def _check_integers(self, node: ir.Node) -> None:
+        """Checks that floats represent the integers that a node computes, also those that NaN becomes.
+
+        A Cast to int32 makes -2**31 of NaN. The sum of it and a small number that is not negative does not wrap around,
+        and float32 rounds it as a Cast to float32 does. So a bound or this Cast may follow, but nothing else.
+
+        Raises:
+            _NoStepError: This is not known.
+        """
+        output, op_type, elements = node.outputs[0], node.op_type, elements_of(node)
+        integers = [each for each in elements if each.dtype in (ir.DataType.INT32, *CODE_TYPES)]
+        if op_type in (*_OF_FLOATS, *_COMPOSED) and integers:
+            raise _NoStepError
+        if op_type in _ARITHMETIC and output.dtype in CODE_TYPES:  # they may wrap around
+            raise _NoStepError
+        if op_type == "Cast" and output.dtype == ir.DataType.INT32 and not integers:
+            self._casts[output] = elements[0]
+        if output.dtype == ir.DataType.INT32:
+            real = self._casts.get(output, output)
+            if not self._values.known(real).fits(-_LARGEST_INTEGER, _LARGEST_INTEGER):
+                raise _NoStepError
+        of_nan = [each for each in integers if each in self._casts or each in self._sums]
+        if not of_nan or op_type == "Cast":
+            return
+        if op_type in MOVES:
+            if (real_ := self._casts.get(elements[0])) is not None:
+                self._casts[output] = real_
+            else:
+                self._sums.add(output)
+        elif op_type in ("Add", "Sub"):
+            other = self._values.known(next((each for each in elements if each not in of_nan), None))
+            is_small = other.low >= 0 if op_type == "Add" else other.high <= 0 and elements[0] in of_nan
+            if not is_small or not set(of_nan) <= self._casts.keys() or len(of_nan) > 1:
+                raise _NoStepError
+            self._sums.add(output)
+        elif op_type not in ("Clip", "Relu", "Max") or self._least(node, of_nan) < -_LARGEST_INTEGER:
+            raise _NoStepError
+
+    def _least(self, node: ir.Node, unbounded: list[ir.Value]) -> float:
+        """Returns the lower bound that a Clip, Relu or Max gives to one of its operands."""
+        if node.op_type == "Max":
+            return max(
+                (self._values.known(each).low for each in elements_of(node) if each not in unbounded), default=-math.inf
+            )
+        return 0 if node.op_type == "Relu" else float(_bounds(node)[0])
+
+
+_HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
+
+
+def _bounds(node: ir.Node) -> list[str]:
+    """Returns the bounds of a Clip as literals; without one, ONNX Runtime clips floats to the largest finite float."""
+    is_float, found = node.outputs[0].dtype == ir.DataType.FLOAT, []
+    for value, absent in zip([*node.inputs[1:], None, None], (-LARGEST, LARGEST), strict=False):
+        number = (absent if is_float else math.copysign(math.inf, absent)) if value is None else constant_scalar(value)
+        if number is None:
+            raise _NoStepError
+        found.append(literal(number))
+    return found
