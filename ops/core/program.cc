@@ -641,7 +641,7 @@ class Program::Run {
       steps.clear();
       for (int64_t i = 0; i <= index; ++i) {
         Step step = pass.steps[i];
-        if (i == index) step = {StepKind::kStore, {address(found), 0, 0, true}, {}};
+        if (i == index) step = {StepKind::kStore, {address(found), 0, kSize, true}, {}};
         if (i < index && is_reduction(step.kind)) continue;
         for (StepOperand* operand : {&step.a, &step.b})
           if (operand->at != nullptr) operand->at += row * operand->row_bytes + col * operand->element_bytes;

@@ -14,10 +14,10 @@ from ..errors import DynqError
 from ..graphs import named
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
-from ..rewriter.programs import tails
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.normal_form import in_normal_form
+from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..storage import explained, load
 from . import conv, matmul, other_layers
