@@ -20,6 +20,7 @@ from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
 from ..rewriter.normal_form import inlined_if_possible
+from ..rewriter.programs.tails import split_tails
 from ..storage import load
 from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
 from .reference import Reference
@@ -94,6 +95,7 @@ def measure_layers(
         DynqError: The float model does not run with its intermediate values as outputs.
     """
     model_a = inlined_if_possible(load(reference.model))
+    split_tails(b)
     layers = Layers(model_a, b)
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]

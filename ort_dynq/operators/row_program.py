@@ -79,7 +79,7 @@ def tail_text(programs: Sequence[str], opset: int) -> str:
 def _selected(programs: Sequence[str], outputs: Sequence[str], opset: int) -> str:
     """Sets the outputs, with the suffix ``_real``, to those of the program that the attribute `branch` selects."""
     middles = "\n".join(
-        f"index_{i} = Constant<value_int = {i}>()\nis_below_{i} = Less(branch, index_{i})"
+        f"middle_{i} = Constant<value_int = {i}>()\nis_below_{i} = Less(branch, middle_{i})"
         for i in range(1, len(programs))
     )
     results = {output: f"{output}_real" for output in outputs}

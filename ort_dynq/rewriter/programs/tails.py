@@ -9,6 +9,7 @@ a convolution network. Every node is a step of the program, so the result has th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...errors import DynqError
+from ...graphs import subgraphs
 from ...operators import DOMAIN
 from ...operators.program import TAIL_OPERANDS, Program, literal
 from ...opsets import OPSET
@@ -116,10 +118,26 @@ class _Region:
             if constant_scalar(value) is not None and does_not_grow(value, self.result):
                 continue
             form = self._form(value)
-            if form is None or value.dtype != ir.DataType.FLOAT:
+            if form is None or value.dtype != ir.DataType.FLOAT or self._depends_on_product(value):
                 return None
             found[value] = form
         return found
+
+    def _depends_on_product(self, value: ir.Value) -> bool:
+        """Returns whether a value may be computed from the result."""
+        graph = self.product.graph
+        assert graph is not None
+        seen = {*itertools.takewhile(lambda node: node is not self.product, graph)}
+        todo = [value]
+        for each in todo:
+            node = each.producer()
+            if node is None or node in seen or node.graph is not graph:
+                continue
+            if node is self.product or any(subgraphs(node)):
+                return True
+            seen.add(node)
+            todo += [source for source in node.inputs if source is not None]
+        return False
 
     def _form(self, value: ir.Value) -> str | None:
         """How the program reads an operand: the tensor, or one number for each output channel."""
