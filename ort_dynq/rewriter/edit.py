@@ -182,7 +182,7 @@ class Edit:
             graph.register_initializer(value)
         for insertion in self._insertions:
             for added in insertion.nodes:
-                _stamp(added, insertion.origin, rule, self.facts)
+                _stamp(added, insertion.origin, rule, self.facts, is_main=added is self._main)
             graph_ = insertion.anchor.graph
             assert graph_ is not None
             (graph_.insert_after if insertion.is_after else graph_.insert_before)(insertion.anchor, insertion.nodes)
@@ -215,7 +215,7 @@ class Edit:
         if not nodes and new.is_graph_output() and old.is_graph_output():  # a graph output has one name
             nodes = [ir.node("Identity", [new])]
         for node in nodes:
-            _stamp(node, self.node, rule, self.facts)
+            _stamp(node, self.node, rule, self.facts, is_main=False)
             assert last.graph is not None
             last.graph.insert_after(last, [node])
             last, new = node, node.outputs[0]
@@ -240,15 +240,16 @@ def _conversion(extra: ExtraOutput) -> list[ir.Node]:
     return nodes
 
 
-def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts) -> None:
-    """Gives a new node its metadata and its outputs their names.
+def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main: bool) -> None:
+    """Gives a new node its metadata and its outputs their names. Only the main node inherits what a rewrite has noted.
 
     The names are new in the whole model: a subgraph must not redefine a name of the graphs around it.
     """
     for output in added.outputs:
         output.name = facts.new_name()
     _note_constant(added, facts)
-    added.metadata_props.update(origin.metadata_props)
+    inherited = origin.metadata_props.items()
+    added.metadata_props.update({key: text for key, text in inherited if is_main or not metadata.is_ours(key)})
     added.metadata_props[metadata.RULE] = rule
 
 

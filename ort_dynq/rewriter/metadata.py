@@ -31,3 +31,8 @@ DEQUANTIZES = "ort_dynq.dequantizes"
 
 QUANTIZED = "ort_dynq.quantized"
 """On a model that was quantized: the options, such as "weights=int8 activations=token symmetric=0"."""
+
+
+def is_ours(key: str) -> bool:
+    """Returns whether a rewrite writes this key."""
+    return key.startswith("ort_dynq.")

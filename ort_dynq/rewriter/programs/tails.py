@@ -221,14 +221,14 @@ def split_tails(model: ir.Model) -> None:
         product.name = node.name
         product.metadata_props.update(node.metadata_props)
         old, result = node.outputs[0], product.outputs[0]
-        result.name, result.dtype, result.shape = node.metadata_props[PRODUCT], old.dtype, old.shape
+        result.name, result.type, result.shape = node.metadata_props[PRODUCT], old.type, old.shape
         like = ir.node("Constant", [], {"value": ir.tensor(np.int8(0))})
         unused = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))})
         operands = [*inputs[count:], unused.outputs[0]]
         axis = 2 if product.op_type == "QuantizedConv" else -1
         tail = call("RowProgram", [result, like.outputs[0], *operands], axis=axis, **split)
         new = tail.outputs[2]
-        new.dtype, new.shape, new.name = old.dtype, old.shape, old.name
+        new.type, new.shape, new.name = old.type, old.shape, old.name
         for added, prefix in ((like, "like"), (unused, "unused"), (tail, "output")):
             for i, output in enumerate(added.outputs):
                 output.name = output.name or f"{new.name}_{prefix}_{i}"
