@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ...graphs import subgraphs
 from ...operators.program import OPERANDS, Program
+from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .rows import Kind, Rows
@@ -51,29 +52,34 @@ class _Problem(Exception):
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
 
 
-def region_of(anchor: ir.Node, rows: Rows, values: Values, takes: Callable[[ir.Node], bool]) -> Region | None:
+def region_of(
+    anchor: ir.Node, rows: Rows, values: Values, facts: Facts, takes: Callable[[ir.Node], bool]
+) -> Region | None:
     """Returns the region around a node; None if there is none.
 
     Args:
         anchor: A node that it must have.
         rows: The rows of the tensor that the node computes.
         values: The bounds of the model's values.
+        facts: What is known of the model.
         takes: Whether it may have a node whose output is of a known kind.
     """
     assert anchor.graph is not None
     order = {node: i for i, node in enumerate(anchor.graph)}
     nodes = _grown(anchor, order, lambda node: rows.of_result(node) is not None and takes(node))
     while anchor in nodes:
-        found = _attempt(sorted(nodes, key=order.__getitem__), rows, values, order)
+        found = _attempt(sorted(nodes, key=order.__getitem__), rows, values, facts, order)
         if isinstance(found, Region):
             return found
         nodes = _cut(nodes, anchor, found.alternatives, rows)
     return None
 
 
-def _attempt(nodes: list[ir.Node], rows: Rows, values: Values, order: dict[ir.Node, int]) -> Region | _Problem:
+def _attempt(
+    nodes: list[ir.Node], rows: Rows, values: Values, facts: Facts, order: dict[ir.Node, int]
+) -> Region | _Problem:
     try:
-        return _Draft(nodes, rows, values, order).region()
+        return _Draft(nodes, rows, values, facts, order).region()
     except _Problem as problem:
         return problem
 
@@ -148,8 +154,10 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
 class _Draft:
     """A set of nodes that may be a region. Its methods raise _Problem if it is none."""
 
-    def __init__(self, nodes: list[ir.Node], rows: Rows, values: Values, order: dict[ir.Node, int]) -> None:
-        self._nodes, self._rows, self._values, self._order = nodes, rows, values, order
+    def __init__(
+        self, nodes: list[ir.Node], rows: Rows, values: Values, facts: Facts, order: dict[ir.Node, int]
+    ) -> None:
+        self._nodes, self._rows, self._values, self._facts, self._order = nodes, rows, values, facts, order
         self._readers: dict[ir.Value, list[ir.Node]] = {}
         for node in nodes:
             for value in elements_of(node):
@@ -161,7 +169,7 @@ class _Draft:
         """Returns the region."""
         before = self._place()
         names, src, operands = self._inputs()
-        translation = Translation(names, self._values)
+        translation = Translation(names, self._values, self._facts)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
             raise _Problem([[failed]])
         outputs, code_type = self._outputs(translation)
@@ -250,12 +258,9 @@ class _Draft:
             is_number = kind == Kind.NUMBER or (kind == Kind.SQUEEZED and value.shape is not None)
             code_type = code_type or (dtype if is_code else None)
             is_of_type = dtype == code_type if is_code else dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-            if (
-                not (is_vector or is_number)
-                or not is_of_type
-                or program.is_vector(term) != is_vector
-                or not program.step(term)
-            ):
+            is_known = is_code or translation.signs.are_known(term)
+            is_result = program.is_vector(term) == is_vector and program.step(term) is not None
+            if not (is_vector or is_number) or not is_of_type or not is_known or not is_result:
                 raise _Problem([[node]])
             slot = ("codes" if is_vector else "zero_point") if is_code else ("dst" if is_vector else "scale")
             found[slot].setdefault(term, []).append(value)
@@ -266,4 +271,6 @@ class _Draft:
             for output, (term, olds) in zip(_SLOTS[slot], terms.items(), strict=False):
                 program.assign(output, term)
                 outputs.update(dict.fromkeys(olds, output))
+        if not outputs:  # an unused chain
+            raise _Problem([self._nodes])
         return outputs, code_type or ir.DataType.INT8

@@ -45,7 +45,7 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
         if rows.kind(node.outputs[0]) != Kind.VECTOR:
             continue
         values = context.shared(Values)
-        region = region_of(node, rows, values, _Choice(before, rows, values, facts))
+        region = region_of(node, rows, values, facts, _Choice(before, rows, values, facts))
         if region is not None and saves_passes(region.passes):
             return region, rows
     return None

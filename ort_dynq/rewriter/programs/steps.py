@@ -17,10 +17,13 @@ from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ...operators.program import Program, literal
 from ..analysis.bounds import LARGEST
 from ..analysis.constants import constant_scalar
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
 from ..analysis.nodes import attributes_of, cast_to, is_standard
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
+from .signs import Signs
 
 REDUCTIONS = ("ReduceMax", "ReduceMin")
 _ARITHMETIC = ("Abs", "Add", "Sub")
@@ -84,13 +87,15 @@ class Translation:
     Attributes:
         program: The program.
         terms: The value in the program of each value of the model.
+        signs: Where the program does not have the model's sign of a zero.
     """
 
-    def __init__(self, inputs: Mapping[ir.Value, str], values: Values) -> None:
+    def __init__(self, inputs: Mapping[ir.Value, str], values: Values, facts: Facts) -> None:
         """Begins a program that reads these values of the model under these names."""
         self.program = Program()
+        self.signs = Signs(self.program)
         self.terms = dict(inputs)
-        self._values = values
+        self._values, self._facts = values, facts
         self._casts: dict[ir.Value, ir.Value] = {}  # int32 integers that are floats cast to them
         self._sums: set[ir.Value] = set()  # sums of such integers and a number that is not negative
 
@@ -103,7 +108,7 @@ class Translation:
             self.terms[node.outputs[0]] = self._translate(node)
         except (_NoStepError, DynqError):  # or the program has become too long
             return False
-        return True
+        return self.signs.follow()
 
     def term(self, value: ir.Value | None) -> str:
         """Returns a value of the model in the program."""
@@ -128,7 +133,7 @@ class Translation:
                     x = add(op_type, x, other)
                 return x
             case "Clip":
-                return add("Clip", x, *_bounds(node))
+                return add("Clip", x, *self._bounds(node))
             case "Relu":
                 return add("Clip", x, "0.0", "inf")
             case "LeakyRelu":
@@ -140,6 +145,24 @@ class Translation:
             case "IsNaN":
                 return add("Not", add("Equal", x, x))
         return x if op_type in MOVES else add(op_type, x, *others)
+
+    def _bounds(self, node: ir.Node) -> list[str]:
+        """Returns the bounds of a Clip; without one, ONNX Runtime clips floats to the largest finite float."""
+        is_float, found = type_of(node.outputs[0]) == ir.DataType.FLOAT, list[str]()
+        for value, absent in zip([*node.inputs[1:], None, None], (-LARGEST, LARGEST), strict=False):
+            number = constant_scalar(value)
+            if value is None:
+                number = absent if is_float else math.copysign(math.inf, absent)
+            elif (
+                number is None
+                and self._facts.is_constant(value)
+                and (array := evaluate(value, self._facts)) is not None
+            ):
+                number = float(array)
+            if number is None or math.isnan(number):
+                raise _NoStepError
+            found.append(literal(number))
+        return found
 
     def _hard_sigmoid(self, x: str, alpha: float, beta: float) -> str:
         if beta == 0:  # ONNX Runtime may return either zero for -0
@@ -182,6 +205,8 @@ class Translation:
             raise _NoStepError
         if op_type == "Cast" and dtype == ir.DataType.INT32 and not integers:
             self._casts[output] = elements[0]
+        if op_type in MOVES and (moved := self._casts.get(elements[0])) is not None:
+            self._casts[output] = moved
         if dtype == ir.DataType.INT32:
             real = self._casts.get(output, output)
             if not self._values.known(real).fits(-_LARGEST_INTEGER, _LARGEST_INTEGER):
@@ -190,10 +215,7 @@ class Translation:
         if not of_nan or op_type == "Cast":
             return
         if op_type in MOVES:
-            if (real_ := self._casts.get(elements[0])) is not None:
-                self._casts[output] = real_
-            else:
-                self._sums.add(output)
+            self._sums.update({output} - self._casts.keys())
         elif op_type in ("Add", "Sub"):
             other = self._values.known(next((each for each in elements if each not in of_nan), None))
             is_small = other.low >= 0 if op_type == "Add" else other.high <= 0 and elements[0] in of_nan
@@ -209,18 +231,7 @@ class Translation:
             return max(
                 (self._values.known(each).low for each in elements_of(node) if each not in unbounded), default=-math.inf
             )
-        return 0 if node.op_type == "Relu" else float(_bounds(node)[0])
+        return 0 if node.op_type == "Relu" else float(self._bounds(node)[0])
 
 
 _HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
-
-
-def _bounds(node: ir.Node) -> list[str]:
-    """Returns the bounds of a Clip as literals; without one, ONNX Runtime clips floats to the largest finite float."""
-    is_float, found = type_of(node.outputs[0]) == ir.DataType.FLOAT, []
-    for value, absent in zip([*node.inputs[1:], None, None], (-LARGEST, LARGEST), strict=False):
-        number = (absent if is_float else math.copysign(math.inf, absent)) if value is None else constant_scalar(value)
-        if number is None:
-            raise _NoStepError
-        found.append(literal(number))
-    return found
