@@ -18,7 +18,7 @@ class RowProgram : public Node {
 
   explicit RowProgram(const Attributes& attributes)
       : axis_(attributes.integer("axis", -1)),
-        code_type_(read_any_code_type(kName, attributes, "code_type", kInt8)),
+        code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
         program_(kName, attributes.text("program", ""), kMostOperands, code_type_) {}
 
   void compute(Context& context) const override {

@@ -161,7 +161,7 @@ ROW_PROGRAM = Operator(
         Attribute("program", _IDENTITY, "The program."),
         Attribute("branch", 0, "The index of the program in the model's function. The operator does not use it."),
         Attribute("axis", -1, "The first of the dimensions that form a row, -rank to rank - 1."),
-        Attribute("code_type", CodeType.INT8, "The type of `codes` and `zero_point`.", CodeType, _CODE_TYPES),
+        Attribute("code_type", CodeType.UINT8, "The type of `codes` and `zero_point`.", CodeType, _CODE_TYPES),
     ),
     tuple(
         Signature((src, code, *["float32"] * OPERANDS), (code, code, src, src, "float32", "float32"))

@@ -9,12 +9,13 @@ import onnx_ir as ir
 
 from ...graphs import subgraphs
 from ...operators.program import OPERANDS, Program
+from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .rows import Kind, Rows
-from .steps import STEPS_OF_CODES, Translation, elements_of
+from .steps import ROUNDINGS, Translation, elements_of, type_of
 
-_MOST_NODES = 128
+_MOST_NODES, _DEEPEST = 128, 8
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
 _OPERANDS = {Kind.VECTOR: "tensor", Kind.NUMBER: "row", Kind.PART: "row", Kind.COLUMN: "column"}
 
@@ -51,29 +52,34 @@ class _Problem(Exception):
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
 
 
-def region_of(anchor: ir.Node, rows: Rows, values: Values, takes: Callable[[ir.Node], bool]) -> Region | None:
+def region_of(
+    anchor: ir.Node, rows: Rows, values: Values, facts: Facts, takes: Callable[[ir.Node], bool]
+) -> Region | None:
     """Returns the region around a node; None if there is none.
 
     Args:
         anchor: A node that it must have.
         rows: The rows of the tensor that the node computes.
         values: The bounds of the model's values.
+        facts: What is known of the model.
         takes: Whether it may have a node whose output is of a known kind.
     """
     assert anchor.graph is not None
     order = {node: i for i, node in enumerate(anchor.graph)}
     nodes = _grown(anchor, order, lambda node: rows.of_result(node) is not None and takes(node))
     while anchor in nodes:
-        found = _attempt(sorted(nodes, key=order.__getitem__), rows, values, order)
+        found = _attempt(sorted(nodes, key=order.__getitem__), rows, values, facts, order)
         if isinstance(found, Region):
             return found
         nodes = _cut(nodes, anchor, found.alternatives, rows)
     return None
 
 
-def _attempt(nodes: list[ir.Node], rows: Rows, values: Values, order: dict[ir.Node, int]) -> Region | _Problem:
+def _attempt(
+    nodes: list[ir.Node], rows: Rows, values: Values, facts: Facts, order: dict[ir.Node, int]
+) -> Region | _Problem:
     try:
-        return _Draft(nodes, rows, values, order).region()
+        return _Draft(nodes, rows, values, facts, order).region()
     except _Problem as problem:
         return problem
 
@@ -128,7 +134,7 @@ def _closure(start: list[ir.Node], nodes: set[ir.Node], is_after: bool) -> set[i
         if is_after:
             others = [use.node for output in node.outputs for use in output.uses()]
         else:
-            others = [each.producer() for each in node.inputs if each is not None]
+            others = [producer for each in node.inputs if each is not None and (producer := each.producer())]
         for other in others:
             if other in nodes and other not in found:
                 found.add(other)
@@ -148,67 +154,78 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
 class _Draft:
     """A set of nodes that may be a region. Its methods raise _Problem if it is none."""
 
-    def __init__(self, nodes: list[ir.Node], rows: Rows, values: Values, order: dict[ir.Node, int]) -> None:
-        self._nodes, self._rows, self._values, self._order = nodes, rows, values, order
-        self._inside = {node.outputs[0] for node in nodes}
+    def __init__(
+        self, nodes: list[ir.Node], rows: Rows, values: Values, facts: Facts, order: dict[ir.Node, int]
+    ) -> None:
+        self._nodes, self._rows, self._values, self._facts, self._order = nodes, rows, values, facts, order
         self._readers: dict[ir.Value, list[ir.Node]] = {}
         for node in nodes:
             for value in elements_of(node):
-                self._readers.setdefault(value, []).append(node)
+                if rows.kind(value) != Kind.LITERAL:
+                    self._readers.setdefault(value, []).append(node)
+        self._inside = {node.outputs[0]: node for node in nodes}
 
     def region(self) -> Region:
         """Returns the region."""
         before = self._place()
         names, src, operands = self._inputs()
-        translation = Translation(names, self._values)
+        translation = Translation(names, self._values, self._facts)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
             raise _Problem([[failed]])
         outputs, code_type = self._outputs(translation)
         passes = sum(is_pass(node, self._rows) for node in self._nodes)
         return Region(tuple(self._nodes), translation.program, src, operands, outputs, code_type, before, passes)
 
+    def _is_unneeded(self, node: ir.Node, depth: int = 0) -> bool:
+        """Returns whether only shapes and constants of the region are computed from a node that is not a part of it."""
+        if depth > _DEEPEST or node in self._inside.values():
+            return False
+        return all(
+            not output.is_graph_output()
+            and all(
+                use.node not in self._readers.get(output, ())
+                if use.node in self._inside.values()
+                else self._is_unneeded(use.node, depth + 1)
+                for use in output.uses()
+            )
+            for output in node.outputs
+        )
+
     def _place(self) -> ir.Node:
         """Returns the node before which one operator can take the place of all nodes.
 
         Everything that they read is computed before it, and nothing that is computed before it reads them.
         """
+        dependent: set[ir.Value] = set()
+        entries, exits, late = list[ir.Node](), set[ir.Node](), set[ir.Node]()
+        inputs = [producer for each in self._readers.keys() - self._inside.keys() if (producer := each.producer())]
+        place = 1 + max((self._order.get(each, -1) for each in inputs), default=-1)
         first, last = self._order[self._nodes[0]], self._order[self._nodes[-1]]
-        nodes, dependent = set(self._nodes), set[ir.Value]()
-        entries, exits = list[ir.Node](), set[ir.Node]()
         start: ir.Node | None = None
         for node, i in self._order.items():
-            if not first <= i <= last:
-                continue
-            read = {*_reads(node)}
-            if node in nodes:
-                if read & dependent:
-                    entries.append(node)
-            elif read & dependent or read & self._inside:
-                dependent.update(node.outputs)
-                exits.update(producer for each in read & self._inside if (producer := each.producer()))
-        if entries:
-            raise _Problem([node] for node in (*entries, *exits))
-        place = 1 + max((self._order.get(each, -1) for each in self._producers()), default=-1)
-        for node, i in self._order.items():
-            if i < place and node not in nodes and {*_reads(node)} & (self._inside | dependent):
-                raise _Problem([each.producer()] for each in {*_reads(node)} & self._inside)
             if i == place:
                 start = node
+            if not first <= i <= last:
+                continue
+            if node in self._inside.values():
+                entries += [node] * any(each in dependent for each in elements_of(node) if each in self._readers)
+                continue
+            read = {*_reads(node)}
+            if not read.isdisjoint(dependent | self._inside.keys()) and not self._is_unneeded(node):
+                dependent.update(node.outputs)
+                exits.update(self._inside[each] for each in read & self._inside.keys())
+                late.update(exits if i < place else ())
+        if entries or late:
+            raise _Problem([node] for node in (*entries, *(exits if entries else late)))
         assert start is not None
         return start
-
-    def _producers(self) -> Iterator[ir.Node]:
-        """Yields the nodes that compute what the region reads."""
-        for value in self._readers:
-            if value not in self._inside and (producer := value.producer()) is not None:
-                yield producer
 
     def _inputs(self) -> tuple[dict[ir.Value, str], ir.Value, tuple[ir.Value, ...]]:
         """Returns the names of the inputs, src and the operands."""
         names: dict[ir.Value, str] = {}
-        given = [each for each in self._readers if each not in self._inside and self._rows.kind(each) != Kind.LITERAL]
+        given = [each for each in self._readers if each not in self._inside]
         for value in given:
-            if self._rows.kind(value) not in _OPERANDS or value.dtype != ir.DataType.FLOAT:
+            if self._rows.kind(value) not in _OPERANDS or type_of(value) != ir.DataType.FLOAT:
                 raise _Problem([self._readers[value]])
         vectors = [each for each in given if self._rows.kind(each) == Kind.VECTOR]
         if not vectors:
@@ -230,23 +247,20 @@ class _Draft:
         code_type: ir.DataType | None = None
         for node in self._nodes:
             value = node.outputs[0]
-            if not value.is_graph_output() and all(use.node in nodes for use in value.uses()):
+            users = {use.node for use in value.uses()} - nodes
+            if not value.is_graph_output() and all(map(self._is_unneeded, users)):
                 continue
-            kind, term = self._rows.kind(value), translation.terms[value]
-            is_vector, is_code = kind == Kind.VECTOR, value.dtype in CODE_TYPES
-            if is_code:
-                code_type = code_type or value.dtype
-                step = program.step(term)
-                if step is not None and code_type is not None and step.operator == STEPS_OF_CODES[code_type]:
-                    term = step.operands[0]  # the output is rounded, too
+            kind, term, dtype = self._rows.kind(value), translation.terms[value], type_of(value)
+            is_vector, is_code = kind == Kind.VECTOR, dtype in CODE_TYPES
+            step = program.step(term)
+            if step is not None and dtype is not None and step.operator == ROUNDINGS.get(dtype):
+                term = step.operands[0]  # the output is rounded, too
             is_number = kind == Kind.NUMBER or (kind == Kind.SQUEEZED and value.shape is not None)
-            is_of_type = value.dtype == (code_type if is_code else ir.DataType.FLOAT)
-            if (
-                not (is_vector or is_number)
-                or not is_of_type
-                or program.is_vector(term) != is_vector
-                or not program.step(term)
-            ):
+            code_type = code_type or (dtype if is_code else None)
+            is_of_type = dtype == code_type if is_code else dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+            is_known = is_code or translation.signs.are_known(term)
+            is_result = program.is_vector(term) == is_vector and program.step(term) is not None
+            if not (is_vector or is_number) or not is_of_type or not is_known or not is_result:
                 raise _Problem([[node]])
             slot = ("codes" if is_vector else "zero_point") if is_code else ("dst" if is_vector else "scale")
             found[slot].setdefault(term, []).append(value)
@@ -257,4 +271,6 @@ class _Draft:
             for output, (term, olds) in zip(_SLOTS[slot], terms.items(), strict=False):
                 program.assign(output, term)
                 outputs.update(dict.fromkeys(olds, output))
+        if not outputs:  # an unused chain
+            raise _Problem([self._nodes])
         return outputs, code_type or ir.DataType.INT8

@@ -8,9 +8,13 @@ and scales are the outputs. The rule applies to the rounding of a quotient by a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_ir as ir
 
+from ...operators import DOMAIN
+from ...operators.program import OPERANDS, OUTPUTS
 from ...opsets import OPSET
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, producer_of
@@ -18,6 +22,7 @@ from ..analysis.shapes import axes_of, broadcasts, same_shape
 from ..analysis.values import Values
 from ..edit import Edit, call, constant
 from ..policy.cost import has_few_elements, saves_passes
+from ..policy.float_fusions import may_begin_fusion, may_end_fusion
 from ..policy.ort_fusions import is_fused_with_neighbors
 from ..rule import Context, Rule
 from .region import Region, region_of
@@ -39,12 +44,8 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
         rows = Rows(quotient, axis)
         if rows.kind(node.outputs[0]) != Kind.VECTOR:
             continue
-        region = region_of(
-            node,
-            rows,
-            context.shared(Values),
-            lambda each: not facts.is_folded(each) and not is_fused_with_neighbors(each, facts.is_constant),
-        )
+        values = context.shared(Values)
+        region = region_of(node, rows, values, facts, _Choice(before, rows, values, facts))
         if region is not None and saves_passes(region.passes):
             return region, rows
     return None
@@ -52,35 +53,65 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
 
 def _build(match: tuple[Region, Rows], edit: Edit) -> None:
     region, rows = match
-    before, rank = region.before, len(rows.x.shape or ())
-    nothing = [constant(np.zeros(1, np.float32))] if len(region.operands) < 4 else []
-    like = constant(np.zeros((), region.code_type.numpy()))
-    edit.insert(like, *nothing, before=before)
-    operands = [*region.operands, *(nothing[0].outputs[0] for _ in range(4 - len(region.operands)))]
+    before, missing = region.before, OPERANDS - len(region.operands)
+    like = edit.add_constant(np.zeros((), region.code_type.numpy()), before=before)
+    nothing = [edit.add_constant(np.zeros(1, np.float32), before=before)] * missing if missing else []
     main = call(
         "RowProgram",
-        [region.src, like.outputs[0], *operands],
+        [region.src, like, *region.operands, *nothing],
         program=str(region.program),
         axis=rows.axis,
         code_type=int(region.code_type),
     )
     edit.insert_main(main, before=before)
-    names = ["codes", "zero_point", "dst", "dst_2", "scale", "number"]
     replaced = set[str]()
     for old, output in region.outputs.items():
-        new = main.outputs[names.index(output)]
-        if rows.kind(old) == Kind.SQUEEZED:
-            assert old.shape is not None
-            axes = constant(np.arange(len(old.shape) - rank, 0))
-            new = edit.insert(axes, ir.node("Squeeze", [new, axes.outputs[0]]), before=before)
-        elif output in replaced:
-            new = edit.insert(ir.node("Identity", [new]), before=before)
-        else:
-            replaced.add(output)
-        edit.replace(old, new)
+        new = main.outputs[list(OUTPUTS).index(output)]
+        nodes = list(_conversion(new, old, rows))
+        if not nodes and output in replaced:
+            nodes = [ir.node("Identity", [new])]
+        edit.replace(old, edit.insert(*nodes, before=before) if nodes else new)
+        replaced.add(output)
+
+
+def _conversion(new: ir.Value, old: ir.Value, rows: Rows) -> Iterator[ir.Node]:
+    """Yields the nodes that give an output of RowProgram the shape and the type of the value that it replaces."""
+    if rows.kind(old) == Kind.SQUEEZED:
+        assert old.shape is not None
+        assert rows.x.shape is not None
+        axes = constant(np.arange(len(old.shape) - len(rows.x.shape), 0))
+        squeeze = ir.node("Squeeze", [new, axes.outputs[0]])
+        yield from (axes, squeeze)
+        new = squeeze.outputs[0]
+    if old.dtype == ir.DataType.FLOAT16:
+        yield ir.node("Cast", [new], {"to": int(ir.DataType.FLOAT16)})
 
 
 RULE = Rule("row program", OPSET, _match, _build)
+
+
+class _Choice:
+    """Chooses the nodes that a program may have: those that ONNX Runtime neither folds nor fuses with others."""
+
+    def __init__(self, before: list[ir.Node], rows: Rows, values: Values, facts: Facts) -> None:
+        self._rows, self._values, self._facts = rows, values, facts
+        after = [use.node for use in rows.x.uses()]
+        for each in after:
+            if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *MOVES, *REDUCTIONS):
+                after += [use.node for use in each.outputs[0].uses() if use.node not in after]
+        self._before, self._after = set(before), set(after)
+
+    def __call__(self, node: ir.Node) -> bool:
+        """Returns whether a program may have a node."""
+        is_constant = self._facts.is_constant
+        if self._facts.is_folded(node) or is_fused_with_neighbors(node, is_constant):
+            return False
+        if self._rows.kind(node.outputs[0]) != Kind.VECTOR or node.domain == DOMAIN:
+            return True
+        if node not in self._after:
+            return not may_end_fusion(node, is_constant)
+        is_quantization = node in self._before or any(self._values.known(each).is_integer for each in elements_of(node))
+        return is_quantization or not may_begin_fusion(node)
 
 
 def _before(node: ir.Node, facts: Facts) -> list[ir.Node]:

@@ -22,6 +22,7 @@ class Kind(Enum):
     SQUEEZED = auto()  # [lead...]: a number without the dimensions of the row
     PART = auto()  # it broadcasts to [lead..., 1...]
     COLUMN = auto()  # [1..., row...]; ones may be missing
+    FLAT = auto()  # the elements of a vector in another shape, if all of it is one row
     LITERAL = auto()  # one constant number, of any shape
 
 
@@ -56,9 +57,11 @@ class Rows:
         if is_quantization(node):
             return self._of_operands([source])
         if is_standard(node, *REDUCTIONS):
-            if self.kind(source) != Kind.VECTOR or self.axis_of(node) != self.axis:
+            kind = self.kind(source)
+            if kind not in (Kind.VECTOR, Kind.FLAT) or self.axis_of(node) != self.axis:
                 return None
-            return Kind.NUMBER if node.attributes.get_int("keepdims", 1) == 1 else Kind.SQUEEZED
+            keeps = node.attributes.get_int("keepdims", 1) == 1 and kind == Kind.VECTOR
+            return Kind.NUMBER if keeps else Kind.SQUEEZED
         if is_standard(node, *RESHAPES):
             return self._of_reshape(node, source)
         if is_standard(node, "Expand"):
@@ -67,8 +70,8 @@ class Rows:
 
     def axis_of(self, reduction: ir.Node) -> int | None:
         """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; None for others."""
-        axes, x = axes_of(reduction), self.x
-        if axes is None or (not axes and reduction.attributes.get_int("noop_with_empty_axes", 0) != 0):
+        axes, x = axes_of(reduction), reduction.inputs[0]
+        if axes is None or x is None or (not axes and reduction.attributes.get_int("noop_with_empty_axes", 0) != 0):
             return None
         rank = None if x.shape is None else len(x.shape)
         if not axes or (rank is not None and len(axes) == rank):
@@ -126,25 +129,30 @@ class Rows:
         for value, kind in zip(operands, kinds, strict=True):
             if kind == Kind.LITERAL and not any(does_not_grow(value, other) for other in others):
                 return None
-        found = {Kind.PART if kind == Kind.SQUEEZED and self.axis == 0 else kind for kind in kinds} - {Kind.LITERAL}
+        found = {*kinds} - {Kind.LITERAL}
+        if self.axis == 0:  # all numbers have one element
+            found = {Kind.PART if kind == Kind.SQUEEZED else kind for kind in found}
         if Kind.VECTOR in found:
             return Kind.VECTOR if found <= {Kind.VECTOR, Kind.NUMBER, Kind.PART, Kind.COLUMN} else None
-        if Kind.SQUEEZED in kinds and found <= {Kind.SQUEEZED, Kind.PART}:
-            return Kind.SQUEEZED if all(kind in (Kind.SQUEEZED, Kind.LITERAL) for kind in kinds) else None
-        return Kind.NUMBER if Kind.NUMBER in found and found <= {Kind.NUMBER, Kind.PART} else None
+        if Kind.NUMBER in found:
+            return Kind.NUMBER if found <= {Kind.NUMBER, Kind.PART} else None
+        if Kind.SQUEEZED in kinds and (self.axis == 0 or found == {Kind.SQUEEZED}):
+            return Kind.SQUEEZED
+        return Kind.FLAT if found == {Kind.FLAT} else None
 
     def _of_reshape(self, node: ir.Node, source: ir.Value) -> Kind | None:
         kind, value = self.kind(source), node.outputs[0]
+        if kind in (Kind.VECTOR, Kind.FLAT):
+            return Kind.FLAT if self.axis == 0 else None
         if kind not in (Kind.NUMBER, Kind.SQUEEZED):
             return None
         if self._is_full(value):
             return Kind.NUMBER
-        row = list(range(self.axis, 0))
-        if node.op_type == "Squeeze" and kind == Kind.NUMBER and row and sorted(axes_of(node) or []) == row:
+        if self.axis == 0:
+            return Kind.SQUEEZED if self._by_shape(value) == Kind.PART else None
+        if node.op_type == "Squeeze" and kind == Kind.NUMBER and sorted(axes_of(node) or []) == [*range(self.axis, 0)]:
             return Kind.SQUEEZED
-        if not lines_up(value, self.x, self.axis, kind == Kind.NUMBER):
-            return None
-        return Kind.NUMBER if self.axis else Kind.PART
+        return Kind.NUMBER if lines_up(value, self.x, self.axis, kind == Kind.NUMBER) else None
 
     def _of_expand(self, node: ir.Node, source: ir.Value) -> Kind | None:
         """Returns the kind of an Expand of a number to the shape of the tensor, or to another that broadcasts."""

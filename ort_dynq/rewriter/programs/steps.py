@@ -17,10 +17,13 @@ from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ...operators.program import Program, literal
 from ..analysis.bounds import LARGEST
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import attributes_of, cast_to
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
+from ..analysis.nodes import attributes_of, cast_to, is_standard
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
+from .signs import Signs
 
 REDUCTIONS = ("ReduceMax", "ReduceMin")
 _ARITHMETIC = ("Abs", "Add", "Sub")
@@ -33,7 +36,8 @@ ELEMENTWISE = ("Identity", "Cast", *_ARITHMETIC, *_OF_FLOATS, *_LOGIC, *_BOUNDS,
 MOVES = ("Identity", "Expand", *RESHAPES)
 """Operators that give the elements of their first input another shape."""
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
-STEPS_OF_CODES = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8"}
+ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
+"""The steps that a Cast of numbers of this type is, if they fit the type."""
 _LARGEST_INTEGER = 2.0**24
 _PLAIN = {
     "scaling": Scaling.DIVIDE,
@@ -63,32 +67,48 @@ def is_quantization(node: ir.Node) -> bool:
     return constant_scalar(node.inputs[2]) is not None and _PLAIN.items() <= attributes_of(node).items()
 
 
+def type_of(value: ir.Value) -> ir.DataType | None:
+    """Returns the element type of a value, which rules do not note for each node that they insert."""
+    node = value.producer()
+    if value.dtype is not None or node is None or not elements_of(node):
+        return value.dtype
+    if is_standard(node, "Cast"):
+        return cast_to(node)
+    if is_quantization(node):
+        return ir.DataType.UINT8
+    if is_standard(node, *_LOGIC) and node.op_type != "Where":
+        return ir.DataType.BOOL
+    return type_of(elements_of(node)[-1]) if is_standard(node, *ELEMENTWISE, *MOVES, *REDUCTIONS) else None
+
+
 class Translation:
     """Translates nodes into the steps of one program, each after the nodes that it reads.
 
     Attributes:
         program: The program.
         terms: The value in the program of each value of the model.
+        signs: Where the program does not have the model's sign of a zero.
     """
 
-    def __init__(self, inputs: Mapping[ir.Value, str], values: Values) -> None:
+    def __init__(self, inputs: Mapping[ir.Value, str], values: Values, facts: Facts) -> None:
         """Begins a program that reads these values of the model under these names."""
         self.program = Program()
+        self.signs = Signs(self.program)
         self.terms = dict(inputs)
-        self._values = values
+        self._values, self._facts = values, facts
         self._casts: dict[ir.Value, ir.Value] = {}  # int32 integers that are floats cast to them
         self._sums: set[ir.Value] = set()  # sums of such integers and a number that is not negative
 
     def add(self, node: ir.Node) -> bool:
         """Adds the steps of a node; returns whether there are steps that are known to compute the same."""
-        if any(each.dtype not in _TYPES for each in (*node.outputs, *elements_of(node))):
+        if any(type_of(each) not in _TYPES for each in (*node.outputs, *elements_of(node))):
             return False
         try:
             self._check_integers(node)
             self.terms[node.outputs[0]] = self._translate(node)
         except (_NoStepError, DynqError):  # or the program has become too long
             return False
-        return True
+        return self.signs.follow()
 
     def term(self, value: ir.Value | None) -> str:
         """Returns a value of the model in the program."""
@@ -104,7 +124,7 @@ class Translation:
             return add("Uint8", add("Add", add("Round", self.term(node.inputs[0])), self.term(node.inputs[2])))
         if op_type == "Cast":
             return self._cast(node)
-        if ir.DataType.FLOAT16 in (each.dtype for each in elements_of(node)) and op_type not in MOVES:
+        if ir.DataType.FLOAT16 in map(type_of, elements_of(node)) and op_type not in MOVES:
             raise _NoStepError
         x, *others = map(self.term, elements_of(node))
         match op_type:
@@ -113,7 +133,7 @@ class Translation:
                     x = add(op_type, x, other)
                 return x
             case "Clip":
-                return add("Clip", x, *_bounds(node))
+                return add("Clip", x, *self._bounds(node))
             case "Relu":
                 return add("Clip", x, "0.0", "inf")
             case "LeakyRelu":
@@ -126,6 +146,24 @@ class Translation:
                 return add("Not", add("Equal", x, x))
         return x if op_type in MOVES else add(op_type, x, *others)
 
+    def _bounds(self, node: ir.Node) -> list[str]:
+        """Returns the bounds of a Clip; without one, ONNX Runtime clips floats to the largest finite float."""
+        is_float, found = type_of(node.outputs[0]) == ir.DataType.FLOAT, list[str]()
+        for value, absent in zip([*node.inputs[1:], None, None], (-LARGEST, LARGEST), strict=False):
+            number = constant_scalar(value)
+            if value is None:
+                number = absent if is_float else math.copysign(math.inf, absent)
+            elif (
+                number is None
+                and self._facts.is_constant(value)
+                and (array := evaluate(value, self._facts)) is not None
+            ):
+                number = float(array)
+            if number is None or math.isnan(number):
+                raise _NoStepError
+            found.append(literal(number))
+        return found
+
     def _hard_sigmoid(self, x: str, alpha: float, beta: float) -> str:
         if beta == 0:  # ONNX Runtime may return either zero for -0
             raise _NoStepError
@@ -135,11 +173,11 @@ class Translation:
     def _cast(self, node: ir.Node) -> str:
         source, to = node.inputs[0], cast_to(node)
         assert source is not None
-        x, dtype = self.term(source), source.dtype
+        x, dtype = self.term(source), type_of(source)
         if to in (ir.DataType.FLOAT, dtype) or (to == ir.DataType.INT32 and dtype in CODE_TYPES):
             return x
         if to == ir.DataType.FLOAT16 and dtype == ir.DataType.FLOAT:
-            return self.program.add("Float16", x)
+            return self.program.add(ROUNDINGS[to], x)
         if to == ir.DataType.INT32 and dtype == ir.DataType.FLOAT:
             return self.program.add("Int32", x)
         if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32) or source in self._sums:
@@ -147,7 +185,7 @@ class Translation:
         real = self._casts.get(source, source)  # the low byte of the int32 integer that NaN becomes is 0
         if not self._values.known(real).fits(*((-128, 127) if to == ir.DataType.INT8 else (0, 255))):
             raise _NoStepError
-        return self.program.add(STEPS_OF_CODES[to], self.term(real))
+        return self.program.add(ROUNDINGS[to], self.term(real))
 
     def _check_integers(self, node: ir.Node) -> None:
         """Checks that floats represent the integers that a node computes, also those that NaN becomes.
@@ -159,14 +197,17 @@ class Translation:
             _NoStepError: This is not known.
         """
         output, op_type, elements = node.outputs[0], node.op_type, elements_of(node)
-        integers = [each for each in elements if each.dtype in (ir.DataType.INT32, *CODE_TYPES)]
+        dtype = type_of(output)
+        integers = [each for each in elements if type_of(each) in (ir.DataType.INT32, *CODE_TYPES)]
         if op_type in (*_OF_FLOATS, *_COMPOSED) and integers:
             raise _NoStepError
-        if op_type in _ARITHMETIC and output.dtype in CODE_TYPES:  # they may wrap around
+        if op_type in _ARITHMETIC and dtype in CODE_TYPES:  # they may wrap around
             raise _NoStepError
-        if op_type == "Cast" and output.dtype == ir.DataType.INT32 and not integers:
+        if op_type == "Cast" and dtype == ir.DataType.INT32 and not integers:
             self._casts[output] = elements[0]
-        if output.dtype == ir.DataType.INT32:
+        if op_type in MOVES and (moved := self._casts.get(elements[0])) is not None:
+            self._casts[output] = moved
+        if dtype == ir.DataType.INT32:
             real = self._casts.get(output, output)
             if not self._values.known(real).fits(-_LARGEST_INTEGER, _LARGEST_INTEGER):
                 raise _NoStepError
@@ -174,10 +215,7 @@ class Translation:
         if not of_nan or op_type == "Cast":
             return
         if op_type in MOVES:
-            if (real_ := self._casts.get(elements[0])) is not None:
-                self._casts[output] = real_
-            else:
-                self._sums.add(output)
+            self._sums.update({output} - self._casts.keys())
         elif op_type in ("Add", "Sub"):
             other = self._values.known(next((each for each in elements if each not in of_nan), None))
             is_small = other.low >= 0 if op_type == "Add" else other.high <= 0 and elements[0] in of_nan
@@ -193,18 +231,7 @@ class Translation:
             return max(
                 (self._values.known(each).low for each in elements_of(node) if each not in unbounded), default=-math.inf
             )
-        return 0 if node.op_type == "Relu" else float(_bounds(node)[0])
+        return 0 if node.op_type == "Relu" else float(self._bounds(node)[0])
 
 
 _HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
-
-
-def _bounds(node: ir.Node) -> list[str]:
-    """Returns the bounds of a Clip as literals; without one, ONNX Runtime clips floats to the largest finite float."""
-    is_float, found = node.outputs[0].dtype == ir.DataType.FLOAT, []
-    for value, absent in zip([*node.inputs[1:], None, None], (-LARGEST, LARGEST), strict=False):
-        number = (absent if is_float else math.copysign(math.inf, absent)) if value is None else constant_scalar(value)
-        if number is None:
-            raise _NoStepError
-        found.append(literal(number))
-    return found

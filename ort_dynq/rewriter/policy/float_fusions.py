@@ -1,0 +1,52 @@
+"""The elementwise nodes that ONNX Runtime fuses with others: activation functions, normalizations, biases.
+
+Taken alone into a program, such a node leaves the others unfused. Only names and places are compared, so that a node
+may stay that ONNX Runtime does not fuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ..analysis.nodes import is_standard, producer_of
+
+# Gelu, FastGelu, QuickGelu and the normalizations have one of these in their middle.
+_MIDDLES = ("Erf", "Tanh", "Sigmoid", "Pow", "ReduceMean", "Softmax", "Exp")
+_MOST_STEPS = 5  # from the end of a normalization to its middle
+_ACTIVATIONS = ("Relu", "LeakyRelu", "Clip", "HardSigmoid")
+_PRODUCTS = ("Conv", "MatMul", "Gemm")
+
+
+def may_end_fusion(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> bool:
+    """Returns whether ONNX Runtime may fuse an elementwise node with the nodes before it.
+
+    Args:
+        node: The node.
+        is_constant: Facts.is_constant().
+    """
+    if is_standard(node, *_ACTIVATIONS):
+        added = producer_of(node.inputs[0], "Add")
+        return any(producer_of(each, *_PRODUCTS) for each in (node.inputs[0], *(added.inputs if added else ())))
+    values = [each for each in node.inputs if each is not None]
+    if len(values) < 2:
+        return False
+    is_bias = is_standard(node, "Add") and any(map(is_constant, values))
+    if is_bias and any(producer_of(each, *_PRODUCTS) for each in values):
+        return True
+    for _ in range(_MOST_STEPS):
+        producers = {producer for each in values if (producer := each.producer()) is not None}
+        if any(is_standard(each, *_MIDDLES) for each in producers):
+            return True
+        values = [each for producer in producers if _is_elementwise(producer) for each in producer.inputs if each]
+    return False
+
+
+def may_begin_fusion(node: ir.Node) -> bool:
+    """Returns whether ONNX Runtime may fuse an elementwise node with the nodes after it."""
+    return any(is_standard(use.node, *_MIDDLES) for output in node.outputs for use in output.uses())
+
+
+def _is_elementwise(node: ir.Node) -> bool:
+    return is_standard(node, "Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Cast", "Identity")

@@ -1,0 +1,112 @@
+"""Where a program does not have the model's sign of a zero.
+
+Of two zeros, Max and Min give either: ONNX Runtime's answer depends on the place in the tensor. Most often, the sign
+has no effect: a bound, a code or a sum follows, or it divides numbers that are 0, too. Other such nodes are no steps.
+"""
+
+from __future__ import annotations
+
+from ...operators.program import Program, Step, is_literal
+
+_NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_LOGIC = ("And", "Or", "Not")
+
+
+class Signs:
+    """What is known of the zeros among the values of a program, step by step."""
+
+    def __init__(self, program: Program) -> None:
+        """Begins with a program without steps."""
+        self._program = program
+        self._seen = 0
+        self._either: set[str] = set()  # values whose zeros may have either sign
+        self._positive: set[str] = set()  # values that are never -0
+        self._vanishing: dict[str, set[str]] = {}  # the values that are 0 or NaN where a range of them is 0
+
+    def are_known(self, value: str) -> bool:
+        """Returns whether the zeros of a value have the signs that the model's zeros have."""
+        return value not in self._either
+
+    def follow(self) -> bool:
+        """Reads the steps that were added; returns whether no quotient depends on the sign of an unknown zero."""
+        while self._seen < len(self._program.steps):
+            step, value = self._program.steps[self._seen], f"v{self._seen}"
+            self._seen += 1
+            divisor = step.operands[-1] if step.operator in ("Div", "Reciprocal") else ""
+            if divisor in self._either and self._unsigned(step.operands[0]) not in self._vanishing.get(divisor, ()):
+                return False
+            if vanishing := self._vanishing_with(step):
+                self._vanishing[value] = vanishing
+            if self._is_positive(step):
+                self._positive.add(value)
+            elif self._may_be_either(step):
+                self._either.add(value)
+        return True
+
+    def _vanishing_with(self, step: Step) -> set[str]:
+        """Returns what is 0 or NaN where a step's value is 0, unless the value is too small for float32."""
+        operator, operands = step
+        if operator in ("Clip", "Float16") or (operator in ("Mul", "Div") and any(map(is_literal, operands))):
+            return next((self._vanishing[each] for each in operands if each in self._vanishing), set())
+        if operator == "Sub":  # of max(x, 0) and min(x, 0)
+            ends = [self._end(each, bound) for each, bound in zip(operands, ("Max", "Min"), strict=True)]
+            return {*operands, *({ends[0]} & {ends[1]})} if all(ends) else set()
+        return set()
+
+    def _unsigned(self, value: str) -> str:
+        """Returns v of -v and of 0 - v, or `value`."""
+        step = self._program.step(value)
+        is_negated = step is not None and (
+            step.operator == "Neg" or (step.operator == "Sub" and step.operands[0] == "0.0")
+        )
+        return step.operands[-1] if step is not None and is_negated else value
+
+    def _end(self, value: str, bound: str) -> str:
+        """Returns x, or another text, if a value is max(x, 0) or min(x, 0) over a row; else an empty text."""
+        step = self._program.step(value)
+        if step is None or step.operator != bound or "0.0" not in step.operands:
+            return ""
+        inner = self._program.step(next((each for each in step.operands if each != "0.0"), "x"))
+        is_range = inner is not None and inner.operator == f"Reduce{bound}"
+        return inner.operands[0] if inner is not None and is_range else bound
+
+    def _is_positive(self, step: Step) -> bool:
+        are_positive = [each in self._positive or (is_literal(each) and each != "-0.0") for each in step.operands]
+        if step.operator in (*_NEVER_NEGATIVE, *_LOGIC):
+            return True
+        if step.operator == "Add":
+            return any(are_positive)
+        if step.operator in ("Max", "Min", "ReduceMax", "ReduceMin", "Sqrt", "Clip"):
+            return all(are_positive)
+        if step.operator == "Sub":
+            return are_positive[0]
+        return step.operator == "Where" and are_positive[2]
+
+    def _may_be_either(self, step: Step) -> bool:
+        operator, operands = step
+        if operator in (*_NEVER_NEGATIVE, *_LOGIC):
+            return False
+        is_nonzero = [is_literal(each) and float(each) != 0 for each in operands]
+        if operator in ("Max", "Min"):
+            if any(is_nonzero):  # the other operand decides only if it is on the literal's other side of zero
+                bound = float(operands[is_nonzero.index(True)])
+                return (bound < 0) == (operator == "Max") and any(each in self._either for each in operands)
+            return True
+        if operator in ("Add", "Sub") and any(is_nonzero):
+            return False
+        if operator == "Clip" and (float(operands[1]) > 0 or float(operands[2]) < 0):
+            return False
+        if operator == "Where":  # it adds 0 to its second operand; the third may be anything but a replaced zero
+            condition, _, otherwise = operands
+            compared = self._program.step(condition)
+            is_replaced = (
+                compared is not None
+                and compared.operator == "Equal"
+                and {*compared.operands}
+                == {
+                    otherwise,
+                    "0.0",
+                }
+            )
+            return otherwise in self._either and not is_replaced
+        return any(each in self._either for each in operands)
