@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,7 @@ from ...operators.program import TAIL_OPERANDS, Program, literal
 from ...opsets import OPSET
 from ..analysis.bounds import bounds_of
 from ..analysis.constants import constant_scalar
+from ..analysis.inference import Facts
 from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import does_not_grow, same_shape
 from ..analysis.values import Values
@@ -60,6 +61,7 @@ class _Region:
 
     product: ir.Node
     values: Values
+    facts: Facts
     nodes: list[ir.Node] = field(default_factory=list)
     operands: dict[ir.Value, str] = field(default_factory=dict)
 
@@ -90,24 +92,25 @@ class _Region:
             operands = self._new_operands(node, inside)
             if operands is None or len(self.operands) + len(operands) > TAIL_OPERANDS:
                 continue
-            added = _Region(self.product, self.values, [*self.nodes, node], self.operands | operands)
+            added = replace(self, nodes=[*self.nodes, node], operands=self.operands | operands)
             if added.program() is not None:
                 self.nodes, self.operands = added.nodes, added.operands
                 return True
         return False
 
     def program(self) -> Program | None:
-        """The program of all nodes; None if they are no steps."""
+        """The program of all nodes; None if they are no steps, or a zero may have another sign."""
         names = {self.result: "x"}
         names |= {value: f"{form}{i}" for i, (value, form) in enumerate(self.operands.items(), 1)}
-        translation = Translation(names, self.values)
+        translation = Translation(names, self.values, self.facts)
         try:
             if not all(map(translation.add, self.nodes)):
                 return None
-            translation.program.assign("dst", translation.term(self.inside()[-1]))
+            last = translation.term(self.inside()[-1])
+            translation.program.assign("dst", last)
         except DynqError:  # too long, or the result does not depend on the product
             return None
-        return translation.program
+        return translation.program if translation.signs.are_known(last) else None
 
     def _new_operands(self, node: ir.Node, inside: set[ir.Value]) -> dict[ir.Value, str] | None:
         """The operands that a node adds, each with its form; None if one has no form."""
@@ -161,7 +164,7 @@ def _match(node: ir.Node, context: Context) -> _Tail | None:
         return _clip_of_float16(node)
     if node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
-    region, found = _Region(node, context.shared(Values)), None
+    region, found = _Region(node, context.shared(Values), context.facts), None
     while len(region.nodes) < _MOST_NODES and region.add_next():
         last = region.last()
         if last is not None and last is region.inside()[-1] and last.dtype == ir.DataType.FLOAT:
