@@ -51,7 +51,8 @@ class RowProgram : public Node {
       tensors.outputs[i] = is_assigned ? to : nullptr;
     }
     if (tensors.rows == 0) return;
-    if (tensors.cols > kLongRow && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
+    const int64_t long_row = program_.is_elementwise() ? kLongRow / 2 : kLongRow;
+    if (tensors.cols > long_row && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
       for (int64_t row = 0; row < tensors.rows; ++row) program_.run_long_row(tensors, row, context);
       return;
     }
