@@ -104,177 +104,174 @@ struct Tile {
   template <CodeKind kKind>
   ORT_DYNQ_INLINE void store_codes(const Step& step) const {
     uint8_t* to = at<uint8_t>(step.a);
-    const auto codes =
-        [&](int v) ORT_DYNQ_INLINE_LAMBDA {
-          return V::round(below_highest<kKind>(acc[v]));  // packing saturates to the lowest code };
-          if constexpr (kVectors % 4 == 0) {
+    // Packing saturates to the lowest code.
+    const auto codes = [&](int v) ORT_DYNQ_INLINE_LAMBDA { return V::round(below_highest<kKind>(acc[v])); };
+    if constexpr (kVectors % 4 == 0) {
 #pragma GCC unroll 2
-            for (int v = 0; v < kVectors; v += 4)
-              V::template store_codes8<false>(
-                  to + v * L,
-                  V::template pack8<kKind>(V::pack16(codes(v), codes(v + 1)), V::pack16(codes(v + 2), codes(v + 3))));
-          } else {
-            for (int v = 0; v < kVectors; ++v) part.template store_codes<kKind>(to + v * L, codes(v));
-          }
-        }
+      for (int v = 0; v < kVectors; v += 4)
+        V::template store_codes8<false>(to + v * L, V::template pack8<kKind>(V::pack16(codes(v), codes(v + 1)),
+                                                                             V::pack16(codes(v + 2), codes(v + 3))));
+    } else {
+      for (int v = 0; v < kVectors; ++v) part.template store_codes<kKind>(to + v * L, codes(v));
+    }
+  }
 
-    // All steps. `best` is for the first reduction of the pass.
-    void run(const Pass& pass, Best* best) {
-      const V::F zero = V::set1(0.0f);
-      const Step* const end = pass.steps + pass.count;
-      for (const Step* step = pass.steps; step < end; ++step) {
-        switch (step->kind) {
-          case StepKind::kLoad:
-            binary(*step, [](V::F, V::F a) { return a; });
-            break;
-          case StepKind::kAdd:
-            binary(*step, [](V::F x, V::F a) { return V::add(x, a); });
-            break;
-          case StepKind::kSub:
-            binary(*step, [](V::F x, V::F a) { return V::sub(x, a); });
-            break;
-          case StepKind::kSubFrom:
-            binary(*step, [](V::F x, V::F a) { return V::sub(a, x); });
-            break;
-          case StepKind::kMul:
-            binary(*step, [](V::F x, V::F a) { return V::mul(x, a); });
-            break;
-          case StepKind::kDiv:
-            binary(*step, [](V::F x, V::F a) { return V::div(x, a); });
-            break;
-          case StepKind::kDivInto:
-            binary(*step, [](V::F x, V::F a) { return V::div(a, x); });
-            break;
-          case StepKind::kMax:
-            binary(*step, [](V::F x, V::F a) { return max_or_nan(x, a); });
-            break;
-          case StepKind::kMin:
-            binary(*step, [](V::F x, V::F a) { return min_or_nan(x, a); });
-            break;
-          case StepKind::kEqual:
-            binary(*step, [](V::F x, V::F a) { return V::equal(x, a); });
-            break;
-          case StepKind::kLess:
-            binary(*step, [](V::F x, V::F a) { return V::less(x, a); });
-            break;
-          case StepKind::kLessOrEqual:
-            binary(*step, [](V::F x, V::F a) { return V::less_or_equal(x, a); });
-            break;
-          case StepKind::kGreater:
-            binary(*step, [](V::F x, V::F a) { return V::less(a, x); });
-            break;
-          case StepKind::kGreaterOrEqual:
-            binary(*step, [](V::F x, V::F a) { return V::less_or_equal(a, x); });
-            break;
-          case StepKind::kLeakyRelu:
-            binary(*step, [=](V::F x, V::F a) { return V::choose(V::less(x, zero), V::mul(a, x), x); });
-            break;
-          case StepKind::kClip:
-            ternary(*step, [](V::F x, V::F a, V::F b) { return clipped(x, a, b); });
-            break;
-          case StepKind::kWhere:
-            ternary(*step, [=](V::F x, V::F a, V::F b) { return V::choose(x, V::add(a, zero), b); });
-            break;
-          case StepKind::kAbs:
-            unary([](V::F x) { return V::abs(x); });
-            break;
-          case StepKind::kNeg:
-            unary([](V::F x) { return V::negate(x); });
-            break;
-          case StepKind::kSqrt:
-            unary([](V::F x) { return V::sqrt(x); });
-            break;
-          case StepKind::kRound:
-            unary([](V::F x) { return V::round_float(x); });
-            break;
-          case StepKind::kFloor:
-            unary([](V::F x) { return V::floor(x); });
-            break;
-          case StepKind::kCeil:
-            unary([](V::F x) { return V::ceil(x); });
-            break;
-          case StepKind::kSign:
-            unary([](V::F x) { return sign_of(x); });
-            break;
-          case StepKind::kToFloat16:
-            unary([](V::F x) { return V::rounded_to_f16(x); });
-            break;
-          case StepKind::kToInt8:
-            unary([](V::F x) { return to_codes<kS8>(x); });
-            break;
-          case StepKind::kToUint8:
-            unary([](V::F x) { return to_codes<kU8>(x); });
-            break;
-          case StepKind::kToInt32:
-            unary([](V::F x) { return V::to_float(V::round_wrapping(x)); });
-            break;
-          case StepKind::kStore: {
-            auto* p = at<float>(step->a);
-            each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store(p + v * L, acc[v]); });
-            break;
-          }
-          case StepKind::kStoreF16: {
-            auto* p = at<uint16_t>(step->a);
-            each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store_f16(p + v * L, acc[v]); });
-            break;
-          }
-          case StepKind::kStoreInt8:
-            store_codes<kS8>(*step);
-            break;
-          case StepKind::kStoreUint8:
-            store_codes<kU8>(*step);
-            break;
-          case StepKind::kReduceMax:
-            if (col == 0) best->first = V::first_lane(acc[0]);
-            each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::max(acc[v], best->lanes[v % 4]); });
-            ++best;
-            break;
-          case StepKind::kReduceMin:
-            if (col == 0) best->first = V::first_lane(acc[0]);
-            each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::min(acc[v], best->lanes[v % 4]); });
-            ++best;
-            break;
+  // All steps. `best` is for the first reduction of the pass.
+  void run(const Pass& pass, Best* best) {
+    const V::F zero = V::set1(0.0f);
+    const Step* const end = pass.steps + pass.count;
+    for (const Step* step = pass.steps; step < end; ++step) {
+      switch (step->kind) {
+        case StepKind::kLoad:
+          binary(*step, [](V::F, V::F a) { return a; });
+          break;
+        case StepKind::kAdd:
+          binary(*step, [](V::F x, V::F a) { return V::add(x, a); });
+          break;
+        case StepKind::kSub:
+          binary(*step, [](V::F x, V::F a) { return V::sub(x, a); });
+          break;
+        case StepKind::kSubFrom:
+          binary(*step, [](V::F x, V::F a) { return V::sub(a, x); });
+          break;
+        case StepKind::kMul:
+          binary(*step, [](V::F x, V::F a) { return V::mul(x, a); });
+          break;
+        case StepKind::kDiv:
+          binary(*step, [](V::F x, V::F a) { return V::div(x, a); });
+          break;
+        case StepKind::kDivInto:
+          binary(*step, [](V::F x, V::F a) { return V::div(a, x); });
+          break;
+        case StepKind::kMax:
+          binary(*step, [](V::F x, V::F a) { return max_or_nan(x, a); });
+          break;
+        case StepKind::kMin:
+          binary(*step, [](V::F x, V::F a) { return min_or_nan(x, a); });
+          break;
+        case StepKind::kEqual:
+          binary(*step, [](V::F x, V::F a) { return V::equal(x, a); });
+          break;
+        case StepKind::kLess:
+          binary(*step, [](V::F x, V::F a) { return V::less(x, a); });
+          break;
+        case StepKind::kLessOrEqual:
+          binary(*step, [](V::F x, V::F a) { return V::less_or_equal(x, a); });
+          break;
+        case StepKind::kGreater:
+          binary(*step, [](V::F x, V::F a) { return V::less(a, x); });
+          break;
+        case StepKind::kGreaterOrEqual:
+          binary(*step, [](V::F x, V::F a) { return V::less_or_equal(a, x); });
+          break;
+        case StepKind::kLeakyRelu:
+          binary(*step, [=](V::F x, V::F a) { return V::choose(V::less(x, zero), V::mul(a, x), x); });
+          break;
+        case StepKind::kClip:
+          ternary(*step, [](V::F x, V::F a, V::F b) { return clipped(x, a, b); });
+          break;
+        case StepKind::kWhere:
+          ternary(*step, [=](V::F x, V::F a, V::F b) { return V::choose(x, V::add(a, zero), b); });
+          break;
+        case StepKind::kAbs:
+          unary([](V::F x) { return V::abs(x); });
+          break;
+        case StepKind::kNeg:
+          unary([](V::F x) { return V::negate(x); });
+          break;
+        case StepKind::kSqrt:
+          unary([](V::F x) { return V::sqrt(x); });
+          break;
+        case StepKind::kRound:
+          unary([](V::F x) { return V::round_float(x); });
+          break;
+        case StepKind::kFloor:
+          unary([](V::F x) { return V::floor(x); });
+          break;
+        case StepKind::kCeil:
+          unary([](V::F x) { return V::ceil(x); });
+          break;
+        case StepKind::kSign:
+          unary([](V::F x) { return sign_of(x); });
+          break;
+        case StepKind::kToFloat16:
+          unary([](V::F x) { return V::rounded_to_f16(x); });
+          break;
+        case StepKind::kToInt8:
+          unary([](V::F x) { return to_codes<kS8>(x); });
+          break;
+        case StepKind::kToUint8:
+          unary([](V::F x) { return to_codes<kU8>(x); });
+          break;
+        case StepKind::kToInt32:
+          unary([](V::F x) { return V::to_float(V::round_wrapping(x)); });
+          break;
+        case StepKind::kStore: {
+          auto* p = at<float>(step->a);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store(p + v * L, acc[v]); });
+          break;
         }
+        case StepKind::kStoreF16: {
+          auto* p = at<uint16_t>(step->a);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store_f16(p + v * L, acc[v]); });
+          break;
+        }
+        case StepKind::kStoreInt8:
+          store_codes<kS8>(*step);
+          break;
+        case StepKind::kStoreUint8:
+          store_codes<kU8>(*step);
+          break;
+        case StepKind::kReduceMax:
+          if (col == 0) best->first = V::first_lane(acc[0]);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::max(acc[v], best->lanes[v % 4]); });
+          ++best;
+          break;
+        case StepKind::kReduceMin:
+          if (col == 0) best->first = V::first_lane(acc[0]);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::min(acc[v], best->lanes[v % 4]); });
+          ++best;
+          break;
       }
     }
-  };
-
-  template <int kVectors>
-  ORT_DYNQ_ONE_COPY void run_tile(const Pass& pass, int64_t row, int64_t col, Best* best) {
-    Tile<kVectors, WholeVector>{{}, row, col, {}}.run(pass, best);
   }
+};
 
-  ORT_DYNQ_ONE_COPY void run_part(const Pass& pass, int64_t row, int64_t col, int64_t count, Best* best) {
-    Tile<1, PartOfVector>{{}, row, col, {count}}.run(pass, best);
-  }
+template <int kVectors>
+ORT_DYNQ_ONE_COPY void run_tile(const Pass& pass, int64_t row, int64_t col, Best* best) {
+  Tile<kVectors, WholeVector>{{}, row, col, {}}.run(pass, best);
+}
 
-  // The best numbers of a row become the number of its reduction.
-  inline void finish_reduction(const Step& step, const Best& best, int64_t row, bool begins_row) {
-    const V::F* lanes = best.lanes;
-    const float number = step.kind == StepKind::kReduceMax
-                             ? V::highest(V::max(V::max(lanes[0], lanes[1]), V::max(lanes[2], lanes[3])))
-                             : V::lowest(V::min(V::min(lanes[0], lanes[1]), V::min(lanes[2], lanes[3])));
-    const bool is_nan = begins_row && best.first != best.first;
-    store(reinterpret_cast<float*>(const_cast<char*>(step.a.at) + row * step.a.row_bytes),
-          is_nan ? best.first : number);
-  }
+ORT_DYNQ_ONE_COPY void run_part(const Pass& pass, int64_t row, int64_t col, int64_t count, Best* best) {
+  Tile<1, PartOfVector>{{}, row, col, {count}}.run(pass, best);
+}
 
-  void run_pass(const Pass& pass) {
-    constexpr int64_t L = V::kLanes;
-    const Step* reductions[kMostReductions];
-    int count = 0;
-    for (int64_t i = 0; i < pass.count; ++i)
-      if (pass.steps[i].kind >= StepKind::kReduceMax) reductions[count++] = &pass.steps[i];
-    Best best[kMostReductions];
-    for (int64_t row = 0; row < pass.rows; ++row) {
-      for (int i = 0; i < count; ++i)
-        for (V::F& lanes : best[i].lanes)
-          lanes = V::set1(reductions[i]->kind == StepKind::kReduceMax ? -kInfinity : kInfinity);
-      int64_t col = 0;
-      for (; col + 8 * L <= pass.cols; col += 8 * L) run_tile<8>(pass, row, col, best);
-      for (; col + 2 * L <= pass.cols; col += 2 * L) run_tile<2>(pass, row, col, best);
-      for (; col + L <= pass.cols; col += L) run_tile<1>(pass, row, col, best);
-      if (col < pass.cols) run_part(pass, row, col, pass.cols - col, best);
-      for (int i = 0; i < count; ++i) finish_reduction(*reductions[i], best[i], row, pass.begins_row);
-    }
+// The best numbers of a row become the number of its reduction.
+inline void finish_reduction(const Step& step, const Best& best, int64_t row, bool begins_row) {
+  const V::F* lanes = best.lanes;
+  const float number = step.kind == StepKind::kReduceMax
+                           ? V::highest(V::max(V::max(lanes[0], lanes[1]), V::max(lanes[2], lanes[3])))
+                           : V::lowest(V::min(V::min(lanes[0], lanes[1]), V::min(lanes[2], lanes[3])));
+  const bool is_nan = begins_row && best.first != best.first;
+  store(reinterpret_cast<float*>(const_cast<char*>(step.a.at) + row * step.a.row_bytes), is_nan ? best.first : number);
+}
+
+void run_pass(const Pass& pass) {
+  constexpr int64_t L = V::kLanes;
+  const Step* reductions[kMostReductions];
+  int count = 0;
+  for (int64_t i = 0; i < pass.count; ++i)
+    if (pass.steps[i].kind >= StepKind::kReduceMax) reductions[count++] = &pass.steps[i];
+  Best best[kMostReductions];
+  for (int64_t row = 0; row < pass.rows; ++row) {
+    for (int i = 0; i < count; ++i)
+      for (V::F& lanes : best[i].lanes)
+        lanes = V::set1(reductions[i]->kind == StepKind::kReduceMax ? -kInfinity : kInfinity);
+    int64_t col = 0;
+    for (; col + 8 * L <= pass.cols; col += 8 * L) run_tile<8>(pass, row, col, best);
+    for (; col + 2 * L <= pass.cols; col += 2 * L) run_tile<2>(pass, row, col, best);
+    for (; col + L <= pass.cols; col += L) run_tile<1>(pass, row, col, best);
+    if (col < pass.cols) run_part(pass, row, col, pass.cols - col, best);
+    for (int i = 0; i < count; ++i) finish_reduction(*reductions[i], best[i], row, pass.begins_row);
   }
+}
