@@ -225,7 +225,7 @@ def split_tails(model: ir.Model) -> None:
         product.metadata_props.update(node.metadata_props)
         old, result = node.outputs[0], product.outputs[0]
         result.name, result.type, result.shape = node.metadata_props[PRODUCT], old.type, old.shape
-        like = ir.node("Constant", [], {"value": ir.tensor(np.int8(0))})
+        like = ir.node("Constant", [], {"value": ir.tensor(np.uint8(0))})
         unused = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))})
         operands = [*inputs[count:], unused.outputs[0]]
         axis = 2 if product.op_type == "QuantizedConv" else -1
