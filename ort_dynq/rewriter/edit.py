@@ -106,6 +106,11 @@ class Edit:
     _values: dict[ir.Value, ir.Value] = field(default_factory=dict)
     _extra_outputs: list[ExtraOutput] = field(default_factory=list)
 
+    @property
+    def main(self) -> ir.Node | None:
+        """The new node that takes the place of an old one; None if there is none."""
+        return self._main
+
     def insert(self, *nodes: ir.Node, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records new nodes, in order, before an old one.
 

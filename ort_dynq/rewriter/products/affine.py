@@ -63,6 +63,8 @@ PRODUCTS = frozenset(
         "ConvInteger",
         "QuantizedMatMul",
         "QuantizedConv",
+        "QuantizedMatMulProgram",
+        "QuantizedConvProgram",
     }
     | {
         "FusedMatMul",
