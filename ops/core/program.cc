@@ -511,8 +511,7 @@ class Program::Run {
     if (takes_4_bits())
       for (const PlacedStep& step : pass.steps)
         if (step.a.place == Place::kOutput && step.a.index == static_cast<int>(ProgramOutput::kZeroPoint))
-          codes_.narrow(zero_points_,
-                        element(tensors_.outputs[static_cast<size_t>(ProgramOutput::kZeroPoint)], codes_, row), rows);
+          narrow_zero_points(row, rows);
   }
 
   // Columns [col, col + cols) of some rows. begins_row: these are the first ones of a row, for reductions.
@@ -613,6 +612,17 @@ class Program::Run {
     }
     const int64_t size = bits_of(tensors_.dst_type) / 8;
     return {to + (row * tensors_.dst_stride + col) * size, tensors_.dst_stride * size, size, true};
+  }
+
+  // Two zero points share a byte. A task takes an even number of rows, but long rows one by one.
+  void narrow_zero_points(int64_t row, int64_t rows) const {
+    auto* to = static_cast<uint8_t*>(tensors_.outputs[static_cast<size_t>(ProgramOutput::kZeroPoint)]);
+    for (int64_t i = 0; i < rows; ++i) {
+      uint8_t code;
+      codes_.narrow(zero_points_ + i, &code, 1);
+      uint8_t& pair = to[(row + i) / 2];
+      pair = static_cast<uint8_t>((row + i) % 2 == 0 ? code : pair | code << 4);
+    }
   }
 
   void begin_steps(const PlacedPass& pass) {
