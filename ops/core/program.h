@@ -3,21 +3,18 @@
 //   r = ReduceMax(Abs(x)); s = Div(r, 127.0); codes = Clip(Round(Div(x, s)), -128.0, 127.0); scale = s
 //
 // ort_dynq/operators/program.py documents the language. A value is a vector, the elements of a row, or a number, one
-// for each row. A program is compiled when a session opens: to passes over the elements of rows, and between them
-// passes over the numbers of several rows. kernels/programs.h has the steps of a pass.
+// for each row. When a session opens, a program is read (program_text.h) and compiled (program_passes.h): to passes
+// over the elements of rows, and between them passes over the numbers of several rows. kernels/programs.h has the steps
+// of a pass.
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/operator.h"
-#include "kernels/programs.h"
+#include "core/program_passes.h"
+#include "core/program_text.h"
 
 namespace dynq {
-
-enum class ProgramOutput { kCodes, kZeroPoint, kDst, kDst2, kScale, kNumber };
-constexpr size_t kProgramOutputs = 6;
-constexpr size_t kMostOperands = 4;
 
 // The tensors of one run, as rows. `rows` x `cols` elements.
 struct ProgramTensors {
@@ -37,10 +34,8 @@ class Program {
   // if the text is no valid program.
   Program(const char* op, const std::string& text, size_t operands, Type code_type);
 
-  bool has_output(ProgramOutput output) const { return outputs_[static_cast<size_t>(output)] >= 0; }
-  // How the program reads an operand.
-  enum class Form { kUnused, kRow, kColumn, kTensor };
-  Form form(size_t operand) const { return forms_[operand]; }
+  bool has_output(ProgramOutput output) const { return text_.outputs[static_cast<size_t>(output)] >= 0; }
+  OperandForm form(size_t operand) const { return text_.forms[operand]; }
 
   // Whether the program only changes elements: it has no reductions, and dst is its only output.
   bool is_elementwise() const;
@@ -59,49 +54,15 @@ class Program {
   void run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const;
 
  private:
-  class Parser;
-  class Compiler;
   class Run;
 
   int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
 
-  enum class Kind { kLiteral, kX, kRow, kColumn, kTensor, kStep, kReduction };
-  struct Value {
-    Kind kind;
-    StepKind step;     // of kStep and kReduction, with the first argument in the accumulator
-    StepKind swapped;  // of two arguments, with the second one there
-    std::vector<int> arguments;
-    int index;       // of a literal or an operand
-    bool is_vector;  // or a number
-    int stage;       // the first pass that can compute it
-    int slot;        // of a number that is no literal: where the numbers of rows are
-    bool is_condition = false;
-  };
-
-  // An operand of a step, before the tensors are known.
-  enum class Place { kNone, kLiteral, kSlot, kX, kOperand, kTile, kOutput };
-  struct PlacedOperand {
-    Place place = Place::kNone;
-    int index = 0;
-  };
-  struct PlacedStep {
-    StepKind kind;
-    PlacedOperand a, b;
-  };
-  struct PlacedPass {
-    bool is_of_numbers;  // over the numbers of several rows
-    std::vector<PlacedStep> steps;
-  };
-
   const std::string op_;
   const size_t operands_;
   const Type code_type_;
-  std::vector<Value> values_;
-  std::vector<float> literals_;
-  std::vector<PlacedPass> passes_;
-  Form forms_[kMostOperands] = {};
-  int outputs_[kProgramOutputs];  // the values; -1: not assigned
-  int slots_ = 0, tiles_ = 0, reductions_ = 0;
+  const ProgramText text_;
+  const ProgramPasses passes_;
 };
 
 // The program of a product, as its attribute `program` says: it changes the elements of the result.
