@@ -41,6 +41,9 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):
                 report.findings += _apply_rules(phase, graph, replace(context, path=path))
+        report.findings = [
+            each for each in report.findings if each.operator or (each.node, each.graph) not in context.replaced
+        ]
         _remove_initializers(model, initializers)
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
@@ -98,6 +101,7 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
         return replace(found, unconverted=problem)
     edit = Edit(node, context.facts, context.shared)
     rule.build(match, edit)
+    context.replaced.update((label(each), context.path) for each in edit.replaced)
     edit.apply(rule.name)
     return replace(found, operator=edit.operator, note=edit.note)
 
