@@ -65,22 +65,22 @@ def _operators(model: ir.Model) -> list[ir.Node]:
     return [node for node in nodes if node.domain == DOMAIN and node.op_type in OPERATORS]
 
 
-def _float16_input(node: ir.Node) -> tuple[int, bool] | None:
+def _float16_input(node: ir.Node) -> tuple[int, tuple[int, ...]] | None:
     """Returns Operator.float16_input, if that input is float16."""
     found, types = OPERATORS[node.op_type].float16_input, _types(node)
     return found if found is not None and types[found[0] : found[0] + 1] == ("float16",) else None
 
 
-def _cast_float16(node: ir.Node, index: int, casts_output: bool, facts: Facts) -> None:
+def _cast_float16(node: ir.Node, index: int, outputs: tuple[int, ...], facts: Facts) -> None:
     """Gives a node float32 instead of float16."""
-    source, dst, graph = node.inputs[index], node.outputs[0], node.graph
+    source, graph = node.inputs[index], node.graph
     assert source is not None
     assert graph is not None
     cast = ir.node("Cast", [source], {"to": int(ir.DataType.FLOAT)})
     cast.outputs[0].name = facts.new_name()
     graph.insert_before(node, [cast])
     node.replace_input_with(index, cast.outputs[0])
-    if casts_output:
+    for dst in (node.outputs[i] for i in outputs):
         rounding = ir.node("Cast", [dst], {"to": int(ir.DataType.FLOAT16)})
         half = rounding.outputs[0]
         ir.convenience.replace_all_uses_with([dst], [half], replace_graph_outputs=True)

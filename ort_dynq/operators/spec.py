@@ -101,19 +101,19 @@ class Operator:
     body_of_programs: Callable[[int, Sequence[str]], str] | None = None
 
     @functools.cached_property
-    def float16_input(self) -> tuple[int, bool] | None:
-        """The index of the input that may be float16 or float32, and whether output 0 has the type of that input.
+    def float16_input(self) -> tuple[int, tuple[int, ...]] | None:
+        """The index of the input that may be float16 or float32, and those of the outputs that have its type.
 
-        The types of the other inputs and outputs do not depend on it. Such an operator computes in float32. None: there
-        is no such input.
+        The types of the other inputs do not depend on it. Such an operator computes in float32. None: there is no such
+        input.
         """
         outputs = {signature.inputs: signature.outputs for signature in self.signatures}
         for index in range(len(self.inputs)):
             wide = [types for types in outputs if types[index] == "float32"]
             half = [(*types[:index], "float16", *types[index + 1 :]) for types in wide]
-            pairs = [(outputs[one], outputs.get(other)) for one, other in zip(wide, half, strict=True)]
-            if wide and all(other is not None and one[1:] == other[1:] for one, other in pairs):
-                return index, outputs[wide[0]][0] != outputs[half[0]][0]
+            if wide and all(types in outputs for types in half):
+                pairs = enumerate(zip(outputs[wide[0]], outputs[half[0]], strict=True))
+                return index, tuple(i for i, (one, other) in pairs if one != other)
         return None
 
     def attribute(self, name: str) -> Attribute:

@@ -12,6 +12,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from ...graphs import STANDARD_DOMAINS, graphs, values_of
 from ...operators import DOMAIN
+from ...operators.program import OUTPUTS
 from .constants import constant_array
 from .folding import folded_values
 from .microsoft import stand_ins
@@ -242,7 +243,13 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
     if output > 0 and node.op_type == "DynamicQuantizeLinear":
         return []
-    return src if output == 0 else [dim if i < begin else 1 for i, dim in enumerate(src)]
+    is_whole = output == 0
+    if node.op_type == "RowProgram":
+        program = node.attributes.get_string("program", "")
+        name, is_whole = list(OUTPUTS.items())[output]
+        if f"; {name} = " not in f"; {program}":
+            return [0]
+    return src if is_whole else [dim if i < begin else 1 for i, dim in enumerate(src)]
 
 
 def _describe_initializers(graph: ir.Graph | ir.Function) -> None:

@@ -75,7 +75,12 @@ _FIXED = {
 
 
 class Values:
-    """The bounds of the values of one model, computed when they are asked for. A value never changes."""
+    """The bounds of the values of one model, computed when they are asked for. A value never changes.
+
+    They hold for finite inputs of the model: the quotient of an infinity by a range may be infinite.
+    """
+
+    _inputs_are_finite = True
 
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
@@ -145,13 +150,19 @@ class Values:
             return monotonic(inputs[0])
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
             found = _corners(arithmetic, *inputs)
-            if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT:
+            if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
                 largest = largest_quotient(node, self.known)
                 found = found if largest is None else found.within(-largest, largest)
             if op_type == "Sub" and difference_of_minimum(node) is not None:
                 found = found.within(0, INF)
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
         return Known()
+
+
+class AnyValues(Values):
+    """Bounds that hold for infinite inputs, too."""
+
+    _inputs_are_finite = False
 
 
 def _of_type(dtype: ir.DataType | None) -> Known:

@@ -14,6 +14,7 @@ node reads and returns values that are not rounded, whatever their type is. Cast
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +43,7 @@ class _Match:
         node: The operator.
         index: The input.
         source: The new input: the float16 value before a Cast, or the elements of a float16 constant.
-        roundings: The Casts of the output to float16. They are removed, and the output becomes float16.
+        roundings: The Casts of outputs to float16. They are removed, and the outputs become float16.
     """
 
     node: ir.Node
@@ -68,30 +69,32 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.operator = f"{node.op_type} of float16"
     edit.replace_input(node, match.index, source)
     for rounding in match.roundings:
-        edit.replace(rounding.outputs[0], node.outputs[0])
+        rounded = rounding.inputs[0]
+        assert rounded is not None
+        edit.replace(rounding.outputs[0], rounded)
 
 
 RULE = Rule("float16 operand", 13, _match, _build)
 
 
 def _operator(node: ir.Node, context: Context) -> _Match | None:
-    index, output_follows = OPERATORS[node.op_type].float16_input or (None, False)
+    index, outputs = OPERATORS[node.op_type].float16_input or (None, ())
     value = node.inputs[index] if index is not None and index < len(node.inputs) else None
     if index is None or value is None:
         return None
-    roundings = _roundings(node.outputs[0]) if output_follows else []
-    read = [use.node for rounding in roundings for use in rounding.outputs[0].uses()]
-    if output_follows and not (
-        roundings and all(map(_reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE
-    ):
+    used = [node.outputs[i] for i in outputs if node.outputs[i].uses() or node.outputs[i].is_graph_output()]
+    found = [_roundings(each) for each in used]
+    read = [use.node for roundings in found for rounding in roundings for use in rounding.outputs[0].uses()]
+    if used and not (all(found) and all(map(_reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE):
         return None
+    roundings = tuple(itertools.chain(*found))
     source = _source_of_cast(value)
     if source is not None:
-        return _Match(node, index, source, tuple(roundings))
+        return _Match(node, index, source, roundings)
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    if tensor is None or not output_follows or not is_float16(elements := tensor.numpy()):
+    if tensor is None or not used or not is_float16(elements := tensor.numpy()):
         return None
-    return _Match(node, index, elements.astype(np.float16), tuple(roundings))
+    return _Match(node, index, elements.astype(np.float16), roundings)
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:

@@ -9,9 +9,8 @@ import onnx_ir as ir
 
 from ...graphs import subgraphs
 from ...operators.program import OPERANDS, Program
-from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES
-from ..analysis.values import Values
+from ..rule import Context
 from .rows import Kind, Rows
 from .steps import ROUNDINGS, Translation, elements_of, type_of
 
@@ -52,34 +51,29 @@ class _Problem(Exception):
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
 
 
-def region_of(
-    anchor: ir.Node, rows: Rows, values: Values, facts: Facts, takes: Callable[[ir.Node], bool]
-) -> Region | None:
+def region_of(anchor: ir.Node, rows: Rows, context: Context, takes: Callable[[ir.Node], bool]) -> Region | None:
     """Returns the region around a node; None if there is none.
 
     Args:
         anchor: A node that it must have.
         rows: The rows of the tensor that the node computes.
-        values: The bounds of the model's values.
-        facts: What is known of the model.
+        context: What is known of the model.
         takes: Whether it may have a node whose output is of a known kind.
     """
     assert anchor.graph is not None
     order = {node: i for i, node in enumerate(anchor.graph)}
     nodes = _grown(anchor, order, lambda node: rows.of_result(node) is not None and takes(node))
     while anchor in nodes:
-        found = _attempt(sorted(nodes, key=order.__getitem__), rows, values, facts, order)
+        found = _attempt(sorted(nodes, key=order.__getitem__), rows, context, order)
         if isinstance(found, Region):
             return found
         nodes = _cut(nodes, anchor, found.alternatives, rows)
     return None
 
 
-def _attempt(
-    nodes: list[ir.Node], rows: Rows, values: Values, facts: Facts, order: dict[ir.Node, int]
-) -> Region | _Problem:
+def _attempt(nodes: list[ir.Node], rows: Rows, context: Context, order: dict[ir.Node, int]) -> Region | _Problem:
     try:
-        return _Draft(nodes, rows, values, facts, order).region()
+        return _Draft(nodes, rows, context, order).region()
     except _Problem as problem:
         return problem
 
@@ -154,10 +148,8 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
 class _Draft:
     """A set of nodes that may be a region. Its methods raise _Problem if it is none."""
 
-    def __init__(
-        self, nodes: list[ir.Node], rows: Rows, values: Values, facts: Facts, order: dict[ir.Node, int]
-    ) -> None:
-        self._nodes, self._rows, self._values, self._facts, self._order = nodes, rows, values, facts, order
+    def __init__(self, nodes: list[ir.Node], rows: Rows, context: Context, order: dict[ir.Node, int]) -> None:
+        self._nodes, self._rows, self._context, self._order = nodes, rows, context, order
         self._readers: dict[ir.Value, list[ir.Node]] = {}
         for node in nodes:
             for value in elements_of(node):
@@ -169,7 +161,7 @@ class _Draft:
         """Returns the region."""
         before = self._place()
         names, src, operands = self._inputs()
-        translation = Translation(names, self._values, self._facts)
+        translation = Translation(names, self._context)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
             raise _Problem([[failed]])
         outputs, code_type = self._outputs(translation)

@@ -17,8 +17,7 @@ from ...operators import DOMAIN
 from ...operators.program import OPERANDS, OUTPUTS
 from ...opsets import OPSET
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, producer_of
-from ..analysis.shapes import axes_of, broadcasts, same_shape
+from ..analysis.nodes import is_standard
 from ..analysis.values import Values
 from ..edit import Edit, call, constant
 from ..policy.cost import has_few_elements, saves_passes
@@ -26,7 +25,7 @@ from ..policy.float_fusions import may_begin_fusion, may_end_fusion
 from ..policy.ort_fusions import is_fused_with_neighbors
 from ..rule import Context, Rule
 from .region import Region, region_of
-from .rows import Kind, Rows
+from .rows import Kind, Rows, axis_of
 from .steps import ELEMENTWISE, MOVES, REDUCTIONS, elements_of
 
 _FARTHEST = 64
@@ -35,24 +34,17 @@ _FARTHEST = 64
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
     if not is_standard(node, "Round", "Floor", "Ceil"):
         return None
-    facts = context.facts
-    before = _before(node, facts)
-    quotient = next(filter(None, (_dividend(each, facts) for each in before)), None)
-    if quotient is None or has_few_elements(quotient):
-        return None
-    for axis in _axes(before, Rows(quotient, -1)):
-        rows = Rows(quotient, axis)
-        if rows.kind(node.outputs[0]) != Kind.VECTOR:
-            continue
-        values = context.shared(Values)
-        region = region_of(node, rows, values, facts, _Choice(before, rows, values, facts))
-        if region is not None and saves_passes(region.passes):
-            return region, rows
+    before = _before(node, context.facts)
+    for rows in _rows_of(before, context.facts):
+        if rows.kind(node.outputs[0]) == Kind.VECTOR and not has_few_elements(rows.x):
+            region = region_of(node, rows, context, _Choice(before, rows, context))
+            return (region, rows) if region is not None and saves_passes(region.passes) else None
     return None
 
 
 def _build(match: tuple[Region, Rows], edit: Edit) -> None:
     region, rows = match
+    edit.replaced = region.nodes
     before, missing = region.before, OPERANDS - len(region.operands)
     like = edit.add_constant(np.zeros((), region.code_type.numpy()), before=before)
     nothing = [edit.add_constant(np.zeros(1, np.float32), before=before)] * missing if missing else []
@@ -93,8 +85,8 @@ RULE = Rule("row program", OPSET, _match, _build)
 class _Choice:
     """Chooses the nodes that a program may have: those that ONNX Runtime neither folds nor fuses with others."""
 
-    def __init__(self, before: list[ir.Node], rows: Rows, values: Values, facts: Facts) -> None:
-        self._rows, self._values, self._facts = rows, values, facts
+    def __init__(self, before: list[ir.Node], rows: Rows, context: Context) -> None:
+        self._rows, self._values, self._facts = rows, context.shared(Values), context.facts
         after = [use.node for use in rows.x.uses()]
         for each in after:
             if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *MOVES, *REDUCTIONS):
@@ -127,20 +119,20 @@ def _before(node: ir.Node, facts: Facts) -> list[ir.Node]:
     return found
 
 
-def _dividend(node: ir.Node, facts: Facts) -> ir.Value | None:
-    """Returns the tensor that a Div or Mul scales by numbers computed at run time, or None."""
-    if not is_standard(node, "Div", "Mul") or None in node.inputs or any(map(facts.is_constant, node.inputs)):
-        return None
-    a, b = (each for each in node.inputs if each is not None)
-    pairs = ((a, b),) if node.op_type == "Div" else ((a, b), (b, a))
-    return next((x for x, scale in pairs if broadcasts(scale, x) and not same_shape(scale, x)), None)
+def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
+    """Yields the rows of each tensor that is scaled by numbers computed at run time, the nearest one first.
 
-
-def _axes(before: list[ir.Node], rows: Rows) -> list[int]:
-    """Returns the first of the dimensions that may form a row: those of the reductions before the quantization."""
-    found = [
-        rows.axis_of(node)
-        for node in before
-        if producer_of(node.outputs[0], *REDUCTIONS) is not None and axes_of(node) is not None
-    ]
-    return list(dict.fromkeys([*(axis for axis in found if axis is not None), -1]))
+    A row has the dimensions of a reduction. Without one, it is the last dimension.
+    """
+    reductions = [node for node in before if is_standard(node, *REDUCTIONS)]
+    for node in before:
+        if not is_standard(node, "Div", "Mul") or None in node.inputs or any(map(facts.is_constant, node.inputs)):
+            continue
+        a, b = (each for each in node.inputs if each is not None)
+        for x, scale in ((a, b),) if node.op_type == "Div" else ((a, b), (b, a)):
+            axes = [axis for each in reductions if (axis := axis_of(each)) is not None]
+            for axis in dict.fromkeys((*axes, -1)):
+                rows = Rows(x, axis)
+                kinds = (Kind.NUMBER, Kind.PART, Kind.COLUMN, *([Kind.SQUEEZED] if axis == 0 else []))
+                if rows.kind(scale) in kinds and rows.of_result(node) == Kind.VECTOR:
+                    yield rows

@@ -58,7 +58,7 @@ class Rows:
             return self._of_operands([source])
         if is_standard(node, *REDUCTIONS):
             kind = self.kind(source)
-            if kind not in (Kind.VECTOR, Kind.FLAT) or self.axis_of(node) != self.axis:
+            if kind not in (Kind.VECTOR, Kind.FLAT) or axis_of(node) != self.axis:
                 return None
             keeps = node.attributes.get_int("keepdims", 1) == 1 and kind == Kind.VECTOR
             return Kind.NUMBER if keeps else Kind.SQUEEZED
@@ -67,19 +67,6 @@ class Rows:
         if is_standard(node, "Expand"):
             return self._of_expand(node, source)
         return self._of_operands(elements_of(node)) if is_standard(node, *ELEMENTWISE) else None
-
-    def axis_of(self, reduction: ir.Node) -> int | None:
-        """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; None for others."""
-        axes, x = axes_of(reduction), reduction.inputs[0]
-        if axes is None or x is None or (not axes and reduction.attributes.get_int("noop_with_empty_axes", 0) != 0):
-            return None
-        rank = None if x.shape is None else len(x.shape)
-        if not axes or (rank is not None and len(axes) == rank):
-            return 0
-        if rank is None and any(axis >= 0 for axis in axes):
-            return None
-        last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
-        return last[0] if last == list(range(-len(last), 0)) else None
 
     def _find(self, value: ir.Value) -> Kind | None:
         if value is self.x:
@@ -160,6 +147,20 @@ class Rows:
         if self.kind(source) not in (Kind.NUMBER, Kind.PART) or not does_not_grow(value, self.x):
             return None
         return self._by_shape(value) if value.shape is not None else Kind.VECTOR
+
+
+def axis_of(reduction: ir.Node) -> int | None:
+    """Returns the first of the last dimensions that a node reduces, negative, or 0 for all; None for others."""
+    axes, x = axes_of(reduction), reduction.inputs[0]
+    if axes is None or x is None or (not axes and reduction.attributes.get_int("noop_with_empty_axes", 0) != 0):
+        return None
+    rank = None if x.shape is None else len(x.shape)
+    if not axes or (rank is not None and len(axes) == rank):
+        return 0
+    if rank is None and any(axis >= 0 for axis in axes):
+        return None
+    last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
+    return last[0] if last == list(range(-len(last), 0)) else None
 
 
 def _is_dim(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:

@@ -18,11 +18,11 @@ from ...operators.program import Program, literal
 from ..analysis.bounds import LARGEST
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
-from ..analysis.inference import Facts
 from ..analysis.nodes import attributes_of, cast_to, is_standard
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
-from ..analysis.values import Values
+from ..analysis.values import AnyValues, Values
+from ..rule import Context
 from .signs import Signs
 
 REDUCTIONS = ("ReduceMax", "ReduceMin")
@@ -90,12 +90,12 @@ class Translation:
         signs: Where the program does not have the model's sign of a zero.
     """
 
-    def __init__(self, inputs: Mapping[ir.Value, str], values: Values, facts: Facts) -> None:
+    def __init__(self, inputs: Mapping[ir.Value, str], context: Context) -> None:
         """Begins a program that reads these values of the model under these names."""
         self.program = Program()
         self.signs = Signs(self.program)
         self.terms = dict(inputs)
-        self._values, self._facts = values, facts
+        self._context, self._values = context, context.shared(Values)
         self._casts: dict[ir.Value, ir.Value] = {}  # int32 integers that are floats cast to them
         self._sums: set[ir.Value] = set()  # sums of such integers and a number that is not negative
 
@@ -155,8 +155,8 @@ class Translation:
                 number = absent if is_float else math.copysign(math.inf, absent)
             elif (
                 number is None
-                and self._facts.is_constant(value)
-                and (array := evaluate(value, self._facts)) is not None
+                and self._context.facts.is_constant(value)
+                and (array := evaluate(value, self._context.facts)) is not None
             ):
                 number = float(array)
             if number is None or math.isnan(number):
@@ -177,15 +177,25 @@ class Translation:
         if to in (ir.DataType.FLOAT, dtype) or (to == ir.DataType.INT32 and dtype in CODE_TYPES):
             return x
         if to == ir.DataType.FLOAT16 and dtype == ir.DataType.FLOAT:
+            if is_standard(source.producer() or node, "Cast") and source.producer() is not None:
+                raise _NoStepError  # ONNX Runtime may remove two adjacent Casts
             return self.program.add(ROUNDINGS[to], x)
         if to == ir.DataType.INT32 and dtype == ir.DataType.FLOAT:
             return self.program.add("Int32", x)
         if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32) or source in self._sums:
             raise _NoStepError
         real = self._casts.get(source, source)  # the low byte of the int32 integer that NaN becomes is 0
-        if not self._values.known(real).fits(*((-128, 127) if to == ir.DataType.INT8 else (0, 255))):
-            raise _NoStepError
-        return self.program.add(ROUNDINGS[to], self.term(real))
+        x, ends = self.term(real), (-128, 127) if to == ir.DataType.INT8 else (0, 255)
+        if not self._context.shared(AnyValues).known(real).fits(*ends):
+            if not self._values.known(real).fits(*ends):
+                raise _NoStepError
+            x = self._without_infinities(x)
+        return self.program.add(ROUNDINGS[to], x)
+
+    def _without_infinities(self, x: str) -> str:
+        """Returns a value with 0 for infinities, as the low byte of the integers that they become."""
+        add = self.program.add
+        return add("Where", add("Less", add("Abs", x), "inf"), x, "0.0")
 
     def _check_integers(self, node: ir.Node) -> None:
         """Checks that floats represent the integers that a node computes, also those that NaN becomes.
@@ -209,7 +219,11 @@ class Translation:
             self._casts[output] = moved
         if dtype == ir.DataType.INT32:
             real = self._casts.get(output, output)
-            if not self._values.known(real).fits(-_LARGEST_INTEGER, _LARGEST_INTEGER):
+            numbers = (
+                [real] if op_type not in _ARITHMETIC else [output, *(self._casts.get(each, each) for each in integers)]
+            )
+            limit = _LARGEST_INTEGER if op_type in _ARITHMETIC else math.inf
+            if not all(self._values.known(each).fits(-limit, limit) for each in numbers):
                 raise _NoStepError
         of_nan = [each for each in integers if each in self._casts or each in self._sums]
         if not of_nan or op_type == "Cast":
