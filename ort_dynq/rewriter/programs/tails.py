@@ -23,10 +23,8 @@ from ...operators.program import TAIL_OPERANDS, Program, literal
 from ...opsets import OPSET
 from ..analysis.bounds import bounds_of
 from ..analysis.constants import constant_scalar
-from ..analysis.inference import Facts
 from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import does_not_grow, same_shape
-from ..analysis.values import Values
 from ..edit import Edit, call
 from ..metadata import PRODUCT
 from ..rule import Context, Rule
@@ -60,8 +58,7 @@ class _Region:
     """The nodes that are known to be steps, in order, and the operands that they read."""
 
     product: ir.Node
-    values: Values
-    facts: Facts
+    context: Context
     nodes: list[ir.Node] = field(default_factory=list)
     operands: dict[ir.Value, str] = field(default_factory=dict)
 
@@ -102,7 +99,7 @@ class _Region:
         """The program of all nodes; None if they are no steps, or a zero may have another sign."""
         names = {self.result: "x"}
         names |= {value: f"{form}{i}" for i, (value, form) in enumerate(self.operands.items(), 1)}
-        translation = Translation(names, self.values, self.facts)
+        translation = Translation(names, self.context)
         try:
             if not all(map(translation.add, self.nodes)):
                 return None
@@ -164,12 +161,14 @@ def _match(node: ir.Node, context: Context) -> _Tail | None:
         return _clip_of_float16(node)
     if node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
-    region, found = _Region(node, context.shared(Values), context.facts), None
+    region, found = _Region(node, context), None
     while len(region.nodes) < _MOST_NODES and region.add_next():
         last = region.last()
         if last is not None and last is region.inside()[-1] and last.dtype == ir.DataType.FLOAT:
             program = region.program()
             assert program is not None
+            if all(step.operator == "Float16" for step in program.steps):  # the product itself rounds its result
+                continue
             found = _Tail(node, str(program), tuple(region.operands), last)
     return found
 
