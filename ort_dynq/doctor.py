@@ -305,4 +305,4 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
         product = [*rows, pack(weights, bits), zero_point, *columns]
         yield "QuantizedMatMul", product, given
         yield "QuantizedMatMulProgram", [*product, x, x[0], unused], {**given, "program": _TAIL}
-    yield "RowProgram", [x, np.zeros(1, np.int8), *[unused] * 4], {"program": _CHAIN}
+    yield "RowProgram", [x, np.zeros(1, np.int8), *[unused] * 4], {"program": _CHAIN, "code_type": 3}
