@@ -91,8 +91,6 @@ class Edit:
         operator: The operator that the node becomes, for the report; empty: the operator of the main node.
         metadata: More metadata for the main node.
         note: A remark on the conversion for the report; may be empty.
-        replaced: The nodes that the main node replaces, if they are more than :attr:`node`: none of them is reported as
-            unconverted any more.
     """
 
     node: ir.Node
@@ -101,7 +99,6 @@ class Edit:
     operator: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
-    replaced: Sequence[ir.Node] = ()
     _main: ir.Node | None = None
     _insertions: list[_Insertion] = field(default_factory=list)
     _initializers: list[tuple[ir.Value, ir.Graph]] = field(default_factory=list)

@@ -42,9 +42,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):
                 _apply_rules(phase, graph, replace(context, path=path), findings)
-        report.findings = [
-            each for each in findings.all() if each.operator or (each.node, each.graph) not in context.replaced
-        ]
+        report.findings = findings.all()
         _remove_initializers(model, initializers)
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
@@ -129,7 +127,6 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> tuple[Finding, i
         return replace(found, unconverted=problem), None
     edit = Edit(node, context.facts, context.shared)
     rule.build(match, edit)
-    context.replaced.update((label(each), context.path) for each in edit.replaced)
     edit.apply(rule.name)
     program = "" if edit.main is None else program_of(edit.main)
     return replace(found, operator=edit.operator, note=edit.note, program=program), edit.main
