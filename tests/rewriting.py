@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -17,8 +19,12 @@ from onnx import helper, numpy_helper
 
 import ort_dynq
 from ort_dynq.rewriter import Report, Result, rewrite
-from ort_dynq.rewriter.chains import dynamic_quantize_linear, reductions
+from ort_dynq.rewriter.chains import decomposed, dynamic_quantize_linear, reductions
 from ort_dynq.rewriter.metadata import ACTIVATION
+from ort_dynq.rewriter.policy import cost
+from ort_dynq.rewriter.programs import row_program
+from ort_dynq.rewriter.rule import Rule
+from ort_dynq.rewriter.rules import PHASES
 
 F = np.float32
 _RANGE = reductions.RULE.name
@@ -73,6 +79,39 @@ def operators(model: onnx.ModelProto) -> dict[str, int]:
     return dict(
         Counter(f"ort_dynq.{node.op_type}" for body in bodies for node in nodes_of(body) if node.domain == "ort_dynq")
     )
+
+
+# Rewriting with other rules
+
+
+@contextmanager
+def without(*rules: Rule[Any]) -> Iterator[None]:
+    """Rewrites without some rules within the block."""
+    phases = tuple(tuple(rule for rule in phase if rule not in rules) for phase in PHASES)
+    with mock.patch("ort_dynq.rewriter.PHASES", phases):
+        yield
+
+
+@contextmanager
+def only_programs() -> Iterator[None]:
+    """Rewrites chains of primitive operators to programs only within the block, however small they are."""
+    with ExitStack() as stack:
+        stack.enter_context(without(decomposed.QUANTIZE, decomposed.DEQUANTIZE))
+        stack.enter_context(mock.patch.object(cost, "_FEWEST_ELEMENTS", 0))
+        stack.enter_context(mock.patch.object(cost, "_FEWEST_PASSES_SAVED", 0))
+        yield
+
+
+def without_programs() -> AbstractContextManager[None]:
+    """Rewrites without programs within the block: the reasons of other rules are reported."""
+    return without(row_program.RULE)
+
+
+def programs(model: onnx.ModelProto) -> list[str]:
+    """The programs of a rewritten model, in the order of its nodes."""
+    bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
+    nodes = (node for body in bodies for node in nodes_of(body) if node.op_type == "RowProgram")
+    return [each.s.decode() for node in nodes for each in node.attribute if each.name == "program"]
 
 
 # Models of one chain

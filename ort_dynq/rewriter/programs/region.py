@@ -217,7 +217,7 @@ class _Draft:
         names: dict[ir.Value, str] = {}
         given = [each for each in self._readers if each not in self._inside]
         for value in given:
-            if self._rows.kind(value) not in _OPERANDS or type_of(value) != ir.DataType.FLOAT:
+            if self._operand(value) is None or type_of(value) != ir.DataType.FLOAT:
                 raise _Problem([self._readers[value]])
         vectors = [each for each in given if self._rows.kind(each) == Kind.VECTOR]
         if not vectors:
@@ -227,10 +227,14 @@ class _Draft:
         if len(operands) > OPERANDS:
             raise _Problem(self._readers[each] for each in operands)
         for i, value in enumerate(operands, 1):
-            kind = self._rows.kind(value)
-            assert kind is not None
-            names[value] = f"{_OPERANDS[kind]}{i}"
+            names[value] = f"{self._operand(value)}{i}"
         return {src: "x", **names}, src, operands
+
+    def _operand(self, value: ir.Value) -> str | None:
+        """Returns the name of an operand without its number; None if a value is none."""
+        kind = self._rows.kind(value)
+        is_one_number = kind == Kind.SQUEEZED and self._rows.axis == 0
+        return "row" if is_one_number else None if kind is None else _OPERANDS.get(kind)
 
     def _outputs(self, translation: Translation) -> tuple[dict[ir.Value, str], ir.DataType]:
         """Assigns the outputs; returns the output for each value that other nodes read, and the type of the codes."""

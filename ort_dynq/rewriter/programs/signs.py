@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ...operators.program import Program, Step, is_literal
 
-_NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_LOGIC = ("And", "Or", "Not")
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", *_COMPARISONS, "And", "Or", "Not")
 
 
 class Signs:
@@ -72,7 +72,7 @@ class Signs:
 
     def _is_positive(self, step: Step) -> bool:
         are_positive = [each in self._positive or (is_literal(each) and each != "-0.0") for each in step.operands]
-        if step.operator in (*_NEVER_NEGATIVE, *_LOGIC):
+        if step.operator in _NEVER_NEGATIVE:
             return True
         if step.operator == "Add":
             return any(are_positive)
@@ -84,7 +84,7 @@ class Signs:
 
     def _may_be_either(self, step: Step) -> bool:
         operator, operands = step
-        if operator in (*_NEVER_NEGATIVE, *_LOGIC):
+        if operator in _NEVER_NEGATIVE:
             return False
         is_nonzero = [is_literal(each) and float(each) != 0 for each in operands]
         if operator in ("Max", "Min"):
@@ -96,17 +96,16 @@ class Signs:
             return False
         if operator == "Clip" and (float(operands[1]) > 0 or float(operands[2]) < 0):
             return False
-        if operator == "Where":  # it adds 0 to its second operand; the third may be anything but a replaced zero
-            condition, _, otherwise = operands
-            compared = self._program.step(condition)
-            is_replaced = (
-                compared is not None
-                and compared.operator == "Equal"
-                and {*compared.operands}
-                == {
-                    otherwise,
-                    "0.0",
-                }
-            )
-            return otherwise in self._either and not is_replaced
+        if operator == "Where":  # it adds 0 to its second operand
+            return operands[2] in self._either and not self._is_where_0(operands[0], operands[2])
         return any(each in self._either for each in operands)
+
+    def _is_where_0(self, condition: str, value: str) -> bool:
+        """Returns whether a condition is known to be true where a value is 0."""
+        step = self._program.step(condition)
+        if step is None or step.operator not in _COMPARISONS:
+            return False
+        a, b = step.operands[::-1] if step.operator.startswith("Greater") else step.operands
+        if step.operator == "Equal":
+            return value in (a, b) and not {a, b}.isdisjoint(("0.0", "-0.0"))
+        return a == value and is_literal(b) and float(b) > 0

@@ -78,7 +78,8 @@ def type_of(value: ir.Value) -> ir.DataType | None:
         return ir.DataType.UINT8
     if is_standard(node, *_LOGIC) and node.op_type != "Where":
         return ir.DataType.BOOL
-    return type_of(elements_of(node)[-1]) if is_standard(node, *ELEMENTWISE, *MOVES, *REDUCTIONS) else None
+    source = elements_of(node)[1 if node.op_type == "Where" else 0]
+    return type_of(source) if is_standard(node, *ELEMENTWISE, *MOVES, *REDUCTIONS) else None
 
 
 class Translation:
