@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .encodings import CodeType
 from .function_text import cast_like
-from .program import ARITIES, OPERANDS, OUTPUTS, TAIL_OPERANDS, body_of, parse, saturated
+from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, body_of, parse, saturated
+from .program_reference import DOC
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 _CODES = ("uint8", "int8", "uint4", "int4")
@@ -110,33 +111,6 @@ def _branches(programs: Sequence[str], first: int, end: int, results: Mapping[st
     >"""
 
 
-def _listed(arity: int) -> str:
-    return ", ".join(f"`{name}`" for name, each in ARITIES.items() if each == arity)
-
-
-_DOC = f"""\
-A program computes the outputs from each row of `src`. A row consists of the elements along the dimensions from `axis`
-on. A program is text:
-
-```
-r1 = Clip(Div(ReduceMax(Abs(x)), 127.0), 1e-05, inf); codes = Round(Div(x, r1)); scale = r1
-```
-
-Statements are separated by `;`. A statement gives a name to an expression: a name, a number, or a step of expressions.
-All values are float32, and each step is one operation. A value is a vector, with a number for each element of a row, or
-one number for each row.
-
-- `x` is `src`. `row1`, `column1` and `tensor1` are operand 1 with one number for each row, with one for each element
-  of a row, and with the shape of `src`; likewise up to {OPERANDS}.
-- The names of the outputs are assigned their values. An output that is not assigned has the shape [0].
-- Steps of one operand: {_listed(1)}. Of two: {_listed(2)}. Of three: {_listed(3)}.
-
-A step computes what ONNX Runtime's operator of this name does, with these additions. `ReduceMax` and `ReduceMin` are
-over a row: a NaN counts only as its first element. Comparisons are 1 or 0. `Clip` has constant bounds, and keeps a NaN;
-so does `LeakyRelu`, whose second operand is its slope. `Float16` rounds to float16. `Int8`, `Uint8` and `Int32` round
-half to even, and never give -0. `Int8` and `Uint8` saturate, and give 0 for NaN. `Int32` gives -2147483648 for NaN and
-beyond int32. Of two zeros, `Max` and `Min` give either.
-"""
 _OPERAND = "If the program reads `row{0}`, it broadcasts to the shape of `scale`; `column{0}`: the dimensions of `src` "
 _OPERAND += "from `axis` on, perhaps after ones; `tensor{0}`: the shape of `src`; otherwise any tensor of one element."
 
@@ -172,7 +146,7 @@ ROW_PROGRAM = Operator(
     _body,
 )
 
-FAMILY = Family("Programs", _DOC, (ROW_PROGRAM,))
+FAMILY = Family("Programs", DOC, (ROW_PROGRAM,))
 
 
 def with_program(product: Operator, body: Callable[[int, Sequence[str]], str], form: str) -> Operator:
