@@ -356,7 +356,7 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
 }
 
 Tail::Tail(const char* op, const Attributes& attributes)
-    : program_(op, attributes.text("program", ""), kOperands, kInt8) {
+    : program_(op, attributes.text("program", kIdentityProgram), kOperands, kInt8) {
   if (!program_.is_elementwise())
     throw Error(std::string(op) + ": program computes more than dst from each element, expected no reductions and no " +
                 "other output");

@@ -12,6 +12,7 @@ namespace dynq {
 enum class ProgramOutput { kCodes, kZeroPoint, kDst, kDst2, kScale, kNumber };
 constexpr size_t kProgramOutputs = 6;
 constexpr size_t kMostOperands = 4;
+constexpr const char* kIdentityProgram = "dst = x";  // of a node without the attribute
 
 constexpr bool takes_vectors(size_t output) {
   return output == static_cast<size_t>(ProgramOutput::kCodes) || output == static_cast<size_t>(ProgramOutput::kDst) ||

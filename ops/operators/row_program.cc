@@ -19,7 +19,7 @@ class RowProgram : public Node {
   explicit RowProgram(const Attributes& attributes)
       : axis_(attributes.integer("axis", -1)),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
-        program_(kName, attributes.text("program", ""), kMostOperands, code_type_) {}
+        program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), like = context.input(1);

@@ -42,6 +42,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     rows = Flatten<axis: int = @axis>(x)
     rows_shape = Shape(rows)
     shape = Shape(src)
+    like_real = Cast<to = 1>(like)
     axis = Constant<value_int: int = @axis>()
     axis_1d = Unsqueeze(axis, start)
     lead = Slice(shape, start, axis_1d)
