@@ -5,6 +5,8 @@
 // group, a task writes the image of its tile and multiplies it by the weights of 16 output channels at once.
 //
 // QuantizedConvProgram is the same, and then a program for each element of the output, while it is in the cache.
+//
+// More than 450 lines: the checks of the inputs, the cutting into tasks and the tasks share the geometry of a run.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

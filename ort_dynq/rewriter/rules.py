@@ -21,9 +21,9 @@ PHASES = (
     (unconverted.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins: first chains, then products of the data that they
-quantize, then the weights of products that stay float, then programs of the other chains, then the remaining ranges,
-DynamicQuantizeLinear before products and activation functions after convolutions. The last phase reports unconverted
-products and removes Casts."""
+quantize, then the weights of products that stay float, then programs of products and of the other chains, then the
+remaining ranges and DynamicQuantizeLinear before products. The last phase reports unconverted products and removes
+Casts."""
 
 IN_FLOAT32 = frozenset(
     rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE, row_program.RULE)

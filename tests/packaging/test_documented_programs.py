@@ -15,6 +15,7 @@ from helpers import IS_ARM, Array, assert_same, stock_session
 import ort_dynq
 from ort_dynq import kernels
 from ort_dynq.operators.program import ARITIES, parse
+from ort_dynq.rewriter.listing import listing_of
 
 DOCS = Path(ort_dynq.__file__).parent / "docs"
 OPERATORS = (DOCS / "operators.md").read_text()
@@ -26,6 +27,11 @@ def programs(page: Path) -> list[str]:
     """The programs in blocks of a page: one statement a line."""
     blocks = re.findall(r"^```program\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     return ["; ".join(block.strip().splitlines()) for block in blocks]
+
+
+def test_the_program_in_the_rules_is_that_of_the_model() -> None:
+    model = Path(__file__).parents[2] / "models" / "kv_cache_float_bias" / "model.onnx"
+    assert [str(parse(program)) for program in programs(DOCS / "rules.md")] == [listing_of(model, "rounded").program]
 
 
 def run(program: str, x: Array, *operands: Array) -> dict[str, Array]:
