@@ -94,7 +94,7 @@ def test_programs_that_differ_in_literals_form_one_group() -> None:
 
 
 def test_a_product_and_its_program_are_one_finding() -> None:
-    """The finding of the product says what it is at last. What is a part of a program is not reported as unconverted."""
+    """The finding of the product says what it is at last. A part of a program is not reported as unconverted."""
     model = parse(
         "float[64, 64] x, float[64, 256] other",
         "float[64, 256] y",
