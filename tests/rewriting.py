@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx.shape_inference
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
 from onnx import helper, numpy_helper
 
 import ort_dynq
@@ -182,6 +182,11 @@ def found(report: Report) -> list[str]:
     """Returns the operators that nodes became, except for ranges alone and DynamicQuantizeLinear."""
     helpers = (reductions.RULE.name, dynamic_quantize_linear.RULE.name)
     return sorted(each.operator for each in report.rewritten if each.operator and each.rule not in helpers)
+
+
+def products(report: Report) -> list[str]:
+    """Returns the integer products that nodes became; one with a program over its result counts as the product."""
+    return [product for operator in found(report) if (product := product_of(operator))]
 
 
 def check(
