@@ -245,9 +245,8 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         return []
     is_whole = output == 0
     if node.op_type == "RowProgram":
-        program = node.attributes.get_string("program", "")
         name, is_whole = list(OUTPUTS.items())[output]
-        if f"; {name} = " not in f"; {program}":
+        if not re.search(rf"(?:^|;)\s*{name}\s*=", node.attributes.get_string("program", "")):
             return [0]
     return src if is_whole else [dim if i < begin else 1 for i, dim in enumerate(src)]
 

@@ -82,7 +82,8 @@ def _operator(node: ir.Node, context: Context) -> _Match | None:
     value = node.inputs[index] if index is not None and index < len(node.inputs) else None
     if index is None or value is None:
         return None
-    used = [node.outputs[i] for i in outputs if node.outputs[i].uses() or node.outputs[i].is_graph_output()]
+    given = [node.outputs[i] for i in outputs if i < len(node.outputs)]
+    used = [output for output in given if output.uses() or output.is_graph_output()]
     found = [_roundings(each) for each in used]
     read = [use.node for roundings in found for rounding in roundings for use in rounding.outputs[0].uses()]
     if used and not (all(found) and all(map(_reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE):
