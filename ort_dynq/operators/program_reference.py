@@ -29,7 +29,9 @@ has at most {MOST_STEPS} steps.
 | `zero_point`, `scale`, `number` | outputs: they are given numbers |
 | any other | the value of its statement |
 
-`ort-dynq inspect model.onnx --program NODE` prints the program of a node, and what its names are in the model.
+`ort-dynq inspect model.onnx --program NODE` prints the program of a node, and what its names are in the model. A
+function body has a branch for each program of the model. `ort-dynq inspect --body RowProgram` prints the body for one
+program, `dst = x`.
 
 The fake quantization of torchao, with a zero point for each row; `step` is its scale:
 
