@@ -267,7 +267,9 @@ bool Program::is_elementwise() const {
 
 bool Program::is_clip(float& low, float& high) const {
   const int value = text_.outputs[static_cast<size_t>(ProgramOutput::kDst)];
-  if (!is_elementwise() || text_.at(value).step != StepKind::kClip) return false;
+  if (!is_elementwise()) return false;
+  if (text_.at(value).kind == ProgramValue::Kind::kX) return true;
+  if (text_.at(value).step != StepKind::kClip) return false;
   const std::vector<int>& arguments = text_.at(value).arguments;
   const auto argument = [&](size_t i) -> const ProgramValue& { return text_.at(arguments[i]); };
   if (argument(0).kind != ProgramValue::Kind::kX) return false;

@@ -91,7 +91,7 @@ class QuantizedConv : public Node {
     conv.tail = tail_ && !tail_->is_clip(lowest, highest) ? &*tail_ : nullptr;
     if (conv.tail != nullptr && bias.type != kFloat)
       fail(std::string("bias is ") + name_of(bias.type) + ", expected float32 for a program that does more than clip");
-    if (conv.tail != nullptr) conv.tail_tensors = tail_->tensors(context, kInputs, shape, 2);
+    if (tail_) conv.tail_tensors = tail_->tensors(context, kInputs, shape, 2);
     conv.dst = context.output(0, shape);
     conv.dst_storage = storage_of(bias.type);
     if (shape.elements() == 0) return;
