@@ -72,6 +72,14 @@ def conv_inputs(
     return inputs, weights, {"group": group, "quad_axis": int(axis)}
 
 
+def output_shape(src: Shape, outputs: int, geometry: Array, auto_pad: int = 0) -> Shape:
+    """The shape of the result."""
+    kernel, strides, dilations, begin, end = geometry.astype(np.int64)
+    lengths = np.array(src[2:])
+    room = (lengths + begin + end - dilations * (kernel - 1) - 1) // strides + 1
+    return (src[0], outputs, *map(int, -(-lengths // strides) if auto_pad else room))
+
+
 def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
     """A convolution of any rank and geometry that fits; in half of them every channel is a group of its own.
 
