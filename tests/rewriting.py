@@ -109,9 +109,20 @@ def without_programs() -> AbstractContextManager[None]:
 
 def programs(model: onnx.ModelProto) -> list[str]:
     """The programs of a rewritten model, in the order of its nodes."""
-    bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
-    nodes = (node for body in bodies for node in nodes_of(body) if node.op_type == "RowProgram")
-    return [each.s.decode() for node in nodes for each in node.attribute if each.name == "program"]
+    return [program for operator, program in _programs(model) if operator == "RowProgram"]
+
+
+def tails(model: onnx.ModelProto) -> list[str]:
+    """The programs of the integer products of a rewritten model, in the order of its nodes."""
+    return [program for operator, program in _programs(model) if product_of(operator)]
+
+
+def _programs(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    """Yields the operators with a program, and the programs."""
+    for body in (model.graph, *(function for function in model.functions if function.domain != "ort_dynq")):
+        for node in nodes_of(body):
+            if node.domain == "ort_dynq":
+                yield from ((node.op_type, each.s.decode()) for each in node.attribute if each.name == "program")
 
 
 # Models of one chain

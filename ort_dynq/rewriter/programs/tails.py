@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...graphs import subgraphs
 from ...operators import DOMAIN
-from ...operators.program import TAIL_OPERANDS, Program, literal
+from ...operators.program import OPERANDS, OUTPUTS, TAIL_OPERANDS, Program, literal
 from ...opsets import OPSET
 from ..analysis.bounds import bounds_of
 from ..analysis.constants import constant_scalar
@@ -32,6 +32,7 @@ from .steps import ELEMENTWISE, Translation, elements_of
 
 _PRODUCTS = ("QuantizedConv", "QuantizedMatMul")
 _BIAS = 7  # the input with one element for each output channel
+_DST = list(OUTPUTS).index("dst")
 _MOST_NODES = 24
 _FLOAT16_BOUNDS = 2048.0  # float16 represents all integers up to here
 
@@ -214,31 +215,41 @@ def split_tails(model: ir.Model) -> None:
     The result of such a product gets the name that it had before the rule.
     """
     for node in list(_products_with_programs(model)):
-        given = attributes_of(node)
-        split = {name: given[name] for name in ("program", "branch")}
-        count = len(node.inputs) - TAIL_OPERANDS
-        inputs = [each for each in node.inputs if each is not None]
-        others = {name: value for name, value in given.items() if name not in split}
-        product = call(node.op_type.removesuffix("Program"), inputs[:count], **others)
-        product.name = node.name
-        product.metadata_props.update(node.metadata_props)
-        old, result = node.outputs[0], product.outputs[0]
-        result.name, result.type, result.shape = node.metadata_props[PRODUCT], old.type, old.shape
-        like = ir.node("Constant", [], {"value": ir.tensor(np.uint8(0))})
-        unused = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))})
-        operands = [*inputs[count:], unused.outputs[0]]
-        axis = 2 if product.op_type == "QuantizedConv" else -1
-        tail = call("RowProgram", [result, like.outputs[0], *operands], axis=axis, **split)
-        new = tail.outputs[2]
-        new.type, new.shape, new.name = old.type, old.shape, old.name
-        for added, prefix in ((like, "like"), (unused, "unused"), (tail, "output")):
-            for i, output in enumerate(added.outputs):
-                output.name = output.name or f"{new.name}_{prefix}_{i}"
-        graph = node.graph
+        graph, old = node.graph, node.outputs[0]
         assert graph is not None
-        graph.insert_before(node, [product, like, unused, tail])
+        added = _split(node)
+        new = added[-1].outputs[0 if added[-1].op_type == "Cast" else _DST]
+        new.type, new.shape, new.name = old.type, old.shape, old.name
+        for i, output in enumerate(output for each in added for output in each.outputs):
+            output.name = output.name or f"{new.name}_split_{i}"
+        graph.insert_before(node, added)
         ir.convenience.replace_all_uses_with([old], [new], replace_graph_outputs=True)
         graph.remove([node], safe=True)
+
+
+def _split(node: ir.Node) -> list[ir.Node]:
+    """Returns the product and the program of a node. The product is not rounded to float16 before the program runs."""
+    given = attributes_of(node)
+    split = {name: given.pop(name) for name in ("program", "branch")}
+    inputs = [each for each in node.inputs if each is not None]
+    operands, bias = inputs[-TAIL_OPERANDS:], inputs[_BIAS]
+    is_float16 = ir.DataType.FLOAT16 in (bias.dtype, node.outputs[0].dtype)
+    widening = [ir.node("Cast", [bias], {"to": int(ir.DataType.FLOAT)})] if is_float16 else []
+    for cast in widening:
+        inputs[_BIAS] = cast.outputs[0]
+    product = call(node.op_type.removesuffix("Program"), inputs[:-TAIL_OPERANDS], **given)
+    product.name = node.name
+    product.metadata_props.update(node.metadata_props)
+    result = product.outputs[0]
+    result.name, result.shape = node.metadata_props[PRODUCT], node.outputs[0].shape
+    result.type = ir.TensorType(ir.DataType.FLOAT)
+    like = ir.node("Constant", [], {"value": ir.tensor(np.uint8(0))})
+    unused = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))})
+    operands += [unused.outputs[0]] * (OPERANDS - TAIL_OPERANDS)
+    axis = 2 if product.op_type == "QuantizedConv" else -1
+    tail = call("RowProgram", [result, like.outputs[0], *operands], axis=axis, **split)
+    rounding = [ir.node("Cast", [tail.outputs[_DST]], {"to": int(ir.DataType.FLOAT16)})] if is_float16 else []
+    return [*widening, product, like, unused, tail, *rounding]
 
 
 def _products_with_programs(model: ir.Model) -> Iterator[ir.Node]:
