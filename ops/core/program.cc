@@ -218,14 +218,14 @@ class Program::Run {
     std::vector<Step> steps;
     for (int64_t col = 0; col < pass.cols; col += kTileElements) {
       steps.clear();
-      for (int64_t i = 0; i <= index; ++i) {
+      for (int64_t i = 0; i < index; ++i) {
         Step step = pass.steps[i];
-        if (i == index) step = {StepKind::kStore, {address(found), 0, kSize, true}, {}};
-        if (i < index && is_reduction(step.kind)) continue;
+        if (is_reduction(step.kind)) continue;
         for (StepOperand* operand : {&step.a, &step.b})
           if (operand->at != nullptr) operand->at += row * operand->row_bytes + col * operand->element_bytes;
         steps.push_back(step);
       }
+      steps.push_back({StepKind::kStore, {address(found), 0, kSize, true}, {}});
       const int64_t cols = std::min(kTileElements, pass.cols - col);
       kernel_({steps.data(), static_cast<int64_t>(steps.size()), 1, cols, true});
       for (int64_t i = 0; i < cols; ++i)
