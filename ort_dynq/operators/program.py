@@ -122,6 +122,13 @@ class Program:
             return value.startswith(_VECTORS)
         return step.operator not in _REDUCTIONS and any(map(self.is_vector, step.operands))
 
+    def is_clip(self) -> bool:
+        """Returns whether the program only clips x, or returns it."""
+        value = self.outputs.get("dst", "")
+        step = self.step(value) if value else None
+        clips = value == "x" or (step is not None and step.operator == "Clip" and step.operands[0] == "x")
+        return clips and len(self.outputs) == 1
+
     def live(self) -> Counter[str]:
         """Returns how often each value is used by outputs and by the steps that they need."""
         uses = Counter(self.outputs.values())
