@@ -368,6 +368,6 @@ def test_verification_knows_them(text: str, program: str) -> None:
     wrong = rewrite(model(heads, body, constants | {"b": constants["b"] + F(1)})).to_proto()
     assert not verify(one, wrong, inputs=inputs).passed
     (node,) = [node for node in result.graph.node if product_of(node.op_type)]
-    (text,) = [each for each in node.attribute if each.name == "program"]
-    text.s = text.s.replace(b"0.0", b"0.5")
+    (attribute,) = [each for each in node.attribute if each.name == "program"]
+    attribute.s = attribute.s.replace(b"0.0", b"0.5")
     assert not verify(one, result, inputs=inputs).passed
