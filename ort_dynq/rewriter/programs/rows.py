@@ -38,6 +38,10 @@ class Rows:
         """Knows the shape of `x` only."""
         self.x, self.axis = x, axis
         self._kinds: dict[ir.Value, Kind | None] = {}
+        node = x.producer()  # what functions of one operand compute x from has its shape
+        while node is not None and is_standard(node, *ELEMENTWISE) and len(elements_of(node)) == 1:
+            self._kinds[elements_of(node)[0]] = Kind.VECTOR
+            node = elements_of(node)[0].producer()
         self._depth = 0
 
     def kind(self, value: ir.Value) -> Kind | None:
