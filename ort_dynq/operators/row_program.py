@@ -18,6 +18,7 @@ _ENDS: dict[int, tuple[int, int]] = {
     CodeType.INT4: (-8, 7),
 }
 _IDENTITY = "dst = x"
+_LIKE = "unused = Cast<to = 1>(like)"  # ONNX Runtime takes no 4-bit type for an input that a function does not use
 
 
 def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
@@ -52,6 +53,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     row_rank = Sub(rank, lead_rank)
     ones = ConstantOfShape<value = int64[1] {{1}}>(row_rank)
     parameter_shape = Concat<axis = 0>(lead, ones)
+    {_LIKE if opset >= 21 else ""}
     branch = Constant<value_int: int = @branch>()
     {mids}
     {_branches(programs, 0, len(programs), results, opset)}
