@@ -61,14 +61,14 @@ EXPECTED: dict[str, dict[str, int]] = {
     "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "function_in_branch": WHOLE,
-    "functions": {"ort_dynq.ReduceAbsMax": 2, "ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1},
+    "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_int32": PRODUCT,
     "integer_token_s8": PRODUCT,
     "integer_token_u8": PRODUCT,
     "integer_token_zero_point": PRODUCT,
     "keras_int8": PRODUCT,
     "keras_tensorflow": PRODUCT,
-    "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1} | MIN_MAX,
+    "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
     "ort_dynamic_conv": {"ort_dynq.QuantizedConv": 2, "ort_dynq.DynamicQuantizeLinear": 2},
@@ -91,7 +91,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "tf2onnx_channel_last": FAKE | MIN_MAX,
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
     "tf2onnx_tensor": WHOLE,
-    "token_float16_glue": {},
+    "token_float16_glue": {"ort_dynq.RowProgram": 1},
     "token_longer_groups": PRODUCT,
     "token_reshaped_codes": PRODUCT,
     "token_reshaped_gemm": PRODUCT,
@@ -147,13 +147,14 @@ EXPECTED: dict[str, dict[str, int]] = {
 EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
     "ort_half_optimized": {},
     "ort_half_token": {},
+    "token_float16_glue": {},
     "torch_half_token": {},
     "torch_token_float16": {"ort_dynq.ReduceAbsMax": 1},
     "torchscript_half_token": {},
 }
 
 # Models whose operators take float16, which onnxruntime-extensions does not carry.
-FLOAT16_OPERATORS = ("ort_half_optimized", "ort_half_token", "torchao_half")
+FLOAT16_OPERATORS = ("ort_half_optimized", "ort_half_token", "token_float16_glue", "torchao_half")
 
 # The oldest onnxruntime that runs the original, for models that need a newer one than this package does.
 OLDEST_RUNTIME = {"ort_dynamic_speech": (1, 24)}  # ConvInteger of int8 weights

@@ -55,6 +55,7 @@ CASES = {
     "weights of a float product": "a = Abs(w) m = ReduceMax<keepdims = 0>(a, first) s = Div(m, c127)"
     " v = QuantizeLinear<axis = 1>(w, s) u = DequantizeLinear<axis = 1>(v, s)"
     " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
+    "row program": f"{ABS_MAX} d = Div(w, s) r = Round(d) c = Clip(r, low, step) t = Mul(c, s)",
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",
     "DynamicQuantizeLinear": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",

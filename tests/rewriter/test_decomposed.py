@@ -22,6 +22,7 @@ from rewriting import REDUCE, check, found, parse, rows
 from ort_dynq.rewriter import rewrite
 
 F = np.float32
+pytestmark = pytest.mark.usefixtures("without_programs")  # which convert most of what these rules leave
 
 # Every form
 

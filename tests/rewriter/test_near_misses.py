@@ -8,6 +8,8 @@ from rewriting import MODELS, WHOLE_CHAIN, check, found, parse, rows
 
 from ort_dynq.rewriter import rewrite
 
+pytestmark = pytest.mark.usefixtures("without_programs")  # which convert most of what these rules leave
+
 
 def test_the_chain_of_the_near_misses_is_converted() -> None:
     assert found(check(parse(WHOLE_CHAIN), {"x": rows((9, 33))})) == ["DynamicRangeFakeQuantize"]

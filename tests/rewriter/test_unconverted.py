@@ -12,6 +12,8 @@ from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.reasons import Reason
 from ort_dynq.rewriter.report import Report
 
+pytestmark = pytest.mark.usefixtures("without_programs")  # which convert most of what these rules leave
+
 CONSTANTS = {
     "w": np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32),
     "wq": np.random.default_rng(0).integers(-128, 128, (48, 32)).astype(np.int8),

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
-from .steps import ELEMENTWISE, REDUCTIONS, elements_of, is_quantization
+from .steps import ELEMENTWISE, REDUCTIONS, elements_of, is_own_step
 
 _DEEPEST = 64
 
@@ -58,8 +58,8 @@ class Rows:
         if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
             return None
         source = node.inputs[0]
-        if is_quantization(node):
-            return self._of_operands([source])
+        if is_own_step(node):
+            return self._of_operands(elements_of(node))
         if is_standard(node, *REDUCTIONS):
             kind = self.kind(source)
             if kind not in (Kind.VECTOR, Kind.FLAT) or axis_of(node) != self.axis:
