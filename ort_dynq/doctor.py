@@ -202,6 +202,8 @@ def _session(backend: Backend) -> str:
 _LENGTHS = (1, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1023)  # around the numbers of vector lanes
 _ROWS = 5
 _OPSET = 21
+_CHAIN = "r1 = Clip(Div(ReduceMax(Abs(x)), 127.0), 1e-05, inf); codes = Round(Div(x, r1)); scale = r1"
+_TAIL = "r1 = Add(Mul(x, column2), tensor1); dst = Mul(r1, Clip(Add(Mul(r1, 0.25), 0.5), 0.0, 1.0))"
 
 
 def self_test(isa: str) -> str:
@@ -266,7 +268,8 @@ def _function(
     for value, type_ in zip((*inputs, *node.outputs), (*types, *results), strict=True):
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(type_)))
     graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": _OPSET, DOMAIN: VERSION}, name="doctor")
-    model = ir.Model(graph, ir_version=10, functions=[make_function(operator, _OPSET)])
+    programs = [str(text) for name, text in attributes if name == "program"]
+    model = ir.Model(graph, ir_version=10, functions=[make_function(operator, _OPSET, programs)])
     return runtime.open_session(model, runtime.session_options(threads=1, optimize=False))
 
 
@@ -290,7 +293,7 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
     yield "DynamicQuantize", [x, scales[:1], np.zeros(1, np.uint8)], {"arithmetic": "onednn"}
     yield "DynamicDequantize", [codes, scales, zps.view(np.int8)], per_column
     yield "DynamicFakeQuantize", [x, scales, zps], per_column
-    constants = RangeConstants(divisor=127, lowest_scale=1e-5)
+    constants, unused = RangeConstants(divisor=127, lowest_scale=1e-5), np.zeros(1, np.float32)
     yield "DynamicRangeFakeQuantize", [x, np.array(constants, np.float32)], {}
     for bits, depth, size in ((8, 70, 0), (8, 64, 32), (4, 64, 16)):
         groups, zero_point = depth // size if size else 1, np.array(0 if bits == 8 else 8, np.int8)
@@ -299,4 +302,7 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
         rows = [rng.integers(0, 256, (_ROWS, depth), np.uint8), np.abs(x[:, :1]) + 1, np.full((_ROWS, 1), 9, np.uint8)]
         columns = [rng.uniform(0.5, 2, (groups, length)).astype(np.float32), column_sum.astype(np.int32), x[0]]
         given: dict[str, str | int] = {"bits": bits, "group_size": size, "scale_order": 2}
-        yield "QuantizedMatMul", [*rows, pack(weights, bits), zero_point, *columns], given
+        product = [*rows, pack(weights, bits), zero_point, *columns]
+        yield "QuantizedMatMul", product, given
+        yield "QuantizedMatMulProgram", [*product, x, x[0], unused], {**given, "program": _TAIL}
+    yield "RowProgram", [x, np.zeros(1, np.int8), *[unused] * 4], {"program": _CHAIN, "code_type": 3}

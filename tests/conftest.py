@@ -73,15 +73,6 @@ def isas(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return names
 
 
-@pytest.fixture
-def without_programs() -> Iterator[None]:
-    """Rewrites without programs: what the rules for chains leave stays."""
-    from rewriting import without_programs
-
-    with without_programs():
-        yield
-
-
 def _use_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     name = str(request.param)
     request.node.user_properties.append(("isa", name))  # pytest-xdist sends it with the test's report

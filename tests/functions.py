@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
@@ -15,15 +18,22 @@ from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.rewriter.functions import make_function
 
 _TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+# Casts make inputs of types that NumPy has not, and floats of such outputs.
+_FOUR_BITS: dict[str, Any] = {"uint4": ml_dtypes.uint4, "int4": ml_dtypes.int4}
+_NUMBERS = {"uint4": 21, "int4": 22}
 
 Attributes = dict[str, str | int]
 
 
 def run_function(operator: str, inputs: Sequence[Array], opset: int = 21, **attributes: str | int) -> list[Array]:
     """The outputs of the function. Attributes that are left out have their defaults."""
-    feeds = {value.name: array for value, array in zip(OPERATORS[operator].inputs, inputs, strict=True)}
     types = tuple(str(array.dtype) for array in inputs)
-    return list(_session(operator, opset, types, attributes_text(operator, attributes)).run(None, feeds))
+    arrays = [array.astype(np.float32) if str(array.dtype) in _FOUR_BITS else array for array in inputs]
+    feeds = {value.name: array for value, array in zip(OPERATORS[operator].inputs, arrays, strict=True)}
+    text, programs = attributes_text(operator, attributes), programs_of(operator, attributes)
+    results = _session(operator, opset, types, text, programs).run(None, feeds)
+    found = zip(results, _outputs(operator, types), strict=True)
+    return [result.astype(_FOUR_BITS[type_]) if type_ in _FOUR_BITS else result for result, type_ in found]
 
 
 def complete(operator: str, attributes: Attributes) -> Attributes:
@@ -31,6 +41,12 @@ def complete(operator: str, attributes: Attributes) -> Attributes:
     given: Attributes = {each.name: each.default for each in OPERATORS[operator].attributes if not each.is_list}
     assert attributes.keys() <= given.keys()
     return given | attributes
+
+
+def programs_of(operator: str, attributes: Attributes) -> tuple[str, ...]:
+    """The programs of the function of a node with these attributes."""
+    program = complete(operator, attributes).get("program")
+    return () if program is None else (str(program),)
 
 
 def attributes_text(operator: str, attributes: Attributes) -> str:
@@ -42,34 +58,52 @@ def attributes_text(operator: str, attributes: Attributes) -> str:
     return f"<{', '.join(texts)}>" if texts else ""
 
 
-def make_model(operator: str, opset: int, inputs: Sequence[str], given: str) -> onnx.ModelProto:
+def make_model(
+    operator: str, opset: int, inputs: Sequence[str], given: str, programs: Sequence[str] = ()
+) -> onnx.ModelProto:
     """A model that calls the operator's function once; all ranks are unknown.
 
     Args:
         operator: The operator.
         opset: The version of the standard operators.
-        inputs: The element types of the inputs.
+        inputs: The element types of the inputs. Codes of 4 bits are float32 at the model's inputs and outputs.
         given: The text of the attributes.
+        programs: The programs of the function, if the operator has programs.
     """
     spec = OPERATORS[operator]
-    outputs = next(signature.outputs for signature in spec.signatures if signature.inputs == tuple(inputs))
     names, results = [value.name for value in spec.inputs], [value.name for value in spec.outputs]
-    heads = ", ".join(f"{_TYPES[type_]}[] {name}" for type_, name in zip(inputs, names, strict=True))
-    tails = ", ".join(f"{_TYPES[type_]}[] {name}" for type_, name in zip(outputs, results, strict=True))
+    outputs, arguments, values, before, after = _outputs(operator, inputs), [*names], [*results], "", ""
+    for i, type_ in enumerate(inputs):
+        if type_ in _FOUR_BITS:
+            arguments[i] = f"{names[i]}_codes"
+            before += f"{arguments[i]} = Cast<to = {_NUMBERS[type_]}>({names[i]}) "
+    for i, type_ in enumerate(outputs):
+        if type_ in _FOUR_BITS:
+            values[i] = f"{results[i]}_codes"
+            after += f" {results[i]} = Cast<to = 1>({values[i]})"
+    heads = ", ".join(f"{_TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(inputs, names, strict=True))
+    tails = ", ".join(f"{_TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(outputs, results, strict=True))
     model = onnx.parser.parse_model(
         f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : {VERSION}]> '
         f"g ({heads}) => ({tails}) "
-        f"{{ {', '.join(results)} = ort_dynq.{operator} {given} ({', '.join(names)}) }}"
+        f"{{ {before}{', '.join(values)} = ort_dynq.{operator} {given} ({', '.join(arguments)}){after} }}"
     )
-    model.functions.append(_function(operator, opset))
+    model.functions.append(_function(operator, opset, tuple(programs)))
     return model
 
 
-@functools.cache
-def _function(operator: str, opset: int) -> onnx.FunctionProto:
-    return ir.to_proto(make_function(operator, opset))
+def _outputs(operator: str, inputs: Sequence[str]) -> tuple[str, ...]:
+    """The element types of the outputs."""
+    return next(each.outputs for each in OPERATORS[operator].signatures if each.inputs == tuple(inputs))
+
+
+@functools.lru_cache(maxsize=100)
+def _function(operator: str, opset: int, programs: tuple[str, ...]) -> onnx.FunctionProto:
+    return ir.to_proto(make_function(operator, opset, programs))
 
 
 @functools.lru_cache(maxsize=2)  # the cases of one node are adjacent, in float32 and float16
-def _session(operator: str, opset: int, inputs: tuple[str, ...], given: str) -> ort.InferenceSession:
-    return stock_session(make_model(operator, opset, inputs, given))
+def _session(
+    operator: str, opset: int, inputs: tuple[str, ...], given: str, programs: tuple[str, ...]
+) -> ort.InferenceSession:
+    return stock_session(make_model(operator, opset, inputs, given, programs))

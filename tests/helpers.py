@@ -78,6 +78,12 @@ def diagonals(count: int, *parameters: Iterable[Any]) -> list[Any]:
     ]
 
 
+def product_of(operator: str | None) -> str:
+    """Returns the integer product that an operator computes, perhaps with a program over its result; else nothing."""
+    name = (operator or "").removesuffix("Program")
+    return name if name in ("QuantizedMatMul", "QuantizedConv") else ""
+
+
 # Sessions
 
 

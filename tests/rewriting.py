@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx.shape_inference
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
 from onnx import helper, numpy_helper
 
 import ort_dynq
@@ -109,9 +109,20 @@ def without_programs() -> AbstractContextManager[None]:
 
 def programs(model: onnx.ModelProto) -> list[str]:
     """The programs of a rewritten model, in the order of its nodes."""
-    bodies = (model.graph, *(function for function in model.functions if function.domain != "ort_dynq"))
-    nodes = (node for body in bodies for node in nodes_of(body) if node.op_type == "RowProgram")
-    return [each.s.decode() for node in nodes for each in node.attribute if each.name == "program"]
+    return [program for operator, program in _programs(model) if operator == "RowProgram"]
+
+
+def tails(model: onnx.ModelProto) -> list[str]:
+    """The programs of the integer products of a rewritten model, in the order of its nodes."""
+    return [program for operator, program in _programs(model) if product_of(operator)]
+
+
+def _programs(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    """Yields the operators with a program, and the programs."""
+    for body in (model.graph, *(function for function in model.functions if function.domain != "ort_dynq")):
+        for node in nodes_of(body):
+            if node.domain == "ort_dynq":
+                yield from ((node.op_type, each.s.decode()) for each in node.attribute if each.name == "program")
 
 
 # Models of one chain
@@ -182,6 +193,11 @@ def found(report: Report) -> list[str]:
     """Returns the operators that nodes became, except for ranges alone and DynamicQuantizeLinear."""
     helpers = (reductions.RULE.name, dynamic_quantize_linear.RULE.name)
     return sorted(each.operator for each in report.rewritten if each.operator and each.rule not in helpers)
+
+
+def products(report: Report) -> list[str]:
+    """Returns the integer products that nodes became; one with a program over its result counts as the product."""
+    return [product for operator in found(report) if (product := product_of(operator))]
 
 
 def check(

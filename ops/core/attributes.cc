@@ -38,12 +38,6 @@ const NamedValues& values_of(AutoPad) {
   return values;
 }
 
-const NamedValues& values_of(Activation) {
-  static const NamedValues values = {named(Activation::kNone, "none"), named(Activation::kRelu, "relu"),
-                                     named(Activation::kRelu6, "relu6")};
-  return values;
-}
-
 const NamedValues& values_of(QuadAxis) {
   static const NamedValues values = {named(QuadAxis::kChannels, "channels"), named(QuadAxis::kWidth, "width")};
   return values;

@@ -21,7 +21,6 @@ const NamedValues& values_of(Scaling);
 const NamedValues& values_of(RoundingOrder);
 const NamedValues& values_of(ScaleOrder);
 const NamedValues& values_of(AutoPad);
-const NamedValues& values_of(Activation);
 const NamedValues& values_of(QuadAxis);
 const NamedValues& values_of(RangeKind);
 const NamedValues& values_of(InverseScale);

@@ -16,6 +16,16 @@
 #define ORT_DYNQ_ONE_COPY __declspec(noinline)
 #endif
 
+#if defined(__GNUC__) || defined(__clang__)
+#define ORT_DYNQ_INLINE __attribute__((always_inline))
+#define ORT_DYNQ_INLINE_LAMBDA __attribute__((always_inline))
+#define ORT_DYNQ_UNREACHABLE() __builtin_unreachable()
+#else
+#define ORT_DYNQ_INLINE __forceinline
+#define ORT_DYNQ_INLINE_LAMBDA
+#define ORT_DYNQ_UNREACHABLE() __assume(0)
+#endif
+
 // ORT_DYNQ_OPAQUE hides how a vector register's value was computed, so that the compiler cannot reassociate it.
 //
 // ORT_DYNQ_ACCUMULATE is one instruction that adds a product of `a` and `b` to `sums`. With the intrinsic, GCC 12 moves

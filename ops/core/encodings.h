@@ -18,8 +18,6 @@ enum ScaleOrder { kScalesFirst = 0, kRowFirst = 1, kColumnFirst = 2 };
 
 enum class AutoPad { kExplicit = 0, kSameUpper = 1, kSameLower = 2 };
 
-enum class Activation { kNone = 0, kRelu = 1, kRelu6 = 2 };
-
 enum class QuadAxis { kChannels = 0, kWidth = 1 };
 
 enum class RangeKind { kAbsMax = 0, kMinMax = 1, kMinMaxWithZero = 2, kLargerSide = 3 };

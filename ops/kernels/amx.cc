@@ -341,8 +341,9 @@ void conv_scale_and_store(const ConvBlock& block, const uint32_t* sums, int64_t 
           exact -= static_cast<uint32_t>(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel]) *
                    load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(code_sums) + i, kTileRows);
         Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats) * scale1 * scale2 + bias;
-        real = real < block.scaling.lowest ? Floats{} + block.scaling.lowest : real;
-        real = real > block.scaling.highest ? Floats{} + block.scaling.highest : real;
+        // Minus 0, which leaves every number as it is: -0 + 0 is 0.
+        real = real < block.scaling.lowest ? block.scaling.lowest - Floats{} : real;
+        real = real > block.scaling.highest ? block.scaling.highest - Floats{} : real;
         float* dst = block.output.dst + channel * block.output.channel_stride + row * block.output.row_stride + col + i;
         if (const int64_t count = block.cols - col - i; count < kTileRows)
           store_columns<kPart>(dst, real, count);

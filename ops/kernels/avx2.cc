@@ -27,6 +27,15 @@ struct V : Vector256 {
   }
   static F round_float(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm256_blendv_ps(a, b, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
+  static F or_nan(F a, F b) { return _mm256_blendv_ps(a, b, _mm256_cmp_ps(b, b, _CMP_UNORD_Q)); }
+  static F floor(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+  static F ceil(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
+  static F sqrt(F a) { return _mm256_sqrt_ps(a); }
+  static F equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), set1(1.0f)); }
+  static F less(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), set1(1.0f)); }
+  static F less_or_equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LE_OQ), set1(1.0f)); }
+  static F choose(F c, F a, F b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(c, set1(0.0f), _CMP_NEQ_UQ)); }
+  static float first_lane(F a) { return _mm256_cvtss_f32(a); }
   static bool has_nan(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
   static I round(F a) { return _mm256_cvtps_epi32(a); }
   static I round_wrapping(F a) { return round(a); }

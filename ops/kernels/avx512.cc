@@ -21,6 +21,15 @@ struct V : Vector512 {
   }
   static F round_float(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F replace_nan(F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b); }
+  static F or_nan(F a, F b) { return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q), b); }
+  static F floor(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+  static F ceil(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
+  static F sqrt(F a) { return _mm512_sqrt_ps(a); }
+  static F equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), set1(1.0f)); }
+  static F less(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), set1(1.0f)); }
+  static F less_or_equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LE_OQ), set1(1.0f)); }
+  static F choose(F c, F a, F b) { return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(c, set1(0.0f), _CMP_NEQ_UQ), a); }
+  static float first_lane(F a) { return _mm512_cvtss_f32(a); }
   static bool has_nan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
   static I round_wrapping(F a) { return round(a); }

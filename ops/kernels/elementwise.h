@@ -39,6 +39,7 @@
 #include "core/compiler.h"
 #include "core/encodings.h"
 #include "kernels/numbers.h"
+#include "kernels/programs.h"
 
 namespace dynq {
 
@@ -172,6 +173,7 @@ struct ElementwiseKernels {
   DequantizeKernel dequantize_4bits_f16[kCodeKinds][kParameterKinds];
   ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
   ConvertKernel narrow[kFormats];  // from them
+  PassKernel run_pass;             // of programs
 };
 
 extern const ElementwiseKernels kPortableKernels;

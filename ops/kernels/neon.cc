@@ -16,6 +16,16 @@ struct V : VectorNeon {
   static F with_sign_of(F a, F b) { return vbslq_f32(vdupq_n_u32(0x80000000), b, a); }
   static F round_float(F a) { return vrndnq_f32(a); }
   static F replace_nan(F a, F b) { return vbslq_f32(vceqq_f32(a, a), a, b); }
+  static F or_nan(F a, F b) { return vbslq_f32(vceqq_f32(b, b), a, b); }
+  static F floor(F a) { return vrndmq_f32(a); }
+  static F ceil(F a) { return vrndpq_f32(a); }
+  static F sqrt(F a) { return vsqrtq_f32(a); }
+  static F one_if(uint32x4_t is_true) { return vbslq_f32(is_true, set1(1.0f), set1(0.0f)); }
+  static F equal(F a, F b) { return one_if(vceqq_f32(a, b)); }
+  static F less(F a, F b) { return one_if(vcltq_f32(a, b)); }
+  static F less_or_equal(F a, F b) { return one_if(vcleq_f32(a, b)); }
+  static F choose(F c, F a, F b) { return vbslq_f32(vceqq_f32(c, set1(0.0f)), b, a); }
+  static float first_lane(F a) { return vgetq_lane_f32(a, 0); }
   static bool has_nan(F a, F b) { return vminvq_u32(vandq_u32(vceqq_f32(a, a), vceqq_f32(b, b))) == 0; }
   // The conversion makes 0 of NaN.
   static I round(F a) { return vcvtnq_s32_f32(vmaxnmq_f32(a, set1(-2147483648.0f))); }

@@ -372,6 +372,7 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.widen[kBf16] = widen_half<widen_bf16>;
   table.widen[kU4] = widen_codes<kU8>;
   table.widen[kS4] = widen_codes<kS8>;
+  table.run_pass = run_portable_pass;
   table.narrow[kF16] = narrow_half<narrow_f16>;
   table.narrow[kBf16] = narrow_half<narrow_bf16>;
   table.narrow[kU4] = narrow_codes<kU8>;

@@ -3,16 +3,22 @@
 // kernels/portable_products.cc has the arithmetic, core/conv_image.h the form in which kernels read the input.
 // compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. For each
 // group, a task writes the image of its tile and multiplies it by the weights of 16 output channels at once.
+//
+// QuantizedConvProgram is the same, and then a program for each element of the output, while it is in the cache.
+//
+// More than 450 lines: the checks of the inputs, the cutting into tasks and the tasks share the geometry of a run.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "core/attributes.h"
 #include "core/conv_image.h"
 #include "core/formats.h"
 #include "core/parallel.h"
+#include "core/program.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
@@ -21,6 +27,7 @@
 namespace dynq {
 namespace {
 
+constexpr size_t kInputs = 9;
 constexpr int64_t kImageBytes = 128 << 10;  // of the image of a tile, so that it stays in the second-level cache
 constexpr int64_t kTilePositions = 2048;    // their sums stay there, too
 constexpr int64_t kRowPositions = 512;      // of the last axis
@@ -34,14 +41,12 @@ constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write th
 
 class QuantizedConv : public Node {
  public:
-  static constexpr const char* kName = "QuantizedConv";
-
-  explicit QuantizedConv(const Attributes& attributes)
-      : group_(attributes.integer("group", 1)),
-        auto_pad_(read_encoding(kName, attributes, "auto_pad", AutoPad::kExplicit)),
-        quad_axis_(read_encoding(kName, attributes, "quad_axis", QuadAxis::kChannels)),
-        order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)),
-        activation_(read_encoding(kName, attributes, "activation", Activation::kNone)) {
+  explicit QuantizedConv(const Attributes& attributes, const char* name = "QuantizedConv")
+      : name_(name),
+        group_(attributes.integer("group", 1)),
+        auto_pad_(read_encoding(name_, attributes, "auto_pad", AutoPad::kExplicit)),
+        quad_axis_(read_encoding(name_, attributes, "quad_axis", QuadAxis::kChannels)),
+        order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)) {
     if (group_ < 1) fail("group is " + std::to_string(group_) + ", expected 1 or more");
   }
 
@@ -81,6 +86,12 @@ class QuantizedConv : public Node {
     shape.dims[1] = conv.channels;
     for (size_t i = 2; i < src.shape.rank; ++i) shape.dims[i] = conv.axes[kSpatialAxes - src.shape.rank + i].out;
     check_size(shape);
+    float& lowest = conv.all.scaling.lowest = -INFINITY;
+    float& highest = conv.all.scaling.highest = INFINITY;
+    conv.tail = tail_ && !tail_->is_clip(lowest, highest) ? &*tail_ : nullptr;
+    if (conv.tail != nullptr && bias.type != kFloat)
+      fail(std::string("bias is ") + name_of(bias.type) + ", expected float32 for a program that does more than clip");
+    if (tail_) conv.tail_tensors = tail_->tensors(context, kInputs, shape, 2);
     conv.dst = context.output(0, shape);
     conv.dst_storage = storage_of(bias.type);
     if (shape.elements() == 0) return;
@@ -98,8 +109,6 @@ class QuantizedConv : public Node {
     all.scaling.channel_sums = static_cast<const int32_t*>(channel_sum.data);
     all.scaling.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
     all.scaling.order = order_;
-    all.scaling.lowest = activation_ == Activation::kNone ? -INFINITY : 0.0f;
-    all.scaling.highest = activation_ == Activation::kRelu6 ? 6.0f : INFINITY;
     conv.merge_axes();
     conv.flip = is_signed ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
@@ -116,6 +125,8 @@ class QuantizedConv : public Node {
     Storage dst_storage;
     uint8_t flip;
     QuadAxis quad_axis;
+    const Tail* tail;  // or null
+    ProgramTensors tail_tensors;
     ConvBlock all;  // the fields that all blocks share
     Scratch<float, 64> bias;
 
@@ -272,8 +283,20 @@ class QuantizedConv : public Node {
           else
             write_rows(form, tile, by_rows, from, rounded.get(), begin);
         }
+        if (tail != nullptr) run_tail(tile, sample * channels + channel, sample * channels + next);
         channel = next;
       }
+    }
+
+    // Runs the program on the tile of channels [begin, end), which count through all samples.
+    void run_tail(const ConvTile& tile, int64_t begin, int64_t end) const {
+      const auto [n0, n1, n2] = tile.count;
+      const bool has_rows = n2 == axes[2].out, has_planes = has_rows && n1 == axes[1].out;
+      const int64_t adjacent = has_planes ? n0 * n1 * n2 : has_rows ? n1 * n2 : n2;
+      for (int64_t i0 = 0; i0 < (has_planes ? 1 : n0); ++i0)
+        for (int64_t i1 = 0; i1 < (has_rows ? 1 : n1); ++i1)
+          tail->run(tail_tensors, static_cast<float*>(dst), begin, end,
+                    ((tile.first[0] + i0) * axes[1].out + tile.first[1] + i1) * axes[2].out + tile.first[2], adjacent);
     }
 
     // Whether AMX is used: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums
@@ -309,7 +332,7 @@ class QuantizedConv : public Node {
     }
   };
 
-  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+  [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(name_) + ": " + message); }
 
   // Sets the last axes; the others keep length 1.
   void read_axes(const Shape& src, const Tensor& geometry, ConvAxis (&axes)[kSpatialAxes]) const {
@@ -348,19 +371,19 @@ class QuantizedConv : public Node {
     }
   }
 
-  static void check_one(const Tensor& tensor, const char* name) {
+  void check_one(const Tensor& tensor, const char* name) const {
     if (tensor.shape.elements() != 1)
       fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected one element");
   }
 
-  static void check_channels(const Tensor& tensor, const char* name, int64_t channels) {
+  void check_channels(const Tensor& tensor, const char* name, int64_t channels) const {
     if (tensor.shape.rank != 1 || tensor.shape.dims[0] != channels)
       fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected " + std::to_string(channels) +
            ", one element for each output channel");
   }
 
   // The text has the factors: their product may overflow.
-  static void check_sums(const Conv& conv, size_t spatial_rank, bool is_symmetric) {
+  void check_sums(const Conv& conv, size_t spatial_rank, bool is_symmetric) const {
     const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
     int64_t length = conv.group_inputs;
     std::string factors = std::to_string(length);
@@ -373,7 +396,7 @@ class QuantizedConv : public Node {
   }
 
   // Pads may be of any length, and elements() does not detect an overflow.
-  static void check_size(const Shape& shape) {
+  void check_size(const Shape& shape) const {
     int64_t most = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(float));
     for (size_t i = 0; i < shape.rank; ++i) most /= std::max<int64_t>(shape.dims[i], 1);
     if (most == 0) fail("dst would have shape " + shape.text() + ", expected fewer than 2^63 bytes");
@@ -398,18 +421,28 @@ class QuantizedConv : public Node {
            text_of(quad_axis_));
   }
 
+  const char* name_;
   int64_t group_;
   AutoPad auto_pad_;
   QuadAxis quad_axis_;
   ScaleOrder order_;
-  Activation activation_;
+
+ protected:
+  std::optional<Tail> tail_;
+};
+
+class QuantizedConvProgram : public QuantizedConv {
+ public:
+  explicit QuantizedConvProgram(const Attributes& attributes) : QuantizedConv(attributes, "QuantizedConvProgram") {
+    tail_.emplace("QuantizedConvProgram", attributes);
+  }
 };
 
 }  // namespace
 
 Operator quantized_conv() {
-  Operator op = {QuantizedConv::kName,
-                 9,
+  Operator op = {"QuantizedConv",
+                 kInputs,
                  {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}},
                   {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat, kInt32}, {kFloat}},
                   {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat16, kInt32}, {kFloat16}},
@@ -417,6 +450,15 @@ Operator quantized_conv() {
                  make_node<QuantizedConv>,
                  type_of_input<7>};
   op.columns_input = Operator::kNoInput;
+  return op;
+}
+
+Operator quantized_conv_program() {
+  Operator op = quantized_conv();
+  op.name = "QuantizedConvProgram";
+  op.required_inputs += Tail::kOperands;
+  op.create = make_node<QuantizedConvProgram>;
+  for (Signature& signature : op.signatures) signature.inputs.insert(signature.inputs.end(), Tail::kOperands, kFloat);
   return op;
 }
 

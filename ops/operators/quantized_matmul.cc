@@ -3,12 +3,16 @@
 // kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares codes, scales and zero points
 // of rows, and cuts the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of
 // 4 bytes, or the kernel takes tiles.
+//
+// QuantizedMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "core/attributes.h"
 #include "core/formats.h"
 #include "core/parallel.h"
+#include "core/program.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
@@ -17,6 +21,7 @@
 namespace dynq {
 namespace {
 
+constexpr size_t kInputs = 8;
 constexpr int64_t kStrip = 64;              // a multiple of the columns of every kernel's tile
 constexpr int64_t kRowUnit = 12;            // likewise for rows; with AMX 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
@@ -27,12 +32,11 @@ constexpr int64_t kStreamBytes = 4 << 20;    // larger outputs do not fit the se
 
 class QuantizedMatMul : public Node {
  public:
-  static constexpr const char* kName = "QuantizedMatMul";
-
-  explicit QuantizedMatMul(const Attributes& attributes)
-      : bits_(read_one_of(kName, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}})),
+  explicit QuantizedMatMul(const Attributes& attributes, const char* name = "QuantizedMatMul")
+      : name_(name),
+        bits_(read_one_of(name_, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}})),
         group_size_(attributes.integer("group_size", 0)),
-        order_(read_encoding(kName, attributes, "scale_order", kScalesFirst)) {
+        order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)) {
     if (group_size_ < 0 || group_size_ % kGroupUnit != 0)
       fail("group_size is " + std::to_string(group_size_) + ", expected 0 or a multiple of " +
            std::to_string(kGroupUnit));
@@ -78,6 +82,8 @@ class QuantizedMatMul : public Node {
 
     Shape shape = src.shape;
     shape.dims[shape.rank - 1] = all.columns.count;
+    product.tail = tail_ ? &*tail_ : nullptr;
+    if (tail_) product.tail_tensors = tail_->tensors(context, kInputs, shape, shape.rank - 1);
     product.dst = context.output(0, shape);
     product.dst_storage = storage_of(bias.type);
     all.output.dst = bias.type == kFloat ? static_cast<float*>(product.dst) : nullptr;
@@ -91,7 +97,7 @@ class QuantizedMatMul : public Node {
     all.columns.sums = static_cast<const int32_t*>(column_sum.data);
     all.columns.bias = FloatReader(bias).read(0, all.columns.count, product.bias);
     all.order = order_;
-    all.output.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes;
+    all.output.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes && !tail_;
     const ProductKernels& kernels = *active_isa().products;
     const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
     product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
@@ -117,7 +123,9 @@ class QuantizedMatMul : public Node {
     ProductBlock all;  // the whole output as one block; all.output.dst is null if the output is float16
     void* dst;
     Storage dst_storage;
-    bool in_tiles;  // the codes are in tiles
+    bool in_tiles;     // the codes are in tiles
+    const Tail* tail;  // or null
+    ProgramTensors tail_tensors;
     Scratch<uint8_t, 4096> codes;
     Scratch<int32_t, 64> row_sums, zps;
     Scratch<float, 64> scales, bias;
@@ -219,10 +227,16 @@ class QuantizedMatMul : public Node {
         const int64_t col = strips * column_task / column_tasks * kStrip;
         const int64_t end_col = strips * (column_task + 1) / column_tasks * kStrip;
         if (dst_storage.narrow == nullptr)
-          kernel(part(row, end - row, col, end_col - col));
+          run_with_tail(kernel, part(row, end - row, col, end_col - col), row, col);
         else
           run_rounded(kernel, row, std::min(end, all.rows), col, std::min(end_col, all.cols));
       });
+    }
+
+    // The program runs after each piece of a task, which is in the second-level cache.
+    void run_with_tail(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col) const {
+      kernel(block);
+      if (tail != nullptr) tail->run(tail_tensors, static_cast<float*>(dst), row, row + block.rows, col, block.cols);
     }
 
     // Computes a task piece by piece, and rounds each piece to float16 while it is in the first-level cache.
@@ -259,11 +273,11 @@ class QuantizedMatMul : public Node {
     }
   };
 
-  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+  [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(name_) + ": " + message); }
 
   // `may_be_shared`: one row may serve all groups.
-  static void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns,
-                            bool may_be_shared = false) {
+  void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns,
+                     bool may_be_shared = false) const {
     const Shape& shape = tensor.shape;
     if (shape.rank == 2 && shape.dims[1] == columns &&
         (shape.dims[0] == groups || (may_be_shared && shape.dims[0] == 1)))
@@ -284,7 +298,7 @@ class QuantizedMatMul : public Node {
            std::to_string(bits_) + " bits");
   }
 
-  static ScaleShape scale_shape(const Shape& src, const Shape& scale, int64_t groups) {
+  ScaleShape scale_shape(const Shape& src, const Shape& scale, int64_t groups) const {
     const bool is_one = scale.elements() == 1;
     bool fits = is_one ? scale.rank <= src.rank : scale.rank == src.rank;
     const int64_t last = is_one ? 1 : fits ? scale.dims[src.rank - 1] : 0;
@@ -303,15 +317,27 @@ class QuantizedMatMul : public Node {
     return {rows, last};
   }
 
+  const char* name_;
   int64_t bits_, group_size_;
   ScaleOrder order_;
+
+ protected:
+  std::optional<Tail> tail_;
+};
+
+class QuantizedMatMulProgram : public QuantizedMatMul {
+ public:
+  explicit QuantizedMatMulProgram(const Attributes& attributes)
+      : QuantizedMatMul(attributes, "QuantizedMatMulProgram") {
+    tail_.emplace("QuantizedMatMulProgram", attributes);
+  }
 };
 
 }  // namespace
 
 Operator quantized_matmul() {
-  Operator op = {QuantizedMatMul::kName,
-                 8,
+  Operator op = {"QuantizedMatMul",
+                 kInputs,
                  {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
                   {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
                   {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}},
@@ -319,6 +345,16 @@ Operator quantized_matmul() {
                  make_node<QuantizedMatMul>,
                  type_of_input<7>};
   op.columns_input = 7;  // bias
+  return op;
+}
+
+Operator quantized_matmul_program() {
+  Operator op = quantized_matmul();
+  op.name = "QuantizedMatMulProgram";
+  op.required_inputs += Tail::kOperands;
+  op.create = make_node<QuantizedMatMulProgram>;
+  op.signatures.resize(2);  // of float32
+  for (Signature& signature : op.signatures) signature.inputs.insert(signature.inputs.end(), Tail::kOperands, kFloat);
   return op;
 }
 

@@ -12,7 +12,10 @@
   X(dynamic_range_quantize)      \
   X(dynamic_range_fake_quantize) \
   X(quantized_matmul)            \
+  X(quantized_matmul_program)    \
   X(quantized_conv)              \
+  X(quantized_conv_program)      \
+  X(row_program)                 \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \
   X(dynamic_quantize_linear)     \

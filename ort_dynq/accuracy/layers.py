@@ -20,6 +20,7 @@ from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
 from ..rewriter.normal_form import inlined_if_possible
+from ..rewriter.programs.tails import split_tails
 from ..storage import load
 from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
 from .reference import Reference
@@ -29,11 +30,16 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..measuring.progress import Track
 
-PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
-"""The operators that quantized layers become."""
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 OUTLIER = 8.0
 """A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
+
+
+def product_of(operator: str | None) -> str | None:
+    """Returns the product that an operator of a quantized layer computes, perhaps before a program; else None."""
+    name = (operator or "").removesuffix("Program")
+    return name if name in _PRODUCTS else None
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ def measure_layers(
         DynqError: The float model does not run with its intermediate values as outputs.
     """
     model_a = inlined_if_possible(load(reference.model))
+    split_tails(b)
     layers = Layers(model_a, b)
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
@@ -119,7 +126,8 @@ def measure_layers(
                 for each, error in errors:
                     each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
     ordered = sorted((each.layer(shares or {}) for each in found), key=_order)
-    count = sum(node.domain == DOMAIN and node.op_type in PRODUCTS for _, graph in graphs(b) for node in graph)
+    all_nodes = [node for _, graph in graphs(b) for node in graph]
+    count = sum(node.domain == DOMAIN and product_of(node.op_type) is not None for node in all_nodes)
     return tuple(ordered), count - len(found)
 
 

@@ -20,6 +20,7 @@ from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
 from ..measuring.timing import Machine, Settings, machine
+from ..rewriter.analysis.nodes import program_of
 from ..rewriter.loop import op_counts
 from ..storage import load
 from ..verification import Verification, verify
@@ -164,11 +165,12 @@ def measure_pair(
 
 def _report_of(a: ir.Model, b: ir.Model, accuracy: Accuracy) -> rewriter.Report:
     """Returns the report of a quantization that was made before: the layers that `accuracy` has."""
-    kinds = {node.name: node.op_type for node in a.graph}
-    findings = [
-        rewriter.Finding(each.name, kinds.get(each.name, ""), "main", "quantize", each.operator)
-        for each in accuracy.layers
-    ]
+    kinds, calls = ({node.name: node for node in model.graph} for model in (a, b))
+    findings = []
+    for each in accuracy.layers:
+        kind, call = (nodes[each.name].op_type if each.name in nodes else "" for nodes in (kinds, calls))
+        program = program_of(calls[each.name]) if each.name in calls else ""
+        findings.append(rewriter.Finding(each.name, kind, "main", "quantize", call or each.operator, program=program))
     return rewriter.Report(findings, op_counts(a), op_counts(b))
 
 

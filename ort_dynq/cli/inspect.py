@@ -1,4 +1,4 @@
-"""``ort-dynq inspect``: shows what a rewrite would do with a model, or the function body of an operator."""
+"""``ort-dynq inspect``: shows what a rewrite would do with a model, a program, or the function body of an operator."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ _OPSET, _OLDEST_OPSET = 21, 10
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
     add_exact(parser)
-    parser.add_argument(
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
         "--values",
         metavar="NAME",
         help="print what is known of a value and of the values before it: bounds, integers, codes",
+    )
+    shown.add_argument(
+        "--program",
+        metavar="NODE",
+        help="print the program that a node has after a rewrite, and what it reads and computes",
     )
     body = parser.add_argument_group("operators")
     body.add_argument("--body", metavar="NAME", help="print the function body of one of ort_dynq's operators")
@@ -46,6 +52,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("there is nothing to inspect; give a model, or --body NAME (see ort-dynq inspect --help)")
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
+    if arguments.program is not None:
+        return _program(arguments.model, arguments.program, exact=arguments.exact)
     with working(f"inspecting {arguments.model}"):
         from ..rewriter.grouping import grouped, inspect
 
@@ -64,9 +72,16 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
 def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Iterator[RenderableType]:
     if groups:
-        rows = [(each.count, each.node, each.graph, each.op_type, each.operator or each.reason) for each in groups]
+        further = ("program",) if any(each.program for each in groups) else ()
+        rows = [
+            (
+                *(each.count, each.node, each.graph, each.op_type, each.operator or each.reason),
+                *(each.brief_program or "-" for _ in further),
+            )
+            for each in groups
+        ]
         yield ""
-        yield table((title, "nodes", "graph", "operator", last), rows, style=lambda _: color)
+        yield table((title, "nodes", "graph", "operator", last, *further), rows, style=lambda _: color)
 
 
 def _values(model: str, name: str) -> Outcome:
@@ -84,6 +99,29 @@ def _values(model: str, name: str) -> Outcome:
     return Outcome({"input": model, "values": list(map(asdict, values))}, text)
 
 
+def _program(model: str, node: str, *, exact: bool) -> Outcome:
+    with working(f"inspecting {model}"):
+        from ..rewriter.listing import listing_of
+
+        found = listing_of(model, node, exact=exact)
+
+    def text() -> Iterator[RenderableType]:
+        counted = f"{found.steps} step{'s' if found.steps != 1 else ''}"
+        yield one_line(f"{found.node}: {found.operator} in {found.graph}, {counted}")
+        yield f"a row: the dimensions from {found.axis} on\n"
+        yield from map(one_line, found.statements)
+        for title, last, connections in (("reads", "from", found.inputs), ("assigns", "to", found.outputs)):
+            if connections:
+                rows = [
+                    (each.name, each.value or "-", each.type or "-", ", ".join(each.nodes) or "-")
+                    for each in connections
+                ]
+                yield ""
+                yield table((title, "value", "type", last), rows)
+
+    return Outcome({"input": model, **asdict(found), "statements": found.statements}, text)
+
+
 def _body(name: str, opset: int) -> Outcome:
     from ..documentation import body_text
 
@@ -99,6 +137,7 @@ COMMAND = Command(
     (
         "ort-dynq inspect model.onnx",
         "ort-dynq inspect model.onnx --values x",
+        "ort-dynq inspect model.onnx --program node_conv2d",
         "ort-dynq inspect --body DynamicQuantize",
     ),
     _arguments,

@@ -66,15 +66,29 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         style=lambda row: "green" if row[2] < row[1] else "cyan" if row[2] > row[1] else "",
     )
     if report.rewritten:
-        rules = Counter(finding.rule for finding in report.rewritten)
         yield ""
-        yield table(("rewritten", "rule"), [(count, rule) for rule, count in rules.most_common()])
+        yield _rewritten(report)
     if report.unconverted:
         reasons = Counter((finding.op_type, finding.reason) for finding in report.unconverted)
         yield ""
         yield table(
             ("unconverted", "operator", "reason"), [(count, *reason) for reason, count in reasons.most_common()]
         )
+
+
+def _rewritten(report: Report) -> RenderableType:
+    """Returns a table: how many nodes a rule converted to an operator and a program, the most frequent ones first."""
+    from ..rewriter.grouping import brief, program_key, program_pattern
+
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for each in report.rewritten:
+        groups.setdefault((each.rule, each.operator or "", program_key(each.program)), []).append(each.program)
+    further = ("program",) if any(program for _, _, program in groups) else ()
+    rows = [
+        (len(programs), rule, operator, *(brief(program_pattern(programs)) or "-" for _ in further))
+        for (rule, operator, _), programs in groups.items()
+    ]
+    return table(("rewritten", "rule", "becomes", *further), sorted(rows, key=lambda row: -row[0]))
 
 
 COMMAND = Command(

@@ -12,7 +12,7 @@ from . import affine, dynamic_range, granular, quantized_conv, quantized_matmul,
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
-VERSION = 3
+VERSION = 4
 """The version of the domain that models import; kDomainVersion in ops/plugin.cc is the same number."""
 
 FAMILIES: tuple[Family, ...] = (

@@ -147,14 +147,6 @@ class QuadAxis(Encoding):
     WIDTH = 1, "The last kernel axis; the input channels are the outer index"
 
 
-class Activation(Encoding):
-    """The activation function after a convolution."""
-
-    NONE = 0, "dst"
-    RELU = 1, "Relu(dst)"
-    RELU6 = 2, "Clip(dst, 0, 6)"
-
-
 class RangeConstants(NamedTuple):
     """The input `constants` of the dynamic range operators, element by element; float32.
 

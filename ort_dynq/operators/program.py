@@ -14,7 +14,7 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,8 +39,8 @@ ARITIES: dict[str, int] = {
 OUTPUTS = {"codes": True, "zero_point": False, "dst": True, "dst_2": True, "scale": False, "number": False}
 """The outputs, and whether each takes vectors; the others take numbers."""
 
-OPERANDS = 4
-"""The number of operands, besides x."""
+OPERANDS, TAIL_OPERANDS = 4, 3
+"""The number of operands, besides x, of RowProgram and of products with a program."""
 
 MOST_STEPS = 64
 _MOST_CHARACTERS = 8192
@@ -124,6 +124,13 @@ class Program:
         if step is None:
             return value.startswith(_VECTORS)
         return step.operator not in _REDUCTIONS and any(map(self.is_vector, step.operands))
+
+    def is_clip(self) -> bool:
+        """Returns whether the program only clips x, or returns it."""
+        value = self.outputs.get("dst", "")
+        step = self.step(value) if value else None
+        clips = value == "x" or (step is not None and step.operator == "Clip" and step.operands[0] == "x")
+        return clips and len(self.outputs) == 1
 
     def live(self) -> Counter[str]:
         """Returns how often each value is used by outputs and by the steps that they need."""
@@ -246,7 +253,7 @@ def _source(node: ast.AST) -> str:
 # The function body
 
 
-def body_of(program: Program, prefix: str, results: Sequence[str], opset: int) -> str:
+def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: int) -> str:
     """The nodes that compute a program with standard operators, in the text syntax of ``onnx.parser``.
 
     They read ``x``, the operands, ``shape``, ``rows_shape`` and ``parameter_shape`` (row_program.py).
@@ -254,7 +261,7 @@ def body_of(program: Program, prefix: str, results: Sequence[str], opset: int) -
     Args:
         program: The program.
         prefix: What the names of its values begin with.
-        results: The names of the outputs: float32 tensors of the shapes of the operator's outputs.
+        results: The names of the outputs, by output: float32 tensors of the shapes of the operator's outputs.
         opset: The version of the standard operators.
     """
     uses, lines = program.live(), list[str]()
@@ -273,9 +280,9 @@ def body_of(program: Program, prefix: str, results: Sequence[str], opset: int) -
         if uses[f"v{index}"]:
             operands = [*map(name, step.operands)]
             lines += _step(step, name(f"v{index}"), operands, opset)
-    for result, (output, is_vector) in zip(results, OUTPUTS.items(), strict=True):
+    for output, result in results.items():
         if output in program.outputs:
-            shape = "shape" if is_vector else "parameter_shape"
+            shape = "shape" if OUTPUTS[output] else "parameter_shape"
             lines.append(f"{result} = Expand({name(program.outputs[output])}, {shape})")
         else:
             lines.append(f"{result} = Constant<value = float[0] {{}}>()")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from .encodings import Activation, AutoPad, QuadAxis, ScaleOrder
+from collections.abc import Sequence
+
+from .encodings import AutoPad, QuadAxis, ScaleOrder
 from .function_text import cast_like, integer, integers, reshape, scaled
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
+from .row_program import tail_text, with_program
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 
-def _body(opset: int) -> str:
+def _body(opset: int, programs: Sequence[str] = ()) -> str:
     # ConvInteger has no zero points per channel, its attributes cannot come from an input, and ONNX Runtime 1.20.1
     # rejects int8 codes and weights. So patches are gathered and multiplied. src is viewed with three spatial
     # dimensions: missing ones have length 1 and come first. Weights are uint8, since ONNX Runtime's sums of uint8 and
@@ -24,14 +27,12 @@ def _body(opset: int) -> str:
         no_geometry = Constant<value = int64[5, 3] {{1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0}}>()
         zero = Constant<value_float = 0.0>()
         one = Constant<value_float = 1.0>()
-        six = Constant<value_float = 6.0>()
         one_code = Constant<value = uint8 {{1}}>()
         half = Constant<value = int32 {{128}}>()
         group = Constant<value_int: int = @group>()
         auto_pad = Constant<value_int: int = @auto_pad>()
         quad_axis = Constant<value_int: int = @quad_axis>()
         scale_order = Constant<value_int: int = @scale_order>()
-        activation = Constant<value_int: int = @activation>()
 
         src_shape = Shape(src)
         rank = Shape(src_shape)
@@ -158,13 +159,9 @@ def _body(opset: int) -> str:
         dst_counts = Slice(counts, lacking, end)
         dst_shape = Concat<axis = 0>(batch, outputs, dst_counts)
         images_of_sums = {flat}(biased, dst_shape)
-        infinity = Div(one, zero)
-        minus_infinity = Neg(infinity)
-        has_activation = Greater(activation, {integer(Activation.NONE)})
-        is_relu6 = Equal(activation, {integer(Activation.RELU6)})
-        lowest = Where(has_activation, zero, minus_infinity)
-        highest = Where(is_relu6, six, infinity)
-        real_dst = Clip(images_of_sums, lowest, highest)
+        x = Identity(images_of_sums)
+        {tail_text(programs, opset) if programs else ""}
+        real_dst = Identity({"dst_real" if programs else "x"})
         {cast_like("dst", "real_dst", "bias", opset)}
     }}"""
 
@@ -219,43 +216,47 @@ _INPUTS = (
     ),
 )
 
+QUANTIZED_CONV = Operator(
+    "QuantizedConv",
+    "A convolution of codes by packed weights. The integer sums are exact: a sum so long that int32 might "
+    f"overflow is an error (C / group * k1 * ... * kr over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for "
+    "weights without zero points). The kernel must fit in src with its pads. The formula is for one output "
+    "channel; its group has C / group input channels.",
+    "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1\n"
+    "exact = sum over input channels of the group and kernel positions:\n"
+    "        (src - zero_point) * (weight - weight_zero_point)\n"
+    "dst = float32(exact) * channel_scale * scale + bias; scale_order is the order of the multiplications",
+    _INPUTS,
+    (Input("dst", FLOATS, "[N, M, O1, ..., Or], of the type of `bias`; float16 is rounded once."),),
+    (
+        Attribute("group", 1, "The number of groups of channels; 1 or more."),
+        Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad),
+        Attribute("quad_axis", QuadAxis.CHANNELS, "The layout of the packed weights.", QuadAxis),
+        Attribute(
+            "scale_order",
+            ScaleOrder.SCALES_FIRST,
+            "The order of the multiplications by both scales, where `column_scale` means `channel_scale`.",
+            ScaleOrder,
+        ),
+    ),
+    tuple(
+        Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias, "int32"), (bias,))
+        for bias in FLOATS
+        for code in ("uint8", "int8")
+    ),
+    _body,
+)
+
 FAMILY = Family(
     "Convolutions",
     "`scale` and `zero_point` belong to the activation; the inputs with the prefixes `weight` and `channel` belong to "
     "the weights.",
     (
-        Operator(
-            "QuantizedConv",
-            "A convolution of codes by packed weights. The integer sums are exact: a sum so long that int32 might "
-            f"overflow is an error (C / group * k1 * ... * kr over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for "
-            "weights without zero points). The kernel must fit in src with its pads. The formula is for one output "
-            "channel; its group has C / group input channels.",
-            "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1\n"
-            "exact = sum over input channels of the group and kernel positions:\n"
-            "        (src - zero_point) * (weight - weight_zero_point)\n"
-            "dst = float32(exact) * channel_scale * scale + bias; scale_order is the order of the multiplications",
-            _INPUTS,
-            (Input("dst", FLOATS, "[N, M, O1, ..., Or], of the type of `bias`; float16 is rounded once."),),
-            (
-                Attribute("group", 1, "The number of groups of channels; 1 or more."),
-                Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad),
-                Attribute("quad_axis", QuadAxis.CHANNELS, "The layout of the packed weights.", QuadAxis),
-                Attribute(
-                    "scale_order",
-                    ScaleOrder.SCALES_FIRST,
-                    "The order of the multiplications by both scales, where `column_scale` means `channel_scale`.",
-                    ScaleOrder,
-                ),
-                Attribute(
-                    "activation", Activation.NONE, "The activation function, applied to the sum `dst`.", Activation
-                ),
-            ),
-            tuple(
-                Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias, "int32"), (bias,))
-                for bias in FLOATS
-                for code in ("uint8", "int8")
-            ),
+        QUANTIZED_CONV,
+        with_program(
+            QUANTIZED_CONV,
             _body,
+            "A row is one channel: `row1` is [M, 1, ..., 1]. If `bias` is float16, the program is one Clip.",
         ),
     ),
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from .encodings import ScaleOrder
 from .function_text import cast_like, integers, reshape, scaled, select
+from .row_program import tail_text, with_program
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 GROUP_UNIT = 16
@@ -13,7 +17,7 @@ LONGEST_SUM = (2**31 - 1) // (255 * 255)
 LONGEST_SYMMETRIC_SUM = (2**31 - 1) // (255 * 128)
 
 
-def _body(opset: int) -> str:
+def _body(opset: int, programs: Sequence[str] = ()) -> str:
     # Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on some CPUs. If K is 0,
     # MatMulInteger crashes on zero points, and without them leaves its output unset (ONNX Runtime 1.31).
     flat = reshape(opset)
@@ -140,7 +144,9 @@ def _body(opset: int) -> str:
         real_bias = Cast<to = 1>(bias)
         biased = Add(scaled, real_bias)
         dst_shape = Concat<axis = 0>(lead, columns)
-        real_dst = {flat}(biased, dst_shape)
+        x = {flat}(biased, dst_shape)
+        {"zero = Constant<value_float = 0.0>()" + tail_text(programs, opset) if programs else ""}
+        real_dst = Identity({"dst_real" if programs else "x"})
         {cast_like("dst", "real_dst", "bias", opset)}
     }}"""
 
@@ -197,39 +203,46 @@ _INPUTS = (
     Input("bias", FLOATS, "[N]; -0.0 leaves the result unchanged."),
 )
 
+QUANTIZED_MATMUL = Operator(
+    "QuantizedMatMul",
+    "Multiplies codes by packed weights. The integer sums are exact: a sum so long that int32 might overflow "
+    f"is an error (K or group_size over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for 8-bit weights without "
+    "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
+    "ascending order. If `scale` varies by group, both scales multiply the sum of each group. If only "
+    "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
+    "and `scale_order` is the order of the multiplications.",
+    "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
+    "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
+    _INPUTS,
+    (Input("dst", FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
+    (
+        Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
+        Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
+        Attribute(
+            "scale_order",
+            ScaleOrder.SCALES_FIRST,
+            "The order of the multiplications by both scales; column first if there are groups.",
+            ScaleOrder,
+        ),
+    ),
+    tuple(
+        Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias), (bias,))
+        for bias in FLOATS
+        for code in ("uint8", "int8")
+    ),
+    _body,
+)
+_FLOAT32_ONLY = dataclasses.replace(
+    QUANTIZED_MATMUL,
+    signatures=tuple(each for each in QUANTIZED_MATMUL.signatures if each.outputs == ("float32",)),
+)
+
 FAMILY = Family(
     "Matrix products",
     "`scale` and `zero_point` belong to the rows, which are the activation; the inputs with the prefixes `weight` and "
     "`column` belong to the weights.",
     (
-        Operator(
-            "QuantizedMatMul",
-            "Multiplies codes by packed weights. The integer sums are exact: a sum so long that int32 might overflow "
-            f"is an error (K or group_size over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for 8-bit weights without "
-            "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
-            "ascending order. If `scale` varies by group, both scales multiply the sum of each group. If only "
-            "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
-            "and `scale_order` is the order of the multiplications.",
-            "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
-            "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
-            _INPUTS,
-            (Input("dst", FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
-            (
-                Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
-                Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
-                Attribute(
-                    "scale_order",
-                    ScaleOrder.SCALES_FIRST,
-                    "The order of the multiplications by both scales; column first if there are groups.",
-                    ScaleOrder,
-                ),
-            ),
-            tuple(
-                Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias), (bias,))
-                for bias in FLOATS
-                for code in ("uint8", "int8")
-            ),
-            _body,
-        ),
+        QUANTIZED_MATMUL,
+        with_program(_FLOAT32_ONLY, _body, "A row has the N columns. `bias` is float32."),
     ),
 )

@@ -14,10 +14,10 @@ from ..errors import DynqError
 from ..graphs import named
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
-from ..rewriter.convolutions import activation_function
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.normal_form import in_normal_form
+from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..storage import explained, load
 from . import conv, matmul, other_layers
@@ -96,7 +96,7 @@ def quantize_layers(
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
     rules = [rule(options) for rule in RULES]
-    phases = ((CHAINS,), rules, (dynamic_quantize_linear.RULE, activation_function.RULE))
+    phases = ((CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE))
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)

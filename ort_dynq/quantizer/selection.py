@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..accuracy import LayerAccuracy, OutputAccuracy, Reference, measure_outputs, worst_snr
-from ..accuracy.layers import PRODUCTS, measure_layers
+from ..accuracy.layers import measure_layers, product_of
 from ..accuracy.outputs import running
 from ..errors import DynqError
 from ..measuring.plain import plain
@@ -97,8 +97,9 @@ def select(
         layers, _ = measure_layers(reference, load(first), backend=backend, track=track)
     known = {each.name: each for each in layers}
     for each in result.report.rewritten:  # layers that are not measured come last
-        if each.operator in PRODUCTS and each.node not in known:
-            known[each.node] = LayerAccuracy(each.node, each.operator, None)
+        product = product_of(each.operator)
+        if product is not None and each.node not in known:
+            known[each.node] = LayerAccuracy(each.node, product, None)
     names = list(known)
     if (float_snr := worst_snr(measured(load(reference.model)))) < min_snr:
         raise DynqError(

@@ -91,8 +91,6 @@ class Edit:
         operator: The operator that the node becomes, for the report; empty: the operator of the main node.
         metadata: More metadata for the main node.
         note: A remark on the conversion for the report; may be empty.
-        replaced: The nodes that the main node replaces, if they are more than :attr:`node`: none of them is reported as
-            unconverted any more.
     """
 
     node: ir.Node
@@ -101,13 +99,17 @@ class Edit:
     operator: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
-    replaced: Sequence[ir.Node] = ()
     _main: ir.Node | None = None
     _insertions: list[_Insertion] = field(default_factory=list)
     _initializers: list[tuple[ir.Value, ir.Graph]] = field(default_factory=list)
     _inputs: list[tuple[ir.Node, int, ir.Value]] = field(default_factory=list)
     _values: dict[ir.Value, ir.Value] = field(default_factory=dict)
     _extra_outputs: list[ExtraOutput] = field(default_factory=list)
+
+    @property
+    def main(self) -> ir.Node | None:
+        """The new node that takes the place of an old one; None if there is none."""
+        return self._main
 
     def insert(self, *nodes: ir.Node, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records new nodes, in order, before an old one.
@@ -185,7 +187,7 @@ class Edit:
             graph.register_initializer(value)
         for insertion in self._insertions:
             for added in insertion.nodes:
-                _stamp(added, insertion.origin, rule, self.facts)
+                _stamp(added, insertion.origin, rule, self.facts, is_main=added is self._main)
             graph_ = insertion.anchor.graph
             assert graph_ is not None
             (graph_.insert_after if insertion.is_after else graph_.insert_before)(insertion.anchor, insertion.nodes)
@@ -218,7 +220,7 @@ class Edit:
         if not nodes and new.is_graph_output() and old.is_graph_output():  # a graph output has one name
             nodes = [ir.node("Identity", [new])]
         for node in nodes:
-            _stamp(node, self.node, rule, self.facts)
+            _stamp(node, self.node, rule, self.facts, is_main=False)
             assert last.graph is not None
             last.graph.insert_after(last, [node])
             last, new = node, node.outputs[0]
@@ -243,15 +245,16 @@ def _conversion(extra: ExtraOutput) -> list[ir.Node]:
     return nodes
 
 
-def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts) -> None:
-    """Gives a new node its metadata and its outputs their names.
+def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main: bool) -> None:
+    """Gives a new node its metadata and its outputs their names. Only the main node inherits what a rewrite has noted.
 
     The names are new in the whole model: a subgraph must not redefine a name of the graphs around it.
     """
     for output in added.outputs:
         output.name = facts.new_name()
     _note_constant(added, facts)
-    added.metadata_props.update(origin.metadata_props)
+    inherited = origin.metadata_props.items()
+    added.metadata_props.update({key: text for key, text in inherited if is_main or not metadata.is_ours(key)})
     added.metadata_props[metadata.RULE] = rule
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ..storage import Model
     from . import Finding, Report
 
+_LONGEST_PROGRAM = 80
+_LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
+
 
 def inspect(model: Model, *, exact: bool = False) -> Report:
     """Rewrites a copy of a model and returns the report alone.
@@ -34,6 +37,7 @@ class Group:
         count: The number of findings.
         graph, node, reason: As in :class:`Finding`, with ``*`` in place of the numbers that differ.
         op_type, rule, operator: As in :class:`Finding`.
+        program: As in :class:`Finding`, with ``*`` in place of the literals that differ.
     """
 
     count: int
@@ -43,13 +47,19 @@ class Group:
     rule: str
     operator: str | None
     reason: str
+    program: str = ""
+
+    @property
+    def brief_program(self) -> str:
+        """The program, or the number of its steps if it is long."""
+        return brief(self.program)
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Returns the groups, in the order of their first findings."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for each in findings:
-        texts = (pattern_key(each.graph), pattern_key(each.node), pattern_key(each.reason))
+        texts = (pattern_key(each.graph), pattern_key(each.node), pattern_key(each.reason), program_key(each.program))
         groups.setdefault((*texts, each.op_type, each.rule, each.operator), []).append(each)
     return [
         Group(
@@ -60,9 +70,34 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
             members[0].rule,
             members[0].operator,
             pattern([each.reason for each in members]),
+            program_pattern([each.program for each in members]),
         )
         for members in groups.values()
     ]
+
+
+def brief(program: str) -> str:
+    """Returns a program, or the number of its steps if its text is long."""
+    steps = program.count("(")
+    return program if len(program) <= _LONGEST_PROGRAM else f"{steps} steps"
+
+
+def program_pattern(programs: Sequence[str]) -> str:
+    """Returns the pattern of programs that differ in literals only, with ``*`` for these: ``dst = Mul(x, *)``.
+
+    Raises:
+        ValueError: They differ in more than literals.
+    """
+    if len({*map(program_key, programs)}) > 1:
+        raise ValueError(f"{programs} differ in more than literals")
+    columns = zip(*map(_LITERAL.findall, programs), strict=True)
+    literals = iter([column[0] if len({*column}) == 1 else "*" for column in columns])
+    return _LITERAL.sub(lambda _: next(literals), programs[0])
+
+
+def program_key(program: str) -> str:
+    """Returns a program with ``*`` in place of its literals: programs of one pattern have the same text."""
+    return _LITERAL.sub("*", program)
 
 
 def pattern(names: Sequence[str]) -> str:

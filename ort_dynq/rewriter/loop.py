@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, graphs, label, with_subgraphs
 from .analysis.inference import Facts
+from .analysis.nodes import program_of
 from .edit import Edit, Shared
 from .functions import add_functions
 from .products.affine import AffineForms
@@ -33,17 +34,15 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
         The converted nodes, and the unconverted ones with their reasons.
     """
     fixed_inputs = _remove_fixed_inputs(model)
-    report = Report(before=op_counts(model))
+    report, findings = Report(before=op_counts(model)), _Findings()
     initializers = _used_initializers(model)
     with Facts(model) as facts:
         context = Context(facts, exact, Shared(facts))
         for phase in phases:
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):
-                report.findings += _apply_rules(phase, graph, replace(context, path=path))
-        report.findings = [
-            each for each in report.findings if each.operator or (each.node, each.graph) not in context.replaced
-        ]
+                _apply_rules(phase, graph, replace(context, path=path), findings)
+        report.findings = findings.all()
         _remove_initializers(model, initializers)
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
@@ -68,23 +67,50 @@ def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
     return inputs
 
 
-def _apply_rules(rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, context: Context) -> list[Finding]:
-    """Applies the rules to each node of a graph in turn, until one returns a finding."""
-    findings = []
+class _Findings:
+    """The findings of a rewrite, in order."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[ir.Node, Finding]] = []
+        self._made: dict[ir.Node, int] = {}  # new nodes, with the indices of their findings
+
+    def add(self, node: ir.Node, finding: Finding, main: ir.Node | None) -> None:
+        """Adds the finding of a node, which became `main`.
+
+        If an earlier rule made the node, such as a product that gets a program, its finding says what the node is now.
+        """
+        index = self._made.get(node)
+        if index is None or node.graph is not None:
+            index = len(self._found)
+            self._found.append((node, finding))
+        else:
+            origin, first = self._found[index]
+            self._found[index] = origin, replace(first, operator=finding.operator, program=finding.program)
+        if main is not None:
+            self._made[main] = index
+
+    def all(self) -> list[Finding]:
+        """Returns the findings, without those of unconverted nodes that have become part of another node."""
+        return [finding for node, finding in self._found if finding.unconverted is None or node.graph is not None]
+
+
+def _apply_rules(
+    rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, context: Context, findings: _Findings
+) -> None:
+    """Applies the rules to each node of a graph in turn, until one has a finding, and adds the findings."""
     for node in list(graph):
         if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
             continue
         for rule in rules:
-            finding = _apply(rule, node, context)
-            if finding is not None:
-                findings.append(finding)
-                context.reported[node] = finding.unconverted
+            applied = _apply(rule, node, context)
+            if applied is not None:
+                context.reported[node] = applied[0].unconverted
+                findings.add(node, *applied)
                 break
-    return findings
 
 
-def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
-    """Applies one rule to one node; returns its finding, or None if the rule does not apply."""
+def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> tuple[Finding, ir.Node | None] | None:
+    """Applies one rule to one node; returns its finding and the node that it became, or None if it does not apply."""
     problem = _problem(rule, context)
     if problem and not rule.reports_opset:
         return None
@@ -94,16 +120,16 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> Finding | None:
     try:
         match = rule.match(node, context)
     except Unconverted as why:
-        return replace(found, unconverted=problem or why)
+        return replace(found, unconverted=problem or why), None
     if match is None:
         return None
     if problem:
-        return replace(found, unconverted=problem)
+        return replace(found, unconverted=problem), None
     edit = Edit(node, context.facts, context.shared)
     rule.build(match, edit)
-    context.replaced.update((label(each), context.path) for each in edit.replaced)
     edit.apply(rule.name)
-    return replace(found, operator=edit.operator, note=edit.note)
+    program = "" if edit.main is None else program_of(edit.main)
+    return replace(found, operator=edit.operator, note=edit.note, program=program), edit.main
 
 
 def _problem(rule: Rule[Any], context: Context) -> Unconverted | None:

@@ -14,6 +14,10 @@ ACTIVATION = "ort_dynq.activation"
 """On a node that replaces a float product: the name, in the original model, of the float activation that was
 multiplied. Verification reads it."""
 
+PRODUCT = "ort_dynq.product"
+"""On a product with a program: the name that the result of the product had before the program became part of it.
+Verification compares the product and the program one after the other."""
+
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
 """On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the
 rounded weights, and then the product of the unrounded ones."""
@@ -27,3 +31,8 @@ DEQUANTIZES = "ort_dynq.dequantizes"
 
 QUANTIZED = "ort_dynq.quantized"
 """On a model that was quantized: the options, such as "weights=int8 activations=token symmetric=0"."""
+
+
+def is_ours(key: str) -> bool:
+    """Returns whether a rewrite writes this key."""
+    return key.startswith("ort_dynq.")

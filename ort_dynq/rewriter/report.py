@@ -28,6 +28,7 @@ class Finding:
         operator: The operator that it became; None if it is unconverted.
         unconverted: Why it is unconverted; None if it was converted.
         note: The form in which it was converted, if it differs from the requested one; else empty.
+        program: The program of that operator; empty if it has none.
     """
 
     node: str
@@ -37,6 +38,7 @@ class Finding:
     operator: str | None = None
     unconverted: Unconverted | None = None
     note: str = ""
+    program: str = ""
 
     @property
     def reason(self) -> str:
@@ -46,6 +48,7 @@ class Finding:
     def to_dict(self) -> dict[str, str | None]:
         """Returns the finding as plain data for JSON; `code` is None if the node was converted."""
         fields = {name: getattr(self, name) for name in ("node", "op_type", "graph", "rule", "operator")}
+        fields["program"] = self.program or None
         return {**fields, "code": self.unconverted and self.unconverted.code, "reason": self.reason}
 
 

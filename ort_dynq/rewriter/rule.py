@@ -25,7 +25,6 @@ class Context:
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
-        replaced: The labels and paths of nodes that were converted as a part of another one.
     """
 
     facts: Facts
@@ -33,7 +32,6 @@ class Context:
     shared: Shared
     path: str = "main"
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
-    replaced: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,24 @@ A new rule is one file in the folder of its subject and one entry here. Rules do
 from __future__ import annotations
 
 from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, truncation
-from .convolutions import activation_function, float_conv, integer_conv
+from .convolutions import float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .products import float_matmul, float_weights, integer_matmul, unconverted
-from .programs import row_program
+from .programs import row_program, tails
 
 PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, truncation.RULE),
     (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
     (float_weights.RULE,),
+    (tails.RULE,),
     (row_program.RULE,),
-    (reductions.RULE, dynamic_quantize_linear.RULE, activation_function.RULE),
+    (reductions.RULE, dynamic_quantize_linear.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins: first chains, then products of the data that they
-quantize, then the weights of products that stay float, then programs of the other chains, then the remaining ranges,
-DynamicQuantizeLinear before products and activation functions after convolutions. The last phase reports unconverted
-products and removes Casts."""
+quantize, then the weights of products that stay float, then programs of products and of the other chains, then the
+remaining ranges and DynamicQuantizeLinear before products. The last phase reports unconverted products and removes
+Casts."""
 
 IN_FLOAT32 = frozenset(
     rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE, row_program.RULE)

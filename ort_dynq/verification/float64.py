@@ -100,8 +100,6 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
         while value is not result and (use := only_use(value)) is not None:
             if use.node.op_type in RESHAPES:
                 steps.append(("Reshape", use.node.outputs[0]))
-            elif use.node.op_type in ("Relu", "Clip"):  # of QuantizedConv
-                steps.append((use.node.op_type, use.node.outputs[0]))
             elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
                 steps.append((use.node.op_type, operand))
             elif use.node.op_type != "Cast" or not (
@@ -155,8 +153,6 @@ def errors_of(
             number = product.number(operand, known)
             if operator == "Reshape":
                 reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
-            elif operator in ("Relu", "Clip"):
-                reference = np.clip(reference, 0, 6 if operator == "Clip" else None)
             elif operator == "Mul":
                 reference, magnitude = reference * number, magnitude * np.abs(number)
             else:

@@ -14,7 +14,7 @@ from ..inputs import Array
 from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.nodes import only_use
 from ..rewriter.analysis.shapes import RESHAPES
-from ..rewriter.metadata import ACTIVATION
+from ..rewriter.metadata import ACTIVATION, PRODUCT
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -38,6 +38,7 @@ class Layers:
 
     def __init__(self, a: ir.Model, b: ir.Model) -> None:
         self.values = _values(a.graph)
+        self._before_programs = {node.metadata_props.get(PRODUCT) for node in a.graph}
         self.nodes = [node for node in b.graph if _is_product(node) and not self._is_product_of_a(node)]
         self.results = list(map(self._result, self.nodes))
         self.offsets = list(map(self._offset, self.nodes))
@@ -67,6 +68,8 @@ class Layers:
 
     def _is_product_of_a(self, node: ir.Node) -> bool:
         """Returns whether a product of A computes the same value: A was rewritten before."""
+        if node.outputs[0].name in self._before_programs:
+            return True
         value = self.values.get(name_of(self._result(node)))
         producer = None if value is None else value.producer()
         return producer is not None and _is_product(producer)

@@ -20,6 +20,7 @@ from ..inputs import Array
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.metadata import EXACT
 from ..rewriter.normal_form import inlined_if_possible
+from ..rewriter.programs.tails import split_tails
 from ..storage import load
 from .float64 import FloatProduct, errors_of, float_product_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
@@ -122,6 +123,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_b = inlined_if_possible(load(b))
     if model_b.metadata_props.get(EXACT) == "1":
         return None
+    split_tails(model_b)
     model_a = inlined_if_possible(load(a))
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)

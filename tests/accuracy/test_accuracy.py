@@ -247,14 +247,16 @@ def test_share_of_the_time() -> None:
 
 
 def test_layers_in_subgraphs_are_counted() -> None:
+    """Also a product with a program."""
     branch = f"""{{ y = If (flag) <
-        then_branch = g1 () => (float[n, {K}] a) {{ a = MatMul(x, w) }},
+        then_branch = g1 () => (float[n, {K}] a) {{ p = MatMul(x, w) a = Relu(p) }},
         else_branch = g2 () => (float[n, {K}] b) {{ b = MatMul(x, v) }}> }}"""
     model = model_of(
         branch.strip("{} "),
         {"w": floats(K, K), "v": floats(K, K)},
         inputs=f"float[n, {K}] x, bool flag",
     )
+    assert ort_dynq.quantize(model).report.after["ort_dynq.QuantizedMatMulProgram"] == 1
     found = accuracy_of(model, {"x": floats(3, K), "flag": np.array(True)})
     assert (found.layers, found.unreachable) == ((), 2)
     assert 20 < found.snr_db < 60

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 
 from ort_dynq.bench.models import ModelTiming, operator_counts
 from ort_dynq.measuring.progress import Track
@@ -33,15 +34,33 @@ class ChainTiming(ModelTiming):
 
 
 class Chain(NamedTuple):
-    """A chain as torch or torchao exports it, as ONNX text. Its input is x, float32[512, 4096]."""
+    """A chain as torch or torchao exports it, as ONNX text. Its input is x, float32[ROWS, COLUMNS].
+
+    Attributes:
+        name: Its name.
+        outputs, constants, nodes: The parts of the graph.
+        program: The same as a program, for :mod:`bench.programs`; empty for chains that it does not time.
+    """
 
     name: str
     outputs: str
     constants: str
     nodes: str
+    program: str = ""
 
     def __str__(self) -> str:
         return self.name
+
+    def model(self, shape: tuple[int, int] = SHAPE) -> onnx.ModelProto:
+        """Returns the chain on a tensor of this shape."""
+        texts = ("float[ROWS, COLUMNS] x", self.outputs, self.nodes, self.constants)
+        inputs, outputs, nodes, constants = (at(text, shape) for text in texts)
+        return parse(inputs, outputs, nodes, opset=20, constants=constants)
+
+
+def at(text: str, shape: tuple[int, int]) -> str:
+    """Returns a text with the numbers of rows and columns of a tensor."""
+    return text.replace("ROWS", str(shape[0])).replace("COLUMNS", str(shape[1]))
 
 
 _SYMMETRIC = """
@@ -57,20 +76,22 @@ _SYMMETRIC_CONSTANTS = "int64[1] last = {-1}, float eps = {0.00001}, float low =
 CHAINS = (
     Chain(
         "symmetric per token to int8",
-        "int8[512, 4096] y, float[512, 1] s",
+        "int8[ROWS, COLUMNS] y, float[ROWS, 1] s",
         _SYMMETRIC_CONSTANTS,
         f"{_SYMMETRIC} y = Cast<to = 3>(v)",
+        "r1 = Div(Clip(ReduceMax(Abs(x)), 1e-05, 3.4028234663852886e+38), 127.0); "
+        "codes = Clip(Round(Div(x, r1)), -128.0, 127.0); scale = r1",
     ),
     Chain(
         "symmetric per token, fake-quantized",
-        "float[512, 4096] y",
+        "float[ROWS, COLUMNS] y",
         _SYMMETRIC_CONSTANTS,
         f"{_SYMMETRIC} y = Mul(v, s)",
     ),
     Chain(
         "torchao asymmetric per token, fake-quantized",
-        "float[512, 4096] y",
-        "int64[1] axes = {1}, int64[2] column = {512, 1}, float zero = {0}, float steps = {255}, "
+        "float[ROWS, COLUMNS] y",
+        "int64[1] axes = {1}, int64[2] column = {ROWS, 1}, float zero = {0}, float steps = {255}, "
         "float eps = {1.1754944e-38}, float low = {-128}, float high = {127}",
         """
             mn = ReduceMin<keepdims = 0>(x, axes)
@@ -102,10 +123,14 @@ CHAINS = (
             centered = Sub(codes_float, z_float)
             y = Mul(centered, s)
         """,
+        "low = Min(ReduceMin(x), 0.0); high = Max(ReduceMax(x), 0.0); "
+        "step = Clip(Div(Sub(high, low), 255.0), 1.1754943508222875e-38, 3.4028234663852886e+38); "
+        "zero = Int8(Clip(Sub(-128.0, Round(Div(low, step))), -128.0, 127.0)); "
+        "q = Int8(Clip(Add(Round(Mul(x, Reciprocal(step))), zero), -128.0, 127.0)); dst = Mul(Sub(q, zero), step)",
     ),
     Chain(
         "asymmetric per tensor -> Q -> DQ",
-        "float[512, 4096] y",
+        "float[ROWS, COLUMNS] y",
         "float zero = {0}, float steps = {255}, float eps = {0.00000001}",
         """
             mn = ReduceMin<keepdims = 0>(x)
@@ -144,7 +169,7 @@ def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming
     relu_model = parse(f"{x} x", f"{x} y", "y = Relu(x)", opset=20)
     timings = []
     for chain in track(CHAINS):
-        model = parse(f"{x} x", chain.outputs, chain.nodes, opset=20, constants=chain.constants)
+        model = chain.model()
         result = rewrite(model, exact=settings.exact)
         for threads in settings.threads:
             contenders = [

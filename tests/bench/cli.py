@@ -59,7 +59,7 @@ def _operator_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes",
         type=_sizes,
         metavar="RxC[,RxC]",
-        help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; "
+        help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; programs: 128x768,512x4096,128x256,1x64; "
         "with --misaligned: 256x1000,2560x100,4096x60,256x1024)",
     )
     parser.add_argument(
@@ -105,7 +105,7 @@ def _chain_arguments(parser: argparse.ArgumentParser) -> None:
 def _network_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads="1", time="2")
     parser.add_argument(
-        "--networks", type=_names, metavar="NAME[,NAME]", help="encoder, decoder or resnet (default: all)"
+        "--networks", type=_names, metavar="NAME[,NAME]", help="encoder, decoder, resnet or ppocr (default: all)"
     )
     parser.add_argument(
         "--forms", type=_names, metavar="NAME[,NAME]", help="forms of linear layers or convolutions (default: all)"
@@ -120,7 +120,9 @@ def _network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=positive, metavar="N", help="hidden size of a transformer (default: 768)")
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
     parser.add_argument("--float16", action="store_true", help="time transformers as float16 models as well")
-    parser.add_argument("--image", type=positive, metavar="N", help="pixels of resnet's images (default: 224)")
+    parser.add_argument(
+        "--image", type=positive, metavar="N", help="pixels of the images of resnet and ppocr (default: 224)"
+    )
     add_exact(parser)
     add_backend(parser)
 
@@ -129,12 +131,30 @@ def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) 
     """Times every operator, or the operators with misaligned outputs."""
     if arguments.misaligned:
         return _misaligned(arguments, settings, track)
-    from bench.operators import SIZES, bench_operators
+    from bench import operators, programs
 
-    timings = bench_operators(settings, arguments.sizes or SIZES, track=track)
+    timings = operators.bench_operators(settings, arguments.sizes or operators.SIZES, track=track)
     note = "ns: per element; ratio: stock / ort_dynq; copy: time of a plain copy of as many bytes / ort_dynq\n"
     types = ("types", lambda each: f"{each.floats}, {each.codes}")
-    return _table(timings, note, types, ("copy", lambda each: Figure(each.copy_ratio, 2)))
+    found = _table(timings, note, types, ("copy", lambda each: Figure(each.copy_ratio, 2)))
+    of_programs = programs.bench_programs(settings, arguments.sizes or programs.SIZES, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield from found.text()
+        yield ""
+        yield "RowProgram with the program of a chain; ratios: stock / RowProgram; the operator / RowProgram\n"
+        head = ("chain", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "operator ns", "ratio", "operator")
+        rows = [
+            (
+                *(each.chain, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
+                *(Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
+                *(Figure(each.operator_ns, 3), Figure(each.operator_ratio, 2), each.operator),
+            )
+            for each in of_programs
+        ]
+        yield table(head, rows, style=lambda row: ratio_style(row[5]))
+
+    return Outcome({**found.data, "programs": list(map(asdict, of_programs))}, text)
 
 
 def _misaligned(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -306,7 +326,7 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "medians; ratio: stock / ort_dynq"
         yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
         yield "tokens: in the encoder's input, or in the decoder's past"
-        yield f"resnet: ResNet-18, images of {image}x{image}\n"
+        yield f"resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; images of {image}x{image}\n"
         head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
         rows = [
             (
@@ -328,7 +348,7 @@ def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str
 
     for takers, options in (
         (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads", "float16")),
-        (("resnet",), ("image",)),
+        (("resnet", "ppocr"), ("image",)),
     ):
         for name in options:
             if getattr(arguments, name) and not {*takers} & {*networks}:
@@ -338,7 +358,8 @@ def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str
 COMMANDS = (
     Command(
         "ops",
-        "QuantizeLinear and DequantizeLinear of float32, float16, bfloat16, uint8, uint4 and int4, and a plain copy",
+        "QuantizeLinear and DequantizeLinear of float32, float16, bfloat16, uint8, uint4 and int4, and a plain copy; "
+        "RowProgram, and the chains and operators that compute the same",
         (f"{PROGRAM} ops --threads 1 --isa avx2", f"{PROGRAM} ops --misaligned"),
         _operator_arguments,
         partial(timed, run=_operators, time=0.5, all_cores=True),
@@ -367,7 +388,7 @@ COMMANDS = (
     ),
     Command(
         "networks",
-        "transformers and a ResNet-18 with seeded weights",
+        "transformers, a ResNet-18 and a network as in PP-OCR with seeded weights",
         (f"{PROGRAM} networks --forms token,tensor_u8",),
         _network_arguments,
         partial(timed, run=_networks, time=2.0),

@@ -1,9 +1,13 @@
 """Networks of convolutions with seeded weights, in float and as onnxruntime's quantize_dynamic writes them.
 
-The network is a ResNet of basic blocks, see He et al. (2015); its 18 layers are a 7x7 convolution, 16 of 3x3 in four
-stages and a linear layer. Three more convolutions of 1x1 are in its shortcuts. The batch normalizations are folded into
-weights and biases, as exporters write them. Weights are normal values times the square root of two divided by the
-number of inputs. The last convolution of each block has a fourth of that, so that the sums of blocks stay of one size.
+* resnet is a ResNet of basic blocks, see He et al. (2015); its 18 layers are a 7x7 convolution, 16 of 3x3 in four
+  stages and a linear layer. Three more convolutions of 1x1 are in its shortcuts.
+* ppocr is a network of depthwise convolutions between two of 1x1, as the text recognizers of PP-OCR have them: a
+  HardSwish after most convolutions, written as Add, Clip, Mul and Div, and before it a Mul and an Add of numbers.
+
+The batch normalizations are folded into weights and biases, as exporters write them. Weights are normal values times
+the square root of two divided by the number of inputs. The last convolution of each block has a fourth of that, so that
+the sums of blocks stay of one size.
 
 The networks are standard ONNX of opset 20 and IR version 10, which onnxruntime 1.20.1 and newer run.
 conv_s8 needs a newer version, whose ConvInteger takes int8 weights; 1.24.4 does.
@@ -34,6 +38,8 @@ FORMS = ("float", "conv_u8", "conv_s8")
 
 _OPSET, _IR_VERSION = 20, 10
 _STAGES, _BLOCKS, _CLASSES = 4, 2, 1000
+# Of the blocks of ppocr: the channels inside and after it, in units of the width; the stride and the kernel.
+_DEPTHWISE = ((2, 1, 1, 3), (4, 2, 2, 3), (4, 2, 1, 3), (8, 4, 2, 5), (8, 4, 1, 5), (16, 8, 2, 5), (16, 8, 1, 5))
 
 
 def resnet(form: str, *, image: int = 224, width: int = 64, seed: int = 0) -> onnx.ModelProto:
@@ -50,9 +56,24 @@ def resnet(form: str, *, image: int = 224, width: int = 64, seed: int = 0) -> on
     Raises:
         DynqError: The form does not exist.
     """
+    return _in_form(form, _Builder(seed).resnet(image, width))
+
+
+def ppocr(form: str, *, image: int = 224, width: int = 16, seed: int = 0) -> onnx.ModelProto:
+    """Builds a network of depthwise convolutions with HardSwish; see :func:`resnet`.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    return _in_form(form, _Builder(seed).ppocr(image, width))
+
+
+NETWORKS = {"resnet": resnet, "ppocr": ppocr}
+
+
+def _in_form(form: str, model: onnx.ModelProto) -> onnx.ModelProto:
     if form not in FORMS:
         raise DynqError(f"there is no form {form!r} of a network of convolutions, expected one of {', '.join(FORMS)}")
-    model = _Builder(seed).network(image, width)
     return model if form == "float" else _quantize(model, form)
 
 
@@ -92,7 +113,7 @@ class _Builder:
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
 
-    def network(self, image: int, width: int) -> onnx.ModelProto:
+    def resnet(self, image: int, width: int) -> onnx.ModelProto:
         x = self._convolution("stem", "x", 3, width, 7, 2)
         x = self._add("MaxPool", [self._add("Relu", [x])], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
         inputs = width
@@ -102,12 +123,30 @@ class _Builder:
                 stride = 2 if stage and not block else 1
                 x = self._block(f"stages.{stage}.{block}", x, inputs, outputs, stride)
                 inputs = outputs
+        return self._model("resnet", x, inputs, image)
+
+    def ppocr(self, image: int, width: int) -> onnx.ModelProto:
+        x = self._hard_swish(self._convolution("stem", "x", 3, width, 3, 2))
+        inputs = width
+        for i, (inner, outputs, stride, kernel) in enumerate(_DEPTHWISE):
+            shortcut, inside, outside = x, inner * width, outputs * width
+            x = self._activated(self._convolution(f"blocks.{i}.expand", x, inputs, inside, 1, 1))
+            x = self._convolution(f"blocks.{i}.depthwise", x, inside, inside, kernel, stride, group=inside)
+            x = self._convolution(f"blocks.{i}.project", self._activated(x), inside, outside, 1, 1, gain=0.25)
+            if stride == 1 and inputs == outside:
+                x = self._add("Add", [shortcut, x])
+            inputs = outside
+        x = self._hard_swish(self._convolution("head", x, inputs, 4 * inputs, 1, 1))
+        return self._model("ppocr", x, 4 * inputs, image)
+
+    def _model(self, name: str, x: str, channels: int, image: int) -> onnx.ModelProto:
+        """Adds a linear layer on the means of the channels, and returns the model."""
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x])])
-        linear = self._parameters("linear", (_CLASSES, inputs), 1.0)
+        linear = self._parameters("linear", (_CLASSES, channels), 1.0)
         self._add("Gemm", [x, *linear], "y", transB=1)
         graph = helper.make_graph(
             self._nodes,
-            "resnet",
+            name,
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", 3, image, image))],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("batch", _CLASSES))],
             self._initializers,
@@ -122,12 +161,37 @@ class _Builder:
             shortcut = self._convolution(f"{name}.shortcut", x, inputs, outputs, 1, stride)
         return self._add("Relu", [self._add("Add", [residual, shortcut])])
 
+    def _activated(self, x: str) -> str:
+        """A HardSwish of x, scaled and shifted by numbers that were learned."""
+        return self._hard_swish(self._add("Add", [self._add("Mul", [x, self._number(1.02)]), self._number(0.01)]))
+
+    def _hard_swish(self, x: str) -> str:
+        clipped = self._add("Clip", [self._add("Add", [x, self._number(3)]), self._number(0), self._number(6)])
+        return self._add("Div", [self._add("Mul", [x, clipped]), self._number(6)])
+
+    def _number(self, value: float) -> str:
+        """Adds a number, and returns its name."""
+        name = f"number_{len(self._initializers)}"
+        self._initializers.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+        return name
+
     def _convolution(
-        self, name: str, x: str, inputs: int, outputs: int, kernel: int, stride: int, *, gain: float = 1.0
+        self,
+        name: str,
+        x: str,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        *,
+        gain: float = 1.0,
+        group: int = 1,
     ) -> str:
-        parameters = self._parameters(name, (outputs, inputs, kernel, kernel), gain * math.sqrt(2))
-        pads = [kernel // 2] * 4
-        return self._add("Conv", [x, *parameters], kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
+        parameters = self._parameters(name, (outputs, inputs // group, kernel, kernel), gain * math.sqrt(2))
+        window: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2] * 4}
+        if group > 1:
+            window["group"] = group
+        return self._add("Conv", [x, *parameters], **window)
 
     def _parameters(self, name: str, shape: tuple[int, ...], gain: float) -> list[str]:
         """Adds weights [outputs, inputs, ...] and a bias, and returns their names."""

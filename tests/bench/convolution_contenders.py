@@ -26,7 +26,7 @@ from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
-from ort_dynq.operators.encodings import Activation, AutoPad, ScaleOrder
+from ort_dynq.operators.encodings import AutoPad, ScaleOrder
 from ort_dynq.operators.packing import pack_conv
 from ort_dynq.verification.saturation import cpu_saturates
 
@@ -249,8 +249,7 @@ def _ours(convolution: Convolution, data: _Data, zero_point: int) -> tuple[str, 
     geometry = [convolution.kernel, [convolution.stride] * rank, [1] * rank, convolution.pads, convolution.pads]
     text = (  # with all attributes: onnxruntime-extensions has no defaults
         f"ort_dynq.QuantizedConv<group = {convolution.group}, auto_pad = {AutoPad.EXPLICIT.value}, "
-        f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}, "
-        f"activation = {Activation.NONE.value}>"
+        f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}>"
         "(x, scale, zero_point, weights, weight_zero_point, scales, sums, bias, geometry)"
     )
     return text, {

@@ -1,4 +1,4 @@
-"""Times networks with seeded weights against stock ONNX Runtime: transformers, and a network of convolutions."""
+"""Times networks with seeded weights against stock ONNX Runtime: transformers, and networks of convolutions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from ort_dynq.rewriter import rewrite
 from . import convnets, transformers
 
 TOKENS = (1, 128)
-NETWORKS = {**dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)), "resnet": convnets.FORMS}
+NETWORKS = {
+    **dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)),
+    **dict.fromkeys(convnets.NETWORKS, convnets.FORMS),
+}
 """The names of the networks, and the forms that each one has."""
 
 
@@ -42,9 +45,10 @@ class NetworkTiming(ModelTiming):
     """The timing of one network. Its name is the form of its linear layers or convolutions.
 
     Attributes:
-        network: encoder, decoder or resnet.
+        network: A name from :data:`NETWORKS`.
         floats: The type of its floats: float32 or float16.
-        tokens: The number of tokens in the encoder's input, or in the decoder's past; None for resnet.
+        tokens: The number of tokens in the encoder's input, or in the decoder's past; None for a network of
+            convolutions.
     """
 
     network: str
@@ -121,8 +125,8 @@ def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) 
 
 
 def _build(case: _Case, sizes: Sizes) -> onnx.ModelProto:
-    if case.network == "resnet":
-        return convnets.resnet(case.form, image=sizes.image)
+    if case.network in convnets.NETWORKS:
+        return convnets.NETWORKS[case.network](case.form, image=sizes.image)
     build = transformers.NETWORKS[case.network]
     model = build(case.form, layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads)
     return transformers.in_float16(model) if case.floats == "float16" else model
@@ -132,7 +136,7 @@ def _inputs(
     case: _Case, model: onnx.ModelProto, tokens: Sequence[int]
 ) -> Iterator[tuple[int | None, dict[str, Array]]]:
     """Gives the inputs that a network is timed on, and their number of tokens."""
-    if case.network == "resnet":
+    if case.network in convnets.NETWORKS:
         yield None, convnets.feeds(model)
         return
     for count in tokens:

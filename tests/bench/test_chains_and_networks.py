@@ -11,7 +11,6 @@ import pytest
 from benching import check_latency, run_developers, run_developers_json
 
 from bench import chains, convnets, transformers
-from bench.onnx_text import parse
 from ort_dynq.rewriter import rewrite
 
 SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
@@ -19,7 +18,7 @@ SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
 
 @pytest.fixture
 def _narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convnets, "resnet", functools.partial(convnets.resnet, width=16))
+    monkeypatch.setitem(convnets.NETWORKS, "resnet", functools.partial(convnets.resnet, width=16))
 
 
 def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +43,7 @@ def test_bench_chains_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("chain", chains.CHAINS, ids=str)
 def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
-    model = parse("float[512, 4096] x", chain.outputs, chain.nodes, opset=20, constants=chain.constants)
+    model = chain.model()
     onnx.checker.check_model(model, full_check=True)
     x = np.random.default_rng(1).standard_normal((512, 4096), np.float32)
     expected = helpers.stock_session(model).run(None, {"x": x})
@@ -72,7 +71,7 @@ def test_bench_networks_json(forms: tuple[str, ...], capsys: pytest.CaptureFixtu
         for form in forms
         if form in transformers.FORMS
         for tokens in (1, 3)
-    ] + [("resnet", form, None, 1) for form in forms if form in convnets.FORMS]
+    ] + [(network, form, None, 1) for network in convnets.NETWORKS for form in forms if form in convnets.FORMS]
     for each in data["timings"]:
         assert (each["rewritten"] == {}) == (each["name"] == "float")
         check_latency(each["stock"])
@@ -88,18 +87,20 @@ def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[:5] for row in rows] == [
         ["decoder", form, "float32", "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
-    converted = ["4", "DynamicRangeFakeQuantize,", "6", "QuantizedMatMul"]
+    products = ["4", "QuantizedMatMul,", "2", "QuantizedMatMulProgram"]  # two have a residual
+    converted = ["4", "DynamicRangeFakeQuantize,", *products]
     assert [row[8:] for row in rows] == [converted] * 2 + [["-"]] * 2
 
 
 @pytest.mark.usefixtures("_narrow_resnet")
 def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_developers(capsys, *SMALL, "--forms", "token,conv_u8", "--tokens", "2", "--image", "32").splitlines()
-    rows = [line.split()[:5] for line in lines if line.startswith(("encoder ", "decoder ", "resnet "))]
+    rows = [line.split()[:5] for line in lines if line.startswith(("encoder ", "decoder ", "resnet ", "ppocr "))]
     assert rows == [
         ["encoder", "token", "float32", "2", "1"],
         ["decoder", "token", "float32", "2", "1"],
         ["resnet", "conv_u8", "float32", "-", "1"],
+        ["ppocr", "conv_u8", "float32", "-", "1"],
     ]
 
 
@@ -116,5 +117,5 @@ def test_bench_networks_float16(capsys: pytest.CaptureFixture[str]) -> None:
         (form, floats) for form in ("token", "token_weights") for floats in ("float32", "float16")
     ]
     for each in timings:
-        assert each["rewritten"]["QuantizedMatMul"] == 6
+        assert each["rewritten"]["QuantizedMatMul"] + each["rewritten"].get("QuantizedMatMulProgram", 0) == 6
         assert ("QuantizedMatMul of float16" in each["rewritten"]) == (each["floats"] == "float16")

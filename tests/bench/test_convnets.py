@@ -1,4 +1,4 @@
-"""The network of convolutions of `python tests/bench networks`: validity, results, structure, determinism."""
+"""The networks of convolutions of `python tests/bench networks`: validity, results, structure, determinism."""
 
 from __future__ import annotations
 
@@ -12,32 +12,38 @@ from helpers import stock_session
 
 from bench import convnets
 from ort_dynq import DynqError
+from ort_dynq.rewriter import rewrite
 
 SIZES = {"image": 40, "width": 8}
+networks = pytest.mark.parametrize("network", convnets.NETWORKS)
 
 
+@networks
 @pytest.mark.parametrize("form", convnets.FORMS)
-def test_network_is_valid(form: str) -> None:
-    model = convnets.resnet(form, **SIZES)
+def test_network_is_valid(form: str, network: str) -> None:
+    model = convnets.NETWORKS[network](form, **SIZES)
     onnx.checker.check_model(model, full_check=True)
     assert (model.ir_version, model.opset_import[0].version) == (10, 20)
     operators = Counter(node.op_type for node in model.graph.node)
     quantized = form != "float"
-    assert operators["ConvInteger" if quantized else "Conv"] == 20
+    count, shared = {"resnet": (20, 3), "ppocr": (23, 0)}[network]  # a shortcut of resnet shares its input
+    assert operators["ConvInteger" if quantized else "Conv"] == count
     assert operators["Conv" if quantized else "ConvInteger"] == 0
-    assert operators["DynamicQuantizeLinear"] == (17 if quantized else 0)  # a shortcut shares its input
+    assert operators["DynamicQuantizeLinear"] == (count - shared if quantized else 0)
+    if network == "ppocr":
+        assert operators["Clip"] == operators["Div"] == 16  # a HardSwish after all but the last of each block
 
 
+@networks
 @pytest.mark.parametrize("form", convnets.FORMS[1:])
-def test_quantized_network_is_close_to_the_float_network(form: str) -> None:
+def test_quantized_network_is_close_to_the_float_network(form: str, network: str) -> None:
     """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
-    exact = convnets.resnet("float", **SIZES)
-    model = convnets.resnet(form, **SIZES)
+    exact, model = (convnets.NETWORKS[network](each, **SIZES) for each in ("float", form))
     feeds = convnets.feeds(model, batch=2, seed=3)
     (expected,) = stock_session(exact).run(None, feeds)
     (actual,) = stock_session(model).run(None, feeds)
     assert actual.shape == expected.shape == (2, 1000)
-    assert 0.3 < expected.std() < 10
+    assert 0.1 < expected.std() < 10
     assert 0 < np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
 
 
@@ -56,8 +62,18 @@ def test_quantizing_leaves_the_logging_as_it_was(caplog: pytest.LogCaptureFixtur
 
 
 def test_the_seed_determines_the_weights() -> None:
-    first, again, other = (convnets.resnet("float", seed=s, **SIZES).SerializeToString() for s in (1, 1, 2))
-    assert first == again != other
+    for network in convnets.NETWORKS.values():
+        first, again, other = (network("float", seed=s, **SIZES).SerializeToString() for s in (1, 1, 2))
+        assert first == again != other
+
+
+def test_tails_are_programs() -> None:
+    """Residuals, HardSwish and learned factors become programs of the convolutions: nothing else stays between them."""
+    for network, count, tails in (("resnet", 20, 17), ("ppocr", 23, 20)):
+        after = rewrite(convnets.NETWORKS[network]("conv_u8", image=64, width=16)).report.after
+        assert (after["ort_dynq.QuantizedConv"], after["ort_dynq.QuantizedConvProgram"]) == (count - tails, tails)
+        assert not {"Relu", "Clip", "Mul", "Div", "Cast", "ConvInteger"} & {*after}
+        assert after["Add"] == 1  # of the linear layer
 
 
 def test_wrong_form() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import onnx
 import pytest
 from benching import QUICK, run_developers, run_developers_json
 
-from bench import operators
+from bench import chains, operators, programs
 from ort_dynq import DynqError, kernels, runtime
 from ort_dynq.rewriter import rewrite
 
@@ -68,6 +69,17 @@ def test_bench_ops_json(
         for count in threads
     }
     assert len(data["timings"]) - len(others) == 2 * 5 * len(sizes) * len(threads)
+    timed = {"symmetric per token to int8": "", "torchao asymmetric per token, fake-quantized": "Fake"}
+    assert [(each["threads"], each["chain"], tuple(each["shape"]), each["operator"]) for each in data["programs"]] == [
+        (count, chain, size, f"DynamicRange{fake}Quantize")
+        for count in threads
+        for chain, fake in timed.items()
+        for size in sizes
+    ]
+    for each in data["programs"]:
+        assert each["ratio"] == pytest.approx(each["stock_ns"] / each["program_ns"])
+        assert each["operator_ratio"] == pytest.approx(each["operator_ns"] / each["program_ns"])
+        assert min(each["stock_ns"], each["operator_ns"], each["program_ns"]) > 0
     for each in data["timings"]:
         assert min(each["ours_ns"], each["copy_ratio"]) > 0
         if each["floats"] == "bfloat16":  # ONNX Runtime does not have it
@@ -85,6 +97,8 @@ def test_bench_ops_text(capsys: pytest.CaptureFixture[str]) -> None:
     figures = r" 2x3 +1 +[0-9.]+ +([0-9.]+|-) +([0-9.]+|-) +(float32|float16|bfloat16), u?int[48] +[0-9.]+$"
     rows = [line for line in lines if re.search(figures, line.rstrip())]
     assert len(rows) == 10 + 6 * len(OTHERS)
+    (head,) = (i for i, line in enumerate(lines) if line.startswith("chain "))
+    assert [line.split()[-1] for line in lines[head + 1 :]] == ["DynamicRangeQuantize", "DynamicRangeFakeQuantize"]
 
 
 def test_bench_restores_the_instruction_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +184,23 @@ def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "rewrite", wrong)
     with pytest.raises(DynqError, match="QuantizeLinear 4x4 per tensor, threads: 1 differs from stock ONNX Runtime's"):
         operators.bench_operators(QUICK, [(4, 4)])
+
+
+@pytest.mark.parametrize("chain", [chain for chain in chains.CHAINS if chain.program], ids=str)
+def test_a_program_that_is_another_chain_is_an_error(chain: chains.Chain) -> None:
+    """All contenders give the bits of the chain in stock ONNX Runtime, also on one row."""
+    for shape in ((3, 70), (1, 64)):
+        programs.contenders(programs.Case(chain, shape, 1), QUICK)
+    number = "127.0" if "127.0)" in chain.program.split(";")[0] else "255.0"
+    wrong = programs.Case(chain._replace(program=chain.program.replace(number, "250.0")), (3, 70), 1)
+    with pytest.raises(DynqError, match=f"3x70 {chain}, threads: 1 as RowProgram differs from stock ONNX Runtime's"):
+        programs.contenders(wrong, QUICK)
+
+
+def test_programs_run_with_the_extensions_backend() -> None:
+    case = programs.Case(chains.CHAINS[0], (3, 70), 1)
+    operator, found = programs.contenders(case, replace(QUICK, backend="extensions"))
+    assert [*found] == ["RowProgram", operator, "the chain"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -104,7 +104,8 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, *report, "--data", "data.npz")
     assert found["verification"] is None
     assert found["accuracy"]["layers"][0]["name"] == "to_c"
-    assert [each["operator"] for each in found["rewrite_report"]["rewritten"]] == ["QuantizedMatMul"] * 4
+    became = {each["node"]: each["operator"] for each in found["rewrite_report"]["rewritten"]}
+    assert became == {**dict.fromkeys(("to_a", "to_c", "to_y"), "QuantizedMatMul"), "to_b": "QuantizedMatMulProgram"}
     page = Path("report.html").read_text()
     assert "Layers, worst first" in page
     assert "smoke test" not in page
@@ -112,6 +113,21 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "smoke test" in Path("report.html").read_text()
     assert cli.main(["report", "float.onnx", "--data", "data.npz", "-o", "report.html"]) == 2
     assert "give the quantized model as well" in capsys.readouterr().err
+
+
+def test_report_on_a_layer_with_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """The noise is that of the product alone; the report names the operator and its program."""
+    onnx.save(model_of("p = MatMul(x, w) y = Relu(p)", {"w": floats(K, K)}), "float.onnx")
+    text_of(capsys, *QUANTIZE)
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
+    found = run_json(capsys, *report, "--data", "data.npz")
+    (finding,) = found["rewrite_report"]["rewritten"]
+    assert (finding["node"], finding["op_type"]) == ("to_p", "MatMul")
+    assert (finding["operator"], finding["program"]) == ("QuantizedMatMulProgram", "dst = Clip(x, 0.0, inf)")
+    (layer,) = found["accuracy"]["layers"]
+    assert (layer["name"], layer["operator"]) == ("to_p", "QuantizedMatMul")
+    assert 20 < layer["snr_db"] < 60
+    assert 0 < layer["share"] < 1
 
 
 def test_layers_that_are_not_measured_count(capsys: pytest.CaptureFixture[str]) -> None:

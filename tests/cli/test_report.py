@@ -92,9 +92,10 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     assert after["chains"] == 0 < after["ours"]
     # Integer products take codes instead of the output of DynamicRangeFakeQuantize.
     ours = {each.op_type for each in report.operators if each.ours}
-    assert ours == {"DynamicRangeQuantize", "QuantizedMatMul"}
+    assert ours == {"DynamicRangeQuantize", "QuantizedMatMul", "QuantizedMatMulProgram"}
     kinds = {group.op_type: group.kind for group in report.after_profile.groups}
-    assert (kinds["DynamicRangeQuantize"], kinds["QuantizedMatMul"]) == ("ours", "products")
+    assert kinds["DynamicRangeQuantize"] == "ours"
+    assert kinds["QuantizedMatMul"] == kinds["QuantizedMatMulProgram"] == "products"
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
     assert calls["DynamicRangeQuantize"] == (0, 16)
     assert calls["Round"] == (16, 0)
@@ -105,6 +106,7 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     [
         ("torch_if", "x the speed|No speedup|Slower"),
         ("torchscript_loop", "x the speed|No speedup|Slower"),
+        ("functions", r"RowProgram<small>row program</small><small title=.*>[0-9]+ steps</small>"),
         ("torch_lsq_constant", "Nothing to rewrite, 1 unconverted."),
         ("row_zero_point", "The rewritten model runs; the original does not"),
     ],
@@ -279,6 +281,7 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
         "node_QuantizeLinear_*",
         "DynamicRangeFakeQuantize",
         "QuantizedMatMul",
+        "dst = Add(tensor1, x)",
         "PASSED",
         report.pair.machine.cpu,
     ):

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,7 +14,7 @@
 #include <vector>
 
 [[noreturn]] inline void fail(const std::string& what) {
-  std::fprintf(stderr, "products_check: %s\n", what.c_str());
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, what.c_str());
   std::abort();
 }
 

@@ -79,7 +79,8 @@ struct Problem {
       real = real * (order == dynq::kRowFirst ? channel_scales[c] : scale);
     }
     real = real + bias[c];
-    return real < lowest ? lowest : real > highest ? highest : real;
+    const float clipped = real < lowest ? lowest : real;
+    return clipped > highest ? highest : clipped;
   }
 };
 
@@ -108,8 +109,8 @@ inline Problem make_problem(Random& random) {
   problem.zero_points = static_cast<decltype(problem.zero_points)>(random.integer(0, 2));
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   problem.zp = static_cast<int32_t>(random.integer(0, 255));
-  if (random.one_in(2)) problem.lowest = 0;
-  if (random.one_in(4)) problem.highest = 6;
+  if (random.one_in(2)) problem.lowest = random.of({0.0f, 0.0f, -0.0f, 5.0f});
+  if (random.one_in(4)) problem.highest = random.of({6.0f, 6.0f, -0.0f, -5.0f});  // maybe below the lowest one
   if (problem.zero_points == Problem::kOneZeroPoint)
     problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
   const bool special = random.one_in(3), extreme = random.one_in(3);  // sums of pairs beyond 16 bits

@@ -14,6 +14,7 @@
 
 #include "kernels/dispatch.h"
 #include "random.h"
+#include "steps.h"
 
 namespace {
 
@@ -471,6 +472,45 @@ uint64_t hash_products(dynq::ProductKernel kernel, int bits, int64_t groups) {
   });
 }
 
+// One step between a load and a store. A row's extreme may be a zero of either sign.
+uint64_t hash_step(dynq::PassKernel kernel, dynq::StepKind kind) {
+  const steps::Takes takes = steps::describe(kind).takes;
+  return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
+    const auto& [rows, cols, stride] = problem.extent;
+    const auto vector = [stride = stride](const void* at, int64_t size) {
+      return dynq::StepOperand{static_cast<const char*>(at), stride * size, size, true};
+    };
+    const auto number = [](const float* at) {
+      return dynq::StepOperand{reinterpret_cast<const char*>(at), sizeof(float), 0, false};
+    };
+    const std::vector<float> src = problem.ties(random), other = problem.ties(random);
+    std::vector<float> lows, highs, floats(problem.elements(), 12345.0f), numbers(problem.scales.size());
+    for (size_t i = 0; i < problem.scales.size(); ++i) {
+      lows.push_back(-random.of(kScales));
+      highs.push_back(random.of(kScales));
+    }
+    std::vector<uint16_t> halves(problem.elements(), 0xa5a5);
+    std::vector<uint8_t> codes(problem.elements(), 0xa5);
+    dynq::StepOperand a = {}, b = {};
+    if (takes == steps::Takes::kOne) a = random.one_in(2) ? vector(other.data(), 4) : number(problem.scales.data());
+    if (takes == steps::Takes::kTwo) a = number(lows.data()), b = number(highs.data());
+    if (takes == steps::Takes::kFloats) a = vector(floats.data(), 4);
+    if (takes == steps::Takes::kHalves) a = vector(halves.data(), 2);
+    if (takes == steps::Takes::kCodes) a = vector(codes.data(), 1);
+    if (takes == steps::Takes::kNumber) a = {reinterpret_cast<const char*>(numbers.data()), 4, 4, true};
+    const dynq::Step all[] = {{dynq::StepKind::kLoad, vector(src.data(), 4), {}},
+                              {kind, a, b},
+                              {dynq::StepKind::kStore, vector(floats.data(), 4), {}}};
+    kernel({all, takes < steps::Takes::kFloats ? 3 : 2, rows, cols, true});
+    for (float& value : numbers)
+      if (value == 0) value = 0;
+    hash.add_floats(floats.data(), floats.size());
+    hash.add_floats(numbers.data(), numbers.size());
+    hash.add(halves.data(), 2 * halves.size());
+    hash.add(codes.data(), codes.size());
+  });
+}
+
 void print(const std::string& name, uint64_t hash) {
   std::printf("%s %s %016" PRIx64 "\n", dynq::active_isa().name, name.c_str(), hash);
 }
@@ -530,6 +570,8 @@ void run_kernels() {
   print("products/gemm_qc8w", hash_products(products.gemm_qc8w, 8, 1));
   print("products/gemm_qb8w", hash_products(products.gemm_qb8w, 8, 3));
   print("products/gemm_qb4w", hash_products(products.gemm_qb4w, 4, 3));
+  for (const StepKind kind : steps::all_kinds())
+    print(std::string("programs/") + steps::describe(kind).name, hash_step(table.run_pass, kind));
   for (const Parameters p : {kPerRow, kPerColumn}) {
     print(std::string("min_max_of/") + kinds[p], hash_ranges(table.min_max_of[p], p));
     print(std::string("abs_max_of/") + kinds[p], hash_ranges(table.abs_max_of[p], p));

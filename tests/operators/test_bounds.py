@@ -23,7 +23,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from convolutions import output_shape
 from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, make_session, parse
+from programs import CHAINS, FINITE, STEPS, TAILS, operands
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
@@ -32,7 +34,7 @@ from ort_dynq.operators.packing import packed_conv_shape, packed_shape
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES, ids=IDS)
-PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedMatMulProgram", "QuantizedConvProgram")
 ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
 TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 LENGTHS = (*range(1, 68), 96, 97, *range(126, 131))
@@ -64,6 +66,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         yield from products(n)
     elif operator.name == "QuantizedConv":
         yield from convolutions(n)
+    elif "program" in names:
+        yield from programs(operator, n)
     elif len(operator.inputs) == 1:
         yield from (([src], {}) for src in ((n,), (3, n), (n, 3)))
     else:
@@ -118,11 +122,34 @@ def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
             "quad_axis": n // 2 % 2,
             "auto_pad": n // 5 % 3,
             "scale_order": n % 3,
-            "activation": n // 3 % 3,
         }
         weight = packed_conv_shape((outputs, src[1] // group, *kernel), given["quad_axis"])
         zps = (outputs,) if n % 2 else ()
         yield [src, (), (), weight, zps, (outputs,), (outputs,), (outputs,), geometry], given
+
+
+def programs(operator: Operator, n: int) -> Iterator[tuple[list[Given], Attributes]]:
+    """Other programs for each n, with operands of all forms."""
+    rng = np.random.default_rng(n)
+    if operator.name == "RowProgram":
+        texts = [*STEPS.values(), *CHAINS, *FINITE]
+        for i, (src, axis) in enumerate(
+            (((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, 3, n), 1), ((9, n), 1))
+        ):
+            text = texts[(6 * n + i) % len(texts)]
+            first = axis % len(src)
+            yield [src, (), *operands(rng, text, src, first)], {"axis": axis, "program": text}
+    elif operator.name == "QuantizedMatMulProgram":
+        for i, (shapes, given) in enumerate(products(n)):
+            text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
+            yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
+    else:
+        for i, (inputs, given) in enumerate(convolutions(n)):
+            src, bias, geometry = inputs[0], inputs[7], np.asarray(inputs[8])
+            assert isinstance(src, tuple)
+            assert isinstance(bias, tuple)
+            text, shape = TAILS[(n + i) % len(TAILS)], output_shape(src, bias[0], geometry, given["auto_pad"])
+            yield [*inputs, *operands(rng, text, shape, 2, 3)], given | {"program": text}
 
 
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
@@ -135,8 +162,12 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
     if "output_dtype" in names:
         result["output_dtype"] = code
     if "code_type" in names:
-        result |= {"code_type": code, "nan_code": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
+        result["code_type"] = code
+    if "nan_code" in names:
+        result |= {"nan_code": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
         result |= {"scaling": n % 3, "rounding_order": n // 3 % 5}
+    if operator.name == "QuantizedConvProgram" and signature.outputs == ("float16",) and "program" in given:
+        result["program"] = f"dst = Clip(x, {n % 3 - 2.0}, {n % 5 + 1.0})"
     return result
 
 
@@ -195,12 +226,13 @@ class Arena:
 @functools.cache
 def arenas() -> tuple[list[Arena], list[Arena]]:
     """Arenas for inputs and for outputs. They are never freed, since arrays can refer to their memory."""
-    return [Arena() for _ in range(9)], [Arena() for _ in range(3)]
+    return [Arena() for _ in range(12)], [Arena() for _ in range(6)]
 
 
 def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: tuple[str, ...], at_end: bool) -> Any:
     """kernels.run with inputs and outputs in arenas, as tensors are stored."""
     sources, targets = arenas()
+    assert len(inputs) <= len(sources)
     stored = [arena.copy(kernels._stored(array), at_end) for arena, array in zip(sources, inputs, strict=False)]
     results: list[Array] = []
 
@@ -271,11 +303,16 @@ def test_no_access_is_outside_a_tensor(
         ("DynamicDequantize", ("uint4", "float16", "uint4", "float16")),
         ("DynamicDequantize", ("int4", "float32", "int8", "float32")),
         ("DynamicDequantize", ("int8", "bfloat16", "int32", "bfloat16")),
+        *(
+            ("RowProgram", (src, code, *["float32"] * 4, code, code, src, src, "float32", "float32"))
+            for src, code in (("float32", "uint4"), ("float32", "int4"), ("float16", "uint4"))
+        ),
     ],
     ids=str,
 )
 def test_no_access_of_small_types_is_outside_a_tensor(isa: str, name: str, types: tuple[str, ...]) -> None:
-    operator, signature = OPERATORS[name], Signature(types[:-1], types[-1:])
+    operator, count = OPERATORS[name], len(OPERATORS[name].inputs)
+    signature = Signature(types[:count], types[count:])
     assert signature in operator.signatures
     check_accesses(operator, signature, LENGTHS[::3])
 
@@ -284,7 +321,8 @@ def test_no_access_of_small_types_is_outside_a_tensor(isa: str, name: str, types
 @pytest.mark.parametrize("code", [0, 1], ids=["uint8", "int8"])
 @pytest.mark.parametrize("operator", PRODUCTS)
 def test_no_access_of_products_is_outside_a_tensor(product_isa: str, operator: str, code: int) -> None:
-    check_accesses(OPERATORS[operator], OPERATORS[operator].signatures[code])
+    lengths = LENGTHS[::3] if operator == "QuantizedMatMulProgram" else LENGTHS  # other lengths have other programs
+    check_accesses(OPERATORS[operator], OPERATORS[operator].signatures[code], lengths)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")
@@ -329,6 +367,9 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
         return
     if count == 1:  # every shape is valid
+        return
+    if "program" in names:
+        yield from wrong_operands(operator)
         return
     if operator.name == "QuantizedMatMul":
         ours: list[Shape] = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,)]
@@ -395,6 +436,38 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
     if count > 2:
         for zps in ((3,), (4, 1), (0,), (5,), (2, 4)):
             yield [(2, 4), scale, zps], given, [(2, 4), scale, (4,)]
+
+
+def wrong_operands(operator: Operator) -> Iterator[tuple[Sequence[Given], Attributes, Sequence[Given]]]:
+    """Wrong operands of a program and, for a product with a program, all that is wrong for the product."""
+    text = "dst = Add(Mul(x, row1), Add(column2, tensor3))"
+    product = OPERATORS.get(operator.name.removesuffix("Program"))
+    wrongs: tuple[tuple[int, list[Shape]], ...] = (
+        (0, [(3, 1), (1, 2), (2, 3), (1, 2, 1), (0,), (2,)]),
+        (1, [(2,), (2, 3), (3, 1), (1, 1, 3), (), (1,), (4,)]),
+        (2, [(1, 3), (3,), (2, 1), (1, 2, 3), (), (3, 2), (2, 0)]),
+    )
+    if product is None:
+        ours: list[Given] = [(2, 3), (), (2, 1), (3,), (2, 3), ()]
+        for axis in (2, -3, 2**62, -(2**63)):
+            yield ours, {"axis": axis}, []
+        yield [(2, 4), *ours[1:]], {"program": text}, ours
+    elif product.name == "QuantizedMatMul":
+        ours = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,), (2, 1), (3,), (2, 3)]
+    else:
+        geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)
+        ours = [(2, 4, 3, 5), (), (), (1, 6, 16, 4), (), (3,), (3,), (3,), geometry, (3, 1, 1), (3, 2), (2, 3, 3, 2)]
+        wrongs = (
+            (0, [(2, 1, 1, 1), (2, 1, 1), (3, 1), (3,), (1, 3, 3, 2), (1, 1, 3, 1, 1), (0,)]),
+            (1, [(3, 1, 1), (2, 3), (2,), (1, 3, 3, 2), (1, 1, 1, 3, 2), ()]),
+            (2, [(3, 3, 2), (1, 3, 3, 2), (2, 3, 3, 1), (2, 3, 6), ()]),
+        )
+    first = 2 if product is None else len(product.inputs)
+    for index, shapes in wrongs:
+        for shape in shapes:
+            yield [*ours[: first + index], shape, *ours[first + index + 1 :]], {"program": text}, ours
+    for wrong, given, good in wrong_shapes(product) if product is not None else ():
+        yield [*wrong, (), (), ()], given, [*good, (), (), ()] if good else []
 
 
 def node(operator: Operator, signature: Signature, given: Attributes) -> onnx.ModelProto:

@@ -12,7 +12,8 @@ import convolutions
 import numpy as np
 import pytest
 from convolutions import conv_inputs, random_conv
-from helpers import Array, matmul_inputs
+from functions import run_function
+from helpers import Array, assert_same, matmul_inputs, with_one_nan
 from test_functions import Case, check
 
 from ort_dynq.operators import OPERATORS
@@ -24,7 +25,7 @@ CONSTANTS = np.float32([-np.inf, np.inf, 0, np.inf, 127, 1, 1e-5, np.inf, 1])
 ORDERS = range(5)
 
 
-def compare(isas: Sequence[str], operator: str, inputs: list[Array], **attributes: int) -> None:
+def compare(isas: Sequence[str], operator: str, inputs: list[Array], **attributes: int | str) -> None:
     """Compares the operator's function in ONNX Runtime with the kernels of the instruction sets."""
     check(operator, OPSET, Case({**attributes}, inputs), isas)
 
@@ -167,6 +168,48 @@ def test_large_convolutions(isas: Sequence[str], kernel: tuple[int, int], stride
     compare_conv(isas, conv_inputs(np.random.default_rng(0), (2, 16, 60, 70), 32, kernel, strides=strides, group=group))
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, np.inf), (0.0, 6.0), (-2.0, 2048.0)])
+def test_a_clip_after_a_convolution(isas: Sequence[str], low: float, high: float) -> None:
+    """The bounds are float16, so that results are the same whether they are clipped before or after rounding."""
+    rng = np.random.default_rng(0)
+    program = f"dst = Clip(x, {low}, {high})"
+    for shape, kernel, bias in (
+        ((1, 1, 1, 5), (1, 3), EVERY),
+        ((1, 2, 60, 70), (3, 3), np.float16([0, -70, np.inf, np.nan, 2047.5])),
+    ):
+        inputs, _, given = conv_inputs(rng, shape, bias.size, kernel)
+        halves = [*inputs[:7], bias, inputs[8]]
+        with_program = [*halves, *[np.ones(1, np.float32)] * 3]
+        compare(isas, "QuantizedConvProgram", with_program, **given, program=program)
+        expected = run_function("QuantizedConv", halves, OPSET, **given)[0]
+        with np.errstate(invalid="ignore"):
+            clipped = np.where(expected < low, np.float16(low), expected)
+            clipped = np.where(clipped > high, np.float16(high), clipped)
+        actual = run_function(
+            "QuantizedConvProgram", [*halves, *[np.ones(1, np.float32)] * 3], OPSET, **given, program=program
+        )[0]
+        assert_same(with_one_nan(actual), with_one_nan(clipped))
+
+
+def numbers_of_every_float16(rows: int) -> Array:
+    """Every float16 but NaN, and so few zeros that no row has both."""
+    values = EVERY[~np.isnan(EVERY) & (EVERY != 0)]
+    return np.resize(np.random.default_rng(0).permutation(values), (rows, values.size // rows))
+
+
+@pytest.mark.parametrize("rows", [256, 16, 3])
+def test_programs(isas: Sequence[str], rows: int) -> None:
+    """dst and dst_2 are rounded once; x is exact."""
+    src = numbers_of_every_float16(rows)
+    unused = [np.ones(1, np.float32)] * 4
+    for program in (
+        "dst = x; dst_2 = Neg(x); codes = x",
+        "dst = Mul(x, 1.0004885); dst_2 = Mul(x, 1e-05); number = ReduceMax(x); scale = ReduceMin(x)",
+        "r = ReduceMax(Abs(Clip(x, -100.0, 100.0))); s = Div(r, 127.0); codes = Div(x, s); dst = Div(x, s); scale = s",
+    ):
+        compare(isas, "RowProgram", [src, np.zeros((), np.uint8), *unused], program=program)
+
+
 @pytest.mark.parametrize("shape", [(256, 256), (4096, 16), (16, 4096), (64, 4, 256)])
 def test_reductions(isas: Sequence[str], shape: tuple[int, ...]) -> None:
     """Without -0: the sign of an extreme that is a zero depends on ONNX Runtime's vector code."""
@@ -187,7 +230,7 @@ def test_every_operator_that_takes_float16_is_tested() -> None:
     }
     assert found - {"DynamicQuantize", "DynamicDequantize"} == {
         *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize"),
-        *("QuantizedMatMul", "QuantizedConv"),
+        *("QuantizedMatMul", "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
         *("DynamicRangeQuantize", "DynamicRangeFakeQuantize"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),

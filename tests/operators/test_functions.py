@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from convolutions import conv_inputs, random_conv
-from functions import Attributes, attributes_text, complete, make_model, run_function
+from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
 from helpers import (
     IS_ARM,
     SPECIAL_SCALES,
@@ -39,10 +41,12 @@ from helpers import (
     tie_dense,
     with_one_nan,
 )
+from programs import CHAINS, FINITE, REDUCTIONS, STEPS, TAILS, any_numbers, finite_numbers, operands, random_program
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.documentation import body_text
 from ort_dynq.operators import OPERATORS
+from ort_dynq.operators.program import ARITIES, parse
 from ort_dynq.rewriter.functions import make_function
 
 OPSETS = (13, 17, 18, 20, 21, 25)  # the bodies change at 14, 15, 18, 21 and 23
@@ -92,6 +96,8 @@ def in_float16(operator: str, case: Case) -> Case | None:
 
     Tiny numbers become zeros: the sign of a minimum that is one depends on ONNX Runtime's vector code.
     """
+    if operator == "QuantizedConvProgram" and not str(case.attributes["program"]).startswith("dst = Clip(x, "):
+        return None
     types = tuple(str(array.dtype) for array in case.inputs)
     known = {signature.inputs for signature in OPERATORS[operator].signatures}
     for i, array in enumerate(case.inputs):
@@ -520,11 +526,88 @@ def conv_cases(opset: int) -> Iterator[Case]:
                 zero_points=zero_points,
                 quad_axis=i // 2 % 2,
             )
-            yield Case(given | {"scale_order": order, "auto_pad": auto_pad, "activation": i % 3}, inputs)
+            yield Case(given | {"scale_order": order, "auto_pad": auto_pad}, inputs)
     for _ in range(20):
         inputs, _, given = random_conv(rng)
         if opset >= 14 or inputs[0].size * inputs[7].size:
             yield Case(given, inputs)
+
+
+# RowProgram, QuantizedMatMulProgram and QuantizedConvProgram
+
+CASTS_4_BITS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 23)
+LIKE: dict[int, Any] = {2: np.uint8, 3: np.int8, 21: ml_dtypes.uint4, 22: ml_dtypes.int4}
+
+
+def program_cases(opset: int) -> Iterator[Case]:
+    """Every step, with operands of all forms; quantizations; random programs of up to 60 steps."""
+    rng = np.random.default_rng(opset)
+    assert {step.operator for text in (*STEPS.values(), *CHAINS) for step in parse(text).steps} == {*ARITIES}
+    types = [2, 3, 21, 22] if opset >= 21 and CASTS_4_BITS else [2, 3]
+    random = [random_program(rng, steps) for steps in (3, 8, 15, 30, 60) for _ in range(3)]
+    for i, text in enumerate((*STEPS.values(), *CHAINS, *FINITE, *random)):
+        code_type, axis = types[i % len(types)], (-1, -1, 0, 1, 2, -2)[rng.integers(6)]
+        for shape in (shape for shape, its_axis in RANGES if its_axis == axis):
+            first, cols = axis % max(1, len(shape)), math.prod(shape[axis % max(1, len(shape)) :])
+            if text in CHAINS:
+                constants = np.full(9, 255, np.float32)
+                src = range_rows(rng, max(1, math.prod(shape[:first])), cols, constants, one_zero=True)
+                src = src[: math.prod(shape[:first])].reshape(shape)
+            elif text in FINITE:
+                src = finite_numbers(rng, shape)
+            else:
+                src = any_numbers(rng, shape, has_negative_zeros="Max(" not in text and "Min(" not in text)
+            inputs = [src, np.zeros((), LIKE[code_type])]
+            inputs += operands(rng, text, shape, first, is_finite=text in FINITE)
+            yield Case({"program": text, "axis": axis, "code_type": code_type}, inputs)
+
+
+def with_tail(rng: np.random.Generator, operator: str, case: Case, program: str) -> Case:
+    """A product with a program after it."""
+    shape = kernels.run(operator, case.inputs, **case.attributes)[0].shape
+    more = operands(rng, program, shape, 2 if operator == "QuantizedConv" else len(shape) - 1, 3)
+    return Case(case.attributes | {"program": program}, [*case.inputs, *more])
+
+
+# Rows, columns and depth: so few that a task has all, and so many that rows and columns are cut.
+TASKS = [(1, 300, 64), (12, 65, 64), (13, 64, 128), (33, 100, 64), (160, 200, 256), (70, 17, 4096)]
+
+
+def matmul_program_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    programs = itertools.cycle(TAILS)
+    for case in itertools.islice(matmul_cases(opset), opset % 3, None, 3):
+        yield with_tail(rng, "QuantizedMatMul", case, next(programs))
+    for (rows, columns, depth), (bits, group_size) in itertools.product(TASKS, ((8, 0), (8, 32), (4, 0), (4, 32))):
+        given = {"bits": bits, "group_size": group_size}
+        inputs, _ = matmul_inputs(rng, (rows, depth), columns, **given)
+        case = Case(given | {"scale_order": 2}, inputs)
+        yield with_tail(rng, "QuantizedMatMul", case, next(programs))
+
+
+# Shapes of src, output channels and kernels of convolutions that are cut into tiles, and their groups.
+CUT: list[tuple[Shape, int, Shape, int]] = [
+    ((1, 3, 3000), 20, (3,), 1),
+    ((2, 8, 60, 70), 17, (3, 3), 1),
+    ((1, 16, 50, 50), 16, (3, 3), 16),
+    ((1, 4, 9, 20, 30), 6, (2, 2, 2), 2),
+    ((1, 64, 48, 48), 64, (1, 1), 1),
+    ((2, 64, 10, 10), 40, (3, 3), 1),
+    ((1, 256, 6, 6), 260, (1, 1), 1),
+]
+
+
+def conv_program_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    programs = itertools.cycle(TAILS)
+    for case in itertools.islice(conv_cases(opset), opset % 2, None, 2):
+        yield with_tail(rng, "QuantizedConv", case, next(programs))
+    for shape, outputs, kernel, group in CUT:
+        for quad_axis, strides in ((0, ()), (1, (2,) * len(kernel))):
+            pads = (1,) * (2 * len(kernel))
+            given: dict[str, Any] = {"group": group, "strides": strides, "pads": pads, "quad_axis": quad_axis}
+            inputs, _, attributes = conv_inputs(rng, shape, outputs, kernel, **given)
+            yield with_tail(rng, "QuantizedConv", Case({**attributes}, inputs), next(programs))
 
 
 # ReduceAbsMax, ReduceMinMax, DynamicQuantizeLinear and DynamicQuantizeDequantizeLinear
@@ -584,6 +667,9 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "ReduceMinMax": reduction_cases,
     "DynamicQuantizeLinear": linear_cases,
     "DynamicQuantizeDequantizeLinear": linear_cases,
+    "RowProgram": program_cases,
+    "QuantizedMatMulProgram": matmul_program_cases,
+    "QuantizedConvProgram": conv_program_cases,
 }
 
 
@@ -591,7 +677,8 @@ def is_other_on_arm(operator: str, given: Attributes) -> bool:
     """Whether ONNX Runtime on ARM gives other results for the data of a case: see docs/numerics.md."""
     if operator in ("AffineQuantize", "AffineFakeQuantize"):  # by Reciprocal, and by the Cast of unclipped codes
         return given["scaling"] == 1 or (given["code_type"] != 1 and not given["clip"])
-    return operator == "QuantizedConv" and given["activation"] != 0  # by Relu and Clip of -0.0
+    program = str(given.get("program", ""))  # Clip of -0.0, Reciprocal, and rows as of DynamicRangeQuantize
+    return any(f"{step}(" in program for step in ("Clip", "Reciprocal", *REDUCTIONS))
 
 
 @opsets
@@ -638,7 +725,8 @@ def test_the_model_needs_its_function(operator: str, opset: int) -> None:
     """The model is valid, and ONNX Runtime rejects it without its function: so the function runs."""
     case = next(iter(CASES[operator](opset)))
     types = [str(array.dtype) for array in case.inputs]
-    model = make_model(operator, opset, types, attributes_text(operator, case.attributes))
+    programs = programs_of(operator, case.attributes)
+    model = make_model(operator, opset, types, attributes_text(operator, case.attributes), programs)
     results = run_function(operator, case.inputs, opset, **case.attributes)
     values, arrays = [*model.graph.input, *model.graph.output], [*case.inputs, *results]
     for value, array in zip(values, arrays, strict=True):

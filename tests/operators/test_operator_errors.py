@@ -1,4 +1,4 @@
-"""Wrong attributes, shapes and types give errors that name the mistake. Tests of products are in their own files."""
+"""Wrong attributes, shapes and types give errors that name the mistake. Products and programs have their own files."""
 
 from __future__ import annotations
 

@@ -1,16 +1,12 @@
-"""Programs: their text, and thousands of random ones, whose kernels equal their function bodies.
+"""RowProgram and products with programs: threads, long rows, many programs in one model, texts, zeros of reductions.
 
-The bodies run in stock ONNX Runtime, many in one session. The data are dense in NaN, infinities, zeros of both signs,
-denormals and ties. Two results of ONNX Runtime depend on the place in a tensor, so no program has them: a reduction of
-NaN, and the sign of Max and Min of two zeros.
+test_functions.py has every step and every form of operands, test_program_errors.py wrong programs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -18,309 +14,220 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import SPECIALS, Array, Shape, assert_same, every, stock_session, with_one_nan
+from convolutions import conv_inputs, output_shape
+from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
+from helpers import Shape, assert_same, make_session, matmul_inputs, parse, stock_session, with_one_nan
+from programs import CHAINS, FINITE, STEPS, TAILS, finite_numbers, operands, random_program
+from test_functions import CASTS_4_BITS, CUT, TASKS, Case, check, with_tail
 
-from ort_dynq import DynqError, kernels
-from ort_dynq.operators import OPERATORS, VERSION
-from ort_dynq.operators.program import ARITIES, OPERANDS, OUTPUTS, Program, literal, parse
+from ort_dynq import kernels
+from ort_dynq.operators.program import parse as parse_program
 from ort_dynq.rewriter.functions import make_function
 
-SPEC = OPERATORS["RowProgram"]
-OPSETS = (13, 17, 18, 21, 25)
-CODES = {2: np.uint8, 3: np.int8, 21: ml_dtypes.uint4, 22: ml_dtypes.int4}
-
-# Random programs
-
-_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
+OPSET = 21
+CODES: dict[int, Any] = {2: np.uint8, 3: np.int8, 21: ml_dtypes.uint4, 22: ml_dtypes.int4}
+UNUSED = [np.ones(1, np.float32)] * 4
 
 
-class Draw:
-    """Draws a valid program.
-
-    Args:
-        rng: The source of random numbers.
-        names: The inputs that it may read.
-    """
-
-    def __init__(self, rng: np.random.Generator, names: Sequence[str]) -> None:
-        self.rng, self.program = rng, Program()
-        self.values = [*names]
-        self.truths: list[str] = []
-
-    def draw(self) -> Program:
-        """Returns the program."""
-        for _ in range(self.rng.integers(1, 24)):
-            self.step()
-        for output in self.rng.permutation([*OUTPUTS]):
-            fitting = [each for each in self.values if self.program.is_vector(each) == OUTPUTS[output]]
-            if fitting and self.rng.random() < 0.6:
-                self.program.assign(str(output), fitting[-1 - int(self.rng.integers(min(4, len(fitting))))])
-        if not self.program.outputs:
-            self.program.assign("dst", next(each for each in self.values[::-1] if self.program.is_vector(each)))
-        return self.program
-
-    def value(self) -> str:
-        """Returns an earlier value, the last ones most often, or a literal."""
-        if self.rng.random() < 0.2:
-            return literal(float(self.rng.choice(_LITERALS)))
-        count = len(self.values)
-        return self.values[count - 1 - int(min(self.rng.geometric(0.3) - 1, count - 1))]
-
-    def step(self) -> None:
-        add, operator = self.program.add, str(self.rng.choice([*ARITIES]))
-        operands = [self.value() for _ in range(ARITIES[operator])]
-        if operator in _COMPARISONS:
-            self.truths.append(add(operator, *operands))
-            self.values.append(self.truths[-1])
-            return
-        if operator in ("And", "Or", "Not", "Where"):
-            if not self.truths:
-                return
-            count = 1 if operator == "Where" else len(operands)
-            operands[:count] = [str(self.rng.choice(self.truths)) for _ in range(count)]
-        if operator == "Clip":
-            bounds = self.rng.choice([-np.inf, -128.0, -1.0, 0.0, -0.0, 1e-5, 6.0, 127.0, np.inf], 2)
-            operands[1:] = map(literal, sorted(map(float, bounds)))
-        if operator == "LeakyRelu":
-            operands[1] = literal(float(self.rng.choice([0.0, 0.1, 1.0, -0.5, 2.0])))
-        if operator in ("ReduceMax", "ReduceMin"):
-            if not self.program.is_vector(operands[0]):
-                return
-            operands[0] = add("Where", add("Equal", operands[0], operands[0]), operands[0], "0.25")
-        value = add(operator, *operands)
-        if operator in ("Max", "Min", "ReduceMax", "ReduceMin"):
-            value = add("Add", value, "0.0")  # a zero of either sign becomes 0
-        if operator in ("And", "Or", "Not"):
-            self.truths.append(value)
-        self.values.append(value)
+def check_threads(operator: str, case: Case) -> None:
+    """Compares sessions with the plugin, of one thread and of several, with the function in stock ONNX Runtime."""
+    given: Attributes = complete(operator, case.attributes)
+    expected = run_function(operator, case.inputs, OPSET, **given)
+    types = [str(array.dtype) for array in case.inputs]
+    model = make_model(operator, OPSET, types, attributes_text(operator, given), programs_of(operator, given))
+    names = [value.name for value in model.graph.input]
+    feeds = {
+        name: array.astype(np.float32) if array.dtype in CODES.values() and array.dtype.kind == "V" else array
+        for name, array in zip(names, case.inputs, strict=True)
+    }
+    for threads in (1, 2, 3):
+        actual = make_session(model, "native", threads=threads).run(None, feeds)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(with_one_nan(one), with_one_nan(other.astype(one.dtype)))
 
 
-@dataclass
-class Case:
-    """A program, its attributes and its inputs in the order of the operator."""
-
-    program: Program
-    axis: int
-    code_type: int
-    inputs: list[Array]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The attributes that kernels read."""
-        return {"program": str(self.program), "axis": self.axis, "code_type": self.code_type}
-
-
-def data(rng: np.random.Generator, shape: Shape) -> Array:
-    """Ties, numbers of all magnitudes, and in half of the tensors special numbers."""
-    size = int(np.prod(shape))
-    step = 2.0 ** rng.integers(-6, 6)
-    kinds = [
-        (rng.integers(-300, 300, size) + rng.choice([0.0, 0.5], size)) * step,
-        rng.normal(0, 10, size),
-        rng.normal(0, 1, size) * 10.0 ** rng.integers(-40, 38, size),
-    ]
-    x = np.choose(rng.choice(3, size, p=[0.6, 0.3, 0.1]), kinds).astype(np.float32)
-    special = rng.choice([0.0, 0.3])
-    return np.where(rng.random(size) < special, rng.choice(SPECIALS, size), x).astype(np.float32).reshape(shape)
-
-
-SHAPES: list[tuple[Shape, int]] = [
-    ((3, 33), -1),
-    ((2, 3, 17), -1),
-    ((2, 3, 17), -2),
-    ((2, 3, 17), 0),
-    ((1, 129), 1),
-    ((7, 1), -1),
-    ((4, 2, 3, 5), 2),
-    ((300, 3), -1),
-    ((2, 1100), -1),
-    ((0, 5), -1),
-    ((5,), 0),
+# Threads share rows, or the parts of long rows.
+ROWS: list[tuple[Shape, int]] = [
+    ((700, 300), -1),
+    ((3, 5, 9001), -1),
+    ((9, 20000), 1),
+    ((2, 3, 40000), 1),
+    ((3, 140000), -1),
+    ((1, 131073), -1),
+    ((150002,), 0),
 ]
 
 
-def case(seed: int, *, float16: bool = False, four_bits: bool = False) -> Case:
-    """Returns a random program with data."""
-    rng = np.random.default_rng(seed)
-    shape, axis = SHAPES[rng.integers(len(SHAPES))]
-    lead, row = shape[: axis % len(shape)], shape[axis % len(shape) :]
-    names, operands = ["x"], [np.zeros(1, np.float32)] * OPERANDS
-    for i in range(OPERANDS):
-        kind = rng.choice(["", "row", "column", "tensor"])
-        if kind:
-            names.append(f"{kind}{i + 1}")
-            ones = [1] * len(row)
-            operands[i] = data(
-                rng,
-                {
-                    "row": [(*lead, *ones), (*[1] * len(lead), *ones), ()][rng.integers(3)],
-                    "column": [row, (*[1] * len(lead), *row)][rng.integers(2)],
-                    "tensor": shape,
-                }[str(kind)],
-            )
-    code_type = int(rng.choice([21, 22] if four_bits else [2, 3]))
-    src = data(rng, shape)
-    with np.errstate(over="ignore"):
-        src = src.astype(np.float16) if float16 else src
-    program = Draw(rng, names).draw()
-    return Case(program, axis, code_type, [src, np.zeros((), CODES[code_type]), *operands])
+@pytest.mark.parametrize(("shape", "axis"), ROWS)
+def test_threads_change_no_rows(isa: str, shape: Shape, axis: int) -> None:
+    rng = np.random.default_rng(len(shape))
+    first = axis % len(shape)
+    texts = (*CHAINS, *FINITE, STEPS["Mul"], STEPS["Where"])
+    for i, text in enumerate(texts[ROWS.index((shape, axis)) % 3 :: 3]):
+        code_type = [2, 3, 21, 22][i % (4 if CASTS_4_BITS else 2)]
+        src = finite_numbers(rng, shape).astype([np.float32, np.float16][i % 2])
+        inputs = [src, np.zeros((), CODES[code_type]), *operands(rng, text, shape, first, is_finite=True)]
+        check_threads("RowProgram", Case({"program": text, "axis": axis, "code_type": code_type}, inputs))
 
 
-def expected(cases: Sequence[Case], opset: int, *, together: bool = False) -> list[list[Array]]:
-    """The outputs of function bodies in one session of stock ONNX Runtime: each case is a node with its own inputs.
-
-    Args:
-        cases: The cases.
-        opset: The version of the standard operators.
-        together: Whether all programs are branches of one function, as in a rewritten model. Then the session has a
-            copy of all of them for each node. Otherwise each node has a function of its own.
-    """
-    graph, feeds = onnx.GraphProto(name="programs"), {}
-    texts = list(dict.fromkeys(str(each.program) for each in cases))
-    functions = [make_function("RowProgram", opset, texts)] if together else []
-    for i, each in enumerate(cases):
-        inputs, outputs = ([f"{value.name}_{i}" for value in values] for values in (SPEC.inputs, SPEC.outputs))
-        for name, array in zip(inputs, each.inputs, strict=True):
-            if array.dtype.isbuiltin == 1:
-                type_ = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-                graph.input.append(onnx.helper.make_tensor_value_info(name, type_, None))
-                feeds[name] = array
-            else:  # Python cannot feed codes of 4 bits
-                graph.initializer.append(ir.to_proto(ir.tensor(array, name=name)))
-        branch = texts.index(str(each.program)) if together else 0
-        if not together:
-            functions.append(make_function("RowProgram", opset, [str(each.program)]))
-            functions[-1].name = f"Program{i}"
-        graph.node.append(
-            onnx.helper.make_node(
-                functions[-1].name, inputs, outputs, domain="ort_dynq", branch=branch, **each.attributes
-            )
-        )
-        src = onnx.helper.np_dtype_to_tensor_dtype(each.inputs[0].dtype)
-        for name, type_ in zip(outputs, (each.code_type, each.code_type, src, src, 1, 1), strict=True):
-            result, known = (name, type_) if type_ < 21 else (f"{name}_wide", type_ - 19)  # uint8 or int8
-            if result != name:
-                graph.node.append(onnx.helper.make_node("Cast", [name], [result], to=known))
-            graph.output.append(onnx.helper.make_tensor_value_info(result, known, None))
-    model = onnx.ModelProto(ir_version=10 if opset >= 21 else 8, graph=graph)
-    model.opset_import.extend([onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("ort_dynq", VERSION)])
-    model.functions.extend(map(ir.to_proto, functions))
-    results, count = stock_session(model).run(None, feeds), len(SPEC.outputs)
-    return [results[i : i + count] for i in range(0, len(results), count)]
+@pytest.mark.skipif(not CASTS_4_BITS, reason="ONNX Runtime before 1.23 has no Cast of 4 bits")
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (5, 33), (17, 2), (4, 8191), (5, 9000), (4, 20000), (3, 140000)])
+def test_zero_points_of_4_bits_share_bytes(isas: Sequence[str], shape: Shape) -> None:
+    """Also those of rows that are so long that they are taken one by one."""
+    src = finite_numbers(np.random.default_rng(0), shape) + 3 * np.arange(shape[0], dtype=np.float32)[:, None]
+    for code_type, least in ((21, 0), (22, -8)):
+        zero_point = f"zero_point = Add(Sub(r, {float(np.min(src.max(1)))}), {least}.0)"
+        text = f"r = ReduceMax(x); codes = Div(Mul(x, 7.0), r); {zero_point}; scale = r"
+        inputs = [src, np.zeros((), CODES[code_type]), *UNUSED]
+        results = check("RowProgram", OPSET, Case({"program": text, "code_type": code_type}, inputs), isas)
+        assert len(np.unique(results[1].astype(np.int32))) >= min(3, len(src))
 
 
-def cases_of(seeds: Iterable[int], opset: int) -> list[Case]:
-    """A third of the cases is of float16, if the function can round to it."""
-    return [case(seed, float16=opset >= 15 and seed % 3 == 0) for seed in seeds]
-
-
-@pytest.mark.parametrize("opset", OPSETS)
-def test_branches_of_one_function(opset: int) -> None:
-    """All programs of a model are branches of one function, whose outputs have their types and shapes."""
-    cases = cases_of(range(1000 * opset, 1000 * opset + 10), opset)
-    for each, results, alone in zip(cases, expected(cases, opset, together=True), expected(cases, opset), strict=True):
-        src = each.inputs[0]
-        lead = src.shape[: each.axis % src.ndim]
-        numbers = (*lead, *[1] * (src.ndim - len(lead)))
-        for (name, is_vector), result, other in zip(OUTPUTS.items(), results, alone, strict=True):
-            is_assigned = name in each.program.outputs
-            assert result.shape == ((src.shape if is_vector else numbers) if is_assigned else (0,)), each.program
-            assert_same(with_one_nan(result), with_one_nan(other))
-
-
-CHUNK = 100
-
-
-@pytest.mark.parametrize(("opset", "first"), every(12, itertools.product(OPSETS, range(0, 60 * CHUNK, CHUNK))))
-def test_kernels_equal_bodies(isas: Sequence[str], opset: int, first: int) -> None:
-    compare(cases_of(range(first, first + CHUNK), opset), opset, isas)
-
-
-def test_codes_of_4_bits(isas: Sequence[str]) -> None:
-    compare([case(seed, four_bits=True) for seed in range(CHUNK)], 21, isas)
-
-
-def compare(cases: Sequence[Case], opset: int, isas: Sequence[str]) -> None:
-    """Compares the kernels of the instruction sets with the bodies."""
-    for each, wanted in zip(cases, expected(cases, opset), strict=True):
+@pytest.mark.parametrize("kind", ["ReduceMax", "ReduceMin"])
+def test_a_zero_of_a_reduction_is_the_first_one(isas: Sequence[str], kind: str) -> None:
+    """ONNX Runtime returns that of one of its lanes, which differ between CPUs."""
+    rng = np.random.default_rng(0)
+    below = np.float32(-1 if kind == "ReduceMax" else 1)
+    for length in (1, 2, 5, 16, 33, 64, 130, 300, 1000, 140000):
+        src = np.full((40 if length < 1000 else 3, length), below)
+        for row in src:
+            places = rng.choice(length, min(length, int(rng.integers(1, 6))), replace=False)
+            row[places] = rng.choice(np.float32([0.0, -0.0]), len(places))
+        first = np.argmax(src == 0, axis=1)
+        expected = np.take_along_axis(src, first[:, None], 1)
         for isa in isas:
             with kernels.use_isa(isa):
-                actual = kernels.run("RowProgram", each.inputs, **each.attributes)
-            for name, one, other in zip(OUTPUTS, actual, wanted, strict=True):
-                with explained(f"{name} on {isa}, axis {each.axis}, {each.program}"):
-                    wide = one if one.dtype.isbuiltin == 1 else one.astype(other.dtype)
-                    assert_same(with_one_nan(wide), with_one_nan(other), each.inputs[0])
+                for text in (f"number = {kind}(x)", f"a = Neg(x); b = {kind}(Neg(a)); number = b; scale = {kind}(a)"):
+                    number = kernels.run("RowProgram", [src, np.uint8(0), *UNUSED], program=text)[5]
+                    assert_same(number, expected)
 
 
-@contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
-    try:
-        yield
-    except AssertionError as error:
-        raise AssertionError(f"{where}: {error}") from error
+@pytest.mark.parametrize(("rows", "columns", "depth"), [*TASKS, (1000, 16, 16), (128, 384, 768)])
+def test_threads_change_no_products(product_isa: str, rows: int, columns: int, depth: int) -> None:
+    rng = np.random.default_rng(rows)
+    for i, (bits, group_size) in enumerate(((8, 0), (8, 16), (4, 0), (4, 16))):
+        given: dict[str, Any] = {"bits": bits, "group_size": group_size}
+        inputs, _ = matmul_inputs(rng, (rows, depth), columns, zero_points="all", **given)
+        case = Case(given | {"scale_order": 2}, inputs)
+        tail = TAILS[(rows + i) % len(TAILS)]
+        check_threads("QuantizedMatMulProgram", with_tail(rng, "QuantizedMatMul", case, tail))
 
 
-# The text
+@pytest.mark.parametrize(("shape", "outputs", "kernel", "group"), CUT)
+def test_threads_change_no_convolutions(
+    product_isa: str, shape: Shape, outputs: int, kernel: Shape, group: int
+) -> None:
+    rng = np.random.default_rng(outputs)
+    for i in range(4):
+        given: dict[str, Any] = {"strides": (1 + i % 2,) * len(kernel), "quad_axis": i // 2, "zero_points": "all"}
+        inputs, _, attributes = conv_inputs(rng, shape, outputs, kernel, group=group, **given)
+        tail = TAILS[(outputs + i) % len(TAILS)]
+        check_threads("QuantizedConvProgram", with_tail(rng, "QuantizedConv", Case({**attributes}, inputs), tail))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_text_is_canonical(seed: int) -> None:
-    for each in (case(1000 * seed + i) for i in range(50)):
-        again = parse(str(each.program))
-        assert str(again) == str(each.program)
-        assert again.outputs.keys() == each.program.outputs.keys()
+def test_shapes_of_convolutions() -> None:
+    """The operands of these tests have the shape of the result."""
+    rng = np.random.default_rng(0)
+    for auto_pad in range(3):
+        given: dict[str, Any] = {"strides": (2, 3), "dilations": (1, 2), "pads": (1, 0, 0, 2)}
+        inputs, _, attributes = conv_inputs(rng, (2, 3, 9, 17), 4, (3, 2), **given)
+        result = kernels.run("QuantizedConv", inputs, **attributes, auto_pad=auto_pad)[0]
+        assert result.shape == output_shape((2, 3, 9, 17), 4, inputs[8], auto_pad)
 
 
-@pytest.mark.parametrize(
-    ("text", "canonical"),
-    [
-        ("dst=x", "dst = x"),
-        ("a = Abs(x); b = Neg(a); codes = Add(b, a)", "r1 = Abs(x); codes = Add(Neg(r1), r1)"),
-        ("dst = Add(Abs(x), Abs(x))", "r1 = Abs(x); dst = Add(r1, r1)"),
-        ("unused = Abs(x); number = row2; scale = 1", "scale = 1.0; number = row2"),
-        ("dst = Clip(x, -inf, 0.1)", "dst = Clip(x, -inf, 0.10000000149011612)"),
-        ("dst = Add(x, 1e400);", "dst = Add(x, inf)"),
-    ],
-)
-def test_text(text: str, canonical: str) -> None:
-    assert str(parse(text)) == canonical
+# A model has one function for all of its programs.
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no output is assigned, expected one of codes, zero_point, dst, dst_2, scale, number"),
-        ("x", "x is no statement, expected name = Operator(...)"),
-        ("dst = y", "y has no value, expected x, row1, column1, tensor1, ... or an earlier name"),
-        ("dst = tensor5", "tensor5 has no value"),
-        ("dst = Exp(x)", "a program has no operator Exp, expected one of Abs, Neg, "),
-        ("dst = Add(x)", "Add has 1 operands, expected 2"),
-        ("dst = ReduceMax(row1)", "ReduceMax has one number for each row, expected a vector"),
-        ("scale = x", "scale is a vector, expected a number"),
-        ("codes = ReduceMax(x)", "codes is a number, expected a vector"),
-        ("dst = x; dst = x", "dst is assigned twice"),
-        ("a = x; a = x; dst = a", "a has a value already, expected another name"),
-        ("x = 1; dst = x", "x has a value already, expected another name"),
-        ("dst = x; codes = dst", "dst has no value"),
-        ("dst = Clip(x, row1, 1)", "the bounds of Clip are computed, expected numbers"),
-        ("dst = LeakyRelu(x, row1)", "the slope of LeakyRelu is computed, expected a number"),
-        ("dst = Where(x, x, x)", "Where has a condition that is no comparison, expected one of Equal, "),
-        ("dst = x + x", "x + x is no expression, expected a name, a number or Operator(...)"),
-        ("dst = Abs(x, y=1)", "Abs(x, y=1) is no expression"),
-        ("dst = -True", "-True is no expression"),
-        ("dst = nan", "nan has no value"),
-        ("dst = x\ncodes = x", "the text has characters that no program has"),
-        ("dst = Abs(" * 2000, "the text has 20000 characters, expected at most 8192"),
-        ("dst = " + "(" * 300 + "x" + ")" * 300, "too many nested parentheses, expected name = Operator(...); ..."),
-        ("dst = " + "-" * 4000 + "1", ", expected name = Operator(...); ..."),
-        ("dst = " + "Abs(" * 65 + "x" + ")" * 65, "a program has more than 64 steps"),
-        ("dst = Add(x, " + "9" * 400 + ")", "a number is too large"),
-    ],
-)
-def test_errors(text: str, message: str) -> None:
-    with pytest.raises(DynqError) as raised:
-        parse(text)
-    assert str(raised.value).startswith("program: ")
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
+def many_programs(count: int) -> list[str]:
+    numbers = np.random.default_rng(count).integers(-99, 99, (count, 2)) / 4
+    return [f"dst = Add(Mul(x, {a}), {b}); number = {i}.5" for i, (a, b) in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, pytest.param(24, marks=pytest.mark.exhaustive)])
+def test_a_function_has_a_branch_for_each_program(count: int) -> None:
+    """Each node runs its own program, with the plugin and without it.
+
+    Without it, ONNX Runtime inlines the whole function for each node: with 64 programs, it takes a minute.
+    """
+    texts = many_programs(count)
+    nodes = "\n".join(
+        f'c{i}, z{i}, d{i}, e{i}, s{i}, n{i} = ort_dynq.RowProgram<program = "{text}", branch = {i}, axis = -1, '
+        f"code_type = 2>(x, like, one, one, one, one)"
+        for i, text in enumerate(texts)
+    )
+    outputs = ", ".join(f"float[] d{i}, float[] n{i}" for i in range(count))
+    model = parse("float[a, b] x, uint8 like, float[1] one", outputs, nodes, opset=OPSET)
+    model.functions.append(ir.to_proto(make_function("RowProgram", OPSET, texts)))
+    feeds = {"x": finite_numbers(np.random.default_rng(1), (3, 5)), "like": np.array(0, np.uint8), "one": UNUSED[0]}
+    expected = stock_session(model).run(None, feeds)
+    for i in range(count):
+        assert_same(expected[2 * i + 1], np.full((3, 1), i + 0.5, np.float32))
+    for optimize in (False, True):
+        for one, other in zip(make_session(model, "native", optimize=optimize).run(None, feeds), expected, strict=True):
+            assert_same(one, other)
+        for one, other in zip(stock_session(model, optimize=optimize).run(None, feeds), expected, strict=True):
+            assert_same(one, other)
+
+
+def test_both_parsers_read_the_text_of_a_program() -> None:
+    """Python writes the function, and C++ the steps."""
+    rng = np.random.default_rng(0)
+    for steps in (1, 5, 20, 60):
+        text = random_program(rng, steps)
+        assert str(parse_program(text)) == text
+        x = finite_numbers(rng, (2, 3))
+        inputs = [x, np.uint8(0), *operands(rng, text, (2, 3), 1)]
+        expected = kernels.run("RowProgram", inputs, program=text)
+        for other in (text.replace("; ", " ;  "), f"{text} ; ", text.replace("(", " ( ").replace(",", " ,")):
+            assert str(parse_program(other)) == text
+            for one, right in zip(kernels.run("RowProgram", inputs, program=other), expected, strict=True):
+                assert_same(one, right)
+
+
+NUMBERS = [
+    *(
+        "1.5",
+        "-1.5",
+        ".5",
+        "5.",
+        "1e-05",
+        "1E+05",
+        "-2.5e3",
+        "0.1",
+        "16777217",
+        "1e-46",
+        "7e-46",
+        "-0.0",
+        "inf",
+        "-inf",
+    ),
+    *("3.4028234663852886e+38", "1.1754943508222875e-38", "0.30000001192092896", "1.00000005960464478"),
+]
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_are_read_as_in_python(text: str) -> None:
+    number = kernels.run("RowProgram", [np.zeros((1, 1), np.float32), np.uint8(0), *UNUSED], program=f"scale = {text}")
+    assert_same(number[4], np.array([[np.float32(float(text))]]))
+    assert math.isclose(float(parse_program(f"scale = {text}").outputs["scale"]), float(number[4][0, 0]), rel_tol=0)
+
+
+def test_the_output_types_are_inferred() -> None:
+    """A model with symbolic shapes runs, and its outputs have the types of src and like."""
+    for src, code in (("float", "uint8"), ("float16", "int8")):
+        body = f"""like = Constant<value = {code} {{0}}>() one = Constant<value_float = 1.0>()
+            c, z, d, e, s, n = ort_dynq.RowProgram<program = "codes = x; zero_point = ReduceMax(x); dst = x",
+            branch = 0, axis = -1, code_type = {3 if code == "int8" else 2}>(x, like, one, one, one, one)"""
+        model = parse(f"{src}[a, b] x", f"{code}[a, b] c, {code}[a, 1] z, {src}[a, b] d, float[0] s", body)
+        for output in model.graph.output:
+            output.type.tensor_type.ClearField("shape")
+        x = np.array([[1, 2.5], [3, -4]], {"float": np.float32, "float16": np.float16}[src])
+        results = make_session(onnx.ModelProto.FromString(model.SerializeToString()), "native").run(None, {"x": x})
+        dtype = np.dtype(code)
+        low = 0 if code == "uint8" else -4
+        for result, right in zip(
+            results,
+            [np.array([[1, 2], [3, low]], dtype), np.array([[2], [3]], dtype), x, np.zeros(0, np.float32)],
+            strict=True,
+        ):
+            assert_same(result, right)

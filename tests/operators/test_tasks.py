@@ -10,6 +10,7 @@ from ort_dynq import kernels
 from ort_dynq.operators.encodings import CodeType, NanCode, RangeConstants
 
 TASK = 32768  # kTaskElements in ops/core/parallel.h
+UNUSED = [np.ones(1, np.float32)] * 4  # operands of a program
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8])
@@ -24,6 +25,11 @@ def test_few_units(rows: int, cols: int) -> None:
     assert_same(largest, np.abs(x).max(axis=1, keepdims=True))
     (largest,) = kernels.run("ReduceAbsMax", [x.reshape(rows, -1, 1).repeat(2, axis=2)], axis=1)
     assert_same(largest, np.abs(x).max(axis=1).reshape(rows, 1, 1).repeat(2, axis=2))
+    text = "a = Abs(x); r = ReduceMax(a); codes = Mul(Div(a, r), 100.0); dst = Sub(x, ReduceMin(x)); number = r"
+    codes, _, dst, _, _, number = kernels.run("RowProgram", [x, np.zeros((), np.uint8), *UNUSED], program=text)
+    assert_same(number, np.abs(x).max(axis=1, keepdims=True))
+    assert_same(codes, np.rint(np.abs(x) / number * np.float32(100)).astype(np.uint8))
+    assert_same(dst, x - x.min(axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("code", [NanCode.ZERO, NanCode.QUANT_MIN])
@@ -39,6 +45,11 @@ def test_nan_at_the_start_of_a_part(isa: str, code: NanCode) -> None:
         values, _, _ = kernels.run("DynamicRangeFakeQuantize", [src, constants], code_type=CodeType.INT8, nan_code=code)
         expected = np.rint(src / (largest / np.float32(127)))
         expected = np.where(np.isnan(expected), 0 if code == NanCode.ZERO else -128, expected)
+        text = "r = ReduceMax(Abs(x)); s = Div(r, 127.0); codes = Div(x, s); scale = s; zero_point = ReduceMin(Neg(x))"
+        result = kernels.run("RowProgram", [src, np.int8(0), *UNUSED], program=text, code_type=CodeType.INT8)
+        assert_same(result[0], np.where(np.isnan(src), 0, np.rint(src / result[4])).astype(np.int8))
+        assert_same(result[1], np.rint([[np.nanmin(-src)]]).astype(np.int8))
+        assert_same(result[4], scale)
         assert_same(scale, np.float32([[largest / np.float32(127)]]))
         assert_same(codes, expected.astype(np.int8))
         assert_same(values, (expected.astype(np.int8) * scale).astype(np.float32))

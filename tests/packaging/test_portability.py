@@ -25,6 +25,7 @@ SOURCES = (
     ROOT / "tests" / "native" / "kernels_check.cc",
     KERNELS / "portable.cc",
     KERNELS / "portable_products.cc",
+    KERNELS / "portable_programs.cc",
     KERNELS / "dispatch.cc",
 )
 # As in ops/CMakeLists.txt: contracting products and sums would change results.

@@ -1,6 +1,6 @@
 """Kernels in C++ alone. Every product kernel returns the bits of loops over its definition
-(tests/native/products_check.cc), and every elementwise kernel for ARM those of the portable kernels on this machine
-(tests/native/kernels_check.cc).
+(tests/native/products_check.cc), every kernel of programs those of the portable one (tests/native/programs_check.cc),
+and every elementwise kernel for ARM those of the portable kernels on this machine (tests/native/kernels_check.cc).
 
 Kernels that the CPU lacks run with a stand-in: AMX with functions in place of the tile instructions, AVX-VNNI with the
 same instruction in the encoding of AVX-512. CPUs with AVX-512 VNNI also run the machine code of the AMX kernels, with
@@ -44,13 +44,13 @@ def cpu_flags() -> set[str]:
     return set(match[1].split()) if match else set()
 
 
-def kernel_files(processor: str) -> list[Part]:
-    """The files in ops/kernels/ that define product kernels of this processor, with their options."""
+def kernel_files(processor: str, tables: str = "ProductKernels") -> list[Part]:
+    """The files in ops/kernels/ that define tables of kernels of this processor, with their options."""
     parts = []
     for path in sorted(KERNELS.glob("*.cc")):
         text = path.read_text()
         options = re.search(rf"^// Compiler options for {processor}: (.*)", text, re.M)
-        if options and re.search(r"ProductKernels k\w+ =", text):
+        if options and re.search(rf"({tables}) k\w+ =", text):
             # Elementwise kernels take long to compile; the tests of the library run these files as they are released.
             fast = ("-O1",) if "ElementwiseKernels k" in text else ()
             parts.append((path, (*options[1].split(), *fast)))
@@ -64,9 +64,9 @@ def build(folder: Path, compiler: str, parts: list[Part], *flags: str, check: st
 
 def build_all(folder: Path, compiler: str, parts: list[Part], *flags: str, checks: tuple[str, ...]) -> list[Path]:
     """As build(), for several checks with the same kernels."""
-    reference = [KERNELS / "portable.cc", KERNELS / "portable_products.cc", KERNELS / "dispatch.cc"]
+    names = ("portable", "portable_products", "portable_programs", "dispatch")
     # The tests of the library run the portable kernels as they are released.
-    parts = [*((path, ("-O1",)) for path in reference), *parts]
+    parts = [*((KERNELS / f"{name}.cc", ("-O1",)) for name in names), *parts]
     mains = [(ROOT / "tests" / "native" / f"{check}.cc", ("-O1",)) for check in checks]
     objects = [str(folder / f"{index}.o") for index in range(len(mains + parts))]
 
@@ -132,6 +132,28 @@ def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     assert all_kinds(*expected) <= names
 
 
+def check_programs(program: Path, isas: tuple[str, ...], *emulator: str) -> None:
+    """Requires that every instruction set ran many passes with every kind of step."""
+    enum = re.search(r"enum class StepKind.*?\{(.*?)^\};", (KERNELS / "programs.h").read_text(), re.S | re.M)
+    assert enum
+    kinds = re.findall(r"^\s*k(\w+),", enum[1], re.M)
+    assert len(kinds) >= 34
+    done = subprocess.run([*emulator, program, "10000"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    passes = {(isa, kind): int(count) for isa, kind, count in map(str.split, done.stdout.splitlines())}
+    assert passes.keys() == {(isa, kind) for isa in isas for kind in kinds}
+    assert min(passes.values()) > 1000
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="test_aarch64 runs programs on other CPUs")
+def test_programs_of_this_machine(tmp_path: Path) -> None:
+    require("g++", "g++")
+    parts = kernel_files("x86_64", "ProductKernels|ElementwiseKernels")
+    program = build(tmp_path, "g++", parts, "-DORT_DYNQ_X86", check="programs_check")
+    check_programs(program, tuple(kernels.supported_isas()))
+
+
 # Emulated CPUs with and without the instructions of ARMv8.2 and later, and the instruction sets that they have.
 ARM_CPUS = {"max": ("neoni8mm", "neondot", "neon", "portable"), "cortex-a72": ("neon", "portable")}
 
@@ -165,8 +187,8 @@ def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     here = hashes(build(tmp_path / "here", "g++", [], check="kernels_check"))["portable"]
     assert len(here) == len(set(here.values())) > 75  # every kernel is there, and no two are the same
     parts = [*kernel_files("aarch64"), (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)]
-    flags, checks = ("-static", "-DORT_DYNQ_ARM"), ("products_check", "kernels_check")
-    products, elementwise = build_all(tmp_path, "aarch64-linux-gnu-g++", parts, *flags, checks=checks)
+    flags, checks = ("-static", "-DORT_DYNQ_ARM"), ("products_check", "kernels_check", "programs_check")
+    products, elementwise, programs = build_all(tmp_path, "aarch64-linux-gnu-g++", parts, *flags, checks=checks)
     # As test_library.py for x86: files of instruction sets share no inline functions.
     symbols = {path: run_nm(path) for path in tmp_path.glob("*.o")}
     of_isas = [found for found in symbols.values() if any("kNeon" in name for name in found["D"])]
@@ -176,6 +198,7 @@ def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
         there = hashes(elementwise, "qemu-aarch64", "-cpu", cpu)
         assert tuple(there) == isas
         assert [(isa, name) for isa in isas for name in here if here[name] != there[isa].get(name)] == []
+        check_programs(programs, isas, "qemu-aarch64", "-cpu", cpu)
         names = ran(products, 100, "qemu-aarch64", "-cpu", cpu)
         assert all_kinds(*isas, "amx-stand-in") <= names
         record.extend(("products", f"{name} (aarch64)") for name in {name.split()[0] for name in names})

@@ -33,6 +33,10 @@ FAKE = {"ort_dynq.DynamicFakeQuantize": 1}
 MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
 WHOLE = {"ort_dynq.DynamicRangeFakeQuantize": 1}
 PRODUCT = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.QuantizedMatMul": 1}
+PRODUCT_PROGRAM = {"ort_dynq.DynamicRangeQuantize": 1, "ort_dynq.QuantizedMatMulProgram": 1}
+PRODUCTS = {"ort_dynq.QuantizedMatMul": 1, "ort_dynq.QuantizedMatMulProgram": 1}
+# The programs of two products add what the layer began with.
+ENCODER = {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 4, "ort_dynq.QuantizedMatMulProgram": 2}
 # Fake quantizations whose codes an integer product can use: they then only quantize.
 FAKES = {
     "ort_dynq.DynamicRangeFakeQuantize",
@@ -40,6 +44,17 @@ FAKES = {
     "ort_dynq.DynamicFakeQuantize",
     "ort_dynq.DynamicQuantizeDequantizeLinear",
 }
+
+
+def convolutions(plain: int, programs: int) -> dict[str, int]:
+    """Convolutions, of which some run a program, and the DynamicQuantizeLinear before each."""
+    return {
+        "ort_dynq.DynamicQuantizeLinear": plain + programs,
+        "ort_dynq.QuantizedConv": plain,
+        "ort_dynq.QuantizedConvProgram": programs,
+    }
+
+
 EXPECTED: dict[str, dict[str, int]] = {
     "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
     "blocked_group_product": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MAGNITUDE,
@@ -50,40 +65,36 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_tensors_module": PRODUCT,
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
-    "decoder_token_weights": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
-    "dynamic_quantize_conv": {"ort_dynq.QuantizedConv": 2, "ort_dynq.DynamicQuantizeLinear": 2},
+    "decoder_token_weights": ENCODER,
+    "dynamic_quantize_conv": convolutions(1, 1),
     "dynamic_quantize_dequantize": {},
     "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
-    "encoder_tensor_s8": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "encoder_tensor_s8": ENCODER,
     "encoder_tensor_u8": {"ort_dynq.DynamicRangeQuantize": 4},
-    "encoder_token": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
-    "encoder_token_integer": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
-    "encoder_torchao": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "encoder_token": ENCODER,
+    "encoder_token_integer": ENCODER,
+    "encoder_torchao": ENCODER,
     "function_in_branch": WHOLE,
     "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_int32": PRODUCT,
     "integer_token_s8": PRODUCT,
     "integer_token_u8": PRODUCT,
     "integer_token_zero_point": PRODUCT,
-    "keras_int8": PRODUCT,
-    "keras_tensorflow": PRODUCT,
+    "keras_int8": PRODUCT_PROGRAM,
+    "keras_tensorflow": PRODUCT_PROGRAM,
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
-    "ort_dynamic_conv": {"ort_dynq.QuantizedConv": 2, "ort_dynq.DynamicQuantizeLinear": 2},
-    "ort_dynamic_mobile": {"ort_dynq.QuantizedConv": 5, "ort_dynq.DynamicQuantizeLinear": 5},
-    "ort_dynamic_speech": {"ort_dynq.QuantizedConv": 4, "ort_dynq.DynamicQuantizeLinear": 4},
-    "ort_half_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
+    "ort_dynamic_conv": convolutions(1, 1),
+    "ort_dynamic_mobile": convolutions(1, 4),
+    "ort_dynamic_speech": convolutions(1, 3),
+    "ort_half_optimized": ENCODER,
     "ort_half_token": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
-    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.QuantizedMatMul": 2},
-    "ort_int8_negative": {
-        "ort_dynq.DynamicQuantize": 2,
-        "ort_dynq.ReduceMinMax": 2,
-        "ort_dynq.QuantizedMatMul": 2,
-    },
+    "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
+    "ort_int8_negative": {"ort_dynq.DynamicQuantize": 2, "ort_dynq.ReduceMinMax": 2} | PRODUCTS,
     "ort_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
-    "ort_uint8_opset10": {"ort_dynq.DynamicRangeQuantize": 2, "ort_dynq.QuantizedMatMul": 2},
+    "ort_uint8_opset10": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "pt2e_dynamic": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "qat_unfolded_weights": PRODUCT,
     "row_square": FAKE,
@@ -104,9 +115,14 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_encoder_s8": {
         "ort_dynq.DynamicRangeQuantize": 8,
         "ort_dynq.ReduceAbsMax": 8,
-        "ort_dynq.QuantizedMatMul": 12,
+        "ort_dynq.QuantizedMatMul": 8,
+        "ort_dynq.QuantizedMatMulProgram": 4,
     },
-    "torch_encoder_u8": {"ort_dynq.DynamicRangeQuantize": 16, "ort_dynq.QuantizedMatMul": 12},
+    "torch_encoder_u8": {
+        "ort_dynq.DynamicRangeQuantize": 16,
+        "ort_dynq.QuantizedMatMul": 8,
+        "ort_dynq.QuantizedMatMulProgram": 4,
+    },
     "torch_group": WHOLE,
     "torch_group_product": PRODUCT,
     "torch_if": WHOLE,

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
-from rewriting import F, found, nodes_of, rows
+from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
+from rewriting import F, found, nodes_of, rows, tails
 
 from ort_dynq.rewriter import rewrite
 
@@ -168,7 +168,12 @@ def test_weights_that_a_function_is_given() -> None:
             low = Constant<value = float {{-128}}>() high = Constant<value = float {{127}}>()
             {chain("x", "dx")} y = MatMul(dx, w) }}"""
     )
-    assert [each.operator for each in rewrite(model).report.rewritten].count("QuantizedMatMul") == 2
+    assert found(rewrite(model).report) == [
+        "DynamicRangeFakeQuantize",
+        "DynamicRangeFakeQuantize",
+        "QuantizedMatMul",
+        "QuantizedMatMulProgram",
+    ]
 
 
 def test_products_in_a_function() -> None:
@@ -180,8 +185,12 @@ def test_products_in_a_function() -> None:
     body = f"{nodes} {weights} {chain('x', 'dx')} p = MatMul(dx, w) n = MatMul(dx, w) rn = Relu(n) y = Sub(p, rn)"
     model = model_of(body)
     feeds = {"x": np.where(np.isfinite(x := rows((9, 33))), x, F(1))}
-    assert check(model, feeds, exact=False) == ["DynamicRangeFakeQuantize", "QuantizedMatMul", "QuantizedMatMul"]
-    nodes_ = rewrite(model).to_proto().graph.node
-    products = [node for node in nodes_ if node.op_type == "QuantizedMatMul"]
-    assert len({tuple(node.input[3:]) for node in products}) == 1
+    expected = ["DynamicRangeFakeQuantize", "QuantizedMatMulProgram", "QuantizedMatMulProgram"]
+    assert check(model, feeds, exact=False) == expected
+    converted = rewrite(model).to_proto()
+    assert tails(converted) == ["dst = Clip(x, 0.0, inf)", "dst = Sub(x, tensor1)"]
+    nodes_ = converted.graph.node
+    products = [node for node in nodes_ if product_of(node.op_type)]
+    assert len(products) == 2
+    assert len({tuple(node.input[3:8]) for node in products}) == 1
     assert "w" not in {output for node in nodes_ for output in node.output}

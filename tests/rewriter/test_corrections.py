@@ -12,7 +12,7 @@ import onnx
 import pytest
 from helpers import Array, diagonals
 from onnx import numpy_helper
-from rewriting import check, found
+from rewriting import check, found, products, tails
 from test_products import K, N, codes_of, model_of, scales_of
 
 from ort_dynq.rewriter import rewrite
@@ -108,7 +108,7 @@ def test_zero_points(body: str, per: str, dtype: Any) -> None:
     """The corrections disappear: QuantizedMatMul has the zero points."""
     model = product_of(ZERO_POINTS[body], dtype, per)
     report = check(model, data_of(dtype, per), exact=True)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     assert not report.unconverted
     nodes = rewrite(model).to_proto().graph.node
     assert {node.op_type for node in nodes} <= {"Constant", "Cast", "Add", "QuantizedMatMul"}
@@ -120,7 +120,7 @@ def test_zero_points_without_scales(per: str) -> None:
     """A Div by scales stays; the scales of the rows are 1."""
     model = product_of(ZERO_POINTS["all"], np.uint8, per, tail="f = Cast<to = 1>(i)\n g = Mul(f, ws)\n y = Div(g, s)")
     report = check(model, data_of(np.uint8, per), exact=True)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     kinds = [node.op_type for node in rewrite(model).to_proto().graph.node]
     assert kinds.count("Expand") == (per == "token")
     assert "Sub" not in kinds
@@ -132,7 +132,7 @@ def test_other_integers(body: str, dtype: Any) -> None:
     model = product_of(OTHERS[body], dtype, "tensor")
     for seed in range(3):
         report = check(model, data_of(dtype, "tensor", seed), exact=seed == 0)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     assert not report.unconverted
 
 
@@ -171,7 +171,7 @@ STAY = {
 def test_integers_that_stay(body: str) -> None:
     model = product_of(STAY[body], np.uint8, "token", flat=np.array([-1, 1, N]), back=np.array([-1, N]))
     report = check(model, data_of(np.uint8, "token"))
-    assert "QuantizedMatMul" not in found(report)
+    assert "QuantizedMatMul" not in products(report)
 
 
 @pytest.mark.parametrize(("dtype", "bias", "fits"), [(6, "b", True), (7, "b64", False), (7, "sums64", True)])
@@ -181,7 +181,7 @@ def test_matmul_of_wide_integers(dtype: int, bias: str, fits: bool) -> None:
     weights = {"w": codes_of().astype(I32 if dtype == 6 else np.int64)}
     body = f"c = Cast<to = {dtype}>(q)\n p = MatMul(c, w)\n i = Add(p, {bias})\n"
     report = check(product_of(body, np.uint8, "token", **wide, **weights), data_of(np.uint8, "token"))
-    assert ("QuantizedMatMul" in found(report)) == fits
+    assert ("QuantizedMatMul" in products(report)) == fits
 
 
 @pytest.mark.parametrize("bias", ["", "i = Add(p, b)\n"])
@@ -191,7 +191,7 @@ def test_products_that_onnxruntime_does_not_fuse(bias: str) -> None:
     model = model_of(body, CONSTANTS, inputs=f"float[M, {K}] x")
     x = np.random.default_rng(0).normal(0, 1, (7, K)).astype(F)
     report = check(model, {"x": x}, exact=True)
-    assert ("QuantizedMatMul" in found(report)) == bool(bias)
+    assert ("QuantizedMatMul" in products(report)) == bool(bias)
 
 
 # Convolutions
@@ -235,7 +235,7 @@ def test_convolutions(conv: str, bias: str, codes: str) -> None:
     for zero_point in (0, info.max):
         feeds = {"q": q, "z": np.asarray(zero_point, dtype), "s": np.asarray(0.7, F)}
         report = check(model, feeds, exact=zero_point == 0)
-    assert ("QuantizedConv" in found(report)) == (conv != "same")
+    assert ("QuantizedConv" in products(report)) == (conv != "same")
     stays = conv == "same" and codes == "uint8"  # the others become a ConvInteger of uint8 codes
     assert ["auto_pad computes" in finding.reason for finding in report.unconverted] == [True] * stays
 
@@ -257,7 +257,7 @@ FLOATS = {
 @pytest.mark.parametrize("body", FLOATS)
 @pytest.mark.parametrize("factor", [1, 30])
 def test_zero_points_after_the_cast(body: str, per: str, dtype: Any, factor: int) -> None:
-    """float32 holds the integers, unless the weights are repeated `factor` times: then the corrections stay."""
+    """float32 holds the integers, unless the weights are repeated `factor` times: a program has the corrections."""
     depth, codes = factor * K, np.tile(codes_of(), (factor, 1))
     constants = {
         "wq": codes,
@@ -268,5 +268,10 @@ def test_zero_points_after_the_cast(body: str, per: str, dtype: Any, factor: int
     }
     model = product_of(FLOATS[body], dtype, per, tail=TAIL.partition("\n")[2], depth=depth, **constants)
     report = check(model, data_of(dtype, per, depth=depth), exact=True)
-    assert "QuantizedMatMul" in found(report)
-    assert any(node.op_type == "Sub" for node in rewrite(model).to_proto().graph.node) == (factor > 1)
+    assert "QuantizedMatMul" in products(report)
+    corrected = "Sub(x, tensor1)" if per == "token" else "Sub(x, column1)"
+    if per == "tensor" and body != "all":
+        corrected = f"Mul(Mul({corrected}, row2), column3)"  # the scales follow
+    converted = rewrite(model).to_proto()
+    assert tails(converted) == [f"dst = {corrected}"] * (factor > 1)
+    assert factor > 1 or "Sub" not in [node.op_type for node in converted.graph.node]

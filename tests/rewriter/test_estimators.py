@@ -7,7 +7,7 @@ import onnx
 import pytest
 from helpers import Array
 from onnx import numpy_helper
-from rewriting import F, check_products, found, parse, rows
+from rewriting import F, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
 
@@ -87,7 +87,7 @@ def data() -> dict[str, Array]:
 )
 def test_products(nodes: str) -> None:
     model = model_of(nodes)
-    assert "QuantizedMatMul" in found(rewrite(model).report)
+    assert "QuantizedMatMul" in products(rewrite(model).report)
     check_products(model, data())
 
 
@@ -112,4 +112,4 @@ def test_products(nodes: str) -> None:
     ],
 )
 def test_near_misses(nodes: str) -> None:
-    assert "QuantizedMatMul" not in found(rewrite(model_of(nodes)).report)
+    assert "QuantizedMatMul" not in products(rewrite(model_of(nodes)).report)

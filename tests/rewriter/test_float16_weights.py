@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, product_of, stock_session
 from onnx import numpy_helper
+from rewriting import products
 from test_float16_casts import CHAINS, model_of, rows
 
 from ort_dynq.operators.packing import pack
@@ -60,9 +61,7 @@ def test_products(isa: str, form: str) -> None:
 
 
 def test_exact_rewrites_and_other_weights_stay() -> None:
-    assert not any(
-        finding.operator == "QuantizedMatMul" for finding in rewrite(FORMS["MatMul"], exact=True).report.rewritten
-    )
+    assert products(rewrite(FORMS["MatMul"], exact=True).report) == []
     other = WEIGHTS.copy()
     other[5, 7] = np.nextafter(np.nextafter(other[5, 7], np.float16(9)), np.float16(9))
     result = rewrite(layer(other))
@@ -141,7 +140,7 @@ def rounded_activation() -> onnx.ModelProto:
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
 def test_rounded_activation(isa: str) -> None:
     model = rounded_activation()
-    assert "QuantizedMatMul" not in {each.operator for each in rewrite(model, exact=True).report.rewritten}
+    assert "QuantizedMatMul" not in products(rewrite(model, exact=True).report)
     proto, x = rewrite(model).to_proto(), np.random.default_rng(6).normal(1, 3, (100, DEPTH)).astype(np.float16)
     found = verify(model, proto, inputs={"x": x})
     assert found.passed, found
@@ -251,10 +250,11 @@ def convolution(body: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("form", CONVOLUTIONS)
 def test_convolutions(isa: str, form: str) -> None:
     model = convolution(CONVOLUTIONS[form])
-    assert "QuantizedConv" not in {each.operator for each in rewrite(model, exact=True).report.rewritten}
+    assert "QuantizedConv" not in products(rewrite(model, exact=True).report)
     proto, x = rewrite(model).to_proto(), np.random.default_rng(6).normal(1, 3, (2, 6, 20, 21)).astype(np.float16)
-    nodes = [node for node in proto.graph.node if node.op_type == "QuantizedConv"]
-    assert len(nodes) == 1 + (form == "two")
+    nodes = [node for node in proto.graph.node if product_of(node.op_type)]
+    kind = "QuantizedConvProgram" if form == "Relu" else "QuantizedConv"
+    assert [node.op_type for node in nodes] == [kind] * (1 + (form == "two"))
     found = verify(model, proto, inputs={"x": x})
     assert found.passed, found
     assert len(found.products) == len(nodes)

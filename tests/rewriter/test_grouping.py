@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import onnx
 import pytest
+from helpers import parse
 
-from ort_dynq.rewriter import Finding
-from ort_dynq.rewriter.grouping import grouped, pattern
+from ort_dynq.rewriter import Finding, rewrite
+from ort_dynq.rewriter.grouping import brief, grouped, pattern, program_pattern
 
 
 def finding(node: str, graph: str = "main", operator: str | None = "DynamicRangeQuantize", reason: str = "") -> Finding:
@@ -64,3 +67,47 @@ def test_findings_with_different_outcomes_are_not_grouped() -> None:
     ]
     assert groups[2].reason == "sums of * products may overflow"
     assert sum(group.count for group in groups) == len(findings)
+
+
+def test_programs_that_differ_in_literals_form_one_group() -> None:
+    """Names such as row1 keep their numbers. A long program is shown as the number of its steps."""
+    texts = {
+        "conv_1": "dst = Add(Mul(x, 1.02), row1)",
+        "conv_2": "dst = Add(Mul(x, -3e-05), row1)",
+        "conv_3": "dst = Add(Mul(x, inf), row1)",
+        "conv_4": "dst = Add(Mul(x, 1.02), row2)",
+        "conv_5": "",
+    }
+    groups = grouped(Finding(name, "Conv", "main", "rule", "P", program=text) for name, text in texts.items())
+    assert [(group.count, group.node, group.program, group.brief_program) for group in groups] == [
+        (3, "conv_*", *["dst = Add(Mul(x, *), row1)"] * 2),
+        (1, "conv_4", *[texts["conv_4"]] * 2),
+        (1, "conv_5", "", ""),
+    ]
+    long = (
+        "r1 = Div(ReduceMax(Abs(x)), 127.0); r2 = Round(Div(x, r1)); codes = Clip(r2, -128.0, 127.0); dst = Mul(r2, r1)"
+    )
+    assert brief(long) == "7 steps"
+    assert program_pattern([long, long.replace("127.0", "7.0")]) == long.replace("127.0", "*")
+    with pytest.raises(ValueError, match="differ in more than literals"):
+        program_pattern(["dst = Neg(x)", "dst = Abs(x)"])
+
+
+def test_a_product_and_its_program_are_one_finding() -> None:
+    """The finding of the product says what it is at last. A part of a program is not reported as unconverted."""
+    model = parse(
+        "float[64, 64] x, float[64, 256] other",
+        "float[64, 256] y",
+        """a = Abs(x) m = ReduceMax(a, last) r = Clip(m, eps) s = Div(r, high) t = Div(x, s) u = Round(t)
+           v = Clip(u, low, high) d = Mul(v, s) p = MatMul(d, w) q = Add(p, other) y = Relu(q)""",
+    )
+    constants = {"last": np.array([-1]), "eps": np.float32(1e-5), "low": np.float32(-127), "high": np.float32(127)}
+    weights = np.random.default_rng(0).integers(-127, 128, (64, 256)).astype(np.float32)
+    for name, array in {**constants, "w": weights}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    report = rewrite(model).report
+    assert [(each.node, each.op_type, each.operator, each.program) for each in report.findings[1:]] == [
+        ("p", "MatMul", "QuantizedMatMulProgram", "dst = Clip(Add(x, tensor1), 0.0, inf)")
+    ]
+    assert report.after["ort_dynq.QuantizedMatMulProgram"] == 1
+    assert [each.operator is None for each in rewrite(model, exact=True).report.findings] == [False, True]

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from helpers import Array, assert_same, diagonals, make_session, stock_session
 from onnx import TensorProto, helper
-from rewriting import found, rows
+from rewriting import found, products, rows
 from test_products import asymmetric, check_products, model_of, symmetric
 
 from ort_dynq.rewriter import rewrite
@@ -164,7 +164,7 @@ def test_groups(activation: str, weights: str) -> None:
         inputs=f"float[B, M, {K}] x",
     )
     report = check_products(model, DATA, groups=K // 16)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     assert not report.unconverted
     converted = rewrite(model).to_proto()
     attributes = product_of(converted)
@@ -244,7 +244,7 @@ def test_groups_that_stay(body: str, reason: str) -> None:
         inputs=f"float[B, M, {K}] x, int64[4] unknown",
     )
     report = rewrite(model).report
-    assert "QuantizedMatMul" not in found(report)
+    assert "QuantizedMatMul" not in products(report)
     assert any(reason in finding.reason for finding in report.unconverted), [
         finding.reason for finding in report.unconverted
     ]

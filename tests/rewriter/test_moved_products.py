@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 from helpers import Array
 from onnx import TensorProto
-from rewriting import check, found, rows
+from rewriting import check, found, products, rows
 from test_products import K, N, asymmetric, codes_of, model_of, scales_of, symmetric
 
 from ort_dynq import verify
@@ -135,7 +135,7 @@ FLOATS = {
 def test_products_of_floats(product: str) -> None:
     model = model_of(CODES + BACK + FLOATS[product], WEIGHTS | {"wf": codes_of().astype(F)})
     result = rewrite(model)
-    assert "QuantizedMatMul" in found(result.report)
+    assert "QuantizedMatMul" in products(result.report)
     assert not {"Mul", "Add", "Cast"} & {*operators_of(model)}
     verified = verify(model, result.to_proto(), inputs=FINITE)
     assert verified.passed, verified
@@ -166,7 +166,7 @@ def test_transposed_activations(real: str, moved: str) -> None:
     result = rewrite(model)
     check(model, FINITE, exact=True)
     if not TRANSPOSED[moved]:
-        assert ("QuantizedMatMul" in found(result.report)) == (real == "one scale")
+        assert ("QuantizedMatMul" in products(result.report)) == (real == "one scale")
         return
     assert found(result.report)[-1] == "QuantizedMatMul"
     assert not {"Mul", "Add"} & {*operators_of(model)}
@@ -234,7 +234,7 @@ def test_the_rest_of_the_tail_stays(name: str) -> None:
         del model.graph.input[1]
     data = {"x": DATA["x"].reshape(1, 18, K)} if "as many" in name or "column" in name else DATA
     data = data | ({"other": np.ones((2, 9, N), F)} if "other" in used else {})
-    assert "QuantizedMatMul" in found(check(model, data))
+    assert "QuantizedMatMul" in products(check(model, data))
     assert kept <= {*operators_of(model)}
 
 
@@ -279,7 +279,7 @@ def test_products_of_integers_that_stay(reason: str) -> None:
         del model.graph.input[1]
     inputs = {"x": rows((2, K, K), seed=4), "more": np.array(1, np.int32)}
     report = check(model, {value.name: inputs[value.name] for value in model.graph.input})
-    assert "QuantizedMatMul" not in found(report)
+    assert "QuantizedMatMul" not in products(report)
     assert [reason in finding.reason for finding in report.unconverted] == [True]
 
 
@@ -291,7 +291,7 @@ def test_ranges_of_integer_weights(low: int, high: int, fits: bool) -> None:
     weights = np.random.default_rng(0).integers(low, high + 1, (K, N)).astype(np.int32)
     weights[0], weights[1] = low, high
     model = model_of(CODES + INT32 + TAIL, WEIGHTS | {"w": weights})
-    assert ("QuantizedMatMul" in found(check(model, DATA))) == fits
+    assert ("QuantizedMatMul" in products(check(model, DATA))) == fits
 
 
 @pytest.mark.parametrize(("depth", "fits"), [(65793, True), (65794, False)])

@@ -1,14 +1,17 @@
-"""Chains that differ a little from recognized ones: they keep their results, and the report says why they stay."""
+"""Chains that differ a little from recognized ones: they keep their results, and the report says why they stay.
+
+Some of them become programs. Without the rule for programs, these stay for the same reasons.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from rewriting import MODELS, WHOLE_CHAIN, check, found, parse, rows
+from rewriting import MODELS, WHOLE_CHAIN, check, found, parse, programs, rows, without_programs
 
 from ort_dynq.rewriter import rewrite
 
-pytestmark = pytest.mark.usefixtures("without_programs")  # which convert most of what these rules leave
+PROGRAM = ["RowProgram"]
 
 
 def test_the_chain_of_the_near_misses_is_converted() -> None:
@@ -20,7 +23,7 @@ def test_the_chain_of_the_near_misses_is_converted() -> None:
     [
         ("d = Div(x, s)", "d = Div(s, x)", ["AffineDequantize"], None),
         ("d = Div(x, s)", "d = Mul(x, x)", ["AffineDequantize"], None),
-        ("rd = Round(d)", "rd = Floor(d)", ["AffineDequantize"], None),
+        ("rd = Round(d)", "rd = Floor(d)", ["AffineDequantize", *PROGRAM], None),
         ("d = Div(x, s)", "x2 = Exp(x) d = Div(x2, s)", ["AffineFakeQuantize"], None),
         ("mn0 = ReduceMin(x, one)", "x2 = Exp(x) mn0 = ReduceMin(x2, one)", ["AffineFakeQuantize"], None),
         ("mn0 = ReduceMin(x, one)", "mn0 = ReduceMin<keepdims = 0>(x)", ["AffineFakeQuantize"], None),
@@ -29,12 +32,22 @@ def test_the_chain_of_the_near_misses_is_converted() -> None:
         ("t = Div(n, s)", "s2 = Mul(s, s) t = Div(n, s2)", ["AffineFakeQuantize"], None),
         ("zc = Clip(rt, zero, c255)", "zc = Clip(rt, zero, c127)", ["AffineFakeQuantize"], None),
         ("z = Cast<to = 2>(zc)", "z = Cast<to = 6>(zc)", ["AffineFakeQuantize"], None),
-        ("c = Clip(a, zero, c255)", "c = Clip(a, zero, eps)", ["AffineDequantize"], "not clipped to constant integers"),
-        ("c = Clip(a, zero, c255)", "c = Clip(a, low, c255)", ["AffineDequantize"], "without a clip to its range"),
+        (
+            "c = Clip(a, zero, c255)",
+            "c = Clip(a, zero, eps)",
+            ["AffineDequantize", *PROGRAM],
+            "not clipped to constant integers",
+        ),
+        (
+            "c = Clip(a, zero, c255)",
+            "c = Clip(a, low, c255)",
+            ["AffineDequantize", *PROGRAM],
+            "without a clip to its range",
+        ),
         (
             "c = Clip(a, zero, c255)",
             "c256 = Constant<value_float = 256.0>() c = Clip(a, zero, c256)",
-            ["AffineDequantize"],
+            ["AffineDequantize", *PROGRAM],
             "without a clip to its range",
         ),
         ("b = Sub(real, zf)", "b = Sub(zf, real)", ["DynamicRangeQuantize"], None),
@@ -46,8 +59,11 @@ def test_the_chain_of_the_near_misses_is_converted() -> None:
 def test_near_miss(old: str, new: str, operators_: list[str], reason: str | None) -> None:
     """A near miss becomes another operator or stays. It keeps its results, and the reason names the difference."""
     assert WHOLE_CHAIN.count(old) == 1
-    report = check(parse(WHOLE_CHAIN.replace(old, new)), {"x": rows((9, 33))})
-    assert found(report) == operators_
+    model, data = parse(WHOLE_CHAIN.replace(old, new)), {"x": rows((9, 33))}
+    assert found(check(model, data)) == operators_
+    with without_programs():
+        report = check(model, data)
+    assert found(report) == [each for each in operators_ if each not in PROGRAM]
     if reason is not None:
         assert any(reason in finding.reason for finding in report.unconverted), [f.reason for f in report.unconverted]
 
@@ -197,21 +213,46 @@ def test_magnitude_of_an_empty_range() -> None:
             "zero point's shape is not known",
         ),
         ("d = Div(x, k) r = Round(d) c = Clip(r, k, high) y = Mul(c, k)", "not clipped to constant integers"),
-        ("d = Div(x, k) c = Clip(d, zero, high) r = Round(c) y = Mul(r, k)", "order of clip and rounding decides"),
-        (
-            "d = Div(x, k) r = Round(d) a = Add(r, k) c = Clip(a, low, high) y = Cast<to = 3>(c)",
-            "zero point is of another type than the codes",
-        ),
     ],
 )
 def test_reason(body: str, reason: str) -> None:
-    output = "int8[] y" if "y = Cast<to = 3>" in body else "bfloat16[] y" if "to = 16" in body else "float[] y"
-    model = parse(body, inputs="float[N, K] x, float k, float[M, 1] s", outputs=output)
-    report = check(model)
+    output = "bfloat16[] y" if "to = 16" in body else "float[] y"
+    report = check(parse(body, inputs="float[N, K] x, float k, float[M, 1] s", outputs=output))
     assert found(report) == []
     assert [finding.reason for finding in report.unconverted if reason in finding.reason], [
         f.reason for f in report.unconverted
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "program", "reason"),
+    [
+        (
+            "d = Div(x, k) c = Clip(d, zero, high) r = Round(c) y = Mul(r, k)",
+            "dst = Mul(Round(Clip(Div(x, row1), 0.0, 127.0)), row1)",
+            "order of clip and rounding decides",
+        ),
+        (
+            "d = Div(x, k) r = Round(d) a = Add(r, k) c = Clip(a, low, high) y = Cast<to = 3>(c)",
+            "dst = Clip(Add(Round(Div(x, row1)), row1), -128.0, 127.0)",
+            "zero point is of another type than the codes",
+        ),
+    ],
+)
+def test_reason_of_a_program(body: str, program: str, reason: str) -> None:
+    """A program computes these chains. The reason says why no other operator does."""
+    output = "int8[] y" if "y = Cast<to = 3>" in body else "float[] y"
+    model = parse(body, inputs="float[N, K] x, float k", outputs=output)
+    x = rows((9, 33))
+    x[0, :3] = -0.3, -0.0, 0.3
+    data = [{"x": x, "k": np.array(k, np.float32)} for k in (0.5, 1, 1.7)]
+    report = check(model, *data)
+    assert found(report) == PROGRAM
+    assert programs(rewrite(model, exact=True).to_proto()) == [program]
+    with without_programs():
+        report = check(model, *data)
+    assert found(report) == []
+    assert [reason in finding.reason for finding in report.unconverted] == [True]
 
 
 def test_old_and_new_opsets() -> None:
@@ -221,29 +262,28 @@ def test_old_and_new_opsets() -> None:
 
 
 def test_operators_with_one_more_consumer() -> None:
-    """Scale and codes are outputs of the operator. A value between rounding and codes is not: its chain stays."""
+    """Scale and codes are outputs of the operator. A value between rounding and codes is one of a program only."""
     for value, operators_ in {
         "w": ["DynamicRangeFakeQuantize"],
         "s": ["DynamicRangeFakeQuantize"],
         "z": ["DynamicRangeFakeQuantize"],
         "zf": ["DynamicRangeFakeQuantize"],
-        "rd": ["AffineDequantize"],
-        "a": ["AffineDequantize"],
+        "rd": ["AffineDequantize", *PROGRAM],
+        "a": ["AffineDequantize", *PROGRAM],
         "q": ["AffineDequantize", "DynamicRangeQuantize"],
         "real": ["AffineDequantize", "DynamicRangeQuantize"],
         "b": ["DynamicRangeQuantize"],
     }.items():
         type_ = "uint8" if value in "qz" else "float"
-        report = check(parse(WHOLE_CHAIN, outputs=f"float[] y, {type_}[] {value}"), {"x": rows((9, 33))})
-        assert found(report) == operators_, value
+        model, data = parse(WHOLE_CHAIN, outputs=f"float[] y, {type_}[] {value}"), {"x": rows((9, 33))}
+        assert found(check(model, data)) == operators_, value
+        with without_programs():
+            assert found(check(model, data)) == [each for each in operators_ if each not in PROGRAM], value
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("token_float16_glue", "the type of x is float16, expected float32"),
-    ],
-)
-def test_reason_why_a_model_stays(name: str, reason: str) -> None:
-    report = rewrite(MODELS / name / "model.onnx").report
-    assert [finding.reason for finding in report.unconverted] == [reason]
+def test_reason_of_a_program_in_a_model() -> None:
+    path = MODELS / "token_float16_glue" / "model.onnx"
+    assert found(rewrite(path).report) == [*PROGRAM, "RowProgram of float16"]
+    with without_programs():
+        report = rewrite(path).report
+    assert [finding.reason for finding in report.unconverted] == ["the type of x is float16, expected float32"]

@@ -19,11 +19,12 @@ import onnx
 import onnx.parser
 import pytest
 from bench import transformers
-from helpers import Array, assert_same, diagonals, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, diagonals, make_session, product_of, stock_session, with_one_nan
 from onnx import TensorProto, helper, numpy_helper
-from rewriting import check, found, nodes_of, rows
+from rewriting import check, found, nodes_of, products, rows
 
 import ort_dynq
+from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.reasons import Reason
 
@@ -168,7 +169,7 @@ def test_products_of_floats(activation: str, weights: str) -> None:
     text, arrays = WEIGHTS[weights]
     model = model_of(ACTIVATIONS[activation] + text + "y = MatMul(dx, w)", arrays)
     report = check_products(model, DATA)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     assert not report.unconverted
 
 
@@ -177,7 +178,7 @@ def test_products_of_floats(activation: str, weights: str) -> None:
 def test_every_opset(opset: int, chain: Any) -> None:
     v = "" if chain is symmetric else "v = Sub(c, z)\n "
     body = f"{chain(opset)} {v}dx = Mul({'v' if v else 'c'}, s)\n y = MatMul(dx, w)"
-    assert "QuantizedMatMul" in found(check_products(model_of(body, WEIGHTS["folded"][1], opset=opset), DATA))
+    assert "QuantizedMatMul" in products(check_products(model_of(body, WEIGHTS["folded"][1], opset=opset), DATA))
 
 
 GLUE = [
@@ -202,7 +203,7 @@ def test_bias_and_glue(activation: str, product: str, bias: str) -> None:
     arrays = {"w": WEIGHTS["folded"][1]["w"], "b": b, "rank4": np.array([2, -1, 1, K])}
     model = model_of(ACTIVATIONS[activation] + product, arrays)
     report = check_products(model, DATA)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     operators = {node.op_type for node in rewrite(model).to_proto().graph.node}
     assert not {"MatMul", "Gemm"} & operators
     assert "Add" not in operators or activation == "per tensor, QuantizeLinear"  # int8 to uint8, of the zero point
@@ -233,7 +234,7 @@ def test_a_scale_after_the_product(body: str, tail: str) -> None:
     weights = {"w": codes_of().astype(F), "ws": scales_of(), "b": np.linspace(-3, 3, N).astype(F)}
     model = model_of(symmetric() + body + tail, weights)
     result = rewrite(model)
-    assert "QuantizedMatMul" in found(result.report)
+    assert "QuantizedMatMul" in products(result.report)
     expected = stock_session(model).run(None, DATA)[0]
     largest = np.abs(expected).max(axis=-1, keepdims=True) + 3  # of a row, and its biases
     for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
@@ -294,7 +295,7 @@ def test_integer_products(tail: str, product: str, exact: bool) -> None:
     body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS[product] + INTEGER_TAILS[tail]
     model = model_of(body, INTEGER_WEIGHTS)
     report = check(model, DATA, exact=exact)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     assert activations_of(rewrite(model, exact=exact).to_proto()) == {TensorProto.UINT8}
 
 
@@ -379,7 +380,7 @@ def test_outputs_of_the_chain_stay() -> None:
     model = model_of(body, INTEGER_WEIGHTS, outputs=outputs)
     assert "MatMulInteger" in found(check(model, DATA))
     model = model_of(body, INTEGER_WEIGHTS, outputs="float[] y, int8[] q, float[] s, float[] z")
-    assert "QuantizedMatMul" in found(check(model, DATA))
+    assert "QuantizedMatMul" in products(check(model, DATA))
 
 
 def test_products_that_stay_do_not_saturate_on_older_cpus() -> None:
@@ -432,9 +433,9 @@ def test_weights_of_several_products_are_stored_once() -> None:
     weights = {"w": codes_of().astype(F) * scales_of(), "w2": codes_of().astype(F) * scales_of()}
     model = model_of(body, weights, outputs="float[] y, float[] k, float[] l")
     converted = rewrite(model).to_proto()
-    products = [node for node in converted.graph.node if node.op_type == "QuantizedMatMul"]
-    assert len(products) == 3
-    assert len({tuple(node.input[3:]) for node in products}) == 1
+    nodes = [node for node in converted.graph.node if product_of(node.op_type)]
+    assert [node.op_type for node in nodes] == ["QuantizedMatMul", "QuantizedMatMul", "QuantizedMatMulProgram"]
+    assert len({tuple(node.input[3:8]) for node in nodes}) == 1
     assert len({tensor.name for tensor in converted.graph.initializer} & {"w", "w2"}) == 0
 
 
@@ -513,7 +514,7 @@ def test_rows_of_zeros_whose_codes_are_cast_to_int32(quotient: str, scale: str, 
     """0 / 0 is NaN, and as int32 any number: 0 times it is 0, another scale times it is not."""
     model = model_of(WITHOUT_EPSILON.format(quotient, scale), WEIGHTS["folded"][1], inputs=f"float[2, 6, {K}] x")
     report = rewrite(model).report
-    assert ("QuantizedMatMul" in found(report)) == fits
+    assert ("QuantizedMatMul" in products(report)) == fits
     if fits:
         x = np.nan_to_num(DATA["x"][:, :6], posinf=1, neginf=-1)
         x[:, 2] = 0
@@ -530,14 +531,14 @@ def test_other_einsums_stay(equation: str) -> None:
     arrays = {"w": WEIGHTS["folded"][1]["w"][:, :K]}
     body = f'y = Einsum<equation = "{equation}">(dx, w)'
     report = rewrite(model_of(symmetric() + "dx = Mul(c, s)\n" + body, arrays, inputs=f"float[6, 6, {K}] x")).report
-    assert "QuantizedMatMul" not in found(report)
+    assert "QuantizedMatMul" not in products(report)
 
 
 def test_einsum_that_may_broadcast_stays() -> None:
     """Einsum repeats a K of 1 for each row of the weights; the sums are other ones."""
     body = 'd1 = ReduceMax(dx, last)\n y = Einsum<equation = "abk,kn->abn">(d1, w)'
     report = rewrite(model_of(symmetric() + "dx = Mul(c, s)\n" + body, WEIGHTS["folded"][1])).report
-    assert "QuantizedMatMul" not in found(report)
+    assert "QuantizedMatMul" not in products(report)
 
 
 def test_alpha_that_overflows_the_scales_stays() -> None:
@@ -559,7 +560,7 @@ def test_rows_that_are_reshaped_need_scales_of_their_own(axes: list[int], fits: 
     body = chain + "dx = Mul(c, s)\n d2 = Reshape(dx, rows)\n y = MatMul(d2, w)"
     model = model_of(body, WEIGHTS["folded"][1] | {"axes": np.array(axes)})
     report = check_products(model, DATA)
-    assert ("QuantizedMatMul" in found(report)) == fits
+    assert ("QuantizedMatMul" in products(report)) == fits
     assert fits or ["after Reshape d2: the scale" in each.reason for each in report.unconverted] == [True]
 
 
@@ -582,7 +583,7 @@ def test_sums_that_may_overflow(depth: int, fits: bool) -> None:
     weights[0] = 126 * 0.5  # so that the others are not 1
     model = model_of(text, {"w": weights}, inputs=f"float[M, {depth}] x")
     result = rewrite(model)
-    assert ("QuantizedMatMul" in found(result.report)) == fits
+    assert ("QuantizedMatMul" in products(result.report)) == fits
     if fits:
         x = np.full((2, depth), 1, F)
         x[1] = -1
@@ -608,7 +609,7 @@ def test_a_scale_along_the_summed_dimension_stays() -> None:
     body += "r = Round(t)\n c = Clip(r, low, high)\n dx = Mul(c, s)\n y = MatMul(dx, w)"
     model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
     report = check(model, DATA, exact=False)
-    assert "QuantizedMatMul" not in found(report)
+    assert "QuantizedMatMul" not in products(report)
     assert any("one scale for each row" in finding.reason for finding in report.unconverted)
 
 
@@ -654,7 +655,7 @@ def test_products_that_onnxruntime_gets_wrong(zero_point: bool, weights: str) ->
     x["x"][~np.isfinite(x["x"])] = 1
     model = model_of(body + text + "y = MatMul(dx, w)", arrays | {"zero8": np.uint8(0)}, inputs=f"float[{N}, {K}] x")
     report = check_products(model, x)
-    assert "QuantizedMatMul" in found(report)
+    assert "QuantizedMatMul" in products(report)
     plain = stock_session(model).run(None, x)[0]
     ours = make_session(rewrite(model).to_proto(), "native", optimize=True).run(None, x)[0]
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
@@ -668,7 +669,7 @@ def test_tiny_products_of_rows_stay_floats(rows_: int, is_left: bool) -> None:
     model = model_of(body, WEIGHTS["folded"][1], inputs=f"float[{rows_}, {K}] x")
     x = np.abs(rows((rows_, K), seed=3))
     report = check_products(model, {"x": np.where(np.isfinite(x), x, F(1))})
-    assert ("QuantizedMatMul" in found(report)) != is_left
+    assert ("QuantizedMatMul" in products(report)) != is_left
     assert any("too small" in finding.reason for finding in report.unconverted) == is_left
 
 
@@ -692,7 +693,7 @@ def test_products_in_branches_and_functions() -> None:
     body = f"y = If (flag) <then_branch = t () => (float[] y1) {{ {branch} }}, else_branch = {otherwise}>"
     model = model_of(body, WEIGHTS["folded"][1], inputs=f"bool flag, float[B, M, {K}] x")
     result = rewrite(model)
-    assert "QuantizedMatMul" in found(result.report)
+    assert "QuantizedMatMul" in products(result.report)
     inputs = DATA | {"flag": np.array(True)}
     expected = stock_session(model).run(None, inputs)[0]
     for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
@@ -712,7 +713,7 @@ def activations_of(model: onnx.ModelProto) -> set[int]:
     producers = {output: node for node in model.graph.node for output in node.output}
     types = set()
     for node in model.graph.node:
-        if node.op_type in ("MatMulInteger", "QuantizedMatMul"):
+        if node.op_type == "MatMulInteger" or product_of(node.op_type):
             source = producers[node.input[0]]
             while source.op_type in ("Reshape", "Transpose", "Identity"):
                 source = producers[source.input[0]]
@@ -735,7 +736,8 @@ def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
     kind = "int8" if node == "DynamicDequantize" else "float"
     given = "(x, s, z)" if zero_point else "(x, s)"
     model = onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": 18, "ort_dynq": 3]> g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
+        <ir_version: 8, opset_import: ["": 18, "ort_dynq": {VERSION}]>
+        g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
         <int8 z = {{3}}> {{ dx = ort_dynq.{node}{given} y = MatMul(dx, w) }}""")
     model.graph.initializer.append(numpy_helper.from_array(WEIGHTS["folded"][1]["w"], "w"))
     result = rewrite(model)

@@ -16,6 +16,7 @@ from helpers import Array, Shape, assert_same, handwritten, make_session, native
 from rewriting import check, parse, rows
 
 from ort_dynq import kernels
+from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.chains.reductions import RULE
 
@@ -92,7 +93,7 @@ def session_of(operator: str, backend: str, run: Run, keepdims: int, threads: in
     outputs = "hi" if operator == "ReduceAbsMax" else "lo, hi"
     given = f"axis = {run[0]}, count = {run[1]}, reduce_others = {run[2]}, keepdims = {keepdims}"
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18, "ort_dynq": 3]> '
+        f'<ir_version: 8, opset_import: ["": 18, "ort_dynq": {VERSION}]> '
         f"g (float[] x) => ({', '.join(f'float[] {name}' for name in outputs.split(', '))}) "
         f"{{ {outputs} = ort_dynq.{operator}<{given}>(x) }}"
     )

@@ -6,13 +6,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from rewriting import load, parse
+from rewriting import check, found, load, parse, programs, rows
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.reasons import Reason
 from ort_dynq.rewriter.report import Report
-
-pytestmark = pytest.mark.usefixtures("without_programs")  # which convert most of what these rules leave
 
 CONSTANTS = {
     "w": np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32),
@@ -26,14 +24,18 @@ FAKE = f"{TRUNCATED} r = Round(d) c = Clip(r, low, high) f = Mul(c, s)"
 
 
 def report_of(nodes: str, *, inputs: str = "float[48, 48] x") -> Report:
-    model = parse(nodes, inputs=inputs)
+    return rewrite(model_of(nodes, inputs)).report
+
+
+def model_of(nodes: str, inputs: str = "float[48, 48] x", outputs: str = "float[] y") -> onnx.ModelProto:
+    model = parse(nodes, inputs=inputs, outputs=outputs)
     used = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(
         numpy_helper.from_array(each, name) for name, each in CONSTANTS.items() if name in used
     )
     if "com.microsoft" in nodes:
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return rewrite(model).report
+    return model
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,6 @@ def test_other_products_are_not_reported(nodes: str) -> None:
     [
         (f"{TRUNCATED} y = Cast<to = 3>(d)", "the codes are truncated, expected Round"),
         (f"{TRUNCATED} c = Clip(d, low, high) i = Cast<to = 6>(c) y = Cast<to = 3>(i)", "the codes are truncated"),
-        (f"{TRUNCATED} c = Floor(d) y = Cast<to = 2>(c)", "the codes are rounded by Floor, expected Round"),
         ("m = ReduceMax<keepdims = 1>(x, one) s = Div(c127, m) d = Mul(s, x) y = Cast<to = 3>(d)", "are truncated"),
         (f"{TRUNCATED} y = Cast<to = 6>(d)", ""),
         ("d = Div(x, c127) y = Cast<to = 3>(d)", ""),
@@ -100,12 +101,22 @@ def test_truncated_codes(nodes: str, reason: str) -> None:
     assert not any(each.operator for each in report.findings if each.rule != "range")
 
 
+def test_codes_of_other_roundings() -> None:
+    """They become a program, unless the tensor is so small that it gains nothing."""
+    nodes = f"{TRUNCATED} c = Floor(d) y = Cast<to = 2>(c)"
+    model = model_of(nodes, outputs="uint8[] y")
+    assert found(check(model, {"x": rows((48, 48))})) == ["RowProgram"]
+    assert programs(rewrite(model).to_proto()) == ["dst = Floor(Div(x, Div(ReduceMax(Abs(x)), 127.0)))"]
+    small = report_of(nodes, inputs="float[4, 48] x")
+    assert [each.reason for each in small.unconverted] == ["the codes are rounded by Floor, expected Round"]
+    assert found(small) == []
+
+
 @pytest.mark.parametrize(
     ("name", "summary"),
     [
         ("ort_dynamic", "2 unconverted: 2 DynamicQuantizeLinear and 2 MatMulInteger, which ONNX Runtime fuses itself"),
         ("torch_lsq_constant", "1 unconverted"),
-        ("token_float16_glue", "1 unconverted"),
     ],
 )
 def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from helpers import Array, make_session, stock_session, with_one_nan
+from helpers import Array, make_session, product_of, stock_session, with_one_nan
 
 import ort_dynq
 from ort_dynq import DynqError
@@ -15,7 +15,6 @@ from ort_dynq.rewriter import Report, rewrite
 
 from .generator import Spelling
 
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 # 256 activations that are rounded to denormals, times weights of less than 16; sums of codes times such a scale.
 _DENORMAL, _DENORMAL_OF_CODES = 256 * 16 * 2.0**-149, 256 * 127 * 127 * 2.0**-149
 _FUSED = ("fused", "fused_matmul_integer")
@@ -80,7 +79,7 @@ def _outcome(model: onnx.ModelProto, report: Report) -> Outcome:
 def _count(nodes: object) -> int:
     total = 0
     for node in nodes:  # type: ignore[attr-defined]
-        total += node.domain == "ort_dynq" and node.op_type in _PRODUCTS
+        total += node.domain == "ort_dynq" and product_of(node.op_type) != ""
         total += sum(_count(attribute.g.node) for attribute in node.attribute if attribute.HasField("g"))
     return total
 

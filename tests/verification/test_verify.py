@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_dynq
+from ort_dynq.operators import VERSION
 from ort_dynq.verification import Comparison
 
 DTYPES = {
@@ -142,10 +143,10 @@ def test_scale_that_is_off_by_one_ulp_fails() -> None:
 
 def test_plugin_runs_in_b_only() -> None:
     """The function body contradicts the operator: stock ONNX Runtime runs the body, the plugin runs the kernel."""
-    text = """<ir_version: 8, opset_import: ["": 17, "ort_dynq": 3]>
-        g (float[n] x, float s) => (float[n] y) { c = ort_dynq.DynamicQuantize(x, s)  y = Cast<to = 1>(c) }
+    text = f"""<ir_version: 8, opset_import: ["": 17, "ort_dynq": {VERSION}]>
+        g (float[n] x, float s) => (float[n] y) {{ c = ort_dynq.DynamicQuantize(x, s)  y = Cast<to = 1>(c) }}
         <domain: "ort_dynq", opset_import: ["": 17]> DynamicQuantize (src, scales) => (dst)
-        { one = Constant<value = uint8 {1}>()  shape = Shape(src)  dst = Expand(one, shape) }"""
+        {{ one = Constant<value = uint8 {{1}}>()  shape = Shape(src)  dst = Expand(one, shape) }}"""
     contradiction = onnx.parser.parse_model(text)
     inputs = {"x": np.array([2, 4], np.float32), "s": np.array(2, np.float32)}
     first = ort_dynq.verify(contradiction, contradiction, inputs=inputs).outputs[0].first

@@ -38,6 +38,15 @@ struct VectorMembers {
   F (*with_sign_of)(F magnitude, F sign) = V::with_sign_of;
   F (*round_float)(F) = V::round_float;  // half to even
   F (*replace_nan)(F, F replacement) = V::replace_nan;
+  F (*or_nan)(F a, F b) = V::or_nan;  // b if it is NaN, otherwise a
+  F (*floor)(F) = V::floor;
+  F (*ceil)(F) = V::ceil;
+  F (*sqrt)(F) = V::sqrt;
+  F (*equal)(F, F) = V::equal;  // 1 or 0, as the next two
+  F (*less)(F, F) = V::less;
+  F (*less_or_equal)(F, F) = V::less_or_equal;
+  F (*choose)(F c, F a, F b) = V::choose;  // c != 0 ? a : b
+  float (*first_lane)(F) = V::first_lane;
   bool (*has_nan)(F, F) = V::has_nan;  // in either argument
   float (*lowest)(F) = V::lowest;
   float (*highest)(F) = V::highest;
@@ -90,6 +99,7 @@ struct VectorMembers {
 #include "kernels/simd/bounded-inl.h"
 #include "kernels/simd/range-inl.h"
 #include "kernels/simd/formats-inl.h"
+#include "kernels/simd/program-inl.h"
 // clang-format on
 
 #include "kernels/affine-table-inl.h"
@@ -156,5 +166,6 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.narrow[kBf16] = convert<NarrowBf16>;
   table.narrow[kU4] = convert<NarrowCodes<kU8>>;
   table.narrow[kS4] = convert<NarrowCodes<kS8>>;
+  table.run_pass = run_pass;
   return table;
 }

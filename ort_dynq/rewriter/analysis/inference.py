@@ -235,19 +235,18 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         lengths = [dim if (i in run) == reduces_others else None for i, dim in enumerate(src)]
         ones = node.attributes.get_int("keepdims", 1) == 1
         return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
-    if node.op_type in ("QuantizedMatMul", "QuantizedConv"):
+    if node.op_type.startswith(("QuantizedMatMul", "QuantizedConv")):
         bias = node.inputs[7].shape if len(node.inputs) > 7 and node.inputs[7] is not None else None
         channels = ir.SymbolicDim(None) if bias is None or len(bias) != 1 else bias[0]
-        if node.op_type == "QuantizedMatMul":
+        if node.op_type.startswith("QuantizedMatMul"):
             return [*src[:-1], channels]
         return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
     if output > 0 and node.op_type == "DynamicQuantizeLinear":
         return []
     is_whole = output == 0
     if node.op_type == "RowProgram":
-        program = node.attributes.get_string("program", "")
         name, is_whole = list(OUTPUTS.items())[output]
-        if f"; {name} = " not in f"; {program}":
+        if not re.search(rf"(?:^|;)\s*{name}\s*=", node.attributes.get_string("program", "")):
             return [0]
     return src if is_whole else [dim if i < begin else 1 for i, dim in enumerate(src)]
 

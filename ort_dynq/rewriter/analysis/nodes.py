@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ...operators import OPERATORS
+from ...operators import DOMAIN, OPERATORS
 from ..reasons import Reason, Unconverted
 from .types import CODE_TYPES
 
@@ -63,6 +63,12 @@ def attributes_of(node: ir.Node) -> dict[str, Any]:
     """Returns the attributes of a call of one of ort_dynq's operators by name, defaults included."""
     defaults = {attribute.name: attribute.default for attribute in OPERATORS[node.op_type].attributes}
     return defaults | {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def program_of(node: ir.Node) -> str:
+    """Returns the program of a call of one of ort_dynq's operators; empty if it has none."""
+    attribute = node.attributes.get("program") if node.domain == DOMAIN else None
+    return attribute.value if attribute is not None and isinstance(attribute.value, str) else ""
 
 
 def data_type(node: ir.Node, name: str) -> ir.DataType:

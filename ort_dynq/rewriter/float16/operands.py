@@ -23,8 +23,9 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN, OPERATORS
+from ...operators.program import parse
 from ..analysis.constants import is_float16
-from ..analysis.nodes import cast_to, producer_of
+from ..analysis.nodes import attributes_of, cast_to, producer_of
 from ..analysis.shapes import RESHAPES
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -80,9 +81,10 @@ RULE = Rule("float16 operand", 13, _match, _build)
 def _operator(node: ir.Node, context: Context) -> _Match | None:
     index, outputs = OPERATORS[node.op_type].float16_input or (None, ())
     value = node.inputs[index] if index is not None and index < len(node.inputs) else None
-    if index is None or value is None:
+    if index is None or value is None or not _takes_float16(node):
         return None
-    used = [node.outputs[i] for i in outputs if node.outputs[i].uses() or node.outputs[i].is_graph_output()]
+    given = [node.outputs[i] for i in outputs if i < len(node.outputs)]
+    used = [output for output in given if output.uses() or output.is_graph_output()]
     found = [_roundings(each) for each in used]
     read = [use.node for roundings in found for rounding in roundings for use in rounding.outputs[0].uses()]
     if used and not (all(found) and all(map(_reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE):
@@ -95,6 +97,13 @@ def _operator(node: ir.Node, context: Context) -> _Match | None:
     if tensor is None or not used or not is_float16(elements := tensor.numpy()):
         return None
     return _Match(node, index, elements.astype(np.float16), roundings)
+
+
+def _takes_float16(node: ir.Node) -> bool:
+    """Returns whether a node may be of float16: a product with a program only if the program is one Clip."""
+    if not node.op_type.startswith("Quantized") or not node.op_type.endswith("Program"):
+        return True
+    return parse(attributes_of(node)["program"]).is_clip()
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:

@@ -61,9 +61,8 @@ PRODUCTS = frozenset(
         "Einsum",
         "MatMulInteger",
         "ConvInteger",
-        "QuantizedMatMul",
-        "QuantizedConv",
     }
+    | {f"Quantized{product}{program}" for product in ("MatMul", "Conv") for program in ("", "Program")}
     | {
         "FusedMatMul",
         "FusedGemm",

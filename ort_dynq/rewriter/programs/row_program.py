@@ -44,7 +44,6 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
 
 def _build(match: tuple[Region, Rows], edit: Edit) -> None:
     region, rows = match
-    edit.replaced = region.nodes
     before, missing = region.before, OPERANDS - len(region.operands)
     like = edit.add_constant(np.zeros((), region.code_type.numpy()), before=before)
     nothing = [edit.add_constant(np.zeros(1, np.float32), before=before)] * missing if missing else []

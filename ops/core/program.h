@@ -1,0 +1,87 @@
+// Programs: short lists of steps over the rows of a tensor, written as text.
+//
+//   r = ReduceMax(Abs(x)); s = Div(r, 127.0); codes = Clip(Round(Div(x, s)), -128.0, 127.0); scale = s
+//
+// ort_dynq/operators/program.py documents the language. A value is a vector, the elements of a row, or a number, one
+// for each row. When a session opens, a program is read (program_text.h) and compiled (program_passes.h): to passes
+// over the elements of rows, and between them passes over the numbers of several rows. kernels/programs.h has the steps
+// of a pass.
+#pragma once
+
+#include <string>
+
+#include "core/operator.h"
+#include "core/program_passes.h"
+#include "core/program_text.h"
+
+namespace dynq {
+
+// The tensors of one run, as rows. `rows` x `cols` elements.
+struct ProgramTensors {
+  int64_t rows, cols;
+  const void* src;
+  Type src_type;                                   // float32 or float16
+  int64_t src_stride, dst_stride, operand_stride;  // from row to row, in elements
+  const float* operands[kMostOperands];
+  int64_t operand_rows[kMostOperands];  // the number of numbers that recur, for an operand of rows
+  void* outputs[kProgramOutputs];       // null: not assigned
+  Type dst_type;
+};
+
+class Program {
+ public:
+  // The name of the operator is for messages. `code_type` is the type of the outputs codes and zero_point. Throws Error
+  // if the text is no valid program.
+  Program(const char* op, const std::string& text, size_t operands, Type code_type);
+
+  bool has_output(ProgramOutput output) const { return text_.outputs[static_cast<size_t>(output)] >= 0; }
+  OperandForm form(size_t operand) const { return text_.forms[operand]; }
+
+  // Whether the program only changes elements: it has no reductions, and dst is its only output.
+  bool is_elementwise() const;
+
+  // Whether the program only clips x to these bounds, as a kernel may do itself.
+  bool is_clip(float& low, float& high) const;
+
+  // Reads the operands, which begin at input number `first`, and checks their shapes. A row of src consists of its
+  // dimensions from `axis` on.
+  void set_operands(Context& context, size_t first, const Shape& src, size_t axis, ProgramTensors& tensors) const;
+
+  // Runs the program on rows [begin, end), on the calling thread.
+  void run(const ProgramTensors& tensors, int64_t begin, int64_t end) const;
+
+  // Runs it on one long row, on the threads of the context.
+  void run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const;
+
+ private:
+  class Run;
+
+  int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
+
+  const std::string op_;
+  const size_t operands_;
+  const Type code_type_;
+  const ProgramText text_;
+  const ProgramPasses passes_;
+};
+
+// The program of a product, as its attribute `program` says: it changes the elements of the result.
+class Tail {
+ public:
+  static constexpr size_t kOperands = 3;
+
+  Tail(const char* op, const Attributes& attributes);
+
+  bool is_clip(float& low, float& high) const { return program_.is_clip(low, high); }
+
+  // Reads the operands of a run, whose result has this shape; operands begin at input number `first`.
+  ProgramTensors tensors(Context& context, size_t first, const Shape& shape, size_t axis) const;
+
+  // Changes rows [begin, end) of the result, `cols` columns from number `col` on, on the calling thread.
+  void run(const ProgramTensors& tensors, float* dst, int64_t begin, int64_t end, int64_t col, int64_t cols) const;
+
+ private:
+  Program program_;
+};
+
+}  // namespace dynq

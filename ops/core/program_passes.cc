@@ -1,0 +1,226 @@
+#include "core/program_passes.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace dynq {
+namespace {
+
+using Kind = ProgramValue::Kind;
+using Place = PlacedOperand::Place;
+
+// Orders the values into passes. Stage by stage: first what is computed of numbers, then what is computed of elements.
+class Compiler {
+ public:
+  Compiler(const ProgramText& program, Type code_type)
+      : program_(program),
+        code_type_(code_type),
+        needed_(size()),
+        uses_(size()),
+        tiles_(size(), -1),
+        is_computed_(size()) {
+    result_.slots.assign(size(), -1);
+  }
+
+  ProgramPasses compile(const char* op) {
+    int last = 0;
+    for (const int output : program_.outputs)
+      if (output >= 0) need(output);
+    for (size_t i = 0; i < size(); ++i) {
+      const ProgramValue& value = program_.values[i];
+      if (needed_[i] && !value.is_vector && value.kind != Kind::kLiteral) result_.slots[i] = result_.slot_count++;
+      if (needed_[i]) last = std::max(last, value.stage);
+    }
+    for (int stage = 0; stage <= last; ++stage) {
+      add_numbers(stage);
+      add_elements(stage);
+    }
+    if (reductions_ > kMostReductions)
+      throw Error(std::string(op) + ": program has " + std::to_string(reductions_) +
+                  " reductions that do not depend on each other, expected at most " + std::to_string(kMostReductions));
+    return std::move(result_);
+  }
+
+ private:
+  size_t size() const { return program_.values.size(); }
+  const ProgramValue& at(int value) const { return program_.at(value); }
+  int slot_of(int value) const { return result_.slots[static_cast<size_t>(value)]; }
+
+  void need(int value) {
+    if (needed_[static_cast<size_t>(value)]) return;
+    needed_[static_cast<size_t>(value)] = true;
+    for (const int argument : at(value).arguments) need(argument);
+  }
+
+  void add_numbers(int stage) {
+    begin();
+    for (size_t i = 0; i < size(); ++i) {
+      const ProgramValue& value = program_.values[i];
+      if (!needed_[i] || value.is_vector || value.stage != stage || value.kind != Kind::kStep) continue;
+      compute(static_cast<int>(i));
+      is_computed_[i] = true;
+      emit(StepKind::kStore, {Place::kSlot, result_.slots[i]});
+    }
+    for (size_t output = 0; output < kProgramOutputs; ++output)
+      if (const int value = program_.outputs[output]; value >= 0 && !takes_vectors(output) && at(value).stage == stage)
+        store(value, output);
+    finish(true);
+  }
+
+  void add_elements(int stage) {
+    begin();
+    std::vector<size_t> sinks;  // reductions
+    for (size_t i = 0; i < size(); ++i)
+      if (needed_[i] && program_.values[i].kind == Kind::kReduction && program_.values[i].stage == stage + 1)
+        sinks.push_back(i);
+    for (const size_t sink : sinks) use(at(static_cast<int>(sink)).arguments[0]);
+    for (size_t output = 0; output < kProgramOutputs; ++output)
+      if (stores(output, stage)) use(program_.outputs[output]);
+    int reductions = 0;
+    for (const size_t sink : sinks) {
+      evaluate(at(static_cast<int>(sink)).arguments[0]);
+      emit(at(static_cast<int>(sink)).step, {Place::kSlot, result_.slots[sink]});
+      is_computed_[sink] = true;
+      ++reductions;
+    }
+    for (size_t output = 0; output < kProgramOutputs; ++output)
+      if (stores(output, stage)) store(program_.outputs[output], output);
+    reductions_ = std::max(reductions_, reductions);
+    finish(false);
+  }
+
+  bool stores(size_t output, int stage) const {
+    const int value = program_.outputs[output];
+    return value >= 0 && takes_vectors(output) && at(value).stage == stage;
+  }
+
+  void store(int value, size_t output) {
+    if (takes_vectors(output) && takes_codes(output) && is_clipped_as_codes(value)) value = at(value).arguments[0];
+    evaluate(value);
+    emit(StepKind::kStore, {Place::kOutput, static_cast<int>(output)});
+  }
+
+  void begin() {
+    steps_.clear();
+    acc_ = -1;
+    std::fill(uses_.begin(), uses_.end(), 0);
+    std::fill(tiles_.begin(), tiles_.end(), -1);
+    used_tiles_ = 0;
+  }
+
+  void finish(bool is_of_numbers) {
+    if (!steps_.empty()) result_.passes.push_back({is_of_numbers, steps_});
+    result_.tile_count = std::max(result_.tile_count, used_tiles_);
+  }
+
+  // Counts how often a pass over elements reads each value.
+  void use(int value) {
+    if (uses_[static_cast<size_t>(value)]++ > 0 || !at(value).is_vector) return;
+    for (const int argument : at(value).arguments) use(argument);
+  }
+
+  void emit(StepKind kind, PlacedOperand a = {}, PlacedOperand b = {}) { steps_.push_back({kind, a, b}); }
+
+  // Where the numbers of a value are in memory, or Place::kNone.
+  PlacedOperand place_of(int value) const {
+    const ProgramValue& found = at(value);
+    switch (found.kind) {
+      case Kind::kLiteral:
+        return {Place::kLiteral, found.index};
+      case Kind::kX:
+        return {Place::kX, 0};
+      case Kind::kColumn:
+      case Kind::kTensor:
+        return {Place::kOperand, found.index};
+      case Kind::kRow:
+        return {Place::kSlot, slot_of(value)};
+      case Kind::kStep:
+      case Kind::kReduction:
+        break;
+    }
+    if (is_computed_[static_cast<size_t>(value)]) return {Place::kSlot, slot_of(value)};
+    const int tile = tiles_[static_cast<size_t>(value)];
+    return tile < 0 ? PlacedOperand{} : PlacedOperand{Place::kTile, tile};
+  }
+
+  // Computes a value into the accumulator.
+  void evaluate(int value) {
+    if (acc_ == value) return;
+    if (const PlacedOperand place = place_of(value); place.place != Place::kNone) {
+      emit(StepKind::kLoad, place);
+      acc_ = value;
+      return;
+    }
+    compute(value);
+    if (uses_[static_cast<size_t>(value)] > 1) keep(value);
+  }
+
+  void compute(int value) {
+    const ProgramValue& computed = at(value);
+    const std::vector<int>& arguments = computed.arguments;
+    if (arguments.size() == 1) {
+      evaluate(arguments[0]);
+      emit(computed.step);
+    } else if (arguments.size() == 2) {
+      const bool swaps = computed.swapped != StepKind::kLoad && place_of(arguments[0]).place != Place::kNone &&
+                         (arguments[1] == acc_ || place_of(arguments[1]).place == Place::kNone);
+      const int first = arguments[swaps ? 1 : 0], second = arguments[swaps ? 0 : 1];
+      const PlacedOperand operand = in_memory(second);
+      evaluate(first);
+      emit(swaps ? computed.swapped : computed.step, operand);
+    } else {
+      const PlacedOperand a = in_memory(arguments[1]), b = in_memory(arguments[2]);
+      evaluate(arguments[0]);
+      emit(computed.step, a, b);
+    }
+    acc_ = value;
+  }
+
+  // Whether a value is clipped to the range of codes, as the step that stores codes does.
+  bool is_clipped_as_codes(int value) const {
+    const ProgramValue& clip = at(value);
+    if (clip.kind != Kind::kStep || clip.step != StepKind::kClip || acc_ == value) return false;
+    const bool is_signed = code_type_ == kInt8;
+    const float bounds[] = {is_signed ? -128.0f : 0.0f, is_signed ? 127.0f : 255.0f};
+    for (size_t i = 0; i < 2; ++i) {
+      const ProgramValue& bound = at(clip.arguments[i + 1]);
+      if (bound.kind != Kind::kLiteral || program_.literals[static_cast<size_t>(bound.index)] != bounds[i])
+        return false;
+    }
+    return uses_[static_cast<size_t>(value)] == 1 && bits_of(code_type_) == 8;
+  }
+
+  PlacedOperand in_memory(int value) {
+    if (place_of(value).place == Place::kNone) {
+      evaluate(value);
+      keep(value);
+    }
+    return place_of(value);
+  }
+
+  // Stores the accumulator, which is this value.
+  void keep(int value) {
+    int& tile = tiles_[static_cast<size_t>(value)];
+    if (tile >= 0) return;
+    tile = used_tiles_++;
+    emit(StepKind::kStore, {Place::kTile, tile});
+  }
+
+  const ProgramText& program_;
+  const Type code_type_;
+  ProgramPasses result_;
+  std::vector<bool> needed_;
+  std::vector<int> uses_, tiles_;  // in the current pass
+  std::vector<bool> is_computed_;  // numbers
+  std::vector<PlacedStep> steps_;
+  int acc_ = -1, used_tiles_ = 0, reductions_ = 0;
+};
+
+}  // namespace
+
+ProgramPasses compile_program(const char* op, const ProgramText& program, Type code_type) {
+  return Compiler(program, code_type).compile(op);
+}
+
+}  // namespace dynq

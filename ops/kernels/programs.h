@@ -1,0 +1,85 @@
+// The interface of the kernels of programs: short lists of steps over the elements of rows. core/program.cc makes such
+// lists from the text of a program. portable_programs.cc defines the correct results; every other kernel returns the
+// same bits.
+//
+// A kernel runs a pass: all steps, over the elements of each row in turn. It keeps one number for each element, the
+// accumulator `acc`, in registers. A step changes it by an operand, stores it, or reduces it to one number for the row.
+#pragma once
+
+#include <stdint.h>
+
+namespace dynq {
+
+// Every operation rounds to float32 once. Comparisons give 1 or 0. In kMax and kMin, NaN of either operand stays NaN;
+// of two zeros, the result may be either.
+enum class StepKind : int32_t {
+  kLoad,     // acc = a
+  kAdd,      // acc + a
+  kSub,      // acc - a
+  kSubFrom,  // a - acc
+  kMul,      // acc * a
+  kDiv,      // acc / a
+  kDivInto,  // a / acc
+  kMax,
+  kMin,
+  kEqual,           // acc == a
+  kLess,            // acc < a
+  kLessOrEqual,     // acc <= a
+  kGreater,         // acc > a
+  kGreaterOrEqual,  // acc >= a
+  kLeakyRelu,       // acc < 0 ? a * acc : acc
+  kClip,            // acc < a ? a : acc, then acc > b ? b : acc
+  kWhere,           // acc != 0 ? a + 0 : b
+  kAbs,
+  kNeg,
+  kSqrt,
+  kRound,  // half to even
+  kFloor,
+  kCeil,
+  kSign,       // NaN stays NaN; both zeros give 0
+  kToFloat16,  // rounds to float16
+  kToInt8,     // rounds half to even and saturates; NaN and -0 become 0
+  kToUint8,    // likewise
+  kToInt32,    // rounds half to even; NaN and numbers beyond int32 become the lowest int32, -0 becomes 0
+  kStore,      // a = acc
+  kStoreF16,   // NaN keeps its sign and no other bits
+  kStoreInt8,  // as kToInt8
+  kStoreUint8,
+  // Reductions are the last ones in this list.
+  kReduceMax,  // a = the largest acc of the row. It is NaN if the first acc is; any other NaN is ignored.
+  kReduceMin,
+};
+
+// An operand: numbers in memory. `row_bytes` and `element_bytes` lead to the number of the next row and element.
+struct StepOperand {
+  const char* at;
+  int64_t row_bytes;
+  int64_t element_bytes;  // 0, or the size of an element
+  bool is_vector;         // each element has its own number, adjacent in memory; otherwise all share one
+};
+
+// The memory of kStore and of reductions is written. Everything may be unaligned.
+struct Step {
+  StepKind kind;
+  StepOperand a, b;
+};
+
+// A value that several steps of a pass read is stored by a step with element_bytes 0 and is_vector: in a buffer for
+// kTileElements floats, which each tile uses again.
+constexpr int64_t kTileElements = 128;
+
+constexpr int64_t kMostReductions = 4;  // of one pass
+
+struct Pass {
+  const Step* steps;
+  int64_t count;
+  int64_t rows, cols;  // cols is not 0
+  bool begins_row;     // false: the first element of a row is not the first acc of a reduction
+};
+
+// Of two zeros, the portable kernel reduces to the first one in the row, other kernels to any of them.
+using PassKernel = void (*)(const Pass&);
+
+void run_portable_pass(const Pass& pass);
+
+}  // namespace dynq

@@ -1,0 +1,279 @@
+// The kernel of programs: every step on kVectors vectors, which stay in registers from step to step.
+
+// How steps load and store one vector: kLanes elements or, of a part, the first `count`. The other lanes of a part hold
+// what the first lane holds, so that they change no reduction.
+struct WholeVector {
+  V::F load(const float* p) const { return V::load(p); }
+  void store(float* p, V::F a) const { V::store<false>(p, a); }
+  void store_f16(uint16_t* p, V::F a) const { Float16::store<false>(p, a); }
+  template <CodeKind kKind>
+  void store_codes(uint8_t* p, V::I codes) const {
+    V::store1<kKind>(p, codes, V::set1(int32_t{0}));
+  }
+};
+
+struct PartOfVector {
+  int64_t count;
+  V::F load(const float* p) const { return V::load_part(p, count, V::set1(dynq::load(p))); }
+  void store(float* p, V::F a) const { V::store_part(p, a, count); }
+  void store_f16(uint16_t* p, V::F a) const { Float16::store_part(p, a, count); }
+  template <CodeKind kKind>
+  void store_codes(uint8_t* p, V::I codes) const {
+    V::store_part<kKind>(p, codes, V::set1(int32_t{0}), count);
+  }
+};
+
+// Of two zeros, the accumulator's.
+inline V::F max_or_nan(V::F acc, V::F a) { return V::or_nan(V::max(a, acc), a); }
+inline V::F min_or_nan(V::F acc, V::F a) { return V::or_nan(V::min(a, acc), a); }
+
+inline V::F clipped(V::F acc, V::F low, V::F high) { return V::min(high, V::max(low, acc)); }
+
+inline V::F sign_of(V::F acc) {
+  const V::F zero = V::set1(0.0f);
+  return V::or_nan(V::sub(V::less(zero, acc), V::less(acc, zero)), acc);
+}
+
+// At most the highest code; NaN becomes 0.
+template <CodeKind kKind>
+V::F below_highest(V::F acc) {
+  return V::min(V::set1(kKind == kU8 ? 255.0f : 127.0f), V::replace_nan(acc, V::set1(0.0f)));
+}
+
+template <CodeKind kKind>
+V::F to_codes(V::F acc) {
+  const V::F saturated = V::max(V::set1(kKind == kU8 ? 0.0f : -128.0f), below_highest<kKind>(acc));
+  return V::add(V::round_float(saturated), V::set1(0.0f));  // -0 becomes 0
+}
+
+// The best numbers of a row so far, in four vectors: each of them is compared with every fourth vector of the row.
+struct Best {
+  V::F lanes[4];
+  float first;  // the first number of the row
+};
+
+// The accumulators of one tile: kVectors vectors. All functions are inlined, so that they stay in registers.
+template <int kVectors, class Part>
+struct Tile {
+  static constexpr int64_t L = V::kLanes;
+  V::F acc[kVectors];
+  const int64_t row, col;
+  const Part part;
+
+  template <class T>
+  ORT_DYNQ_INLINE T* at(const StepOperand& operand) const {
+    return reinterpret_cast<T*>(const_cast<char*>(operand.at) + row * operand.row_bytes + col * operand.element_bytes);
+  }
+
+  template <class Function>
+  ORT_DYNQ_INLINE void each(const Function& function) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) function(v);
+  }
+
+  template <class Function>
+  ORT_DYNQ_INLINE void unary(const Function& function) {
+    each([&](int v) ORT_DYNQ_INLINE_LAMBDA { acc[v] = function(acc[v]); });
+  }
+
+  template <class Function>
+  ORT_DYNQ_INLINE void binary(const Step& step, const Function& function) {
+    const float* p = at<const float>(step.a);
+    if (step.a.is_vector) {
+      each([&](int v) ORT_DYNQ_INLINE_LAMBDA { acc[v] = function(acc[v], part.load(p + v * L)); });
+    } else {
+      const V::F a = V::set1(dynq::load(p));
+      each([&](int v) ORT_DYNQ_INLINE_LAMBDA { acc[v] = function(acc[v], a); });
+    }
+  }
+
+  template <class Function>
+  ORT_DYNQ_INLINE void ternary(const Step& step, const Function& function) {
+    const float *p = at<const float>(step.a), *q = at<const float>(step.b);
+    if (step.a.is_vector || step.b.is_vector) {
+      const auto load = [&](const StepOperand& operand, const float* from, int v) ORT_DYNQ_INLINE_LAMBDA {
+        return operand.is_vector ? part.load(from + v * L) : V::set1(dynq::load(from));
+      };
+      each([&](int v) ORT_DYNQ_INLINE_LAMBDA { acc[v] = function(acc[v], load(step.a, p, v), load(step.b, q, v)); });
+    } else {
+      const V::F a = V::set1(dynq::load(p)), b = V::set1(dynq::load(q));
+      each([&](int v) ORT_DYNQ_INLINE_LAMBDA { acc[v] = function(acc[v], a, b); });
+    }
+  }
+
+  template <CodeKind kKind>
+  ORT_DYNQ_INLINE void store_codes(const Step& step) const {
+    uint8_t* to = at<uint8_t>(step.a);
+    // Packing saturates to the lowest code.
+    const auto codes = [&](int v) ORT_DYNQ_INLINE_LAMBDA { return V::round(below_highest<kKind>(acc[v])); };
+    if constexpr (kVectors % 4 == 0) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; v += 4)
+        V::template store_codes8<false>(to + v * L, V::template pack8<kKind>(V::pack16(codes(v), codes(v + 1)),
+                                                                             V::pack16(codes(v + 2), codes(v + 3))));
+    } else {
+      for (int v = 0; v < kVectors; ++v) part.template store_codes<kKind>(to + v * L, codes(v));
+    }
+  }
+
+  // All steps. `best` is for the first reduction of the pass.
+  void run(const Pass& pass, Best* best) {
+    const V::F zero = V::set1(0.0f);
+    const Step* const end = pass.steps + pass.count;
+    for (const Step* step = pass.steps; step < end; ++step) {
+      switch (step->kind) {
+        case StepKind::kLoad:
+          binary(*step, [](V::F, V::F a) { return a; });
+          break;
+        case StepKind::kAdd:
+          binary(*step, [](V::F x, V::F a) { return V::add(x, a); });
+          break;
+        case StepKind::kSub:
+          binary(*step, [](V::F x, V::F a) { return V::sub(x, a); });
+          break;
+        case StepKind::kSubFrom:
+          binary(*step, [](V::F x, V::F a) { return V::sub(a, x); });
+          break;
+        case StepKind::kMul:
+          binary(*step, [](V::F x, V::F a) { return V::mul(x, a); });
+          break;
+        case StepKind::kDiv:
+          binary(*step, [](V::F x, V::F a) { return V::div(x, a); });
+          break;
+        case StepKind::kDivInto:
+          binary(*step, [](V::F x, V::F a) { return V::div(a, x); });
+          break;
+        case StepKind::kMax:
+          binary(*step, [](V::F x, V::F a) { return max_or_nan(x, a); });
+          break;
+        case StepKind::kMin:
+          binary(*step, [](V::F x, V::F a) { return min_or_nan(x, a); });
+          break;
+        case StepKind::kEqual:
+          binary(*step, [](V::F x, V::F a) { return V::equal(x, a); });
+          break;
+        case StepKind::kLess:
+          binary(*step, [](V::F x, V::F a) { return V::less(x, a); });
+          break;
+        case StepKind::kLessOrEqual:
+          binary(*step, [](V::F x, V::F a) { return V::less_or_equal(x, a); });
+          break;
+        case StepKind::kGreater:
+          binary(*step, [](V::F x, V::F a) { return V::less(a, x); });
+          break;
+        case StepKind::kGreaterOrEqual:
+          binary(*step, [](V::F x, V::F a) { return V::less_or_equal(a, x); });
+          break;
+        case StepKind::kLeakyRelu:
+          binary(*step, [=](V::F x, V::F a) { return V::choose(V::less(x, zero), V::mul(a, x), x); });
+          break;
+        case StepKind::kClip:
+          ternary(*step, [](V::F x, V::F a, V::F b) { return clipped(x, a, b); });
+          break;
+        case StepKind::kWhere:
+          ternary(*step, [=](V::F x, V::F a, V::F b) { return V::choose(x, V::add(a, zero), b); });
+          break;
+        case StepKind::kAbs:
+          unary([](V::F x) { return V::abs(x); });
+          break;
+        case StepKind::kNeg:
+          unary([](V::F x) { return V::negate(x); });
+          break;
+        case StepKind::kSqrt:
+          unary([](V::F x) { return V::sqrt(x); });
+          break;
+        case StepKind::kRound:
+          unary([](V::F x) { return V::round_float(x); });
+          break;
+        case StepKind::kFloor:
+          unary([](V::F x) { return V::floor(x); });
+          break;
+        case StepKind::kCeil:
+          unary([](V::F x) { return V::ceil(x); });
+          break;
+        case StepKind::kSign:
+          unary([](V::F x) { return sign_of(x); });
+          break;
+        case StepKind::kToFloat16:
+          unary([](V::F x) { return V::rounded_to_f16(x); });
+          break;
+        case StepKind::kToInt8:
+          unary([](V::F x) { return to_codes<kS8>(x); });
+          break;
+        case StepKind::kToUint8:
+          unary([](V::F x) { return to_codes<kU8>(x); });
+          break;
+        case StepKind::kToInt32:
+          unary([](V::F x) { return V::to_float(V::round_wrapping(x)); });
+          break;
+        case StepKind::kStore: {
+          auto* p = at<float>(step->a);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store(p + v * L, acc[v]); });
+          break;
+        }
+        case StepKind::kStoreF16: {
+          auto* p = at<uint16_t>(step->a);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store_f16(p + v * L, acc[v]); });
+          break;
+        }
+        case StepKind::kStoreInt8:
+          store_codes<kS8>(*step);
+          break;
+        case StepKind::kStoreUint8:
+          store_codes<kU8>(*step);
+          break;
+        case StepKind::kReduceMax:
+          if (col == 0) best->first = V::first_lane(acc[0]);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::max(acc[v], best->lanes[v % 4]); });
+          ++best;
+          break;
+        case StepKind::kReduceMin:
+          if (col == 0) best->first = V::first_lane(acc[0]);
+          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::min(acc[v], best->lanes[v % 4]); });
+          ++best;
+          break;
+        default:  // spares a comparison for each step
+          ORT_DYNQ_UNREACHABLE();
+      }
+    }
+  }
+};
+
+template <int kVectors>
+ORT_DYNQ_ONE_COPY void run_tile(const Pass& pass, int64_t row, int64_t col, Best* best) {
+  Tile<kVectors, WholeVector>{{}, row, col, {}}.run(pass, best);
+}
+
+ORT_DYNQ_ONE_COPY void run_part(const Pass& pass, int64_t row, int64_t col, int64_t count, Best* best) {
+  Tile<1, PartOfVector>{{}, row, col, {count}}.run(pass, best);
+}
+
+// The best numbers of a row become the number of its reduction.
+inline void finish_reduction(const Step& step, const Best& best, int64_t row, bool begins_row) {
+  const V::F* lanes = best.lanes;
+  const float number = step.kind == StepKind::kReduceMax
+                           ? V::highest(V::max(V::max(lanes[0], lanes[1]), V::max(lanes[2], lanes[3])))
+                           : V::lowest(V::min(V::min(lanes[0], lanes[1]), V::min(lanes[2], lanes[3])));
+  const bool is_nan = begins_row && best.first != best.first;
+  store(reinterpret_cast<float*>(const_cast<char*>(step.a.at) + row * step.a.row_bytes), is_nan ? best.first : number);
+}
+
+void run_pass(const Pass& pass) {
+  constexpr int64_t L = V::kLanes;
+  const Step* reductions[kMostReductions];
+  int count = 0;
+  for (int64_t i = 0; i < pass.count; ++i)
+    if (pass.steps[i].kind >= StepKind::kReduceMax) reductions[count++] = &pass.steps[i];
+  Best best[kMostReductions];
+  for (int64_t row = 0; row < pass.rows; ++row) {
+    for (int i = 0; i < count; ++i)
+      for (V::F& lanes : best[i].lanes)
+        lanes = V::set1(reductions[i]->kind == StepKind::kReduceMax ? -kInfinity : kInfinity);
+    int64_t col = 0;
+    for (; col + 8 * L <= pass.cols; col += 8 * L) run_tile<8>(pass, row, col, best);
+    for (; col + 2 * L <= pass.cols; col += 2 * L) run_tile<2>(pass, row, col, best);
+    for (; col + L <= pass.cols; col += L) run_tile<1>(pass, row, col, best);
+    if (col < pass.cols) run_part(pass, row, col, pass.cols - col, best);
+    for (int i = 0; i < count; ++i) finish_reduction(*reductions[i], best[i], row, pass.begins_row);
+  }
+}

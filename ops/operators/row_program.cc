@@ -1,0 +1,83 @@
+// RowProgram: a program over the rows of a tensor. core/program.h has the language.
+#include <algorithm>
+
+#include "core/attributes.h"
+#include "core/parallel.h"
+#include "core/program.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kLongRow = 4 * kTaskElements;  // longer rows are split into parts
+constexpr int64_t kFewRows = 8;                  // unless there are at least this many of them
+constexpr size_t kFirstOperand = 2;
+
+class RowProgram : public Node {
+ public:
+  static constexpr const char* kName = "RowProgram";
+
+  explicit RowProgram(const Attributes& attributes)
+      : axis_(attributes.integer("axis", -1)),
+        code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
+        program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_) {}
+
+  void compute(Context& context) const override {
+    const Tensor src = context.input(0), like = context.input(1);
+    if (like.type != code_type_)
+      fail("like is " + std::string(name_of(like.type)) + ", expected code_type, " + name_of(code_type_));
+    const int64_t rank = static_cast<int64_t>(src.shape.rank), end = rank - (rank > 0);
+    if (axis_ < -rank || axis_ > end)
+      fail("axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) + " to " + std::to_string(end) +
+           " for src of shape " + src.shape.text());
+    const auto axis = static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
+    ProgramTensors tensors = {};
+    Shape numbers = src.shape;
+    tensors.rows = tensors.cols = 1;
+    for (size_t i = 0; i < src.shape.rank; ++i) {
+      (i < axis ? tensors.rows : tensors.cols) *= src.shape.dims[i];
+      if (i >= axis) numbers.dims[i] = 1;
+    }
+    tensors.src = src.data;
+    tensors.src_type = tensors.dst_type = src.type;
+    tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
+    program_.set_operands(context, kFirstOperand, src.shape, axis, tensors);
+    constexpr Shape kNothing = {1, {0}};
+    for (size_t i = 0; i < kProgramOutputs; ++i) {
+      const auto output = static_cast<ProgramOutput>(i);
+      const bool is_number =
+          output == ProgramOutput::kZeroPoint || output == ProgramOutput::kScale || output == ProgramOutput::kNumber;
+      const bool is_assigned = program_.has_output(output);
+      void* to = context.output(i, !is_assigned ? kNothing : is_number ? numbers : src.shape);
+      tensors.outputs[i] = is_assigned ? to : nullptr;
+    }
+    if (tensors.rows == 0) return;
+    const int64_t long_row = program_.is_elementwise() ? kLongRow / 2 : kLongRow;
+    if (tensors.cols > long_row && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
+      for (int64_t row = 0; row < tensors.rows; ++row) program_.run_long_row(tensors, row, context);
+      return;
+    }
+    const int64_t rows = std::max<int64_t>(2, kTaskElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2);
+    run_tasks(context, (tensors.rows + rows - 1) / rows,
+              [&](int64_t task) { program_.run(tensors, task * rows, std::min(tensors.rows, (task + 1) * rows)); });
+  }
+
+ private:
+  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+
+  int64_t axis_;
+  Type code_type_;
+  Program program_;
+};
+
+}  // namespace
+
+Operator row_program() {
+  Operator op = {RowProgram::kName, kFirstOperand + kMostOperands, {}, make_node<RowProgram>, type_of_input<1>};
+  for (const Type src : {kFloat, kFloat16})
+    for (const Type code : {kUint8, kInt8, kUint4, kInt4})
+      op.signatures.push_back({{src, code, kFloat, kFloat, kFloat, kFloat}, {code, code, src, src, kFloat, kFloat}});
+  op.columns_input = Operator::kNoInput;
+  return op;
+}
+
+}  // namespace dynq

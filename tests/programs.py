@@ -1,0 +1,189 @@
+"""Programs with their operands, for RowProgram and for products with a program."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from helpers import SPECIALS, Array, Shape, tie_dense
+
+from ort_dynq.errors import DynqError
+from ort_dynq.operators.program import ARITIES, OPERANDS, Program, literal, parse
+
+REDUCTIONS = ("ReduceMax", "ReduceMin")
+_CHOSEN = ("Max", "Min")
+"""Steps whose result may be either of two zeros."""
+
+
+def _programs_of_step(step: str) -> str:
+    """A program with one kind of step on elements and on numbers, with operands of all forms, in both orders."""
+    if step in ("And", "Or"):
+        return (
+            f"a = Less(x, row1); b = LessOrEqual(column2, x); dst = {step}(a, b); dst_2 = {step}(b, Greater(x, 0.5)); "
+            f"number = {step}(Equal(row1, 0.0), GreaterOrEqual(row1, 1.0)); codes = {step}(a, a)"
+        )
+    if step == "Not":
+        return "a = Less(x, row1); dst = Not(a); dst_2 = Not(Not(a)); number = Not(Less(row1, 0.0)); codes = Not(a)"
+    if step == "Where":
+        return (
+            "dst = Where(Less(x, row1), tensor2, x); dst_2 = Where(Less(row1, 0.5), x, column3); "
+            "number = Where(Equal(row1, row4), row4, 2.0); codes = Where(GreaterOrEqual(x, column3), -0.0, row1)"
+        )
+    if step == "Clip":
+        return (
+            "dst = Clip(x, 0.0, inf); dst_2 = Clip(tensor1, -1.5, 2.5); number = Clip(row2, -inf, 1e-05); "
+            "codes = Clip(x, -128.0, 127.0); scale = Clip(row3, 5.0, -5.0)"
+        )
+    if step == "LeakyRelu":
+        return "dst = LeakyRelu(x, 0.1); dst_2 = LeakyRelu(tensor1, -2.0); number = LeakyRelu(row2, 0.0)"
+    if ARITIES[step] == 1:
+        return f"a = {step}(x); dst = a; dst_2 = {step}(Mul(x, column1)); codes = a; number = {step}(row2)"
+    return (
+        f"dst = {step}(x, tensor1); dst_2 = {step}(row2, {step}(column3, x)); codes = {step}(x, row2); "
+        f"number = {step}(row4, 1.5); scale = {step}(-2.0, row4); zero_point = {step}(row2, row4)"
+    )
+
+
+STEPS = {step: _programs_of_step(step) for step in ARITIES if step not in REDUCTIONS}
+"""A program for each step that is no reduction."""
+
+CHAINS = (
+    "r = ReduceMax(Abs(x)); s = Clip(Div(r, 127.0), 1e-05, inf); q = Clip(Round(Div(x, s)), -128.0, 127.0); "
+    "codes = q; dst = Mul(q, s); scale = s",
+    "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); "
+    "s = Clip(Div(Sub(high, low), 255.0), 1e-08, inf); z = Clip(Round(Sub(0.0, Div(low, s))), 0.0, 255.0); "
+    "codes = Clip(Add(Round(Div(x, s)), z), 0.0, 255.0); zero_point = z; scale = s; number = z",
+    "s = Float16(Div(ReduceMax(Abs(x)), 7.0)); codes = Div(x, s); zero_point = ReduceMin(x); scale = s",
+    "r = ReduceMax(Abs(x)); y = Clip(Div(x, r), -1.0, 1.0); q = Int8(Mul(y, 127.0)); codes = q; "
+    "dst = Div(Mul(q, r), 127.0)",
+    "s = Where(Equal(ReduceMax(x), ReduceMin(x)), 1.0, Sub(ReduceMax(x), ReduceMin(x))); dst = Div(x, s); scale = s",
+)
+"""Programs with reductions of x, as quantizations have them."""
+
+FINITE = (
+    "r = ReduceMax(Abs(x)); y = Div(x, r); t = ReduceMax(Abs(Mul(y, column1))); u = ReduceMin(Sub(y, t)); "
+    "dst = Mul(y, t); dst_2 = Add(Mul(u, x), y); codes = Mul(y, 127.0); scale = r; number = Add(t, u)",
+    "a = ReduceMax(x); b = ReduceMin(x); c = ReduceMax(tensor1); d = ReduceMin(Mul(x, column2)); "
+    "number = Add(Add(a, b), Sub(c, d)); scale = Mul(a, row3); dst = Sub(x, b); codes = Sub(Mul(x, c), d)",
+    "number = ReduceMax(column1); dst = x; scale = 0.5; zero_point = 3.0; codes = column1",
+    "a = Mul(x, x); b = Add(a, x); c = Sub(b, a); d = Div(c, Add(b, 1.0)); "
+    "dst = Mul(Add(a, b), Sub(c, d)); dst_2 = Sub(Div(a, b), Div(b, a))",
+    "dst = tensor1; dst_2 = Add(row2, column3)",
+    "codes = Clip(x, -128.0, 127.0); dst = Sub(1.0, Clip(x, -128.0, 127.0))",
+    "codes = Clip(x, 0.0, 255.0)",
+    "dst = x",
+)
+"""Programs whose reduced values may be NaN if x is not finite, and others without a rule of their own."""
+
+TAILS = (
+    "dst = Clip(x, 0.0, inf)",
+    "dst = Clip(x, 0.0, 6.0)",
+    "dst = Clip(x, -inf, -0.0)",
+    "dst = Clip(x, 5.0, -5.0)",
+    "dst = LeakyRelu(x, 0.1)",
+    "dst = Div(Mul(x, Clip(Add(x, 3.0), 0.0, 6.0)), 6.0)",
+    "dst = Add(Mul(x, row1), row2)",
+    "dst = Add(x, tensor1)",
+    "dst = Clip(Add(tensor1, x), 0.0, inf)",
+    "dst = Add(Mul(x, column1), column2)",
+    "dst = Where(Less(x, 0.0), Mul(x, column2), x)",
+    "dst = Sub(Mul(Add(tensor1, x), column2), row3)",
+    "a = Add(x, tensor2); dst = Clip(Sub(Round(Mul(a, row1)), a), -1.0, 8.0)",
+    "dst = x",
+)
+"""Programs of products."""
+
+
+def has_free_zeros(program: str) -> bool:
+    """Whether the sign of a zero may depend on ONNX Runtime's vector code."""
+    return any(step.operator in (*_CHOSEN, *REDUCTIONS) for step in parse(program).steps)
+
+
+def any_numbers(rng: np.random.Generator, shape: Shape, *, has_negative_zeros: bool = True) -> Array:
+    """Mostly ties of rounding to integers and to float16, and special values."""
+    ties = tie_dense(rng, np.full(shape, rng.choice([1, 0.5, 0.1])), np.zeros(shape), np.int8)
+    exponents, bits = rng.integers(-24, 16, shape), 2 * rng.integers(0, 1024, shape) + 1
+    halves = np.asarray((1 + bits / 2048.0) * 2.0**exponents * rng.choice([-1, 1], shape)).astype(np.float32)
+    kind = rng.random(shape)
+    result = np.where(kind < 0.5, ties, np.where(kind < 0.7, rng.choice(SPECIALS, shape), halves)).astype(np.float32)
+    return result if has_negative_zeros else np.asarray(np.where(result == 0, np.float32(0), result))
+
+
+def finite_numbers(rng: np.random.Generator, shape: Shape) -> Array:
+    return np.asarray(rng.normal(0.1, 3, shape)).astype(np.float32)
+
+
+def operands(
+    rng: np.random.Generator, program: str, shape: Shape, axis: int, count: int = OPERANDS, *, is_finite: bool = False
+) -> list[Array]:
+    """The operands of a program, in the forms in which it reads them; one element if it does not.
+
+    Args:
+        rng: The source of random numbers.
+        program: The program.
+        shape: The shape of x.
+        axis: The first dimension of a row, 0 or more.
+        count: The number of operands.
+        is_finite: Whether all numbers are ordinary.
+    """
+    uses, ones = parse(program).live(), (1,) * (len(shape) - axis)
+    found = []
+    for i in range(1, count + 1):
+        size: Shape = [(), (1,)][rng.integers(2)]
+        if uses[f"row{i}"]:
+            repeated = int(rng.integers(axis + 1)) if rng.random() < 0.3 else 0
+            size = (*(1,) * repeated, *shape[repeated:axis], *ones)
+        elif uses[f"column{i}"]:
+            size = (*(1,) * (axis * int(rng.integers(2))), *shape[axis:])
+        elif uses[f"tensor{i}"]:
+            size = shape
+        if rng.random() < 0.3 and not uses[f"tensor{i}"]:  # leading ones may be missing
+            size = size[next((k for k, length in enumerate(size) if length != 1), len(size)) :]
+        make = finite_numbers if is_finite else any_numbers
+        has_negative_zeros = is_finite or not has_free_zeros(program)
+        found.append(make(rng, size) if has_negative_zeros else any_numbers(rng, size, has_negative_zeros=False))
+    return found
+
+
+def random_program(rng: np.random.Generator, steps: int) -> str:
+    """A program of random steps. It reduces only values that are neither NaN nor zero."""
+    program = Program()
+    forms = [f"{rng.choice(['row', 'column', 'tensor'])}{i}" for i in range(1, OPERANDS + 1)]
+    values, truths = ["x", *forms], list[str]()
+    names = [name for name in ARITIES if name not in _CHOSEN]
+
+    def pick() -> str:
+        number = literal(rng.choice([0.0, 1.0, -1.5, 127.0, 0.5, 1e-5, 3e38]))
+        return str(rng.choice([*values, *values[-6:], number]))
+
+    while len(program.steps) < steps:
+        name = str(rng.choice(names))
+        arguments = [pick() for _ in range(ARITIES[name])]
+        if name == "Clip":
+            arguments[1:] = literal(rng.choice([-128.0, 0.0, -math.inf])), literal(rng.choice([127.0, 1.0, math.inf]))
+        elif name == "LeakyRelu":
+            arguments[1] = literal(rng.choice([0.1, -2.0]))
+        elif name in ("And", "Or", "Not", "Where") and truths:
+            count = 1 if name == "Where" else ARITIES[name]
+            arguments[:count] = map(str, rng.choice(truths, count))
+        elif name in REDUCTIONS:
+            if sum(step.operator in REDUCTIONS for step in program.steps) == 4:  # the most that one pass may have
+                continue
+            equal = program.add("Equal", arguments[0], arguments[0])
+            number = program.add("Where", equal, arguments[0], "1.5")
+            arguments = [program.add("Clip", number, "0.5", "100.0")]
+        try:
+            value = program.add(name, *arguments)
+        except DynqError:  # of other operands
+            continue
+        values.append(value)
+        if name in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not"):
+            truths.append(value)
+    vectors = [value for value in values if program.is_vector(value)]
+    numbers = [value for value in values if not program.is_vector(value)]
+    for output in ("codes", "dst", "dst_2"):
+        program.assign(output, str(rng.choice(vectors[-5:])))
+    for output in ("zero_point", "scale", "number"):
+        if numbers and rng.random() < 0.7:
+            program.assign(output, str(rng.choice(numbers[-5:])))
+    return str(program)
