@@ -47,8 +47,11 @@ _MOST_CHARACTERS = 8192
 _TEXT = re.compile(r"[\w .,;=()+-]*", re.ASCII)
 _INPUT = re.compile(rf"x|(row|column|tensor)([1-{OPERANDS}])")
 _VECTORS = ("x", "column", "tensor")
-# The first of the operands that must be literals, and what they are.
-_LITERALS = {"Clip": (1, "bounds"), "LeakyRelu": (1, "slope")}
+# The first of the operands that must be literals, and the error if they are not.
+_LITERALS = {
+    "Clip": (1, "the bounds of Clip are computed, expected numbers"),
+    "LeakyRelu": (1, "the slope of LeakyRelu is computed, expected a number"),
+}
 _CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
 
 
@@ -81,9 +84,9 @@ class Program:
             raise DynqError(f"a program has no operator {operator}, expected one of {', '.join(ARITIES)}")
         if len(operands) != ARITIES[operator]:
             raise DynqError(f"{operator} has {len(operands)} operands, expected {ARITIES[operator]}")
-        first, what = _LITERALS.get(operator, (len(operands), ""))
+        first, error = _LITERALS.get(operator, (len(operands), ""))
         if not all(map(is_literal, operands[first:])):
-            raise DynqError(f"the {what} of {operator} are computed, expected numbers")
+            raise DynqError(error)
         truths = {"And": operands, "Or": operands, "Not": operands, "Where": operands[:1]}.get(operator, ())
         if any((step := self.step(each)) is None or step.operator not in _TRUTHS for each in truths):
             raise DynqError(f"{operator} has a condition that is no comparison, expected one of {', '.join(_TRUTHS)}")

@@ -14,7 +14,7 @@ from ..rule import Context
 from .rows import Kind, Rows
 from .steps import ROUNDINGS, Translation, elements_of, type_of
 
-_MOST_NODES, _DEEPEST = 128, 8
+_MOST_NODES, _MOST_ALTERNATIVES, _DEEPEST = 128, 8, 8
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
 _OPERANDS = {Kind.VECTOR: "tensor", Kind.NUMBER: "row", Kind.PART: "row", Kind.COLUMN: "column"}
 
@@ -61,33 +61,32 @@ def region_of(anchor: ir.Node, rows: Rows, context: Context, takes: Callable[[ir
         takes: Whether it may have a node whose output is of a known kind.
     """
     assert anchor.graph is not None
-    order = {node: i for i, node in enumerate(anchor.graph)}
-    nodes = _grown(anchor, order, lambda node: rows.of_result(node) is not None and takes(node))
+    sequence = list(anchor.graph)
+    order = {node: i for i, node in enumerate(sequence)}
+    nodes = _grown(anchor, lambda node: node in order and rows.of_result(node) is not None and takes(node))
     while anchor in nodes:
-        found = _attempt(sorted(nodes, key=order.__getitem__), rows, context, order)
+        found = _attempt(_Draft(sorted(nodes, key=order.__getitem__), rows, context, sequence, order))
         if isinstance(found, Region):
             return found
         nodes = _cut(nodes, anchor, found.alternatives, rows)
     return None
 
 
-def _attempt(nodes: list[ir.Node], rows: Rows, context: Context, order: dict[ir.Node, int]) -> Region | _Problem:
+def _attempt(draft: _Draft) -> Region | _Problem:
     try:
-        return _Draft(nodes, rows, context, order).region()
+        return draft.region()
     except _Problem as problem:
         return problem
 
 
-def _grown(anchor: ir.Node, order: dict[ir.Node, int], takes: Callable[[ir.Node], bool]) -> set[ir.Node]:
-    """Returns the nodes that are connected with a node by nodes that can be taken, the nearest ones."""
-    nodes, todo, seen = {anchor}, [anchor], {anchor}
-    for node in todo:
+def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> list[ir.Node]:
+    """Returns the nodes that are connected with a node by nodes that can be taken, the nearest ones first."""
+    nodes, seen = [anchor], {anchor}
+    for node in nodes:
         for other in _neighbors(node):
-            if other not in seen and other in order and len(nodes) < _MOST_NODES:
+            if other not in seen and len(nodes) < _MOST_NODES:
                 seen.add(other)
-                if takes(other):
-                    nodes.add(other)
-                    todo.append(other)
+                nodes += [other] * takes(other)
     return nodes
 
 
@@ -100,20 +99,18 @@ def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
         yield from (use.node for use in output.uses())
 
 
-def _cut(nodes: set[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]], rows: Rows) -> set[ir.Node]:
+def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]], rows: Rows) -> list[ir.Node]:
     """Returns the best part of a set without the nodes of one alternative, and without those before or after them."""
-    best: set[ir.Node] = set()
+    if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once
+        alternatives.sort(key=lambda each: max(map(nodes.index, each)))
+        alternatives = [[node for each in alternatives[len(alternatives) // 2 :] for node in each]]
+    best: list[ir.Node] = []
     for removed in alternatives:
         for is_after in (False, True):
-            left = nodes - _closure(removed, nodes, is_after)
-            part = _grown(anchor, dict.fromkeys(left, 0), left.__contains__) if anchor in left else set()
-            if _weight(part, rows) > _weight(best, rows):
-                best = part
+            left = set(nodes) - _closure(removed, set(nodes), is_after)
+            part = _grown(anchor, left.__contains__) if anchor in left else []
+            best = max(best, part, key=lambda each: (sum(is_pass(node, rows) for node in each), len(each)))
     return best
-
-
-def _weight(nodes: set[ir.Node], rows: Rows) -> tuple[int, int]:
-    return sum(is_pass(node, rows) for node in nodes), len(nodes)
 
 
 def is_pass(node: ir.Node, rows: Rows) -> bool:
@@ -148,13 +145,21 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
 class _Draft:
     """A set of nodes that may be a region. Its methods raise _Problem if it is none."""
 
-    def __init__(self, nodes: list[ir.Node], rows: Rows, context: Context, order: dict[ir.Node, int]) -> None:
-        self._nodes, self._rows, self._context, self._order = nodes, rows, context, order
+    def __init__(
+        self,
+        nodes: list[ir.Node],
+        rows: Rows,
+        context: Context,
+        sequence: list[ir.Node],
+        order: dict[ir.Node, int],
+    ) -> None:
+        self._nodes, self._rows, self._context, self._sequence, self._order = nodes, rows, context, sequence, order
         self._readers: dict[ir.Value, list[ir.Node]] = {}
         for node in nodes:
             for value in elements_of(node):
                 if rows.kind(value) != Kind.LITERAL:
                     self._readers.setdefault(value, []).append(node)
+        self._members = set(nodes)
         self._inside = {node.outputs[0]: node for node in nodes}
 
     def region(self) -> Region:
@@ -170,13 +175,13 @@ class _Draft:
 
     def _is_unneeded(self, node: ir.Node, depth: int = 0) -> bool:
         """Returns whether only shapes and constants of the region are computed from a node that is not a part of it."""
-        if depth > _DEEPEST or node in self._inside.values():
+        if depth > _DEEPEST or node in self._members:
             return False
         return all(
             not output.is_graph_output()
             and all(
                 use.node not in self._readers.get(output, ())
-                if use.node in self._inside.values()
+                if use.node in self._members
                 else self._is_unneeded(use.node, depth + 1)
                 for use in output.uses()
             )
@@ -188,29 +193,23 @@ class _Draft:
 
         Everything that they read is computed before it, and nothing that is computed before it reads them.
         """
-        dependent: set[ir.Value] = set()
-        entries, exits, late = list[ir.Node](), set[ir.Node](), set[ir.Node]()
         inputs = [producer for each in self._readers.keys() - self._inside.keys() if (producer := each.producer())]
         place = 1 + max((self._order.get(each, -1) for each in inputs), default=-1)
         first, last = self._order[self._nodes[0]], self._order[self._nodes[-1]]
-        start: ir.Node | None = None
-        for node, i in self._order.items():
-            if i == place:
-                start = node
-            if not first <= i <= last:
-                continue
-            if node in self._inside.values():
+        dependent: set[ir.Value] = set()
+        entries, exits, early = list[ir.Node](), list[ir.Node](), list[ir.Node]()
+        for i, node in enumerate(self._sequence[first : last + 1], first):
+            if node in self._members:
                 entries += [node] * any(each in dependent for each in elements_of(node) if each in self._readers)
                 continue
-            read = {*_reads(node)}
-            if not read.isdisjoint(dependent | self._inside.keys()) and not self._is_unneeded(node):
+            read = list(_reads(node))
+            if any(each in dependent or each in self._inside for each in read) and not self._is_unneeded(node):
                 dependent.update(node.outputs)
-                exits.update(self._inside[each] for each in read & self._inside.keys())
-                late.update(exits if i < place else ())
-        if entries or late:
-            raise _Problem([node] for node in (*entries, *(exits if entries else late)))
-        assert start is not None
-        return start
+                exits += [self._inside[each] for each in read if each in self._inside]
+                early += exits * (i < place)
+        if problem := [*entries, *exits] if entries else early:
+            raise _Problem([node] for node in dict.fromkeys(problem))
+        return self._sequence[place]
 
     def _inputs(self) -> tuple[dict[ir.Value, str], ir.Value, tuple[ir.Value, ...]]:
         """Returns the names of the inputs, src and the operands."""
@@ -238,12 +237,12 @@ class _Draft:
 
     def _outputs(self, translation: Translation) -> tuple[dict[ir.Value, str], ir.DataType]:
         """Assigns the outputs; returns the output for each value that other nodes read, and the type of the codes."""
-        nodes, program = set(self._nodes), translation.program
+        program = translation.program
         found: dict[str, dict[str, list[ir.Value]]] = {slot: {} for slot in _SLOTS}
         code_type: ir.DataType | None = None
         for node in self._nodes:
             value = node.outputs[0]
-            users = {use.node for use in value.uses()} - nodes
+            users = {use.node for use in value.uses()} - self._members
             if not value.is_graph_output() and all(map(self._is_unneeded, users)):
                 continue
             kind, term, dtype = self._rows.kind(value), translation.terms[value], type_of(value)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
-from .steps import ELEMENTWISE, REDUCTIONS, elements_of, is_quantization
+from .steps import ELEMENTWISE, REDUCTIONS, elements_of, is_own_step
 
 _DEEPEST = 64
 
@@ -38,6 +38,10 @@ class Rows:
         """Knows the shape of `x` only."""
         self.x, self.axis = x, axis
         self._kinds: dict[ir.Value, Kind | None] = {}
+        node = x.producer()  # what functions of one operand compute x from has its shape
+        while node is not None and is_standard(node, *ELEMENTWISE) and len(elements_of(node)) == 1:
+            self._kinds[elements_of(node)[0]] = Kind.VECTOR
+            node = elements_of(node)[0].producer()
         self._depth = 0
 
     def kind(self, value: ir.Value) -> Kind | None:
@@ -54,8 +58,8 @@ class Rows:
         if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
             return None
         source = node.inputs[0]
-        if is_quantization(node):
-            return self._of_operands([source])
+        if is_own_step(node):
+            return self._of_operands(elements_of(node))
         if is_standard(node, *REDUCTIONS):
             kind = self.kind(source)
             if kind not in (Kind.VECTOR, Kind.FLAT) or axis_of(node) != self.axis:

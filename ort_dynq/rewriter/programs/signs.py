@@ -98,6 +98,8 @@ class Signs:
             return False
         if operator == "Where":  # it adds 0 to its second operand
             return operands[2] in self._either and not self._is_where_0(operands[0], operands[2])
+        if operator == "Div":  # the quotient is NaN where the divisor is 0: see follow()
+            return operands[0] in self._either
         return any(each in self._either for each in operands)
 
     def _is_where_0(self, condition: str, value: str) -> bool:

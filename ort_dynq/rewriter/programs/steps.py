@@ -60,11 +60,15 @@ def elements_of(node: ir.Node) -> list[ir.Value]:
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 
-def is_quantization(node: ir.Node) -> bool:
-    """Returns whether a node is an AffineQuantize of floats that are codes already, as products make it."""
-    if node.domain != DOMAIN or node.op_type != "AffineQuantize" or constant_scalar(node.inputs[1]) != 1:
-        return False
-    return constant_scalar(node.inputs[2]) is not None and _PLAIN.items() <= attributes_of(node).items()
+def is_own_step(node: ir.Node) -> bool:
+    """Returns whether a node is an operator of ort_dynq that a program can have as steps.
+
+    It is an AffineDequantize, or an AffineQuantize of floats that are codes already, as products make it.
+    """
+    if node.domain != DOMAIN or node.op_type != "AffineQuantize":
+        return node.domain == DOMAIN and node.op_type == "AffineDequantize"
+    numbers = [constant_scalar(each) for each in node.inputs[1:]]
+    return numbers[0] == 1 and numbers[1] is not None and _PLAIN.items() <= attributes_of(node).items()
 
 
 def type_of(value: ir.Value) -> ir.DataType | None:
@@ -74,8 +78,8 @@ def type_of(value: ir.Value) -> ir.DataType | None:
         return value.dtype
     if is_standard(node, "Cast"):
         return cast_to(node)
-    if is_quantization(node):
-        return ir.DataType.UINT8
+    if is_own_step(node):
+        return ir.DataType.UINT8 if node.op_type == "AffineQuantize" else ir.DataType.FLOAT
     if is_standard(node, *_LOGIC) and node.op_type != "Where":
         return ir.DataType.BOOL
     source = elements_of(node)[1 if node.op_type == "Where" else 0]
@@ -121,14 +125,16 @@ class Translation:
 
     def _translate(self, node: ir.Node) -> str:
         add, op_type = self.program.add, node.op_type
-        if node.domain == DOMAIN:
-            return add("Uint8", add("Add", add("Round", self.term(node.inputs[0])), self.term(node.inputs[2])))
         if op_type == "Cast":
             return self._cast(node)
         if ir.DataType.FLOAT16 in map(type_of, elements_of(node)) and op_type not in MOVES:
             raise _NoStepError
         x, *others = map(self.term, elements_of(node))
         match op_type:
+            case "AffineQuantize":
+                return add("Uint8", add("Add", add("Round", x), others[1]))
+            case "AffineDequantize":
+                return add("Mul", add("Sub", x, others[1]), others[0])
             case "Max" | "Min":
                 for other in others:
                     x = add(op_type, x, other)
