@@ -8,7 +8,7 @@
 //                                      runs from several threads at once; each has more threads for parallel_for
 //
 // New operators are included automatically. Their new attributes need a line in kAttributes; inputs whose shapes have
-// special rules need a case in shape_of_input.
+// special rules need a case in shape_of_input; a new step of programs needs a place in ProgramText.
 //
 // More than 450 lines: the generator of inputs, the comparison and the two drivers share the description of a node, and
 // nothing else uses them.
@@ -24,6 +24,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -115,7 +116,7 @@ const Choices kAttributes[] = {
     {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLeast}},
     {"auto_pad", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"quad_axis", {}, {0, 1}, {2, -1, kHuge}},
-    {"activation", {}, {0, 1, 2}, {3, -1, kHuge}},
+    {"branch", {}, {0, 1, 7}, {-1, kHuge, kLeast}},
 };
 
 std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {
@@ -197,6 +198,21 @@ void fit_dynamic_range(std::vector<ort_dynq_attribute>& given, std::vector<Type>
   if (range_kind != 0) remove("inverse_scale");
 }
 
+// Makes the attributes of RowProgram fit its inputs.
+void fit_row_program(std::vector<ort_dynq_attribute>& given, const Shape& src, const std::vector<Type>& types) {
+  const auto rank = static_cast<int64_t>(src.rank);
+  const int64_t axis = find<int64_t>(given, "axis", -1, &ort_dynq_attribute::integer);
+  const bool fits = axis >= -rank && axis <= rank - (rank > 0);
+  given.erase(std::remove_if(given.begin(), given.end(),
+                             [&](const auto& each) {
+                               return (!fits && std::strcmp(each.name, "axis") == 0) ||
+                                      std::strcmp(each.name, "code_type") == 0;
+                             }),
+              given.end());
+  if (!fits && rank == 0) given.push_back({"axis", nullptr, 0});
+  if (types.size() > 1) given.push_back({"code_type", nullptr, types[1]});
+}
+
 // A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
@@ -267,6 +283,12 @@ struct Product {
     columns = std::min(columns, std::max<int64_t>(1, most / std::max<int64_t>(1, src.elements())));
   }
 
+  Shape result(const Shape& src) const {
+    Shape shape = src;
+    if (shape.rank > 0) shape.dims[shape.rank - 1] = columns;
+    return shape;
+  }
+
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
     const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1], unit = bits == 4 ? 8 : 4;
     const int64_t groups = group_size > 0 ? std::max<int64_t>(1, depth / group_size) : 1;
@@ -297,6 +319,7 @@ struct Product {
 // QuantizedConv: the geometry, and the shapes that follow from it.
 struct Convolution {
   static constexpr size_t kMostAxes = 3;
+  bool is_explicit;
   size_t rank;  // of the spatial dimensions
   int64_t geometry[5][kMostAxes] = {};
   int64_t outputs, quads = 1;
@@ -306,7 +329,7 @@ struct Convolution {
     const int64_t group =
         std::clamp<int64_t>(find<int64_t>(given, "group", 1, &ort_dynq_attribute::integer), 1, kHuge / 64);
     const bool is_width = find<int64_t>(given, "quad_axis", 0, &ort_dynq_attribute::integer) == 1;
-    const bool is_explicit = find<int64_t>(given, "auto_pad", 0, &ort_dynq_attribute::integer) == 0;
+    is_explicit = find<int64_t>(given, "auto_pad", 0, &ort_dynq_attribute::integer) == 0;
     rank = 1 + bytes.below(kMostAxes);
     const int64_t inputs = 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 40 : 6));
     src = {};
@@ -353,6 +376,18 @@ struct Convolution {
     outputs = products() > 4 * most ? std::min<int64_t>(outputs, group > 16 ? 1 : group) : outputs;
   }
 
+  Shape result(const Shape& src) const {
+    Shape shape = src;
+    shape.dims[1] = outputs;
+    for (size_t i = 0; i < rank; ++i) {
+      const int64_t length = src.dims[2 + i], stride = std::max<int64_t>(1, geometry[1][i]);
+      const int64_t span = (geometry[0][i] - 1) * geometry[2][i] + 1;
+      const int64_t room = length + geometry[3][i] + geometry[4][i] - span;
+      shape.dims[2 + i] = std::max<int64_t>(0, is_explicit ? room / stride + 1 : (length + stride - 1) / stride);
+    }
+    return shape;
+  }
+
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
     const Shape one = bytes.one_in(2) ? Shape{} : shape_of({1});
     switch (index) {
@@ -381,6 +416,178 @@ struct Convolution {
       std::memcpy(values.data() + offset + i * sizeof value, &value, sizeof value);
     }
   }
+};
+
+// Programs
+
+// The text of a program, mostly a valid one, and the forms of its operands.
+class ProgramText {
+ public:
+  enum Form { kUnused, kRow, kColumn, kTensor };
+  std::string text;
+
+  // `is_tail`: the program of a product.
+  ProgramText(Bytes& bytes, size_t operands, bool is_tail, bool may_be_wrong)
+      : bytes_(bytes), operands_(operands), is_tail_(is_tail && !(may_be_wrong && bytes.one_in(4))) {
+    for (size_t count = bytes_.below(bytes_.one_in(16) ? 40 : 5); count > 0; --count) {
+      const Value value = expression(0);
+      const std::string name = "v" + std::to_string(names_.size());
+      add(name, value);
+      names_.push_back({name, value.is_vector, value.is_truth});
+    }
+    constexpr const char* kVectors[] = {"dst", "codes", "dst_2"};
+    constexpr const char* kNumbers[] = {"scale", "zero_point", "number"};
+    for (const char* name : kVectors)
+      if (name == kVectors[0] || (!is_tail_ && bytes_.one_in(2))) add(name, vector(0));
+    for (const char* name : kNumbers)
+      if (!is_tail_ && bytes_.one_in(3)) add(name, number(0));
+    if (may_be_wrong) spoil();
+  }
+
+  // The shape of an operand for rows of this tensor, which begin at `axis`.
+  Shape shape_of(size_t operand, const Shape& src, int64_t axis) const {
+    const Form form = operand < std::size(forms_) ? forms_[operand] : kUnused;
+    double elements = 1;  // a convolution's geometry may ask for any size
+    for (size_t i = 0; i < src.rank; ++i) elements *= static_cast<double>(src.dims[i]);
+    if (form == kUnused || elements > kMostElements) return bytes_.one_in(2) ? Shape{} : ::shape_of({1});
+    const auto begin =
+        static_cast<size_t>(std::clamp<int64_t>(axis < 0 ? axis + static_cast<int64_t>(src.rank) : axis, 0, kHuge));
+    Shape shape = src;
+    size_t repeated = form == kRow && bytes_.one_in(4) ? bytes_.below(begin + 1) : 0;
+    for (size_t i = 0; i < src.rank; ++i)
+      if (form != kTensor && (i >= begin) == (form == kRow)) shape.dims[i] = 1;
+    for (size_t i = 0; i < std::min(repeated, src.rank); ++i) shape.dims[i] = 1;
+    if (form == kTensor || !bytes_.one_in(2)) return shape;
+    size_t missing = 0;  // leading ones may be left out
+    while (missing < shape.rank && shape.dims[missing] == 1) ++missing;
+    std::copy(shape.dims + missing, shape.dims + shape.rank, shape.dims);
+    shape.rank -= missing;
+    return shape;
+  }
+
+ private:
+  struct Value {
+    std::string text;
+    bool is_vector, is_truth;
+  };
+
+  void add(const std::string& name, const Value& value) {
+    text += (text.empty() ? "" : bytes_.one_in(8) ? " ;" : "; ") + name + " = " + value.text;
+  }
+
+  Value expression(int depth) {
+    constexpr const char* kUnary[] = {"Abs",  "Neg",  "Sqrt",    "Reciprocal", "Round", "Floor",
+                                      "Ceil", "Sign", "Float16", "Int8",       "Uint8", "Int32"};
+    constexpr const char* kBinary[] = {"Mul", "Add", "Sub", "Div", "Max", "Min"};
+    switch (bytes_.below(depth < 4 ? 12 : 5)) {
+      case 0:
+        return {"x", true, false};
+      case 1:
+      case 2:
+        return names_.empty() ? operand() : names_[bytes_.below(names_.size())];
+      case 3:
+        return operand();
+      case 4:
+        return {literal(), false, false};
+      case 5:
+      case 6:
+        return call(bytes_.of(kUnary), {expression(depth + 1)});
+      case 7:
+      case 8:
+        return call(bytes_.of(kBinary), {expression(depth + 1), expression(depth + 1)});
+      case 9:
+        return truth(depth + 1);
+      case 10: {
+        const Value value = expression(depth + 1);
+        if (bytes_.one_in(2)) return {"LeakyRelu(" + value.text + ", " + literal() + ")", value.is_vector, false};
+        return {"Clip(" + value.text + ", " + literal() + ", " + literal() + ")", value.is_vector, false};
+      }
+      default:
+        return bytes_.one_in(2) ? call("Where", {truth(depth + 1), expression(depth + 1), expression(depth + 1)})
+                                : number(depth + 1);
+    }
+  }
+
+  Value truth(int depth) {
+    constexpr const char* kComparisons[] = {"Less", "Equal", "LessOrEqual", "Greater", "GreaterOrEqual"};
+    for (const Value& value : names_)
+      if (value.is_truth && bytes_.one_in(4)) return value;
+    Value value;
+    switch (depth < 4 ? bytes_.below(8) : 0) {
+      case 7:
+        value = call(bytes_.one_in(2) ? "And" : "Or", {truth(depth + 1), truth(depth + 1)});
+        break;
+      case 6:
+        value = call("Not", {truth(depth + 1)});
+        break;
+      default:
+        value = call(bytes_.of(kComparisons), {expression(depth + 1), expression(depth + 1)});
+    }
+    value.is_truth = true;
+    return value;
+  }
+
+  Value vector(int depth) {
+    const Value value = expression(depth);
+    return value.is_vector ? value : call("Add", {{"x", true, false}, value});
+  }
+
+  Value number(int depth) {
+    if (is_tail_ || bytes_.one_in(4)) return {literal(), false, false};
+    return {(bytes_.one_in(2) ? "ReduceMax(" : "ReduceMin(") + vector(depth + 1).text + ")", false, false};
+  }
+
+  Value operand() {
+    const size_t index = bytes_.below(operands_);
+    Form& form = forms_[index];
+    if (form == kUnused) form = static_cast<Form>(1 + bytes_.below(3));
+    constexpr const char* kForms[] = {"", "row", "column", "tensor"};
+    return {kForms[form] + std::to_string(index + 1), form != kRow, false};
+  }
+
+  std::string literal() {
+    constexpr const char* kLiterals[] = {"127.0", "0.0",   "1.0",  "-128.0", "1e-05",         "-inf",
+                                         "inf",   "255.0", "-0.0", "0.1",    "1.1754944e-38", "3.4028234663852886e+38"};
+    return bytes_.one_in(4) ? std::to_string(static_cast<int>(bytes_.any<int8_t>())) : bytes_.of(kLiterals);
+  }
+
+  static Value call(const char* name, const std::vector<Value>& arguments) {
+    Value value = {name, false, false};
+    for (const Value& argument : arguments) {
+      value.text += (&argument == &arguments[0] ? "(" : ", ") + argument.text;
+      value.is_vector |= argument.is_vector;
+    }
+    value.text += ")";
+    return value;
+  }
+
+  // Changes a few characters, or repeats or removes a part.
+  void spoil() {
+    constexpr char kCharacters[] = "x;=(),.-+ e9_A\n\t\xc3";
+    for (size_t count = bytes_.below(4); count > 0; --count) {
+      const size_t at = bytes_.any<uint16_t>() % (text.size() + 1), length = bytes_.below(bytes_.one_in(8) ? 200 : 8);
+      switch (bytes_.below(4)) {
+        case 0:
+          text.erase(at, length);
+          break;
+        case 1:
+          text.insert(at, text.substr(at, length));
+          break;
+        case 2:
+          text.insert(at, 1, kCharacters[bytes_.below(sizeof kCharacters - 1)]);
+          break;
+        default:
+          if (bytes_.one_in(4)) text = std::string(bytes_.below(100), '(') + text;
+          if (at < text.size()) text[at] = std::max(char{1}, static_cast<char>(bytes_.byte()));
+      }
+    }
+  }
+
+  Bytes& bytes_;
+  const size_t operands_;
+  const bool is_tail_;
+  Form forms_[4] = {};
+  std::vector<Value> names_;
 };
 
 Shape make_wrong_shape(Bytes& bytes, Shape shape) {
@@ -488,9 +695,19 @@ void fill_any(Bytes& bytes, Given& given, size_t index, bool special, bool const
   }
 }
 
+// A row's extreme is often a zero, of which the first one counts.
+void fill_with_zeros(Bytes& bytes, Given& given) {
+  const float others = bytes.one_in(2) ? 1.0f : -1.0f;
+  fill<float>(given, [&](size_t) {
+    const uint8_t kind = bytes.byte();
+    return kind < 254 ? others : kind == 254 ? 0.0f : -0.0f;
+  });
+}
+
 struct Problem {
   const Operator* op = nullptr;
   std::vector<ort_dynq_attribute> attributes;
+  std::shared_ptr<const std::string> program;  // the text of an attribute
   std::vector<Given> inputs;
   size_t output_offset = 0;
 
@@ -525,21 +742,40 @@ Problem make_problem(Bytes& bytes) {
   const float scale = bytes.of(kScales);
   Shape src = make_src_shape(bytes, is_large);
   std::optional<Product> product;
-  if (name == "QuantizedMatMul") product.emplace(bytes, problem.attributes, src, is_large);
+  if (name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Convolution> conv;
-  if (name == "QuantizedConv") conv.emplace(bytes, problem.attributes, src, is_large);
+  if (name.rfind("QuantizedConv", 0) == 0) conv.emplace(bytes, problem.attributes, src, is_large);
+  const bool is_tail = product || conv;
+  std::optional<ProgramText> program;
+  if (name.find("Program") != std::string::npos) {
+    program.emplace(bytes, is_tail ? 3 : 4, is_tail, wrong_attributes);
+    const bool rounds = conv && types.size() > 7 && types[7] == dynq::kFloat16;  // takes one Clip only
+    if (rounds && !bytes.one_in(8)) program->text = bytes.one_in(2) ? "dst = Clip(x, 0, inf)" : "dst = Clip(x, 0, 6)";
+    problem.program = std::make_shared<const std::string>(program->text);
+    if (!bytes.one_in(32)) problem.attributes.push_back({"program", problem.program->c_str(), 0});
+    if (!is_tail && !wrong_attributes && !wrong_types) fit_row_program(problem.attributes, src, types);
+  }
+  const auto operand_shape = [&](size_t operand) {
+    const Shape dst = product ? product->result(src) : conv ? conv->result(src) : src;
+    const int64_t axis = find<int64_t>(problem.attributes, "axis", -1, &ort_dynq_attribute::integer);
+    return program->shape_of(operand, dst, product ? -1 : conv ? 2 : axis);
+  };
+  const size_t first_operand = conv ? 9 : product ? 8 : 2;
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
     const Shape& scales = problem.inputs.empty() ? src : problem.inputs[std::min<size_t>(i, 2) - 1].shape;
-    given.shape = i == 0    ? src
-                  : product ? product->shape_of_input(bytes, i, src, scales)
-                  : conv    ? conv->shape_of_input(bytes, i, src)
-                            : shape_of_input(bytes, name, i, src, scales, problem.attributes);
+    given.shape = i == 0                          ? src
+                  : program && i >= first_operand ? operand_shape(i - first_operand)
+                  : product                       ? product->shape_of_input(bytes, i, src, scales)
+                  : conv                          ? conv->shape_of_input(bytes, i, src)
+                  : program                       ? shape_of({1})
+                                                  : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
       add_group_shape(bytes, src, given.shape, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
+    if (program && !is_tail && i == 0 && given.type == dynq::kFloat && bytes.one_in(8)) fill_with_zeros(bytes, given);
     if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);
     problem.inputs.push_back(std::move(given));
   }
