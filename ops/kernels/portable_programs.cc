@@ -170,7 +170,8 @@ class Tile {
   }
 
   const int64_t row_, col_, count_;
-  float acc_[kTileElements], first_[kTileElements], second_[kTileElements];
+  float acc_[kTileElements] = {};
+  float first_[kTileElements], second_[kTileElements];
 };
 
 }  // namespace
