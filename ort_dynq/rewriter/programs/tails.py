@@ -9,6 +9,7 @@ a convolution network. Every node is a step of the program, so the result has th
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -119,20 +120,27 @@ class _Region:
             if constant_scalar(value) is not None and does_not_grow(value, self.result):
                 continue
             form = self._form(value)
-            if form is None or value.dtype != ir.DataType.FLOAT or self._depends_on_product(value):
+            if form is None or value.dtype != ir.DataType.FLOAT or self._depends_on_product(value, node):
                 return None
             found[value] = form
         return found
 
-    def _depends_on_product(self, value: ir.Value) -> bool:
-        """Returns whether a value may be computed from the result."""
+    @functools.cached_property
+    def _before(self) -> set[ir.Node]:
+        """The nodes before the product."""
         graph = self.product.graph
         assert graph is not None
-        seen = {*itertools.takewhile(lambda node: node is not self.product, graph)}
-        todo = [value]
+        return {*itertools.takewhile(lambda node: node is not self.product, graph)}
+
+    def _depends_on_product(self, value: ir.Value, reader: ir.Node) -> bool:
+        """Returns whether a value that a node reads may be computed from the result."""
+        nodes = {*self.nodes, reader}
+        if all(use.node in nodes for each in self.inside() for use in each.uses()):
+            return False  # the only way from the result leads through the reader
+        todo, seen = [value], set[ir.Node]()
         for each in todo:
             node = each.producer()
-            if node is None or node in seen or node.graph is not graph:
+            if node is None or node in seen or node in self._before or node.graph is not self.product.graph:
                 continue
             if node is self.product or any(subgraphs(node)):
                 return True
