@@ -44,7 +44,9 @@ def _programs_of_step(step: str) -> str:
     )
 
 
-STEPS = {step: _programs_of_step(step) for step in ARITIES if step not in REDUCTIONS}
+STEPS = {step: _programs_of_step(step) for step in ARITIES if step not in REDUCTIONS} | {
+    "Where of rows": "a = Less(row1, 0.5); dst = Where(a, x, row2); dst_2 = Where(a, row2, x); codes = Where(a, x, 7.0)"
+}
 """A program for each step that is no reduction."""
 
 CHAINS = (

@@ -125,6 +125,16 @@ class Program:
             return value.startswith(_VECTORS)
         return step.operator not in _REDUCTIONS and any(map(self.is_vector, step.operands))
 
+    def is_mixed_choice(self, step: Step) -> bool:
+        """Returns whether a step is a Where that chooses, for a whole row, its elements or one number.
+
+        Then, ONNX Runtime's Where keeps the sign of a chosen -0 of its second operand, and loses that of the third: in
+        all other forms, and in programs, it is the other way round. It does so if the row has more than one element.
+        """
+        if step.operator != "Where":
+            return False
+        return [*map(self.is_vector, step.operands)] == [False, True, False]
+
     def is_clip(self) -> bool:
         """Returns whether the program only clips x, or returns it."""
         value = self.outputs.get("dst", "")
@@ -279,6 +289,9 @@ def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: in
     for index, step in enumerate(program.steps):
         if uses[f"v{index}"]:
             operands = [*map(name, step.operands)]
+            if program.is_mixed_choice(step):
+                lines.append(f"{name(f'v{index}')}_e = Expand({operands[0]}, shape)")
+                operands[0] = f"{name(f'v{index}')}_e"
             lines += _step(step, name(f"v{index}"), operands, opset)
     for output, result in results.items():
         if output in program.outputs:

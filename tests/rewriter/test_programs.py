@@ -389,3 +389,38 @@ def test_reports_name_a_program_once() -> None:
         assert [each.node for each in rewrite(model, exact=True).report.unconverted] == ["r"]
     report = rewrite(model, exact=True).report
     assert [(each.node, each.operator) for each in report.findings] == [("r", "RowProgram")]
+
+
+@pytest.mark.parametrize(
+    ("node", "is_step"),
+    [
+        ("y = Where(g, b, zero)", False),
+        ("y = Where(g, zero, b)", True),
+        ("w = Where(g, b, zero) y = Add(w, c127)", True),  # the sum does not depend on the sign
+    ],
+)
+def test_a_choice_for_a_row_may_keep_a_negative_zero(node: str, is_step: bool) -> None:
+    """ONNX Runtime's Where loses a chosen -0 of its second input, but not if a row has one condition and one third."""
+    model = parse(f"h = Identity(x) {CODES} b = Mul(c, s) g = Greater(m, c127) {node}")
+    x = rows((18, 64))
+    x[7] = -0.0
+    with only_programs():
+        (text,) = converted(model, {"x": x})
+    assert ("Where(" in text) == is_step
+
+
+def test_one_number_for_the_tensor_and_one_for_each_row() -> None:
+    """Their product is no single number, although the program's rows are the whole tensor."""
+    body = """a = Abs(x) m = ReduceMax<keepdims = 0>(a) s = Clip(m, eps) t = Mul(v, s)
+        d = Div(x, t) r = Round(d) y = Mul(r, t)"""
+    with only_programs():
+        check(parse(body, inputs="float[N, K] x, float[N, 1] v"), {"x": rows((18, 33)), "v": np.full((18, 1), 2, F)})
+
+
+def test_a_clip_beyond_the_type_of_the_codes() -> None:
+    """An infinity becomes the bound, 128, which wraps around as int8."""
+    body = f"bound = Constant<value_float = 128.0>() {SCALE.replace('(h)', '(x)')} d = Div(x, s) r = Round(d) "
+    x = rows((5, 9))
+    x[:2, 1] = np.inf, -np.inf
+    with only_programs():
+        check(parse(f"{body} c = Clip(r, low, bound) y = Cast<to = 3>(c)", outputs="int8[] y"), {"x": x})

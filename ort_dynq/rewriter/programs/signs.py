@@ -80,7 +80,8 @@ class Signs:
             return all(are_positive)
         if step.operator == "Sub":
             return are_positive[0]
-        return step.operator == "Where" and are_positive[2]
+        is_mixed = self._program.is_mixed_choice(step)
+        return step.operator == "Where" and are_positive[2] and (are_positive[1] or not is_mixed)
 
     def _may_be_either(self, step: Step) -> bool:
         operator, operands = step
@@ -96,6 +97,8 @@ class Signs:
             return False
         if operator == "Clip" and (float(operands[1]) > 0 or float(operands[2]) < 0):
             return False
+        if self._program.is_mixed_choice(step):  # the model's operands may have other shapes
+            return True
         if operator == "Where":  # it adds 0 to its second operand
             return operands[2] in self._either and not self._is_where_0(operands[0], operands[2])
         if operator == "Div":  # the quotient is NaN where the divisor is 0: see follow()
