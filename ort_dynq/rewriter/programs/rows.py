@@ -127,7 +127,7 @@ class Rows:
             return Kind.VECTOR if found <= {Kind.VECTOR, Kind.NUMBER, Kind.PART, Kind.COLUMN} else None
         if Kind.NUMBER in found:
             return Kind.NUMBER if found <= {Kind.NUMBER, Kind.PART} else None
-        if Kind.SQUEEZED in kinds and (self.axis == 0 or found == {Kind.SQUEEZED}):
+        if Kind.SQUEEZED in kinds and found == {Kind.PART if self.axis == 0 else Kind.SQUEEZED}:
             return Kind.SQUEEZED
         return Kind.FLAT if found == {Kind.FLAT} else None
 

@@ -193,8 +193,10 @@ class Translation:
             raise _NoStepError
         real = self._casts.get(source, source)  # the low byte of the int32 integer that NaN becomes is 0
         x, ends = self.term(real), (-128, 127) if to == ir.DataType.INT8 else (0, 255)
-        if not self._context.shared(AnyValues).known(real).fits(*ends):
-            if not self._values.known(real).fits(*ends):
+        of_any = self._context.shared(AnyValues).known(real)
+        if not of_any.fits(*ends):
+            is_clipped = any(math.isfinite(end) and not ends[0] <= end <= ends[1] for end in (of_any.low, of_any.high))
+            if is_clipped or not self._values.known(real).fits(*ends):  # an infinity may become a bound that wraps
                 raise _NoStepError
             x = self._without_infinities(x)
         return self.program.add(ROUNDINGS[to], x)
