@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -282,6 +283,15 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
             f"{np.count_nonzero(wrong)} of {actual.size} differ, first at {tuple(map(int, at))}: "
             f"{actual[at]!r}{cause}, expected {expected[at]!r}"
         )
+
+
+@contextlib.contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Begins the message of a failed assertion with the place of the comparison."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{where}: {error}") from error
 
 
 def with_one_nan(values: Any) -> Array:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 from helpers import SPECIALS, Array, Shape, tie_dense
 
-from ort_dynq.errors import DynqError
-from ort_dynq.operators.program import ARITIES, OPERANDS, Program, literal, parse
+from ort_dynq.operators.program import ARITIES, COMPARISONS, OPERANDS, OUTPUTS, REDUCTIONS, Program, literal, parse
 
-REDUCTIONS = ("ReduceMax", "ReduceMin")
+_LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
 _CHOSEN = ("Max", "Min")
 """Steps whose result may be either of two zeros."""
 
@@ -47,7 +46,7 @@ def _programs_of_step(step: str) -> str:
 STEPS = {step: _programs_of_step(step) for step in ARITIES if step not in REDUCTIONS} | {
     "Where of rows": "a = Less(row1, 0.5); dst = Where(a, x, row2); dst_2 = Where(a, row2, x); codes = Where(a, x, 7.0)"
 }
-"""A program for each step that is no reduction."""
+"""A program for each step, except reductions."""
 
 CHAINS = (
     "r = ReduceMax(Abs(x)); s = Clip(Div(r, 127.0), 1e-05, inf); q = Clip(Round(Div(x, s)), -128.0, 127.0); "
@@ -147,45 +146,70 @@ def operands(
     return found
 
 
-def random_program(rng: np.random.Generator, steps: int) -> str:
-    """A program of random steps. It reduces only values that are neither NaN nor zero."""
-    program = Program()
-    forms = [f"{rng.choice(['row', 'column', 'tensor'])}{i}" for i in range(1, OPERANDS + 1)]
-    values, truths = ["x", *forms], list[str]()
-    names = [name for name in ARITIES if name not in _CHOSEN]
+class _Draw:
+    """Draws a valid program, step by step."""
 
-    def pick() -> str:
-        number = literal(rng.choice([0.0, 1.0, -1.5, 127.0, 0.5, 1e-5, 3e38]))
-        return str(rng.choice([*values, *values[-6:], number]))
+    def __init__(self, rng: np.random.Generator, inputs: Sequence[str]) -> None:
+        self.rng, self.program = rng, Program()
+        self.values = [*inputs]
+        self.truths: list[str] = []
 
-    while len(program.steps) < steps:
-        name = str(rng.choice(names))
-        arguments = [pick() for _ in range(ARITIES[name])]
-        if name == "Clip":
-            arguments[1:] = literal(rng.choice([-128.0, 0.0, -math.inf])), literal(rng.choice([127.0, 1.0, math.inf]))
-        elif name == "LeakyRelu":
-            arguments[1] = literal(rng.choice([0.1, -2.0]))
-        elif name in ("And", "Or", "Not", "Where") and truths:
-            count = 1 if name == "Where" else ARITIES[name]
-            arguments[:count] = map(str, rng.choice(truths, count))
-        elif name in REDUCTIONS:
-            if sum(step.operator in REDUCTIONS for step in program.steps) == 4:  # the most that one pass may have
-                continue
-            equal = program.add("Equal", arguments[0], arguments[0])
-            number = program.add("Where", equal, arguments[0], "1.5")
-            arguments = [program.add("Clip", number, "0.5", "100.0")]
-        try:
-            value = program.add(name, *arguments)
-        except DynqError:  # of other operands
-            continue
-        values.append(value)
-        if name in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not"):
-            truths.append(value)
-    vectors = [value for value in values if program.is_vector(value)]
-    numbers = [value for value in values if not program.is_vector(value)]
-    for output in ("codes", "dst", "dst_2"):
-        program.assign(output, str(rng.choice(vectors[-5:])))
-    for output in ("zero_point", "scale", "number"):
-        if numbers and rng.random() < 0.7:
-            program.assign(output, str(rng.choice(numbers[-5:])))
-    return str(program)
+    def outputs(self) -> None:
+        for output in self.rng.permutation([*OUTPUTS]):
+            fitting = [each for each in self.values if self.program.is_vector(each) == OUTPUTS[output]]
+            if fitting and self.rng.random() < 0.6:
+                self.program.assign(str(output), fitting[-1 - int(self.rng.integers(min(4, len(fitting))))])
+        if not self.program.outputs:
+            self.program.assign("dst", next(each for each in self.values[::-1] if self.program.is_vector(each)))
+
+    def value(self) -> str:
+        """Returns an earlier value, the last ones most often, or a literal."""
+        if self.rng.random() < 0.2:
+            return literal(float(self.rng.choice(_LITERALS)))
+        count = len(self.values)
+        return self.values[count - 1 - int(min(self.rng.geometric(0.3) - 1, count - 1))]
+
+    def step(self) -> None:
+        add, operator = self.program.add, str(self.rng.choice([*ARITIES]))
+        operands = [self.value() for _ in range(ARITIES[operator])]
+        if operator in COMPARISONS:
+            self.truths.append(add(operator, *operands))
+            self.values.append(self.truths[-1])
+            return
+        if operator in ("And", "Or", "Not", "Where"):
+            if not self.truths:
+                return
+            count = 1 if operator == "Where" else len(operands)
+            operands[:count] = [str(self.rng.choice(self.truths)) for _ in range(count)]
+        if operator == "Clip":
+            bounds = self.rng.choice([-np.inf, -128.0, -1.0, 0.0, -0.0, 1e-5, 6.0, 127.0, np.inf], 2)
+            operands[1:] = map(literal, sorted(map(float, bounds)))
+        if operator == "LeakyRelu":
+            operands[1] = literal(float(self.rng.choice([0.0, 0.1, 1.0, -0.5, 2.0])))
+        if operator in REDUCTIONS:
+            if not self.program.is_vector(operands[0]):
+                return
+            operands[0] = add("Where", add("Equal", operands[0], operands[0]), operands[0], "0.25")
+        value = add(operator, *operands)
+        if operator in (*_CHOSEN, *REDUCTIONS):
+            value = add("Add", value, "0.0")  # a zero of either sign becomes 0
+        if operator in ("And", "Or", "Not"):
+            self.truths.append(value)
+        self.values.append(value)
+
+
+def random_program(rng: np.random.Generator, steps: int, inputs: Sequence[str] | None = None) -> Program:
+    """A program of random steps. It reduces no NaN, and no sign depends on which of two zeros is the larger one.
+
+    Args:
+        rng: The source of random numbers.
+        steps: The least number of steps, at most 60; a step may add three more.
+        inputs: What it may read; by default x and one form of each operand.
+    """
+    if inputs is None:
+        inputs = ["x", *(f"{rng.choice(['row', 'column', 'tensor'])}{i}" for i in range(1, OPERANDS + 1))]
+    draw = _Draw(rng, inputs)
+    while len(draw.program.steps) < steps:
+        draw.step()
+    draw.outputs()
+    return draw.program

@@ -46,7 +46,7 @@ class Program::Run {
     if (tensors_.cols > 0) narrow(row, 0, rows, tensors_.cols);
   }
 
-  // The numbers of one long row, whose parts other tasks run.
+  // Reads the operands that have a number for each row.
   void read_rows(int64_t row, int64_t rows) {
     for (size_t v = 0; v < program_.text_.values.size(); ++v) {
       const ProgramValue& value = program_.text_.values[v];
@@ -59,22 +59,7 @@ class Program::Run {
   }
 
   void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows) {
-    begin_steps(pass);
-    for (const PlacedStep& step : pass.steps) {
-      const auto place = [&](const PlacedOperand& operand) -> StepOperand {
-        switch (operand.place) {
-          case Place::kSlot:
-            return {address(slot(operand.index)), 0, kSize, true};
-          case Place::kOutput:
-            return output(operand.index, row, 0, kSize);
-          case Place::kTile:
-            return {address(tile(operand.index)), 0, 0, true};
-          default:
-            return literal(operand);
-        }
-      };
-      add_step(step, place(step.a), place(step.b));
-    }
+    place_steps(pass, row, 0, rows);
     kernel_({steps_, step_count_, 1, rows, true});
     if (takes_4_bits())
       for (const PlacedStep& step : pass.steps)
@@ -84,29 +69,7 @@ class Program::Run {
 
   // Columns [col, col + cols) of some rows. begins_row: these are the first ones of a row, for reductions.
   void run_elements(const PlacedPass& pass, int64_t row, int64_t col, int64_t rows, int64_t cols, bool begins_row) {
-    begin_steps(pass);
-    for (const PlacedStep& step : pass.steps) {
-      const auto place = [&](const PlacedOperand& operand) -> StepOperand {
-        switch (operand.place) {
-          case Place::kSlot:
-            return {address(slot(operand.index)), kSize, 0, false};
-          case Place::kX:
-            return x(row, col, cols);
-          case Place::kOperand: {
-            const auto index = static_cast<size_t>(operand.index);
-            const int64_t stride = program_.text_.forms[index] == OperandForm::kTensor ? tensors_.operand_stride : 0;
-            return {address(tensors_.operands[index] + row * stride + col), stride * kSize, kSize, true};
-          }
-          case Place::kOutput:
-            return output(operand.index, row, col, cols);
-          case Place::kTile:
-            return {address(tile(operand.index)), 0, 0, true};
-          default:
-            return literal(operand);
-        }
-      };
-      add_step(step, place(step.a), place(step.b));
-    }
+    place_steps(pass, row, col, cols);
     const Pass all = {steps_, step_count_, rows, cols, begins_row};
     kernel_(all);
     for (int64_t i = 0; i < step_count_; ++i)
@@ -155,11 +118,30 @@ class Program::Run {
 
   float* tile(int index) { return tiles_ + index * kTileElements; }
 
-  StepOperand literal(const PlacedOperand& operand) const {
+  // Where a step reads or writes an operand, from row `row` and column `col` on. The elements of a pass of numbers are
+  // rows.
+  StepOperand place(const PlacedOperand& operand, bool is_of_numbers, int64_t row, int64_t col, int64_t cols) {
     static constexpr float kNothing = 0;
-    const bool is_literal = operand.place == Place::kLiteral;
-    return {address(is_literal ? &program_.text_.literals[static_cast<size_t>(operand.index)] : &kNothing), 0, 0,
-            false};
+    const auto index = static_cast<size_t>(operand.index);
+    switch (operand.place) {
+      case Place::kSlot:
+        if (is_of_numbers) return {address(slot(operand.index)), 0, kSize, true};
+        return {address(slot(operand.index)), kSize, 0, false};
+      case Place::kX:
+        return x(row, col, cols);
+      case Place::kOperand: {
+        const int64_t stride = program_.text_.forms[index] == OperandForm::kTensor ? tensors_.operand_stride : 0;
+        return {address(tensors_.operands[index] + row * stride + col), stride * kSize, kSize, true};
+      }
+      case Place::kOutput:
+        return output(operand.index, row, col, cols);
+      case Place::kTile:
+        return {address(tile(operand.index)), 0, 0, true};
+      case Place::kLiteral:
+        return {address(&program_.text_.literals[index]), 0, 0, false};
+      default:
+        return {address(&kNothing), 0, 0, false};
+    }
   }
 
   StepOperand x(int64_t row, int64_t col, int64_t cols) const {
@@ -194,22 +176,23 @@ class Program::Run {
     }
   }
 
-  void begin_steps(const PlacedPass& pass) {
+  void place_steps(const PlacedPass& pass, int64_t row, int64_t col, int64_t cols) {
     steps_ = step_memory_.allocate(static_cast<int64_t>(pass.steps.size()));
     step_count_ = 0;
+    for (const PlacedStep& step : pass.steps)
+      steps_[step_count_++] = {kind_of(step), place(step.a, pass.is_of_numbers, row, col, cols),
+                               place(step.b, pass.is_of_numbers, row, col, cols)};
   }
 
-  void add_step(const PlacedStep& step, const StepOperand& a, const StepOperand& b) {
-    StepKind kind = step.kind;
+  // The kind of a step; of a store, that of the output's type.
+  StepKind kind_of(const PlacedStep& step) const {
     if (step.a.place == Place::kOutput) {
       const auto output = static_cast<size_t>(step.a.index);
       const bool is_signed = program_.code_type_ == kInt8 || program_.code_type_ == kInt4;
-      if (takes_codes(output))
-        kind = is_signed ? StepKind::kStoreInt8 : StepKind::kStoreUint8;
-      else if (takes_vectors(output) && tensors_.dst_type == kFloat16)
-        kind = StepKind::kStoreF16;
+      if (takes_codes(output)) return is_signed ? StepKind::kStoreInt8 : StepKind::kStoreUint8;
+      if (takes_vectors(output) && tensors_.dst_type == kFloat16) return StepKind::kStoreF16;
     }
-    steps_[step_count_++] = {kind, a, b};
+    return step.kind;
   }
 
   // The first zero that reduction number `index` reduces in a row: kernels may return any of them.
@@ -381,6 +364,15 @@ void Tail::run(const ProgramTensors& tensors, float* dst, int64_t begin, int64_t
   for (size_t i = 0; i < kOperands; ++i)
     if (program_.form(i) == OperandForm::kColumn || program_.form(i) == OperandForm::kTensor) part.operands[i] += col;
   program_.run(part, begin, end);
+}
+
+Operator with_program(Operator product, const char* name, std::unique_ptr<Node> (*create)(const Attributes&)) {
+  product.name = name;
+  product.required_inputs += Tail::kOperands;
+  product.create = create;
+  for (Signature& signature : product.signatures)
+    signature.inputs.insert(signature.inputs.end(), Tail::kOperands, kFloat);
+  return product;
 }
 
 }  // namespace dynq

@@ -8,6 +8,7 @@
 // of a pass.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "core/operator.h"
@@ -31,7 +32,7 @@ struct ProgramTensors {
 class Program {
  public:
   // The name of the operator is for messages. `code_type` is the type of the outputs codes and zero_point. Throws Error
-  // if the text is no valid program.
+  // if the text is not a valid program.
   Program(const char* op, const std::string& text, size_t operands, Type code_type);
 
   bool has_output(ProgramOutput output) const { return text_.outputs[static_cast<size_t>(output)] >= 0; }
@@ -83,5 +84,8 @@ class Tail {
  private:
   Program program_;
 };
+
+// A product's operator with a program: the same signatures, then the program's operands.
+Operator with_program(Operator product, const char* name, std::unique_ptr<Node> (*create)(const Attributes&));
 
 }  // namespace dynq

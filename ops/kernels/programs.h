@@ -39,7 +39,7 @@ enum class StepKind : int32_t {
   kSign,       // NaN stays NaN; both zeros give 0
   kToFloat16,  // rounds to float16
   kToInt8,     // rounds half to even and saturates; NaN and -0 become 0
-  kToUint8,    // likewise
+  kToUint8,    // the same
   kToInt32,    // rounds half to even; NaN and numbers beyond int32 become the lowest int32, -0 becomes 0
   kStore,      // a = acc
   kStoreF16,   // NaN keeps its sign and no other bits

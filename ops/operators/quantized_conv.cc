@@ -454,12 +454,7 @@ Operator quantized_conv() {
 }
 
 Operator quantized_conv_program() {
-  Operator op = quantized_conv();
-  op.name = "QuantizedConvProgram";
-  op.required_inputs += Tail::kOperands;
-  op.create = make_node<QuantizedConvProgram>;
-  for (Signature& signature : op.signatures) signature.inputs.insert(signature.inputs.end(), Tail::kOperands, kFloat);
-  return op;
+  return with_program(quantized_conv(), "QuantizedConvProgram", make_node<QuantizedConvProgram>);
 }
 
 }  // namespace dynq

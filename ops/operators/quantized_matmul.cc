@@ -349,12 +349,8 @@ Operator quantized_matmul() {
 }
 
 Operator quantized_matmul_program() {
-  Operator op = quantized_matmul();
-  op.name = "QuantizedMatMulProgram";
-  op.required_inputs += Tail::kOperands;
-  op.create = make_node<QuantizedMatMulProgram>;
+  Operator op = with_program(quantized_matmul(), "QuantizedMatMulProgram", make_node<QuantizedMatMulProgram>);
   op.signatures.resize(2);  // of float32
-  for (Signature& signature : op.signatures) signature.inputs.insert(signature.inputs.end(), Tail::kOperands, kFloat);
   return op;
 }
 

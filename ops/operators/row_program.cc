@@ -19,7 +19,8 @@ class RowProgram : public Node {
   explicit RowProgram(const Attributes& attributes)
       : axis_(attributes.integer("axis", -1)),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
-        program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_) {}
+        program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_),
+        long_row_(program_.is_elementwise() ? kLongRow / 2 : kLongRow) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), like = context.input(1);
@@ -43,16 +44,12 @@ class RowProgram : public Node {
     program_.set_operands(context, kFirstOperand, src.shape, axis, tensors);
     constexpr Shape kNothing = {1, {0}};
     for (size_t i = 0; i < kProgramOutputs; ++i) {
-      const auto output = static_cast<ProgramOutput>(i);
-      const bool is_number =
-          output == ProgramOutput::kZeroPoint || output == ProgramOutput::kScale || output == ProgramOutput::kNumber;
-      const bool is_assigned = program_.has_output(output);
-      void* to = context.output(i, !is_assigned ? kNothing : is_number ? numbers : src.shape);
+      const bool is_assigned = program_.has_output(static_cast<ProgramOutput>(i));
+      void* to = context.output(i, !is_assigned ? kNothing : takes_vectors(i) ? src.shape : numbers);
       tensors.outputs[i] = is_assigned ? to : nullptr;
     }
     if (tensors.rows == 0) return;
-    const int64_t long_row = program_.is_elementwise() ? kLongRow / 2 : kLongRow;
-    if (tensors.cols > long_row && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
+    if (tensors.cols > long_row_ && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
       for (int64_t row = 0; row < tensors.rows; ++row) program_.run_long_row(tensors, row, context);
       return;
     }
@@ -67,6 +64,7 @@ class RowProgram : public Node {
   int64_t axis_;
   Type code_type_;
   Program program_;
+  int64_t long_row_;
 };
 
 }  // namespace

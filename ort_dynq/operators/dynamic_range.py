@@ -19,7 +19,7 @@ from .affine_arithmetic import (
     stored_text,
 )
 from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
-from .function_text import cast_like, integer, integers, reshape, select
+from .function_text import cast_like, integer, integers, parameter_shape, reshape, select
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RANGE = (
@@ -180,15 +180,7 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     shape = Shape(src)
     {"dst" if to_codes else "real_dst"} = {reshape(opset)}(row_dst, shape)
     {"" if to_codes else cast_like("dst", "real_dst", "src", opset)}
-    start = Constant<value_ints = [0]>()
-    axis = Constant<value_int: int = @axis>()
-    axis_1d = Unsqueeze(axis, start)
-    lead = Slice(shape, start, axis_1d)
-    rank = Shape(shape)
-    lead_rank = Shape(lead)
-    row_rank = Sub(rank, lead_rank)
-    ones = ConstantOfShape<value = int64[1] {{1}}>(row_rank)
-    parameter_shape = Concat<axis = 0>(lead, ones)
+    {parameter_shape()}
     scale = {reshape(opset)}(row_scale, parameter_shape)
     {_STORED_ZERO_POINT if to_codes else "stored_zero_point = Identity(row_zero_point)"}
     zero_point = {reshape(opset)}(stored_zero_point, parameter_shape)

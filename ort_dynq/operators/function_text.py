@@ -51,6 +51,19 @@ def scaled(value: str) -> str:
         scaled = Mul(scaled_once, second)"""
 
 
+def parameter_shape() -> str:
+    """Sets ``parameter_shape`` to ``shape``, which the body must define, with 1 in place of the dimensions of a row."""
+    return """start = Constant<value_ints = [0]>()
+    axis = Constant<value_int: int = @axis>()
+    axis_1d = Unsqueeze(axis, start)
+    lead = Slice(shape, start, axis_1d)
+    rank = Shape(shape)
+    lead_rank = Shape(lead)
+    row_rank = Sub(rank, lead_rank)
+    ones = ConstantOfShape<value = int64[1] {1}>(row_rank)
+    parameter_shape = Concat<axis = 0>(lead, ones)"""
+
+
 def reshape(opset: int) -> str:
     """A Reshape that takes a dimension of 0 literally. Before opset 14, it copies the input's dimension instead."""
     return "Reshape<allowzero = 1>" if opset >= 14 else "Reshape"

@@ -23,14 +23,14 @@ import numpy as np
 from ..errors import DynqError
 from .function_text import reshape
 
-_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_TRUTHS = (*_COMPARISONS, "And", "Or", "Not")
-_REDUCTIONS = ("ReduceMax", "ReduceMin")
+COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_TRUTHS = (*COMPARISONS, "And", "Or", "Not")
+REDUCTIONS = ("ReduceMax", "ReduceMin")
 _UNARY = ("Abs", "Neg", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign", "Float16", "Int8", "Uint8", "Int32")
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "LeakyRelu", *_COMPARISONS, "And", "Or")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "LeakyRelu", *COMPARISONS, "And", "Or")
 
 ARITIES: dict[str, int] = {
-    **dict.fromkeys((*_UNARY, "Not", *_REDUCTIONS), 1),
+    **dict.fromkeys((*_UNARY, "Not", *REDUCTIONS), 1),
     **dict.fromkeys(_BINARY, 2),
     **dict.fromkeys(("Clip", "Where"), 3),
 }
@@ -89,8 +89,10 @@ class Program:
             raise DynqError(error)
         truths = {"And": operands, "Or": operands, "Not": operands, "Where": operands[:1]}.get(operator, ())
         if any((step := self.step(each)) is None or step.operator not in _TRUTHS for each in truths):
-            raise DynqError(f"{operator} has a condition that is no comparison, expected one of {', '.join(_TRUTHS)}")
-        if operator in _REDUCTIONS and not self.is_vector(operands[0]):
+            raise DynqError(
+                f"{operator} has a condition that is not a comparison, expected one of {', '.join(_TRUTHS)}"
+            )
+        if operator in REDUCTIONS and not self.is_vector(operands[0]):
             raise DynqError(f"{operator} has one number for each row, expected a vector")
         step = Step(operator, operands)
         if step not in self.steps:
@@ -123,7 +125,7 @@ class Program:
         step = self.step(value)
         if step is None:
             return value.startswith(_VECTORS)
-        return step.operator not in _REDUCTIONS and any(map(self.is_vector, step.operands))
+        return step.operator not in REDUCTIONS and any(map(self.is_vector, step.operands))
 
     def is_mixed_choice(self, step: Step) -> bool:
         """Returns whether a step is a Where that chooses, for a whole row, its elements or one number.
@@ -208,7 +210,7 @@ def _parse(text: str) -> Program:
     for statement in statements:
         target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
         if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name):
-            raise DynqError(f"{_source(statement)} is no statement, expected name = Operator(...)")
+            raise DynqError(f"{_source(statement)} is not a statement, expected name = Operator(...)")
         name, value = target.id, _value(statement.value, program, names)
         if name in OUTPUTS:
             program.assign(name, value)
@@ -251,7 +253,7 @@ def _literal(number: float) -> str:
 
 
 def _fail(expression: ast.expr) -> str:
-    raise DynqError(f"{_source(expression)} is no expression, expected a name, a number or Operator(...)")
+    raise DynqError(f"{_source(expression)} is not an expression, expected a name, a number or Operator(...)")
 
 
 def _source(node: ast.AST) -> str:
@@ -305,7 +307,7 @@ def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: in
 def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]:
     """The nodes of one step, whose value gets the name `to`."""
     operator, listed = step.operator, ", ".join(operands)
-    if operator in _COMPARISONS:
+    if operator in COMPARISONS:
         yield f"{to}_b = {operator}({listed})"
         yield f"{to} = Cast<to = 1>({to}_b)"
     elif operator in ("And", "Or", "Where"):
@@ -337,7 +339,7 @@ def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]
         yield f"{to}_d = Where({to}_ab, {to}_r, {to}_l)"
         yield f"{to}_i = Cast<to = 6>({to}_d)"
         yield f"{to} = Cast<to = 1>({to}_i)"
-    elif operator in _REDUCTIONS:
+    elif operator in REDUCTIONS:
         # From opset 18 on, axes are an input.
         attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
         yield f"{to}_e = Expand({listed}, shape)"

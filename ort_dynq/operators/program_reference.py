@@ -63,7 +63,7 @@ A step gives the bits of ONNX Runtime's operator of its name on x86, without opt
 |---|---|---|
 | `Add(a, b)`, `Sub`, `Mul`, `Div` | Rounded to the nearest float32, ties to even. Never fused with another step. | \
 `Add(-0.0, 0.0) = 0.0`, `Mul(inf, 0.0) = nan`, `Div(1.0, -0.0) = -inf` |
-| `Sqrt(a)`, `Reciprocal(a)` | Rounded likewise. `Reciprocal` is 1 / a. | \
+| `Sqrt(a)`, `Reciprocal(a)` | Rounded in the same way. `Reciprocal` is 1 / a. | \
 `Sqrt(-0.0) = -0.0`, `Sqrt(-1.0) = nan`, `Reciprocal(-0.0) = -inf` |
 | `Abs(a)`, `Neg(a)` | Exact. | `Abs(-0.0) = 0.0`, `Neg(0.0) = -0.0` |
 | `Sign(a)` | -1, 0 or 1; or NaN. | `Sign(-0.0) = 0.0`, `Sign(nan) = nan` |

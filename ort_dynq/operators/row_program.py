@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from .encodings import CodeType
-from .function_text import cast_like
+from .function_text import cast_like, parameter_shape
 from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, body_of, parse, saturated
 from .program_reference import DOC
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
@@ -37,20 +37,12 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     infinity = Div(one, zero)
     minus_infinity = Div(minus_one, zero)
     axes = Constant<value_ints = [1]>()
-    start = Constant<value_ints = [0]>()
     x = Cast<to = 1>(src)
     rows = Flatten<axis: int = @axis>(x)
     rows_shape = Shape(rows)
     shape = Shape(src)
     like_real = Cast<to = 1>(like)
-    axis = Constant<value_int: int = @axis>()
-    axis_1d = Unsqueeze(axis, start)
-    lead = Slice(shape, start, axis_1d)
-    rank = Shape(shape)
-    lead_rank = Shape(lead)
-    row_rank = Sub(rank, lead_rank)
-    ones = ConstantOfShape<value = int64[1] {{1}}>(row_rank)
-    parameter_shape = Concat<axis = 0>(lead, ones)
+    {parameter_shape()}
     {_selected(programs, tuple(OUTPUTS), opset)}
     lows = Constant<value_floats = [{lowest}]>()
     highs = Constant<value_floats = [{highest}]>()

@@ -15,6 +15,7 @@ from ..operators.row_program import ROW_PROGRAM
 from ..storage import load
 from . import rewrite
 from .analysis.nodes import program_of
+from .programs.tails import axis_of_rows
 
 if TYPE_CHECKING:
     from ..storage import Model
@@ -106,7 +107,7 @@ def _listing(node: ir.Node, path: str) -> Listing:
     if operator is not ROW_PROGRAM:
         product = operator.name.removesuffix("Program")
         inputs[:1] = [Connection("x", "", "", (f"the result of {product}",))]
-        axis = 2 if product == "QuantizedConv" else -1
+        axis = axis_of_rows(product)
     outputs = dict(zip((each.name for each in operator.outputs), node.outputs, strict=False))
     return Listing(
         label(node),

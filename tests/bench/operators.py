@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,9 @@ SIZES = ((1, 64), (64, 64), (256, 1024), (4096, 4096))
 MISALIGNED_SIZES = ((256, 1000), (2560, 100), (4096, 60), (256, 1024))
 """Rows of 1000, 100 and 60 float32 elements do not begin at 64-byte boundaries; rows of 1024 do."""
 OFFSETS = (0, 16, 32)
+
+_Case = TypeVar("_Case")
+_Timing = TypeVar("_Timing")
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,7 @@ def bench_operators(
         for operator in _OPERATORS
         for granularity in (*_WHOLE, *(_BLOCKED if types == Types() else ()))
     ]
-    check_backend(settings.backend)
-    try:
-        return [_time(case, settings) for case in track(cases)]
-    except MemoryError as error:
-        raise DynqError(f"a tensor does not fit in memory: {error}") from error
+    return time_all(cases, _time, settings, track)
 
 
 def bench_misaligned(
@@ -180,9 +179,20 @@ def bench_misaligned(
         for granularity in _WHOLE
         for offset in OFFSETS
     ]
+    return time_all(cases, _time_misaligned, settings, track)
+
+
+def time_all(
+    cases: Sequence[_Case], time: Callable[[_Case, Settings], _Timing], settings: Settings, track: Track
+) -> list[_Timing]:
+    """Times cases one after the other.
+
+    Raises:
+        DynqError: The operators cannot be registered, or a tensor does not fit in memory.
+    """
     check_backend(settings.backend)
     try:
-        return [_time_misaligned(case, settings) for case in track(cases)]
+        return [time(case, settings) for case in track(cases)]
     except MemoryError as error:
         raise DynqError(f"a tensor does not fit in memory: {error}") from error
 

@@ -13,12 +13,13 @@ import onnx_ir as ir
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
+from ort_dynq.measuring.timing import Contender, Settings, aligned, interleave, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.rewriter import rewrite
 
 from .chains import CHAINS, Chain, at
 from .onnx_text import parse
+from .operators import time_all
 
 SIZES = ((128, 768), (512, 4096), (128, 256), (1, 64))
 
@@ -76,11 +77,7 @@ def bench_programs(
     """
     chains = [chain for chain in CHAINS if chain.program]
     cases = [Case(chain, size, threads) for threads in settings.threads for chain in chains for size in sizes]
-    check_backend(settings.backend)
-    try:
-        return [_time(case, settings) for case in track(cases)]
-    except MemoryError as error:
-        raise DynqError(f"a tensor does not fit in memory: {error}") from error
+    return time_all(cases, _time, settings, track)
 
 
 def _time(case: Case, settings: Settings) -> ProgramTiming:

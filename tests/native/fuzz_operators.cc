@@ -695,7 +695,7 @@ void fill_any(Bytes& bytes, Given& given, size_t index, bool special, bool const
   }
 }
 
-// A row's extreme is often a zero, of which the first one counts.
+// A row's extreme is often a zero: the first one counts.
 void fill_with_zeros(Bytes& bytes, Given& given) {
   const float others = bytes.one_in(2) ? 1.0f : -1.0f;
   fill<float>(given, [&](size_t) {

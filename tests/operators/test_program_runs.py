@@ -173,7 +173,7 @@ def test_both_parsers_read_the_text_of_a_program() -> None:
     """Python writes the function, and C++ the steps."""
     rng = np.random.default_rng(0)
     for steps in (1, 5, 20, 60):
-        text = random_program(rng, steps)
+        text = str(random_program(rng, steps))
         assert str(parse_program(text)) == text
         x = finite_numbers(rng, (2, 3))
         inputs = [x, np.uint8(0), *operands(rng, text, (2, 3), 1)]

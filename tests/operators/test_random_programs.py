@@ -7,9 +7,9 @@ NaN, and the sign of Max and Min of two zeros.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,82 +18,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import SPECIALS, Array, Shape, assert_same, every, stock_session, with_one_nan
+from helpers import SPECIALS, Array, Shape, assert_same, every, explained, stock_session, with_one_nan
+from programs import random_program
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS, VERSION
-from ort_dynq.operators.program import ARITIES, OPERANDS, OUTPUTS, Program, literal, parse
-from ort_dynq.rewriter.functions import make_function
+from ort_dynq.operators.program import OPERANDS, OUTPUTS, Program, parse
 
 SPEC = OPERATORS["RowProgram"]
 OPSETS = (13, 17, 18, 21, 25)
 CODES = {2: np.uint8, 3: np.int8, 21: ml_dtypes.uint4, 22: ml_dtypes.int4}
-
-# Random programs
-
-_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
-
-
-class Draw:
-    """Draws a valid program.
-
-    Args:
-        rng: The source of random numbers.
-        names: The inputs that it may read.
-    """
-
-    def __init__(self, rng: np.random.Generator, names: Sequence[str]) -> None:
-        self.rng, self.program = rng, Program()
-        self.values = [*names]
-        self.truths: list[str] = []
-
-    def draw(self) -> Program:
-        """Returns the program."""
-        for _ in range(self.rng.integers(1, 24)):
-            self.step()
-        for output in self.rng.permutation([*OUTPUTS]):
-            fitting = [each for each in self.values if self.program.is_vector(each) == OUTPUTS[output]]
-            if fitting and self.rng.random() < 0.6:
-                self.program.assign(str(output), fitting[-1 - int(self.rng.integers(min(4, len(fitting))))])
-        if not self.program.outputs:
-            self.program.assign("dst", next(each for each in self.values[::-1] if self.program.is_vector(each)))
-        return self.program
-
-    def value(self) -> str:
-        """Returns an earlier value, the last ones most often, or a literal."""
-        if self.rng.random() < 0.2:
-            return literal(float(self.rng.choice(_LITERALS)))
-        count = len(self.values)
-        return self.values[count - 1 - int(min(self.rng.geometric(0.3) - 1, count - 1))]
-
-    def step(self) -> None:
-        add, operator = self.program.add, str(self.rng.choice([*ARITIES]))
-        operands = [self.value() for _ in range(ARITIES[operator])]
-        if operator in _COMPARISONS:
-            self.truths.append(add(operator, *operands))
-            self.values.append(self.truths[-1])
-            return
-        if operator in ("And", "Or", "Not", "Where"):
-            if not self.truths:
-                return
-            count = 1 if operator == "Where" else len(operands)
-            operands[:count] = [str(self.rng.choice(self.truths)) for _ in range(count)]
-        if operator == "Clip":
-            bounds = self.rng.choice([-np.inf, -128.0, -1.0, 0.0, -0.0, 1e-5, 6.0, 127.0, np.inf], 2)
-            operands[1:] = map(literal, sorted(map(float, bounds)))
-        if operator == "LeakyRelu":
-            operands[1] = literal(float(self.rng.choice([0.0, 0.1, 1.0, -0.5, 2.0])))
-        if operator in ("ReduceMax", "ReduceMin"):
-            if not self.program.is_vector(operands[0]):
-                return
-            operands[0] = add("Where", add("Equal", operands[0], operands[0]), operands[0], "0.25")
-        value = add(operator, *operands)
-        if operator in ("Max", "Min", "ReduceMax", "ReduceMin"):
-            value = add("Add", value, "0.0")  # a zero of either sign becomes 0
-        if operator in ("And", "Or", "Not"):
-            self.truths.append(value)
-        self.values.append(value)
 
 
 @dataclass
@@ -105,10 +39,14 @@ class Case:
     code_type: int
     inputs: list[Array]
 
+    @functools.cached_property
+    def text(self) -> str:
+        return str(self.program)
+
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes that kernels read."""
-        return {"program": str(self.program), "axis": self.axis, "code_type": self.code_type}
+        return {"program": self.text, "axis": self.axis, "code_type": self.code_type}
 
 
 def data(rng: np.random.Generator, shape: Shape) -> Array:
@@ -163,8 +101,12 @@ def case(seed: int, *, float16: bool = False, four_bits: bool = False) -> Case:
     src = data(rng, shape)
     with np.errstate(over="ignore"):
         src = src.astype(np.float16) if float16 else src
-    program = Draw(rng, names).draw()
+    program = random_program(rng, int(rng.choice([*range(1, 24), 40, 60])), names)
     return Case(program, axis, code_type, [src, np.zeros((), CODES[code_type]), *operands])
+
+
+def function_of(texts: Sequence[str], opset: int) -> onnx.FunctionProto:
+    return onnx.parser.parse_function(SPEC.function("ort_dynq", opset, texts))
 
 
 def expected(cases: Sequence[Case], opset: int, *, together: bool = False) -> list[list[Array]]:
@@ -177,8 +119,8 @@ def expected(cases: Sequence[Case], opset: int, *, together: bool = False) -> li
             copy of all of them for each node. Otherwise each node has a function of its own.
     """
     graph, feeds = onnx.GraphProto(name="programs"), {}
-    texts = list(dict.fromkeys(str(each.program) for each in cases))
-    functions = [make_function("RowProgram", opset, texts)] if together else []
+    texts = list(dict.fromkeys(each.text for each in cases))
+    functions = [function_of(texts, opset)] if together else []
     for i, each in enumerate(cases):
         inputs, outputs = ([f"{value.name}_{i}" for value in values] for values in (SPEC.inputs, SPEC.outputs))
         for name, array in zip(inputs, each.inputs, strict=True):
@@ -188,9 +130,9 @@ def expected(cases: Sequence[Case], opset: int, *, together: bool = False) -> li
                 feeds[name] = array
             else:  # Python cannot feed codes of 4 bits
                 graph.initializer.append(ir.to_proto(ir.tensor(array, name=name)))
-        branch = texts.index(str(each.program)) if together else 0
+        branch = texts.index(each.text) if together else 0
         if not together:
-            functions.append(make_function("RowProgram", opset, [str(each.program)]))
+            functions.append(function_of([each.text], opset))
             functions[-1].name = f"Program{i}"
         graph.node.append(
             onnx.helper.make_node(
@@ -205,7 +147,7 @@ def expected(cases: Sequence[Case], opset: int, *, together: bool = False) -> li
             graph.output.append(onnx.helper.make_tensor_value_info(result, known, None))
     model = onnx.ModelProto(ir_version=10 if opset >= 21 else 8, graph=graph)
     model.opset_import.extend([onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("ort_dynq", VERSION)])
-    model.functions.extend(map(ir.to_proto, functions))
+    model.functions.extend(functions)
     results, count = stock_session(model).run(None, feeds), len(SPEC.outputs)
     return [results[i : i + count] for i in range(0, len(results), count)]
 
@@ -248,17 +190,9 @@ def compare(cases: Sequence[Case], opset: int, isas: Sequence[str]) -> None:
             with kernels.use_isa(isa):
                 actual = kernels.run("RowProgram", each.inputs, **each.attributes)
             for name, one, other in zip(OUTPUTS, actual, wanted, strict=True):
-                with explained(f"{name} on {isa}, axis {each.axis}, {each.program}"):
+                with explained(f"{name} on {isa}, axis {each.axis}, {each.text}"):
                     wide = one if one.dtype.isbuiltin == 1 else one.astype(other.dtype)
                     assert_same(with_one_nan(wide), with_one_nan(other), each.inputs[0])
-
-
-@contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
-    try:
-        yield
-    except AssertionError as error:
-        raise AssertionError(f"{where}: {error}") from error
 
 
 # The text
@@ -291,7 +225,7 @@ def test_text(text: str, canonical: str) -> None:
     ("text", "message"),
     [
         ("", "no output is assigned, expected one of codes, zero_point, dst, dst_2, scale, number"),
-        ("x", "x is no statement, expected name = Operator(...)"),
+        ("x", "x is not a statement, expected name = Operator(...)"),
         ("dst = y", "y has no value, expected x, row1, column1, tensor1, ... or an earlier name"),
         ("dst = tensor5", "tensor5 has no value"),
         ("dst = Exp(x)", "a program has no operator Exp, expected one of Abs, Neg, "),
@@ -305,10 +239,10 @@ def test_text(text: str, canonical: str) -> None:
         ("dst = x; codes = dst", "dst has no value"),
         ("dst = Clip(x, row1, 1)", "the bounds of Clip are computed, expected numbers"),
         ("dst = LeakyRelu(x, row1)", "the slope of LeakyRelu is computed, expected a number"),
-        ("dst = Where(x, x, x)", "Where has a condition that is no comparison, expected one of Equal, "),
-        ("dst = x + x", "x + x is no expression, expected a name, a number or Operator(...)"),
-        ("dst = Abs(x, y=1)", "Abs(x, y=1) is no expression"),
-        ("dst = -True", "-True is no expression"),
+        ("dst = Where(x, x, x)", "Where has a condition that is not a comparison, expected one of Equal, "),
+        ("dst = x + x", "x + x is not an expression, expected a name, a number or Operator(...)"),
+        ("dst = Abs(x, y=1)", "Abs(x, y=1) is not an expression"),
+        ("dst = -True", "-True is not an expression"),
         ("dst = nan", "nan has no value"),
         ("dst = x\ncodes = x", "the text has characters that no program has"),
         ("dst = Abs(" * 2000, "the text has 20000 characters, expected at most 8192"),

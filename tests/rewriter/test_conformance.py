@@ -47,7 +47,7 @@ FAKES = {
 
 
 def convolutions(plain: int, programs: int) -> dict[str, int]:
-    """Convolutions, of which some run a program, and the DynamicQuantizeLinear before each."""
+    """Convolutions, some with a program, and the DynamicQuantizeLinear before each."""
     return {
         "ort_dynq.DynamicQuantizeLinear": plain + programs,
         "ort_dynq.QuantizedConv": plain,

@@ -369,13 +369,13 @@ def test_many_programs() -> None:
     parts = [
         f"n{i} = Constant<value_float = {i}.5>() u{i} = Add(x, n{i}) d{i} = Div(u{i}, s) r{i} = Round(d{i})"
         f" e{i} = Exp(r{i})"
-        for i in range(40)
+        for i in range(34)
     ]
-    sums = "t0 = Identity(e0) " + " ".join(f"t{i} = Add(t{i - 1}, e{i})" for i in range(1, 40))
-    model = parse(f"h = Identity(x) {SCALE} {' '.join(parts)} {sums} y = Identity(t39)")
+    sums = "t0 = Identity(e0) " + " ".join(f"t{i} = Add(t{i - 1}, e{i})" for i in range(1, 34))
+    model = parse(f"h = Identity(x) {SCALE} {' '.join(parts)} {sums} y = Identity(t33)")
     with only_programs():
         result = rewrite(model, exact=True).to_proto()
-    assert len(set(programs(result))) >= 39
+    assert len(set(programs(result))) >= 33
     inputs = {"x": rows((9, 33)) * F(0.01)}
     for optimize in (False, True):
         actual = stock_session(result, optimize=optimize).run(None, inputs)[0]
@@ -410,7 +410,7 @@ def test_a_choice_for_a_row_may_keep_a_negative_zero(node: str, is_step: bool) -
 
 
 def test_one_number_for_the_tensor_and_one_for_each_row() -> None:
-    """Their product is no single number, although the program's rows are the whole tensor."""
+    """Their product is not one number, although the program's rows are the whole tensor."""
     body = """a = Abs(x) m = ReduceMax<keepdims = 0>(a) s = Clip(m, eps) t = Mul(v, s)
         d = Div(x, t) r = Round(d) y = Mul(r, t)"""
     with only_programs():

@@ -116,6 +116,13 @@ struct Tile {
     }
   }
 
+  template <class Function>
+  ORT_DYNQ_INLINE void reduce(Best& best, const Function& function) const {
+    if (col == 0) best.first = V::first_lane(acc[0]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) best.lanes[v % 4] = function(acc[v], best.lanes[v % 4]);
+  }
+
   // All steps. `best` is for the first reduction of the pass.
   void run(const Pass& pass, Best* best) {
     const V::F zero = V::set1(0.0f);
@@ -223,14 +230,10 @@ struct Tile {
           store_codes<kU8>(*step);
           break;
         case StepKind::kReduceMax:
-          if (col == 0) best->first = V::first_lane(acc[0]);
-          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::max(acc[v], best->lanes[v % 4]); });
-          ++best;
+          reduce(*best++, [](V::F x, V::F a) { return V::max(x, a); });
           break;
         case StepKind::kReduceMin:
-          if (col == 0) best->first = V::first_lane(acc[0]);
-          each([&](int v) ORT_DYNQ_INLINE_LAMBDA { best->lanes[v % 4] = V::min(acc[v], best->lanes[v % 4]); });
-          ++best;
+          reduce(*best++, [](V::F x, V::F a) { return V::min(x, a); });
           break;
         default:  // spares a comparison for each step
           ORT_DYNQ_UNREACHABLE();

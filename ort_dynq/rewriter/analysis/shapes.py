@@ -9,14 +9,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...operators import DOMAIN
+from ...operators.program import COMPARISONS
 from .constants import constant_array, constant_scalar
 from .nodes import attributes_of, producer_of, skip_identity
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
 _UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
-_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", *_COMPARISONS)
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", *COMPARISONS)
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
 _RANGE_OPERATORS = ("DynamicRangeQuantize", "DynamicRangeFakeQuantize")
 _MOST_NODES = 64

@@ -1,4 +1,4 @@
-"""Programs: what stands around a quantization and is no specialised operator, as one RowProgram.
+"""Programs: the nodes around a quantization that no specialised operator computes, as one RowProgram.
 
-rows.py tells which values have the shape of the rows, steps.py which steps a node is, and region.py selects the nodes.
+rows.py says which values have the shape of the rows, steps.py which steps a node is, and region.py selects the nodes.
 """

@@ -45,7 +45,7 @@ class Region:
 
 
 class _Problem(Exception):
-    """A set of nodes is no region. If one of `alternatives` is cut off, it may be."""
+    """A set of nodes is not a region. If one of `alternatives` is cut off, it may be."""
 
     def __init__(self, alternatives: Iterable[Iterable[ir.Node | None]]) -> None:
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
@@ -86,7 +86,8 @@ def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> list[ir.Node]:
         for other in _neighbors(node):
             if other not in seen and len(nodes) < _MOST_NODES:
                 seen.add(other)
-                nodes += [other] * takes(other)
+                if takes(other):
+                    nodes.append(other)
     return nodes
 
 
@@ -200,13 +201,15 @@ class _Draft:
         entries, exits, early = list[ir.Node](), list[ir.Node](), list[ir.Node]()
         for i, node in enumerate(self._sequence[first : last + 1], first):
             if node in self._members:
-                entries += [node] * any(each in dependent for each in elements_of(node) if each in self._readers)
+                if any(each in dependent for each in elements_of(node) if each in self._readers):
+                    entries.append(node)
                 continue
             read = list(_reads(node))
             if any(each in dependent or each in self._inside for each in read) and not self._is_unneeded(node):
                 dependent.update(node.outputs)
                 exits += [self._inside[each] for each in read if each in self._inside]
-                early += exits * (i < place)
+                if i < place:
+                    early += exits
         if problem := [*entries, *exits] if entries else early:
             raise _Problem([node] for node in dict.fromkeys(problem))
         return self._sequence[place]

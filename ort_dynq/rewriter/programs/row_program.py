@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from ...operators.program import OPERANDS, OUTPUTS
+from ...operators.program import OPERANDS, OUTPUTS, REDUCTIONS
 from ...opsets import OPSET
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
@@ -26,7 +26,7 @@ from ..policy.ort_fusions import is_fused_with_neighbors
 from ..rule import Context, Rule
 from .region import Region, region_of
 from .rows import Kind, Rows, axis_of
-from .steps import ELEMENTWISE, MOVES, REDUCTIONS, elements_of
+from .steps import ELEMENTWISE, MOVES, elements_of
 
 _FARTHEST = 64
 
@@ -124,13 +124,13 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
     A row has the dimensions of a reduction. Without one, it is the last dimension.
     """
     reductions = [node for node in before if is_standard(node, *REDUCTIONS)]
+    axes = dict.fromkeys([*(axis for each in reductions if (axis := axis_of(each)) is not None), -1])
     for node in before:
         if not is_standard(node, "Div", "Mul") or None in node.inputs or any(map(facts.is_constant, node.inputs)):
             continue
         a, b = (each for each in node.inputs if each is not None)
         for x, scale in ((a, b),) if node.op_type == "Div" else ((a, b), (b, a)):
-            axes = [axis for each in reductions if (axis := axis_of(each)) is not None]
-            for axis in dict.fromkeys((*axes, -1)):
+            for axis in axes:
                 rows = Rows(x, axis)
                 kinds = (Kind.NUMBER, Kind.PART, Kind.COLUMN, *([Kind.SQUEEZED] if axis == 0 else []))
                 if rows.kind(scale) in kinds and rows.of_result(node) == Kind.VECTOR:

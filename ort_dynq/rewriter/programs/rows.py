@@ -6,10 +6,11 @@ from enum import Enum, auto
 
 import onnx_ir as ir
 
+from ...operators.program import REDUCTIONS
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
-from .steps import ELEMENTWISE, REDUCTIONS, elements_of, is_own_step
+from .steps import ELEMENTWISE, elements_of, is_own_step
 
 _DEEPEST = 64
 
@@ -86,7 +87,7 @@ class Rows:
         return self.of_result(node) or found
 
     def _by_shape(self, value: ir.Value) -> Kind | None:
-        """Returns the kind of a value that is no vector, by its inferred shape."""
+        """Returns the kind of a value that is not a vector, by its inferred shape."""
         if value.shape is None:
             return None
         ones, shape, rank = [dim == 1 for dim in value.shape], self.x.shape, len(value.shape)

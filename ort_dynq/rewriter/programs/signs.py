@@ -1,15 +1,15 @@
 """Where a program does not have the model's sign of a zero.
 
 Of two zeros, Max and Min give either: ONNX Runtime's answer depends on the place in the tensor. Most often, the sign
-has no effect: a bound, a code or a sum follows, or it divides numbers that are 0, too. Other such nodes are no steps.
+has no effect: a bound, a code or a sum follows, or it divides numbers that are 0, too. Otherwise the node is not a
+step.
 """
 
 from __future__ import annotations
 
-from ...operators.program import Program, Step, is_literal
+from ...operators.program import COMPARISONS, REDUCTIONS, Program, Step, is_literal
 
-_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", *_COMPARISONS, "And", "Or", "Not")
+_NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", *COMPARISONS, "And", "Or", "Not")
 
 
 class Signs:
@@ -76,7 +76,7 @@ class Signs:
             return True
         if step.operator == "Add":
             return any(are_positive)
-        if step.operator in ("Max", "Min", "ReduceMax", "ReduceMin", "Sqrt", "Clip"):
+        if step.operator in ("Max", "Min", *REDUCTIONS, "Sqrt", "Clip"):
             return all(are_positive)
         if step.operator == "Sub":
             return are_positive[0]
@@ -108,7 +108,7 @@ class Signs:
     def _is_where_0(self, condition: str, value: str) -> bool:
         """Returns whether a condition is known to be true where a value is 0."""
         step = self._program.step(condition)
-        if step is None or step.operator not in _COMPARISONS:
+        if step is None or step.operator not in COMPARISONS:
             return False
         a, b = step.operands[::-1] if step.operator.startswith("Greater") else step.operands
         if step.operator == "Equal":

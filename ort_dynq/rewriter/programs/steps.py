@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
-from ...operators.program import Program, literal
+from ...operators.program import COMPARISONS, REDUCTIONS, Program, literal
 from ..analysis.bounds import LARGEST
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
@@ -25,10 +25,9 @@ from ..analysis.values import AnyValues, Values
 from ..rule import Context
 from .signs import Signs
 
-REDUCTIONS = ("ReduceMax", "ReduceMin")
 _ARITHMETIC = ("Abs", "Add", "Sub")
 _OF_FLOATS = ("Neg", "Mul", "Div", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign")  # of integers, some give -0
-_LOGIC = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Where")
+_LOGIC = (*COMPARISONS, "And", "Or", "Not", "Where")
 _BOUNDS = ("Clip", "Relu", "Max", "Min")
 _COMPOSED = ("LeakyRelu", "HardSigmoid", "HardSwish", "IsNaN")
 ELEMENTWISE = ("Identity", "Cast", *_ARITHMETIC, *_OF_FLOATS, *_LOGIC, *_BOUNDS, *_COMPOSED)
@@ -39,6 +38,7 @@ _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
 """The steps that a Cast of numbers of this type is, if they fit the type."""
 _LARGEST_INTEGER = 2.0**24
+_HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
 _PLAIN = {
     "scaling": Scaling.DIVIDE,
     "rounding_order": RoundingOrder.ROUND_THEN_ADD,
@@ -255,6 +255,3 @@ class Translation:
                 (self._values.known(each).low for each in elements_of(node) if each not in unbounded), default=-math.inf
             )
         return 0 if node.op_type == "Relu" else float(self._bounds(node)[0])
-
-
-_HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))

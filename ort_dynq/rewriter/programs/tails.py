@@ -98,7 +98,7 @@ class _Region:
         return False
 
     def program(self) -> Program | None:
-        """The program of all nodes; None if they are no steps, or a zero may have another sign."""
+        """The program of all nodes; None if one of them is not a step, or a zero may have another sign."""
         names = {self.result: "x"}
         names |= {value: f"{form}{i}" for i, (value, form) in enumerate(self.operands.items(), 1)}
         translation = Translation(names, self.context)
@@ -217,6 +217,11 @@ def _build(match: _Tail, edit: Edit) -> None:
 RULE = Rule("tail of a product", OPSET, _match, _build)
 
 
+def axis_of_rows(product: str) -> int:
+    """Returns the first of the dimensions that form a row of a product's result, for its program."""
+    return 2 if product == "QuantizedConv" else -1
+
+
 def split_tails(model: ir.Model) -> None:
     """Replaces products with programs by the products, and nodes that run the programs: for measurements of products.
 
@@ -254,7 +259,7 @@ def _split(node: ir.Node) -> list[ir.Node]:
     like = ir.node("Constant", [], {"value": ir.tensor(np.uint8(0))})
     unused = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))})
     operands += [unused.outputs[0]] * (OPERANDS - TAIL_OPERANDS)
-    axis = 2 if product.op_type == "QuantizedConv" else -1
+    axis = axis_of_rows(product.op_type)
     tail = call("RowProgram", [result, like.outputs[0], *operands], axis=axis, **split)
     rounding = [ir.node("Cast", [tail.outputs[_DST]], {"to": int(ir.DataType.FLOAT16)})] if is_float16 else []
     return [*widening, product, like, unused, tail, *rounding]
