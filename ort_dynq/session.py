@@ -26,6 +26,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         *args: Any,
         backend: Backend = "native",
         exact: bool = False,
+        fuse: bool = False,
         **kwargs: Any,
     ) -> None:
         """Rewrites and opens a model. The given model, a file or an object, is not changed.
@@ -35,7 +36,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             sess_options: The session's options, in which the operators are registered. Several sessions may share them.
             *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
             backend: See :func:`ort_dynq.register`.
-            exact: See :func:`ort_dynq.rewrite`.
+            exact, fuse: See :func:`ort_dynq.rewrite`.
             **kwargs: Keyword arguments of ``onnxruntime.InferenceSession``.
 
         Raises:
@@ -45,7 +46,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         from .rewriter import rewrite
 
         options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
-        rewritten = rewrite(model, exact=exact).model
+        rewritten = rewrite(model, exact=exact, fuse=fuse).model
         if backend == "extensions":
             from .backends.prepare import ready_for_extensions
 

@@ -60,7 +60,7 @@ def load(model: Model) -> ir.Model:
     except OSError as error:
         raise DynqError(f"{os.fspath(model)} cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        raise DynqError(f"{_name(model)} is not an ONNX model: {_first_line(error)}") from error
+        raise DynqError(f"{_name(model)} is not an ONNX model: {first_line(error)}") from error
     if not loaded.opset_imports:
         raise DynqError(f"{_name(model)} is not an ONNX model: it imports no opset")
     with explained(model):
@@ -90,10 +90,10 @@ def explained(model: Model) -> Iterator[None]:
         try:
             onnx.checker.check_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
         except Exception as fault:
-            raise DynqError(f"{_name(model)} is not a valid ONNX model: {_first_line(fault)}") from error
+            raise DynqError(f"{_name(model)} is not a valid ONNX model: {first_line(fault)}") from error
         if isinstance(error, ir.serde.SerdeError):  # onnx_ir checks more than some versions of onnx
-            raise DynqError(f"{_name(model)} is not a valid ONNX model: {_first_line(error)}") from error
-        raise DynqError(f"{_name(model)} cannot be converted: {type(error).__name__}: {_first_line(error)}") from error
+            raise DynqError(f"{_name(model)} is not a valid ONNX model: {first_line(error)}") from error
+        raise DynqError(f"{_name(model)} cannot be converted: {type(error).__name__}: {first_line(error)}") from error
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -112,7 +112,7 @@ def _writable() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise DynqError(f"the model is not a valid ONNX model: {_first_line(error)}") from error
+        raise DynqError(f"the model is not a valid ONNX model: {first_line(error)}") from error
 
 
 def save(model: ir.Model, path: Path) -> None:
@@ -158,7 +158,7 @@ def save(model: ir.Model, path: Path) -> None:
     except DynqError:
         raise
     except Exception as error:
-        raise DynqError(f"{path} cannot be written, the model is not valid: {_first_line(error)}") from error
+        raise DynqError(f"{path} cannot be written, the model is not valid: {first_line(error)}") from error
 
 
 def _write_pair(model: ir.Model, temporary: Path, target: Path) -> None:
@@ -357,7 +357,7 @@ def _name(model: Model) -> str:
     return os.fspath(model) if isinstance(model, str | os.PathLike) else f"the {type(model).__name__}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     while isinstance(error, ir.serde.SerdeError) and error.__cause__ is not None:
         error = error.__cause__  # the text of a SerdeError says where it happened, but not what
     return (str(error).strip() or type(error).__name__).splitlines()[0][:400]

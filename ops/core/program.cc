@@ -26,16 +26,17 @@ class Program::Run {
   Run(const Program& program, const ProgramTensors& tensors)
       : program_(program),
         tensors_(tensors),
+        passes_(program.passes_of(tensors)),
         kernel_(active_kernels().run_pass),
         src_(storage_of(tensors.src_type)),
         codes_(storage_of(program.code_type_)),
-        slots_(slot_memory_.allocate(program.passes_.slot_count * kMostRows)),
-        tiles_(aligned(tile_memory_.allocate((program.passes_.tile_count + 1) * kTileElements + kAlignment / kSize))) {}
+        slots_(slot_memory_.allocate(passes_.slot_count * kMostRows)),
+        tiles_(aligned(tile_memory_.allocate((passes_.tile_count + 1) * kTileElements + kAlignment / kSize))) {}
 
   void run(int64_t row, int64_t rows) {
     if (tensors_.cols > 0) prepare(row, 0, rows, tensors_.cols);
     read_rows(row, rows);
-    for (const PlacedPass& pass : program_.passes_.passes) {
+    for (const PlacedPass& pass : passes_.passes) {
       if (pass.is_of_numbers)
         run_numbers(pass, row, rows);
       else if (tensors_.cols > 0)
@@ -50,10 +51,10 @@ class Program::Run {
   void read_rows(int64_t row, int64_t rows) {
     for (size_t v = 0; v < program_.text_.values.size(); ++v) {
       const ProgramValue& value = program_.text_.values[v];
-      if (value.kind != ProgramValue::Kind::kRow || program_.passes_.slots[v] < 0) continue;
+      if (value.kind != ProgramValue::Kind::kRow || passes_.slots[v] < 0) continue;
       const auto operand = static_cast<size_t>(value.index);
       for (int64_t i = 0; i < rows; ++i)
-        slot(program_.passes_.slots[v])[i] =
+        slot(passes_.slots[v])[i] =
             load(tensors_.operands[operand] + (row + i) % tensors_.operand_rows[operand]);
     }
   }
@@ -73,7 +74,7 @@ class Program::Run {
     const Pass all = {steps_, step_count_, rows, cols, begins_row};
     kernel_(all);
     for (int64_t i = 0; i < step_count_; ++i)
-      if (is_reduction(steps_[i].kind))
+      if (is_reduction(steps_[i].kind) && steps_[i].kind != StepKind::kReduceSum)
         for (int64_t j = 0; j < rows; ++j)
           if (float& number = *(reinterpret_cast<float*>(const_cast<char*>(steps_[i].a.at)) + j); number == 0)
             number = first_zero(all, i, j);
@@ -101,7 +102,10 @@ class Program::Run {
   void reduce_nothing(const PlacedPass& pass, int64_t rows) {
     for (const PlacedStep& step : pass.steps)
       if (is_reduction(step.kind))
-        std::fill_n(slot(step.a.index), rows, step.kind == StepKind::kReduceMax ? -kInfinity : kInfinity);
+        std::fill_n(slot(step.a.index), rows,
+                    step.kind == StepKind::kReduceMax   ? -kInfinity
+                    : step.kind == StepKind::kReduceMin ? kInfinity
+                                                        : 0.0f);
   }
 
  private:
@@ -186,7 +190,7 @@ class Program::Run {
 
   // The kind of a step; of a store, that of the output's type.
   StepKind kind_of(const PlacedStep& step) const {
-    if (step.a.place == Place::kOutput) {
+    if (step.kind == StepKind::kStore && step.a.place == Place::kOutput) {
       const auto output = static_cast<size_t>(step.a.index);
       const bool is_signed = program_.code_type_ == kInt8 || program_.code_type_ == kInt4;
       if (takes_codes(output)) return is_signed ? StepKind::kStoreInt8 : StepKind::kStoreUint8;
@@ -197,7 +201,7 @@ class Program::Run {
 
   // The first zero that reduction number `index` reduces in a row: kernels may return any of them.
   float first_zero(const Pass& pass, int64_t index, int64_t row) {
-    float* found = tile(program_.passes_.tile_count);
+    float* found = tile(passes_.tile_count);
     std::vector<Step> steps;
     for (int64_t col = 0; col < pass.cols; col += kTileElements) {
       steps.clear();
@@ -219,6 +223,7 @@ class Program::Run {
 
   const Program& program_;
   const ProgramTensors& tensors_;
+  const ProgramPasses& passes_;
   const PassKernel kernel_;
   const Storage src_, codes_;
   Scratch<float, 16 * kMostRows> slot_memory_;
@@ -237,7 +242,12 @@ Program::Program(const char* op, const std::string& text, size_t operands, Type 
       operands_(operands),
       code_type_(code_type),
       text_(parse_program(op, text, operands)),
-      passes_(compile_program(op, text_, code_type)) {}
+      passes_(compile_program(op, text_, code_type, true)),
+      passes_of_float16_(compile_program(op, text_, code_type, false)) {}
+
+const ProgramPasses& Program::passes_of(const ProgramTensors& tensors) const {
+  return tensors.dst_type == kFloat16 ? passes_of_float16_ : passes_;
+}
 
 bool Program::is_elementwise() const {
   for (size_t i = 0; i < kProgramOutputs; ++i)
@@ -246,6 +256,13 @@ bool Program::is_elementwise() const {
     for (const PlacedStep& step : pass.steps)
       if (is_reduction(step.kind)) return false;
   return true;
+}
+
+bool Program::has_sums() const {
+  for (const PlacedPass& pass : passes_.passes)
+    for (const PlacedStep& step : pass.steps)
+      if (step.kind == StepKind::kReduceSum) return true;
+  return false;
 }
 
 bool Program::is_clip(float& low, float& high) const {
@@ -313,7 +330,7 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
   const int64_t cols = tensors.cols, parts = part_count(cols, kMostParts);
   const int slots = passes_.slot_count;
   const auto begin = [&](int64_t part) { return part == parts ? cols : cols * part / parts / 64 * 64; };
-  for (const PlacedPass& pass : passes_.passes) {
+  for (const PlacedPass& pass : passes_of(tensors).passes) {
     if (pass.is_of_numbers) {
       all.run_numbers(pass, row, 1);
       continue;

@@ -41,6 +41,9 @@ class Program {
   // Whether the program only changes elements: it has no reductions, and dst is its only output.
   bool is_elementwise() const;
 
+  // Whether it has sums over rows. Such rows are not split, since that would change the order of the additions.
+  bool has_sums() const;
+
   // Whether the program only clips x to these bounds, as a kernel may do itself.
   bool is_clip(float& low, float& high) const;
 
@@ -57,13 +60,14 @@ class Program {
  private:
   class Run;
 
+  const ProgramPasses& passes_of(const ProgramTensors& tensors) const;
   int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
 
   const std::string op_;
   const size_t operands_;
   const Type code_type_;
   const ProgramText text_;
-  const ProgramPasses passes_;
+  const ProgramPasses passes_, passes_of_float16_;
 };
 
 // The program of a product, as its attribute `program` says: it changes the elements of the result.

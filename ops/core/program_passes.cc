@@ -13,12 +13,14 @@ using Place = PlacedOperand::Place;
 // Orders the values into passes. Stage by stage: first what is computed of numbers, then what is computed of elements.
 class Compiler {
  public:
-  Compiler(const ProgramText& program, Type code_type)
+  Compiler(const ProgramText& program, Type code_type, bool reads_outputs)
       : program_(program),
         code_type_(code_type),
+        reads_outputs_(reads_outputs),
         needed_(size()),
         uses_(size()),
         tiles_(size(), -1),
+        stored_(size(), -1),
         is_computed_(size()) {
     result_.slots.assign(size(), -1);
   }
@@ -88,6 +90,9 @@ class Compiler {
       if (stores(output, stage)) store(program_.outputs[output], output);
     reductions_ = std::max(reductions_, reductions);
     finish(false);
+    for (size_t output = 0; output < kProgramOutputs; ++output)
+      if (reads_outputs_ && stores(output, stage) && !takes_codes(output))
+        stored_[static_cast<size_t>(program_.outputs[output])] = static_cast<int>(output);
   }
 
   bool stores(size_t output, int stage) const {
@@ -140,6 +145,7 @@ class Compiler {
         break;
     }
     if (is_computed_[static_cast<size_t>(value)]) return {Place::kSlot, slot_of(value)};
+    if (const int output = stored_[static_cast<size_t>(value)]; output >= 0) return {Place::kOutput, output};
     const int tile = tiles_[static_cast<size_t>(value)];
     return tile < 0 ? PlacedOperand{} : PlacedOperand{Place::kTile, tile};
   }
@@ -209,9 +215,11 @@ class Compiler {
 
   const ProgramText& program_;
   const Type code_type_;
+  const bool reads_outputs_;
   ProgramPasses result_;
   std::vector<bool> needed_;
   std::vector<int> uses_, tiles_;  // in the current pass
+  std::vector<int> stored_;        // the output that an earlier pass has stored, of vectors
   std::vector<bool> is_computed_;  // numbers
   std::vector<PlacedStep> steps_;
   int acc_ = -1, used_tiles_ = 0, reductions_ = 0;
@@ -219,8 +227,8 @@ class Compiler {
 
 }  // namespace
 
-ProgramPasses compile_program(const char* op, const ProgramText& program, Type code_type) {
-  return Compiler(program, code_type).compile(op);
+ProgramPasses compile_program(const char* op, const ProgramText& program, Type code_type, bool reads_outputs) {
+  return Compiler(program, code_type, reads_outputs).compile(op);
 }
 
 }  // namespace dynq

@@ -31,7 +31,8 @@ struct ProgramPasses {
   int tile_count = 0;  // buffers of kTileElements elements
 };
 
-// `code_type` is the type of codes. Throws Error if a pass has too many reductions.
-ProgramPasses compile_program(const char* op, const ProgramText& program, Type code_type);
+// `code_type` is the type of codes. reads_outputs: later passes read float outputs, which are float32, instead of
+// computing them again. Throws Error if a pass has too many reductions.
+ProgramPasses compile_program(const char* op, const ProgramText& program, Type code_type, bool reads_outputs);
 
 }  // namespace dynq

@@ -44,6 +44,8 @@ constexpr Operation kOperations[] = {
     {"Int8", 1, StepKind::kToInt8},
     {"Uint8", 1, StepKind::kToUint8},
     {"Int32", 1, StepKind::kToInt32},
+    {"Sigmoid", 1, StepKind::kSigmoid},
+    {"Gelu", 1, StepKind::kGelu},
     {"Add", 2, StepKind::kAdd, StepKind::kAdd},
     {"Sub", 2, StepKind::kSub, StepKind::kSubFrom},
     {"Mul", 2, StepKind::kMul, StepKind::kMul},
@@ -62,6 +64,7 @@ constexpr Operation kOperations[] = {
     {"Where", 3, StepKind::kWhere},
     {"ReduceMax", 1, StepKind::kReduceMax},
     {"ReduceMin", 1, StepKind::kReduceMin},
+    {"ReduceSum", 1, StepKind::kReduceSum},
 };
 
 // Reads the text by recursive descent, and creates a value for each expression.

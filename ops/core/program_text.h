@@ -24,7 +24,7 @@ constexpr bool takes_codes(size_t output) {
          output == static_cast<size_t>(ProgramOutput::kZeroPoint);
 }
 
-constexpr bool is_reduction(StepKind step) { return step == StepKind::kReduceMax || step == StepKind::kReduceMin; }
+constexpr bool is_reduction(StepKind step) { return step >= StepKind::kReduceMax; }
 
 // How a program reads an operand.
 enum class OperandForm { kUnused, kRow, kColumn, kTensor };

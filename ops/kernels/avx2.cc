@@ -31,6 +31,9 @@ struct V : Vector256 {
   static F floor(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static F ceil(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
   static F sqrt(F a) { return _mm256_sqrt_ps(a); }
+  static F power_of_2(F n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  }
   static F equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), set1(1.0f)); }
   static F less(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), set1(1.0f)); }
   static F less_or_equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LE_OQ), set1(1.0f)); }

@@ -25,6 +25,7 @@ struct V : Vector512 {
   static F floor(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static F ceil(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
   static F sqrt(F a) { return _mm512_sqrt_ps(a); }
+  static F power_of_2(F n) { return _mm512_scalef_ps(set1(1.0f), n); }
   static F equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), set1(1.0f)); }
   static F less(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), set1(1.0f)); }
   static F less_or_equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LE_OQ), set1(1.0f)); }

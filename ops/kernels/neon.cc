@@ -20,6 +20,9 @@ struct V : VectorNeon {
   static F floor(F a) { return vrndmq_f32(a); }
   static F ceil(F a) { return vrndpq_f32(a); }
   static F sqrt(F a) { return vsqrtq_f32(a); }
+  static F power_of_2(F n) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(u32(add(vcvtnq_s32_f32(n), set1(int32_t{127}))), 23));
+  }
   static F one_if(uint32x4_t is_true) { return vbslq_f32(is_true, set1(1.0f), set1(0.0f)); }
   static F equal(F a, F b) { return one_if(vceqq_f32(a, b)); }
   static F less(F a, F b) { return one_if(vcltq_f32(a, b)); }

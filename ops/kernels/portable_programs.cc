@@ -32,10 +32,31 @@ float to_int32(float value) {
   return value >= -kEnd && value < kEnd ? round_half_even(value) + 0.0f : -kEnd;
 }
 
+// The operations of functions-inl.h on one float.
+struct Scalar {
+  using F = float;
+  static F set1(float number) { return number; }
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F min(F a, F b) { return a < b ? a : b; }
+  static F abs(F a) { return fabsf(a); }
+  static F negate(F a) { return -a; }
+  static F round_float(F a) { return round_half_even(a); }
+  static F less(F a, F b) { return a < b ? 1.0f : 0.0f; }
+  static F choose(F c, F a, F b) { return c != 0 ? a : b; }
+  static F or_nan(F a, F b) { return b != b ? b : a; }
+  static F power_of_2(F n) { return n != n ? n : ldexpf(1.0f, static_cast<int>(n)); }
+};
+
+#include "kernels/functions-inl.h"
+
 // A tile of up to kTileElements elements of one row.
 class Tile {
  public:
-  Tile(int64_t row, int64_t col, int64_t count) : row_(row), col_(col), count_(count) {}
+  // `sums`: kSums partial sums for each reduction of the pass.
+  Tile(int64_t row, int64_t col, int64_t count, float* sums) : row_(row), col_(col), count_(count), sums_(sums) {}
 
   void run(const Pass& pass) {
     for (int64_t i = 0; i < pass.count; ++i) run(pass.steps[i], pass.begins_row);
@@ -100,6 +121,10 @@ class Tile {
         return unary([](float acc) { return saturated(acc, 0, 255); });
       case StepKind::kToInt32:
         return unary(to_int32);
+      case StepKind::kSigmoid:
+        return unary(sigmoid_of<Scalar>);
+      case StepKind::kGelu:
+        return unary(gelu_of<Scalar>);
       case StepKind::kStore: {
         float* to = reinterpret_cast<float*>(address(step.a));
         for (int64_t i = 0; i < count_; ++i) store(to + i, acc_[i]);
@@ -124,6 +149,10 @@ class Tile {
         return reduce(step, begins_row, -kInfinity, [](float value, float best) { return value > best; });
       case StepKind::kReduceMin:
         return reduce(step, begins_row, kInfinity, [](float value, float best) { return value < best; });
+      case StepKind::kReduceSum:
+        for (int64_t i = 0; i < count_; ++i) sums_[i % kSums] += acc_[i];
+        sums_ += kSums;
+        return;
     }
   }
 
@@ -170,6 +199,7 @@ class Tile {
   }
 
   const int64_t row_, col_, count_;
+  float* sums_;
   float acc_[kTileElements] = {};
   float first_[kTileElements], second_[kTileElements];
 };
@@ -177,9 +207,20 @@ class Tile {
 }  // namespace
 
 void run_portable_pass(const Pass& pass) {
-  for (int64_t row = 0; row < pass.rows; ++row)
+  for (int64_t row = 0; row < pass.rows; ++row) {
+    float sums[kMostReductions * kSums] = {};
     for (int64_t col = 0; col < pass.cols; col += kTileElements)
-      Tile(row, col, pass.cols - col < kTileElements ? pass.cols - col : kTileElements).run(pass);
+      Tile(row, col, pass.cols - col < kTileElements ? pass.cols - col : kTileElements, sums).run(pass);
+    float* part = sums;
+    for (int64_t i = 0; i < pass.count; ++i) {
+      const Step& step = pass.steps[i];
+      if (step.kind != StepKind::kReduceSum) continue;
+      for (int64_t half = kSums / 2; half > 0; half /= 2)
+        for (int64_t j = 0; j < half; ++j) part[j] += part[half + j];
+      store(floats_of(step.a) + row * step.a.row_bytes / static_cast<int64_t>(sizeof(float)), part[0]);
+      part += kSums;
+    }
+  }
 }
 
 }  // namespace dynq

@@ -41,6 +41,8 @@ enum class StepKind : int32_t {
   kToInt8,     // rounds half to even and saturates; NaN and -0 become 0
   kToUint8,    // the same
   kToInt32,    // rounds half to even; NaN and numbers beyond int32 become the lowest int32, -0 becomes 0
+  kSigmoid,    // functions-inl.h has these functions
+  kGelu,
   kStore,      // a = acc
   kStoreF16,   // NaN keeps its sign and no other bits
   kStoreInt8,  // as kToInt8
@@ -48,6 +50,7 @@ enum class StepKind : int32_t {
   // Reductions are the last ones in this list.
   kReduceMax,  // a = the largest acc of the row. It is NaN if the first acc is; any other NaN is ignored.
   kReduceMin,
+  kReduceSum,  // a = the sum: see kSums
 };
 
 // An operand: numbers in memory. `row_bytes` and `element_bytes` lead to the number of the next row and element.
@@ -69,6 +72,16 @@ struct Step {
 constexpr int64_t kTileElements = 128;
 
 constexpr int64_t kMostReductions = 4;  // of one pass
+
+// A sum has this many partial sums. Element i of a row is added to number i % kSums, in order. Then the second half of
+// the partial sums is added to the first half, until one is left. All begin with 0.
+constexpr int64_t kSums = 32;
+
+// The coefficients of functions-inl.h, the highest power first.
+constexpr float kExp[] = {0.0013951717410236597f, 0.008369598537683487f, 0.0416661873459816f, 0.16666512191295624f,
+                          0.5f};
+constexpr float kGelu[] = {-0.09450025856494904f, 0.35453274846076965f,  -0.29052290320396423f, 0.3034745156764984f,
+                           0.013249465264379978f, 0.11527300626039505f, 0.09849343448877335f};
 
 struct Pass {
   const Step* steps;

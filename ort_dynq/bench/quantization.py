@@ -7,6 +7,7 @@ The contenders, each at ONNX Runtime's default optimization level:
   scale for each channel.
 * MatMulNBits: the weight-only quantizer of onnxruntime with 4 and 8 bits, in groups of 32, at accuracy level 4, which
   multiplies integers.
+* OpenVINO, if it is installed, see openvino.py.
 * ort_dynq: :func:`ort_dynq.quantize` with int8 weights, and with 4 bits in groups of 32.
 """
 
@@ -46,6 +47,7 @@ from ..measuring.timing import (
 )
 from ..quantizer import quantize
 from ..storage import load, tensors
+from . import openvino
 
 FLOAT, OURS = "float", "ort_dynq"
 TOKENS = (1, 16, 128)
@@ -276,6 +278,7 @@ def _writers() -> dict[str, _Writer]:
         "quantize_dynamic, per channel": dynamic(per_channel=True),
         "MatMulNBits 8": lambda source, target: _write_nbits(source, target, 8),
         "MatMulNBits 4": lambda source, target: _write_nbits(source, target, 4),
+        **dict.fromkeys(openvino.forms(), openvino.write),
         f"{OURS} int8": ours("int8"),
         f"{OURS} int4": ours("int4"),
     }
@@ -294,8 +297,8 @@ def _write_nbits(source: Path, target: Path, bits: int) -> None:
 
 
 def _write(name: str, write: _Writer, source: Path, folder: Path) -> _Candidate:
-    """Writes the model of a contender. An exception of onnxruntime is the contender's problem, not an error."""
-    path = folder / name / "model.onnx"
+    """Writes the model of a contender. An exception of another package is the contender's problem, not an error."""
+    path = folder / name / ("model.xml" if name in openvino.FORMS else "model.onnx")
     path.parent.mkdir()
     try:
         with _quiet():
@@ -323,9 +326,14 @@ def _quiet() -> Iterator[None]:
 def _accuracy(each: _Candidate, reference: Reference, settings: Settings) -> tuple[float | None, float | None]:
     """Returns the smallest signal-to-noise ratio and cosine of a contender's outputs."""
     try:
+        if each.name in openvino.FORMS:
+            return openvino.measure(each.name, each.path, reference)
         outputs = measure_outputs(
             reference, each.path, backend=settings.backend if each.name.startswith(OURS) else None
         )
+    except ContenderError as error:
+        each.problem = str(error)
+        return None, None
     except (SessionError, DynqError) as error:
         each.problem = f"{each.name} does not run: {message(error)}"
         return None, None
@@ -355,11 +363,15 @@ def _time(candidates: Sequence[_Candidate], reference: Reference, settings: Sett
 
 
 def _open(each: _Candidate, feeds: Mapping[str, Array], settings: Settings, threads: int) -> Contender:
+    if each.name in openvino.FORMS:
+        return openvino.contender(each.name, each.path, feeds, threads)
     backend = settings.backend if each.name.startswith(OURS) else None
     return session_contender(each.name, each.path, feeds, threads, backend=backend)
 
 
 def _bytes(path: Path) -> int:
-    """Returns the size of a model's file and of the files with its external data."""
+    """Returns the size of a model's file and of the files with its external data, or of OpenVINO's two files."""
+    if path.suffix == ".xml":
+        return openvino.size(path)
     external = {Path(each.path) for each in tensors(load(path)) if isinstance(each, ir.ExternalTensor)}
     return sum(file.stat().st_size for file in (path, *external))

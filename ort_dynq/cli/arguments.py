@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def add_exact(parser: argparse.ArgumentParser) -> None:
+def add_exact(parser: argparse._ActionsContainer) -> None:
     """Adds --exact."""
     parser.add_argument(
         "--exact",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that only this benchmark has."""
-    group = parser.add_argument_group("quantize")
+    group = parser.add_argument_group("quantize", "OpenVINO takes part after `pip install openvino nncf`.")
     group.add_argument(
         "--tokens",
         type=positives,

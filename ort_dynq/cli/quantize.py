@@ -81,6 +81,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the layers that harm the outputs most in float, until each output has this signal-to-noise ratio on "
         "the data",
     )
+    parser.add_argument(
+        "--no-fusion",
+        action="store_false",
+        dest="fuse",
+        help="leave normalizations, activation functions and attention as they are: only layers with weights change",
+    )
     add_data_sets(parser)
     add_data(parser)
 
@@ -97,6 +103,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
         from_dynamic=arguments.from_dynamic,
         min_snr=arguments.min_snr,
+        fuse=arguments.fuse,
     )
     reference = reference_of(arguments, source) if compares else None
 
@@ -118,9 +125,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     with working(f"writing {target}"):
         result.save(target)
     report = result.report
+    quantized = [finding for finding in report.rewritten if not finding.fuses]
 
     def text() -> Iterator[RenderableType]:
-        yield one_line(f"{source}: {len(report.rewritten)} layers quantized, {len(report.unconverted)} unconverted")
+        fused = f", {len(report.fused)} fusions" if report.fused else ""
+        yield one_line(f"{source}: {len(quantized)} layers quantized, {len(report.unconverted)} unconverted{fused}")
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
@@ -131,7 +140,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {
         "input": str(source),
         "output": str(target),
-        "quantized": [finding.to_dict() for finding in report.rewritten],
+        "quantized": [finding.to_dict() for finding in quantized],
+        "fused": [finding.to_dict() for finding in report.fused],
         "unconverted": [finding.to_dict() for finding in report.unconverted],
         "before": dict(report.before),
         "after": dict(report.after),
@@ -156,7 +166,12 @@ def _select(
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:
-    kinds = (("quantized", "becomes", report.rewritten), ("unconverted", "reason", report.unconverted))
+    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    kinds = (
+        ("quantized", "becomes", quantized),
+        ("fused", "becomes", report.fused),
+        ("unconverted", "reason", report.unconverted),
+    )
     for title, last, findings in kinds:
         counts = Counter((finding.op_type, _outcome(finding)) for finding in findings)
         if counts:

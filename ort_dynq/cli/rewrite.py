@@ -27,7 +27,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
-    add_exact(parser)
+    changes = parser.add_mutually_exclusive_group()
+    add_exact(changes)
+    changes.add_argument(
+        "--fuse",
+        action="store_true",
+        help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
+    )
     add_data(parser)
 
 
@@ -39,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
 
-        result = rewrite(source, exact=arguments.exact)
+        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse)
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:
@@ -94,7 +100,7 @@ def _rewritten(report: Report) -> RenderableType:
 COMMAND = Command(
     "rewrite",
     "replace dynamic quantization chains by ort_dynq's operators",
-    ("ort-dynq rewrite model.onnx -o fast.onnx --verify",),
+    ("ort-dynq rewrite model.onnx -o fast.onnx --verify", "ort-dynq rewrite model.onnx -o fast.onnx --fuse"),
     _arguments,
     _run,
 )

@@ -7,8 +7,8 @@ has the same operators and functions as a rewritten model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..graphs import named
@@ -19,6 +19,8 @@ from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.normal_form import in_normal_form
 from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
+from ..rewriter.rule import Rule
+from ..rewriter.rules import FIRST_FUSIONS, LAST_FUSIONS
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
@@ -45,6 +47,7 @@ def quantize(
     from_dynamic: bool = False,
     min_snr: float | None = None,
     data: Source | None = None,
+    fuse: bool = True,
 ) -> Result:
     """Turns matrix products and convolutions with constant float weights into products of integers.
 
@@ -66,6 +69,8 @@ def quantize(
             on `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
             files; arrays by the name of the input; or a list of these. None for generated data, which show little.
+        fuse: Whether normalizations, activation functions and attention are fused, with each other and with the
+            quantization after them: see docs/rules.md.
 
     Returns:
         The new model, and the report: the layers that were quantized, and the others with the reason.
@@ -75,7 +80,8 @@ def quantize(
             cannot be converted, or has no float weights; an option is wrong; a pattern matches no layer; the data do
             not fit the model, or the outputs do not reach `min_snr`.
     """
-    options = checked(weights, group, activations, symmetric, exclude, from_dynamic=from_dynamic, min_snr=min_snr)
+    given = weights, group, activations, symmetric, exclude
+    options = checked(*given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse)
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
@@ -96,17 +102,20 @@ def quantize_layers(
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
     rules = [rule(options) for rule in RULES]
-    phases = ((CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE))
+    phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE)]
+    if options.fuse:
+        phases = [*FIRST_FUSIONS, *phases, *LAST_FUSIONS]
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
-        quantized, report = in_normal_form(quantized, lambda model: (model, convert(model, phases)))
+        quantized, report = in_normal_form(quantized, lambda model: (model, convert(model, phases, fuse=options.fuse)))
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))
     names = {rule.name for rule in rules}
-    report.findings = [finding for finding in report.findings if finding.rule in names]
-    if all(finding.unconverted and finding.unconverted.reason == Reason.TWO_ACTIVATIONS for finding in report.findings):
+    report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
+    layers = [finding for finding in report.findings if not finding.fuses]
+    if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
         raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"

@@ -34,6 +34,7 @@ class Options:
         symmetric: Whether the codes of activations per token have no zero point.
         exclude: Patterns of the names of layers that stay in float, as :mod:`fnmatch` has them.
         floats: The names of layers that stay in float for `min_snr` (selection.py).
+        fuse: Whether normalizations, activation functions and attention are fused.
     """
 
     weights: str = "int8"
@@ -42,6 +43,7 @@ class Options:
     symmetric: bool = False
     exclude: tuple[str, ...] = ()
     floats: frozenset[str] = frozenset()
+    fuse: bool = True
 
     @property
     def text(self) -> str:
@@ -84,6 +86,7 @@ def checked(
     *,
     from_dynamic: bool = False,
     min_snr: float | None = None,
+    fuse: bool = True,
 ) -> Options:
     """Returns the options.
 
@@ -106,7 +109,7 @@ def checked(
         raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
-    return Options(weights, group or GROUPS[0], activations, symmetric, tuple(exclude))
+    return Options(weights, group or GROUPS[0], activations, symmetric, tuple(exclude), fuse=fuse)
 
 
 def is_layer(node: ir.Node) -> bool:

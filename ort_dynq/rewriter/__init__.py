@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
+from ..errors import DynqError
 from ..storage import explained, save, to_proto
 from ..versions import load_current
 from .float16 import convert_in_float32
@@ -26,7 +27,7 @@ from .loop import convert, op_counts
 from .metadata import EXACT
 from .normal_form import in_normal_form
 from .report import Finding, Report
-from .rules import IN_FLOAT32, PHASES
+from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 
 if TYPE_CHECKING:
     from ..storage import Model
@@ -60,7 +61,7 @@ class Result:
         return to_proto(self.model)
 
 
-def rewrite(model: Model, *, exact: bool = False) -> Result:
+def rewrite(model: Model, *, exact: bool = False, fuse: bool = False) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
@@ -71,14 +72,20 @@ def rewrite(model: Model, *, exact: bool = False) -> Result:
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         exact: Whether float products stay float products, so that every result is the same bit for bit.
+        fuse: Whether normalizations, activation functions and attention are fused, too, with each other and with the
+            quantization after them. Their last bits change.
 
     Returns:
         The rewritten model and the report.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model, or its external data lie outside of its folder.
+        DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, or
+            `exact` and `fuse` contradict each other.
     """
-    apply = functools.partial(convert, phases=PHASES, exact=exact)
+    if exact and fuse:
+        raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
+    phases = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS) if fuse else PHASES
+    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse)
     loaded = load_current(model)
     before = op_counts(loaded)
     with explained(model):

@@ -22,13 +22,16 @@ from .rule import Context, Rule
 _FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
 
 
-def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bool = False) -> Report:
+def convert(
+    model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bool = False, fuse: bool = False
+) -> Report:
     """Applies rules to every node of a model, removes the weights that are no longer used, and adds the functions.
 
     Args:
         model: The model, which is changed.
         phases: The rules. Each phase goes over the whole model before the next one begins.
         exact: Whether every result must stay the same bit for bit.
+        fuse: Whether the last bits of floats may change where nodes are fused.
 
     Returns:
         The converted nodes, and the unconverted ones with their reasons.
@@ -37,7 +40,7 @@ def convert(model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bo
     report, findings = Report(before=op_counts(model)), _Findings()
     initializers = _used_initializers(model)
     with Facts(model) as facts:
-        context = Context(facts, exact, Shared(facts))
+        context = Context(facts, exact, Shared(facts), fuse=fuse)
         for phase in phases:
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):
@@ -116,7 +119,7 @@ def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> tuple[Finding, i
         return None
     if context.facts.is_folded(node):
         return None
-    found = Finding(label(node), node.op_type, context.path, rule.name)
+    found = Finding(label(node), node.op_type, context.path, rule.name, fuses=rule.fuses)
     try:
         match = rule.match(node, context)
     except Unconverted as why:

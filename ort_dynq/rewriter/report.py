@@ -29,6 +29,7 @@ class Finding:
         unconverted: Why it is unconverted; None if it was converted.
         note: The form in which it was converted, if it differs from the requested one; else empty.
         program: The program of that operator; empty if it has none.
+        fuses: Whether the conversion is a fusion, which changes the last bits of floats.
     """
 
     node: str
@@ -39,16 +40,17 @@ class Finding:
     unconverted: Unconverted | None = None
     note: str = ""
     program: str = ""
+    fuses: bool = False
 
     @property
     def reason(self) -> str:
         """The text of :attr:`unconverted`, or :attr:`note`."""
         return self.note if self.unconverted is None else str(self.unconverted)
 
-    def to_dict(self) -> dict[str, str | None]:
+    def to_dict(self) -> dict[str, str | bool | None]:
         """Returns the finding as plain data for JSON; `code` is None if the node was converted."""
         fields = {name: getattr(self, name) for name in ("node", "op_type", "graph", "rule", "operator")}
-        fields["program"] = self.program or None
+        fields |= {"program": self.program or None, "fuses": self.fuses}
         return {**fields, "code": self.unconverted and self.unconverted.code, "reason": self.reason}
 
 
@@ -73,6 +75,11 @@ class Report:
         return [finding for finding in self.findings if finding.operator is not None]
 
     @property
+    def fused(self) -> list[Finding]:
+        """The findings of converted nodes whose conversion is a fusion."""
+        return [finding for finding in self.rewritten if finding.fuses]
+
+    @property
     def unconverted(self) -> list[Finding]:
         """The findings of unconverted nodes, each with its reason."""
         return [finding for finding in self.findings if finding.operator is None]
@@ -89,7 +96,9 @@ class Report:
     def _summary(self) -> str:
         staying = f"{len(self.unconverted)} unconverted"
         if self.rewritten:
-            return f"{len(self.rewritten)} dynamic quantization chains and products to rewrite, {staying}"
+            fused = f"{len(self.fused)} fusions, " if self.fused else ""
+            chains = len(self.rewritten) - len(self.fused)
+            return f"{chains} dynamic quantization chains and products to rewrite, {fused}{staying}"
         contents = "; ".join(self._contents())
         return f"nothing to rewrite{f', {staying}' if self.unconverted else ''}{f': {contents}' if contents else ''}"
 

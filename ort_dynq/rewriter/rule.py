@@ -24,6 +24,7 @@ class Context:
         exact: Whether every result must stay the same bit for bit.
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
+        fuse: Whether the last bits of floats may change where nodes are fused.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
@@ -31,6 +32,7 @@ class Context:
     exact: bool
     shared: Shared
     path: str = "main"
+    fuse: bool = False
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
 
@@ -46,6 +48,7 @@ class Rule(Generic[_M]):
         build: Records the nodes that replace a match in an empty edit of the node. It cannot fail.
         reports_opset: Whether a node is reported as unconverted if the rule applies, but the opset is too old.
             Otherwise such nodes are not reported: these rules improve results of other rules.
+        fuses: Whether it changes the last bits of floats: it applies only in a fusion.
     """
 
     name: str
@@ -53,3 +56,4 @@ class Rule(Generic[_M]):
     match: Callable[[ir.Node, Context], _M | None]
     build: Callable[[_M, Edit], None] = lambda match, edit: None
     reports_opset: bool = False
+    fuses: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, truncation
 from .convolutions import float_conv, integer_conv
 from .float16 import operands as float16_operands
+from .fusion import activations, attention, normalization
 from .products import float_matmul, float_weights, integer_matmul, unconverted
 from .programs import row_program, tails
 
@@ -24,6 +25,10 @@ PHASES = (
 quantize, then the weights of products that stay float, then programs of products and of the other chains, then the
 remaining ranges and DynamicQuantizeLinear before products. The last phase reports unconverted products and removes
 Casts."""
+
+FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
+LAST_FUSIONS = ((normalization.RULE,),)
+"""The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 
 IN_FLOAT32 = frozenset(
     rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE, row_program.RULE)

@@ -18,11 +18,14 @@ from ..errors import DynqError
 from ..graphs import label
 from ..inputs import Array
 from ..rewriter.float16 import write_casts_as_converted
+from ..rewriter.fusion.splitting import split_quantizations
 from ..rewriter.metadata import EXACT
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
-from ..storage import load
+from ..storage import first_line, load
 from .float64 import FloatProduct, errors_of, float_product_of
+from .fusions import FLOOR as FLOOR_OF_FUSIONS
+from .fusions import error_of, fused_values, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
 from .rounded import StoredWeights, codes_of_rounded, dequantized, rounded_weights_of
 
@@ -124,24 +127,28 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     if model_b.metadata_props.get(EXACT) == "1":
         return None
     split_tails(model_b)
+    split_quantizations(model_b)
     model_a = inlined_if_possible(load(a))
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     labels = list(map(label, layers.nodes))
     stored = list(map(rounded_weights_of, layers.nodes))
-    if not layers.nodes and not layers.unreachable:
+    fused = fused_values(layers.values, model_b)
+    if not layers.nodes and not layers.unreachable and not fused:
         return None
     names = list(map(name_of, model_a.graph.outputs))
     chains = [float_product_of(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
     foreign = layers.foreign
     needed = [value for chain in chains if chain for value in chain.values()]
-    wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in foreign)]
+    wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
     known = Recorder(model_a, wanted).run(feeds)
     codes = list(map(codes_of_rounded, layers.nodes))
     offsets = [value for value in layers.offsets if value is not None]
     wanted_of_b = dict.fromkeys([*(value for each in codes for value in each), *offsets])
     observed = [value for value in wanted_of_b if value.producer() is not None]
-    results = Override(model_b, layers.results, foreign, known, backend, observed).run(feeds, known)
+    overridden = [*layers.results, *fused]
+    names_of_fused = list(map(name_of, fused))
+    results = Override(model_b, overridden, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
     activations = [dequantized(each, {**feeds, **outputs}) for each in codes]
@@ -149,17 +156,39 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         None if value is None else outputs.get(name_of(value), feeds.get(name_of(value))) for value in layers.offsets
     ]
     judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), strict=True)
-    products = tuple(_judge(name, chain, known, *of_b) for name, chain, of_b in judged)
-    verified = [chain.result for chain in chains if chain]
+    products = [_judge(name, chain, known, *of_b) for name, chain, of_b in judged]
+    cut = {**feeds, **{name_of(value): known[name_of(value)] for value in wanted}}
+    for name, result in zip(names_of_fused, results[len(layers.results) :], strict=False):
+        products.append(_judge_fusion(layers.values[name], result, known, cut, model_a))
+    verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
     # Last, since this renames A's values.
     perturbed, not_perturbed = _run_perturbed(model_a, verified, feeds, known) if verified else ([], "")
     return Checked(
-        products=products,
+        products=tuple(products),
         unreachable=layers.unreachable,
         b=found,
         original=[known[name] for name in names],
         perturbed=perturbed,
         not_perturbed=not_perturbed,
+    )
+
+
+def _judge_fusion(
+    value: ir.Value, result: Array, known: Mapping[str, Array], cut: Mapping[str, Array], a: ir.Model
+) -> Product:
+    """Compares the result of a fusion."""
+    expected, product = known[name_of(value)], Product(name_of(value), elements=result.size)
+    if (expected.shape, expected.dtype) != (result.shape, result.dtype):
+        return replace(product, problem=f"B's result is {result.dtype} {list(result.shape)}")
+    try:
+        reference = reference_of(value, cut, a)
+    except Exception as error:  # of ONNX's implementation of any operator
+        return replace(product, problem=f"A's nodes cannot be computed in float64: {first_line(error)}")
+    a_error, b_error = error_of(expected, reference), error_of(result, reference)
+    allowed = max(FACTOR * a_error, float(FLOOR_OF_FUSIONS))
+    wrong = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
+    return replace(
+        product, a_error=a_error, b_error=b_error, allowed=allowed, problem=wrong if b_error > allowed else ""
     )
 
 

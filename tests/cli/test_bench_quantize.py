@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import math
 import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +29,14 @@ from ort_dynq.report import comparison
 
 NAMES = ["float", "quantize_dynamic", "quantize_dynamic, per channel", "MatMulNBits 8", "MatMulNBits 4"]
 NAMES += ["ort_dynq int8", "ort_dynq int4"]
+OPENVINO = ["OpenVINO int8", "OpenVINO int8, widest groups", "OpenVINO int8, bfloat16"]
+HAS_OPENVINO = all(map(importlib.util.find_spec, ("openvino", "nncf")))
+
+
+@pytest.fixture(autouse=True)
+def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.setenv("NNCF_CI", "1")
 
 
 @pytest.fixture
@@ -121,6 +132,128 @@ def test_a_quantizer_that_changes_nothing_is_not_measured(tmp_path: Path, capsys
     if "this version of onnxruntime" not in forms["MatMulNBits 4"]["problem"]:
         assert forms["MatMulNBits 4"]["problem"].endswith("it quantizes no layer of this model")
     assert forms["ort_dynq int8"]["snr_db"] > forms["quantize_dynamic"]["snr_db"]
+
+
+class OpenVino(ModuleType):
+    """A stand-in for openvino and nncf. It runs the float model in onnxruntime, and its outputs are 1 % too large."""
+
+    __spec__ = importlib.machinery.ModuleSpec("openvino", None)
+    CompressWeightsMode = SimpleNamespace(INT8_ASYM="int8_asym")
+
+    def __init__(self, *capabilities: str) -> None:
+        self.capabilities = ["FP32", *capabilities]
+        self.compiled: list[dict[str, object]] = []
+
+    def Core(self) -> OpenVino:
+        return self
+
+    def get_property(self, device: str, name: str) -> list[str]:
+        assert (device, name) == ("CPU", "OPTIMIZATION_CAPABILITIES")
+        return self.capabilities
+
+    def read_model(self, path: Path) -> SimpleNamespace:
+        source = path.read_text() if path.suffix == ".xml" else path
+        size = SimpleNamespace(get_length=lambda: quantizing.K)
+        product = SimpleNamespace(
+            get_type_name=lambda: "MatMul",
+            get_attributes=lambda: {"transpose_b": True},
+            input=lambda _: SimpleNamespace(get_partial_shape=lambda: Shape([None, size])),
+        )
+        return SimpleNamespace(source=source, get_ops=lambda: [product, SimpleNamespace(get_type_name=lambda: "Add")])
+
+    def compress_weights(self, model: SimpleNamespace, mode: str) -> SimpleNamespace:
+        return SimpleNamespace(**vars(model), mode=mode)
+
+    def save_model(self, model: SimpleNamespace, path: Path, compress_to_fp16: bool) -> None:
+        assert (model.mode, compress_to_fp16) == ("int8_asym", False)
+        path.write_text(str(model.source))
+        path.with_suffix(".bin").write_bytes(bytes(77))
+
+    def compile_model(self, model: SimpleNamespace, device: str, settings: dict[str, object]) -> SimpleNamespace:
+        assert device == "CPU"
+        if settings["INFERENCE_PRECISION_HINT"] == "bf16" and "BROKEN" in self.capabilities:
+            raise RuntimeError("Exception from core.cpp:\nno bfloat16")
+        self.compiled.append(settings)
+        session, feeds = ort.InferenceSession(model.source), {}
+
+        def infer(share_outputs: bool = False) -> dict[str, Any]:
+            names = [output.name for output in session.get_outputs()]
+            return {name: np.float32(1.01) * y for name, y in zip(names, session.run(None, feeds), strict=True)}
+
+        request = SimpleNamespace(infer=infer, set_tensor=feeds.__setitem__)
+        return SimpleNamespace(create_infer_request=lambda: request)
+
+    def Tensor(self, array: quantizing.Array, shared_memory: bool) -> quantizing.Array:
+        assert shared_memory
+        return array
+
+
+class Shape(list[Any]):
+    is_static = True
+
+
+def use(monkeypatch: pytest.MonkeyPatch, stand_in: OpenVino) -> None:
+    for name in ("openvino", "nncf"):
+        monkeypatch.setitem(sys.modules, name, stand_in)
+
+
+def test_openvino(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sets").mkdir()
+    for i, tokens in enumerate((4, 4, 2)):
+        np.savez(tmp_path / "sets" / f"{i}.npz", x=quantizing.activations(1, tokens, quantizing.K))
+    stand_in = OpenVino("BF16")
+    use(monkeypatch, stand_in)
+    arguments = ("quantize", model, "--data", str(tmp_path / "sets"), "--tokens", "1", "--threads", "1,2")
+    forms = {form["name"]: form for form in run_bench_json(capsys, *arguments)["forms"]}
+    assert list(forms) == [*NAMES[:5], *OPENVINO, *NAMES[5:]]
+    for name in OPENVINO:
+        assert forms[name]["snr_db"] == pytest.approx(40, abs=1e-3)
+        assert forms[name]["cosine_worst"] == pytest.approx(1)
+        assert forms[name]["bytes"] == len(model) + 77
+        assert [timing["case"]["threads"] for timing in forms[name]["timings"]] == [1, 2]
+    found = [
+        tuple(settings[f"{key}"] for key in ("INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE"))
+        for settings in stand_in.compiled
+    ]
+    threads = [settings["INFERENCE_NUM_THREADS"] for settings in stand_in.compiled]
+    three = [("f32", 32), ("f32", quantizing.K), ("bf16", quantizing.K)]
+    assert found == [each for each in three for _ in range(2)] + three + three  # two shapes of data, then two cases
+    assert threads == 6 * [0] + 3 * [1] + 3 * [2]
+
+
+def test_openvino_fails(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OpenVino())
+    names = [form["name"] for form in run_bench_json(capsys, "quantize", model, "--tokens", "1")["forms"]]
+    assert names == [*NAMES[:5], *OPENVINO[:2], *NAMES[5:]]
+
+    use(monkeypatch, OpenVino("BF16", "BROKEN"))
+    forms = {form["name"]: form for form in run_bench_json(capsys, "quantize", model, "--tokens", "1")["forms"]}
+    assert forms[OPENVINO[2]]["problem"] == f"{OPENVINO[2]} does not run: Exception from core.cpp: no bfloat16"
+    assert [forms[name]["problem"] for name in OPENVINO[:2]] == ["", ""]
+
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    forms = {form["name"]: form for form in run_bench_json(capsys, "quantize", model, "--tokens", "1")["forms"]}
+    for name in OPENVINO:
+        assert forms[name]["problem"].startswith(f"{name} cannot be made: it needs nncf, which `pip install nncf` adds")
+        assert forms[name]["timings"] == []
+
+
+@pytest.mark.skipif(not HAS_OPENVINO, reason="`pip install openvino nncf`")
+def test_real_openvino(
+    model: str, data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "openvino")
+    found = run_bench_json(capsys, "quantize", model, "--data", data, "--tokens", "1,3")["forms"]
+    forms = {form["name"]: form for form in found if form["name"] in OPENVINO}
+    assert {*OPENVINO[:2]} <= {*forms}
+    for form in forms.values():
+        assert form["problem"] == ""
+        assert 25 < form["snr_db"] < 60
+        assert 0.99 < form["cosine_worst"] < 1
+        assert form["bytes"] > quantizing.K * quantizing.N
+        assert len(form["timings"]) == 2
 
 
 def inputs(*shapes: list[int | str | None], kind: str = "tensor(int64)") -> list[SimpleNamespace]:

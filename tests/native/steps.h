@@ -77,6 +77,10 @@ inline KindOfStep describe(StepKind kind) {
       return {"ToUint8", Takes::kNothing};
     case StepKind::kToInt32:
       return {"ToInt32", Takes::kNothing};
+    case StepKind::kSigmoid:
+      return {"Sigmoid", Takes::kNothing};
+    case StepKind::kGelu:
+      return {"Gelu", Takes::kNothing};
     case StepKind::kStore:
       return {"Store", Takes::kFloats};
     case StepKind::kStoreF16:
@@ -89,6 +93,8 @@ inline KindOfStep describe(StepKind kind) {
       return {"ReduceMax", Takes::kNumber};
     case StepKind::kReduceMin:
       return {"ReduceMin", Takes::kNumber};
+    case StepKind::kReduceSum:
+      return {"ReduceSum", Takes::kNumber};
   }
   return {nullptr, Takes::kNothing};  // past the last
 }

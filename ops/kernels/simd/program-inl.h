@@ -1,9 +1,12 @@
 // The kernel of programs: every step on kVectors vectors, which stay in registers from step to step.
 
+#include "kernels/functions-inl.h"
+
 // How steps load and store one vector: kLanes elements or, of a part, the first `count`. The other lanes of a part hold
 // what the first lane holds, so that they change no reduction.
 struct WholeVector {
   V::F load(const float* p) const { return V::load(p); }
+  V::F or_zeros(V::F a) const { return a; }
   void store(float* p, V::F a) const { V::store<false>(p, a); }
   void store_f16(uint16_t* p, V::F a) const { Float16::store<false>(p, a); }
   template <CodeKind kKind>
@@ -15,6 +18,11 @@ struct WholeVector {
 struct PartOfVector {
   int64_t count;
   V::F load(const float* p) const { return V::load_part(p, count, V::set1(dynq::load(p))); }
+  V::F or_zeros(V::F a) const {  // beyond the part
+    float lanes[V::kLanes];
+    V::store<false>(lanes, a);
+    return V::load_part(lanes, count);
+  }
   void store(float* p, V::F a) const { V::store_part(p, a, count); }
   void store_f16(uint16_t* p, V::F a) const { Float16::store_part(p, a, count); }
   template <CodeKind kKind>
@@ -46,9 +54,11 @@ V::F to_codes(V::F acc) {
   return V::add(V::round_float(saturated), V::set1(0.0f));  // -0 becomes 0
 }
 
-// The best numbers of a row so far, in four vectors: each of them is compared with every fourth vector of the row.
+// The best numbers of a row so far, in four vectors: each of them is compared with every fourth vector of the row. Or the
+// partial sums of the row.
+constexpr int64_t kSumVectors = kSums / V::kLanes;
 struct Best {
-  V::F lanes[4];
+  V::F lanes[kSumVectors > 4 ? kSumVectors : 4];
   float first;  // the first number of the row
 };
 
@@ -121,6 +131,15 @@ struct Tile {
     if (col == 0) best.first = V::first_lane(acc[0]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) best.lanes[v % 4] = function(acc[v], best.lanes[v % 4]);
+  }
+
+  ORT_DYNQ_INLINE void add_to(Best& sums) const {
+    const int64_t first = col / L;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      V::F& lanes = sums.lanes[(first + v) % kSumVectors];
+      lanes = V::add(lanes, part.or_zeros(acc[v]));
+    }
   }
 
   // All steps. `best` is for the first reduction of the pass.
@@ -213,6 +232,12 @@ struct Tile {
         case StepKind::kToInt32:
           unary([](V::F x) { return V::to_float(V::round_wrapping(x)); });
           break;
+        case StepKind::kSigmoid:
+          unary([](V::F x) { return sigmoid_of<V>(x); });
+          break;
+        case StepKind::kGelu:
+          unary([](V::F x) { return gelu_of<V>(x); });
+          break;
         case StepKind::kStore: {
           auto* p = at<float>(step->a);
           each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store(p + v * L, acc[v]); });
@@ -235,6 +260,9 @@ struct Tile {
         case StepKind::kReduceMin:
           reduce(*best++, [](V::F x, V::F a) { return V::min(x, a); });
           break;
+        case StepKind::kReduceSum:
+          add_to(*best++);
+          break;
         default:  // spares a comparison for each step
           ORT_DYNQ_UNREACHABLE();
       }
@@ -251,14 +279,30 @@ ORT_DYNQ_ONE_COPY void run_part(const Pass& pass, int64_t row, int64_t col, int6
   Tile<1, PartOfVector>{{}, row, col, {count}}.run(pass, best);
 }
 
+// The second half of the partial sums is added to the first half, until one is left.
+inline float sum_of(Best& sums) {
+  for (int64_t half = kSumVectors / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) sums.lanes[i] = V::add(sums.lanes[i], sums.lanes[half + i]);
+  float lanes[V::kLanes];
+  V::store<false>(lanes, sums.lanes[0]);
+  for (int64_t half = V::kLanes / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[half + i];
+  return lanes[0];
+}
+
 // The best numbers of a row become the number of its reduction.
-inline void finish_reduction(const Step& step, const Best& best, int64_t row, bool begins_row) {
+inline void finish_reduction(const Step& step, Best& best, int64_t row, bool begins_row) {
+  auto* to = reinterpret_cast<float*>(const_cast<char*>(step.a.at) + row * step.a.row_bytes);
+  if (step.kind == StepKind::kReduceSum) {
+    store(to, sum_of(best));
+    return;
+  }
   const V::F* lanes = best.lanes;
   const float number = step.kind == StepKind::kReduceMax
                            ? V::highest(V::max(V::max(lanes[0], lanes[1]), V::max(lanes[2], lanes[3])))
                            : V::lowest(V::min(V::min(lanes[0], lanes[1]), V::min(lanes[2], lanes[3])));
   const bool is_nan = begins_row && best.first != best.first;
-  store(reinterpret_cast<float*>(const_cast<char*>(step.a.at) + row * step.a.row_bytes), is_nan ? best.first : number);
+  store(to, is_nan ? best.first : number);
 }
 
 void run_pass(const Pass& pass) {
@@ -271,7 +315,9 @@ void run_pass(const Pass& pass) {
   for (int64_t row = 0; row < pass.rows; ++row) {
     for (int i = 0; i < count; ++i)
       for (V::F& lanes : best[i].lanes)
-        lanes = V::set1(reductions[i]->kind == StepKind::kReduceMax ? -kInfinity : kInfinity);
+        lanes = V::set1(reductions[i]->kind == StepKind::kReduceMax   ? -kInfinity
+                        : reductions[i]->kind == StepKind::kReduceMin ? kInfinity
+                                                                      : 0.0f);
     int64_t col = 0;
     for (; col + 8 * L <= pass.cols; col += 8 * L) run_tile<8>(pass, row, col, best);
     for (; col + 2 * L <= pass.cols; col += 2 * L) run_tile<2>(pass, row, col, best);

@@ -42,6 +42,7 @@ struct VectorMembers {
   F (*floor)(F) = V::floor;
   F (*ceil)(F) = V::ceil;
   F (*sqrt)(F) = V::sqrt;
+  F (*power_of_2)(F) = V::power_of_2;  // of integers from -126 to 127
   F (*equal)(F, F) = V::equal;  // 1 or 0, as the next two
   F (*less)(F, F) = V::less;
   F (*less_or_equal)(F, F) = V::less_or_equal;

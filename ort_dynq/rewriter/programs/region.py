@@ -51,7 +51,13 @@ class _Problem(Exception):
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
 
 
-def region_of(anchor: ir.Node, rows: Rows, context: Context, takes: Callable[[ir.Node], bool]) -> Region | None:
+def region_of(
+    anchor: ir.Node,
+    rows: Rows,
+    context: Context,
+    takes: Callable[[ir.Node], bool],
+    translates: type[Translation] = Translation,
+) -> Region | None:
     """Returns the region around a node; None if there is none.
 
     Args:
@@ -59,13 +65,15 @@ def region_of(anchor: ir.Node, rows: Rows, context: Context, takes: Callable[[ir
         rows: The rows of the tensor that the node computes.
         context: What is known of the model.
         takes: Whether it may have a node whose output is of a known kind.
+        translates: What makes steps of its nodes.
     """
     assert anchor.graph is not None
     sequence = list(anchor.graph)
     order = {node: i for i, node in enumerate(sequence)}
     nodes = _grown(anchor, lambda node: node in order and rows.of_result(node) is not None and takes(node))
     while anchor in nodes:
-        found = _attempt(_Draft(sorted(nodes, key=order.__getitem__), rows, context, sequence, order))
+        draft = _Draft(sorted(nodes, key=order.__getitem__), rows, translates, context, sequence, order)
+        found = _attempt(draft)
         if isinstance(found, Region):
             return found
         nodes = _cut(nodes, anchor, found.alternatives, rows)
@@ -150,24 +158,27 @@ class _Draft:
         self,
         nodes: list[ir.Node],
         rows: Rows,
+        translates: type[Translation],
         context: Context,
         sequence: list[ir.Node],
         order: dict[ir.Node, int],
     ) -> None:
-        self._nodes, self._rows, self._context, self._sequence, self._order = nodes, rows, context, sequence, order
+        self._nodes, self._rows, self._sequence, self._order = nodes, rows, sequence, order
+        self._translates, self._context = translates, context
         self._readers: dict[ir.Value, list[ir.Node]] = {}
         for node in nodes:
             for value in elements_of(node):
                 if rows.kind(value) != Kind.LITERAL:
                     self._readers.setdefault(value, []).append(node)
         self._members = set(nodes)
-        self._inside = {node.outputs[0]: node for node in nodes}
+        self._kept = {node.inputs[0] for node in nodes if node.op_type == "DynamicRangeQuantize"}
+        self._inside = {output: node for node in nodes for output in node.outputs}
 
     def region(self) -> Region:
         """Returns the region."""
         before = self._place()
         names, src, operands = self._inputs()
-        translation = Translation(names, self._context)
+        translation = self._translates(names, self._context)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
             raise _Problem([[failed]])
         outputs, code_type = self._outputs(translation)
@@ -243,12 +254,13 @@ class _Draft:
         program = translation.program
         found: dict[str, dict[str, list[ir.Value]]] = {slot: {} for slot in _SLOTS}
         code_type: ir.DataType | None = None
-        for node in self._nodes:
-            value = node.outputs[0]
+        for value, node in self._inside.items():
             users = {use.node for use in value.uses()} - self._members
-            if not value.is_graph_output() and all(map(self._is_unneeded, users)):
+            if not value.is_graph_output() and value not in self._kept and all(map(self._is_unneeded, users)):
                 continue
-            kind, term, dtype = self._rows.kind(value), translation.terms[value], type_of(value)
+            kind, term, dtype = self._rows.kind(value), translation.terms.get(value), type_of(value)
+            if term is None:
+                raise _Problem([[node]])
             is_vector, is_code = kind == Kind.VECTOR, dtype in CODE_TYPES
             step = program.step(term)
             if step is not None and dtype is not None and step.operator == ROUNDINGS.get(dtype):
@@ -257,7 +269,7 @@ class _Draft:
             code_type = code_type or (dtype if is_code else None)
             is_of_type = dtype == code_type if is_code else dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
             is_known = is_code or translation.signs.are_known(term)
-            is_result = program.is_vector(term) == is_vector and program.step(term) is not None
+            is_result = program.is_vector(term) == is_vector and (is_code or program.step(term) is not None)
             if not (is_vector or is_number) or not is_of_type or not is_known or not is_result:
                 raise _Problem([[node]])
             slot = ("codes" if is_vector else "zero_point") if is_code else ("dst" if is_vector else "scale")

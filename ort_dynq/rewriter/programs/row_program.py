@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from ...operators.program import OPERANDS, OUTPUTS, REDUCTIONS
+from ...operators.program import REDUCTIONS
 from ...opsets import OPSET
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
 from ..analysis.values import Values
-from ..edit import Edit, call, constant
 from ..policy.cost import has_few_elements, saves_passes
 from ..policy.float_fusions import may_begin_fusion, may_end_fusion
 from ..policy.ort_fusions import is_fused_with_neighbors
 from ..rule import Context, Rule
+from .building import build
 from .region import Region, region_of
 from .rows import Kind, Rows, axis_of
 from .steps import ELEMENTWISE, MOVES, elements_of
@@ -42,43 +41,7 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
     return None
 
 
-def _build(match: tuple[Region, Rows], edit: Edit) -> None:
-    region, rows = match
-    before, missing = region.before, OPERANDS - len(region.operands)
-    like = edit.add_constant(np.zeros((), region.code_type.numpy()), before=before)
-    nothing = [edit.add_constant(np.zeros(1, np.float32), before=before)] * missing if missing else []
-    main = call(
-        "RowProgram",
-        [region.src, like, *region.operands, *nothing],
-        program=str(region.program),
-        axis=rows.axis,
-        code_type=int(region.code_type),
-    )
-    edit.insert_main(main, before=before)
-    replaced = set[str]()
-    for old, output in region.outputs.items():
-        new = main.outputs[list(OUTPUTS).index(output)]
-        nodes = list(_conversion(new, old, rows))
-        if not nodes and output in replaced:
-            nodes = [ir.node("Identity", [new])]
-        edit.replace(old, edit.insert(*nodes, before=before) if nodes else new)
-        replaced.add(output)
-
-
-def _conversion(new: ir.Value, old: ir.Value, rows: Rows) -> Iterator[ir.Node]:
-    """Yields the nodes that give an output of RowProgram the shape and the type of the value that it replaces."""
-    if rows.kind(old) == Kind.SQUEEZED:
-        assert old.shape is not None
-        assert rows.x.shape is not None
-        axes = constant(np.arange(len(old.shape) - len(rows.x.shape), 0))
-        squeeze = ir.node("Squeeze", [new, axes.outputs[0]])
-        yield from (axes, squeeze)
-        new = squeeze.outputs[0]
-    if old.dtype == ir.DataType.FLOAT16:
-        yield ir.node("Cast", [new], {"to": int(ir.DataType.FLOAT16)})
-
-
-RULE = Rule("row program", OPSET, _match, _build)
+RULE = Rule("row program", OPSET, _match, build)
 
 
 class _Choice:

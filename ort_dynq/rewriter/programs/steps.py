@@ -34,6 +34,8 @@ ELEMENTWISE = ("Identity", "Cast", *_ARITHMETIC, *_OF_FLOATS, *_LOGIC, *_BOUNDS,
 """The standard operators whose output has the shape to which the inputs :func:`elements_of` broadcast."""
 MOVES = ("Identity", "Expand", *RESHAPES)
 """Operators that give the elements of their first input another shape."""
+SUMS = ("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2")
+"""Operators that add the elements of a row, in an order of their own."""
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
 """The steps that a Cast of numbers of this type is, if they fit the type."""
@@ -56,7 +58,7 @@ class _NoStepError(Exception):
 
 def elements_of(node: ir.Node) -> list[ir.Value]:
     """Returns the inputs whose elements a node computes from: not bounds, axes and shapes."""
-    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS)
+    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS, "DynamicRangeQuantize")
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 

@@ -4,7 +4,8 @@ QuantizedConv, Relu | Clip | HardSwish | Add of another tensor | ...    -> Quant
 QuantizedMatMul, ...                                                    -> QuantizedMatMulProgram
 
 The program runs while the result is in the cache. As nodes of their own, such functions take up to half of the time of
-a convolution network. Every node is a step of the program, so the result has the model's own bits.
+a convolution network. Every node is a step of the program, so the result has the model's own bits,
+except those of activation functions in a fusion.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..analysis.shapes import does_not_grow, same_shape
 from ..edit import Edit, call
 from ..metadata import PRODUCT
 from ..rule import Context, Rule
+from .fused_steps import FusedTranslation, is_activation
 from .steps import ELEMENTWISE, Translation, elements_of
 
 _PRODUCTS = ("QuantizedConv", "QuantizedMatMul")
@@ -86,7 +88,8 @@ class _Region:
         """Adds one node that reads a value of the region; returns whether there is one."""
         inside = {*self.inside()}
         for node in dict.fromkeys(use.node for value in self.inside() for use in value.uses()):
-            if node in self.nodes or node.graph is not self.product.graph or not is_standard(node, *ELEMENTWISE):
+            is_step = is_standard(node, *ELEMENTWISE) or (self.context.fuse and is_activation(node))
+            if not is_step or node in self.nodes or node.graph is not self.product.graph:
                 continue
             operands = self._new_operands(node, inside)
             if operands is None or len(self.operands) + len(operands) > TAIL_OPERANDS:
@@ -101,7 +104,7 @@ class _Region:
         """The program of all nodes; None if one of them is not a step, or a zero may have another sign."""
         names = {self.result: "x"}
         names |= {value: f"{form}{i}" for i, (value, form) in enumerate(self.operands.items(), 1)}
-        translation = Translation(names, self.context)
+        translation = (FusedTranslation if self.context.fuse else Translation)(names, self.context)
         try:
             if not all(map(translation.add, self.nodes)):
                 return None

@@ -1,0 +1,44 @@
+"""The rule for normalizations: with the residual before them and the quantization after them, they become one program.
+
+[Add residual], LayerNormalization | RMSNormalization | its nodes, [quantization of each row]    -> RowProgram
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...operators.program import SUM
+from ...opsets import OPSET
+from ..analysis.nodes import is_standard, producer_of
+from ..policy.ort_fusions import is_fused_with_neighbors
+from ..programs.building import build
+from ..programs.fused_steps import FusedRows, FusedTranslation, is_norm
+from ..programs.region import Region, region_of
+from ..rule import Context, Rule
+
+_PRODUCTS = ("Conv", "MatMul", "Gemm")
+
+
+def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
+    x = node.inputs[0] if node.inputs else None
+    if x is None or not (is_norm(node) or is_standard(node, "ReduceMean")):
+        return None
+    rows = FusedRows(x, -1)
+
+    def takes(other: ir.Node) -> bool:
+        is_constant = context.facts.is_constant
+        is_bias = is_standard(other, "Add") and any(map(is_constant, other.inputs))
+        is_fused = is_bias and any(producer_of(each, *_PRODUCTS) for each in other.inputs)
+        return not (is_fused or context.facts.is_folded(other) or is_fused_with_neighbors(other, is_constant))
+
+    if rows.of_result(node) is None:
+        return None
+    region = region_of(node, rows, context, takes, FusedTranslation)
+    if region is None or all(step.operator != SUM for step in region.program.steps):
+        return None
+    # ONNX Runtime's own LayerNormalization is as fast, but not with a residual.
+    has_residual = any(operand.startswith("tensor") for step in region.program.steps for operand in step.operands)
+    return (region, rows) if has_residual or "codes" in region.program.outputs else None
+
+
+RULE = Rule("normalization", OPSET, _match, build, fuses=True)

@@ -1,0 +1,242 @@
+"""The steps of nodes whose results keep all but their last bits: sums, normalizations, activation functions.
+
+Only fusions use them: see Context.fuse.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from ...errors import DynqError
+from ...operators import DOMAIN
+from ...operators.encodings import (
+    AddedEpsilon,
+    CodeType,
+    InverseScale,
+    NanCode,
+    RangeConstants,
+    RangeKind,
+    RoundingOrder,
+    Scaling,
+    ZeroPointRule,
+)
+from ...operators.program import SUM, literal
+from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.nodes import attributes_of, is_standard
+from .rows import Kind, Rows, axis_of
+from .steps import SUMS, Translation, elements_of
+
+_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+_MICROSOFT = "com.microsoft"
+_SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+_ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
+_EPSILONS = {"LayerNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5, "RMSNormalization": 1e-5}
+_EPSILON_OF_SKIP = 1e-12
+_FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
+_PLAIN = {
+    "axis": -1,
+    "inverse_scale": InverseScale.NONE,
+    "added_epsilon": AddedEpsilon.NONE,
+    "zero_point_before_epsilon": 0,
+    "float16_range": 0,
+    "float16_scale": 0,
+    "clip": 1,
+    "nan_code": NanCode.ZERO,
+}
+
+
+def is_norm(node: ir.Node) -> bool:
+    """Returns whether a node is a normalization, perhaps of a sum."""
+    return is_standard(node, *_NORMS) or (node.domain == _MICROSOFT and node.op_type in _SKIP_NORMS)
+
+
+def is_activation(node: ir.Node) -> bool:
+    """Returns whether a node is a function of each element that has an arithmetic of its own in programs."""
+    return is_standard(node, "Sigmoid") or (node.domain == _MICROSOFT and node.op_type in _ACTIVATIONS)
+
+
+def is_quantization(node: ir.Node) -> bool:
+    """Returns whether a node is a DynamicRangeQuantize of a kind that programs have."""
+    if node.domain != DOMAIN or node.op_type != "DynamicRangeQuantize":
+        return False
+    given = attributes_of(node)
+    kind, rule = given["range_kind"], given["zero_point_rule"]
+    has_known_range = (kind, rule) in (
+        (RangeKind.ABS_MAX, ZeroPointRule.NONE),
+        (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
+        (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.SUBTRACT_ROUNDED),
+    )
+    has_known_type = rule == ZeroPointRule.NONE or given["zero_point_type"] == given["code_type"]
+    has_known_type &= given["scaling"] in (Scaling.DIVIDE, Scaling.MULTIPLY_BY_THE_RECIPROCAL)
+    orders = [RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if rule == ZeroPointRule.NONE else [])]
+    has_known_range &= given["rounding_order"] in orders
+    return has_known_range and has_known_type and given.items() >= _PLAIN.items()
+
+
+class FusedRows(Rows):
+    """Also knows the kinds of results of normalizations, activations, sums and quantizations."""
+
+    def of_result(self, node: ir.Node) -> Kind | None:
+        """Returns the kind of the first output of a node."""
+        if is_quantization(node) or is_norm(node) or is_activation(node):
+            return self._of_vector(node)
+        if is_standard(node, *SUMS):
+            return self._of_sum(node)
+        return self._of_operands(elements_of(node)) if is_standard(node, "Pow") else super().of_result(node)
+
+    def _find(self, value: ir.Value) -> Kind | None:
+        node = value.producer()
+        if node is not None and value is not node.outputs[0] and self.of_result(node) == Kind.VECTOR:
+            return Kind.NUMBER if is_quantization(node) else Kind.VECTOR
+        return super()._find(value)
+
+    def _of_vector(self, node: ir.Node) -> Kind | None:
+        axis = node.attributes.get_int("axis", -1)
+        rank = None if self.x.shape is None else len(self.x.shape)
+        if self.axis != -1 or (axis != -1 and axis + 1 != rank):
+            return None
+        kinds = [self.kind(each) for each in elements_of(node)]
+        known = kinds[:1] == [Kind.VECTOR] and {*kinds} <= {Kind.VECTOR, Kind.COLUMN, Kind.LITERAL}
+        return Kind.VECTOR if known else None
+
+    def _of_sum(self, node: ir.Node) -> Kind | None:
+        if self.kind(elements_of(node)[0]) != Kind.VECTOR or axis_of(node) != self.axis:
+            return None
+        return Kind.NUMBER if node.attributes.get_int("keepdims", 1) == 1 else Kind.SQUEEZED
+
+
+class FusedTranslation(Translation):
+    """Translates these nodes, too."""
+
+    def add(self, node: ir.Node) -> bool:
+        """Adds the steps of a node; returns whether there are steps that are known to compute about the same."""
+        if not (is_norm(node) or is_activation(node) or is_quantization(node) or is_standard(node, "Pow", *SUMS)):
+            return super().add(node)
+        if any(each.dtype not in (None, ir.DataType.FLOAT) for each in elements_of(node)):
+            return False
+        try:
+            results = self._results(node)
+        except DynqError:  # the program has become too long
+            return False
+        self.terms.update((output, term) for output, term in zip(node.outputs, results, strict=False) if term)
+        return bool(results) and self.signs.follow()
+
+    def _results(self, node: ir.Node) -> list[str]:
+        """Returns the values of the outputs of a node, empty ones if they are not known; none if it is no step."""
+        add, x = self.program.add, self.term(node.inputs[0])
+        if is_quantization(node):
+            return self._quantized(x, node)
+        if is_norm(node):
+            return self._normalized(x, node)
+        match node.op_type:
+            case "Sigmoid":
+                return [add("Sigmoid", x)]
+            case "Gelu":
+                return [add("Gelu", x)]
+            case "FastGelu":
+                if len(node.inputs) > 1 and node.inputs[1] is not None:
+                    x = add("Add", x, self.term(node.inputs[1]))
+                factor, cubic = map(literal, _FAST_GELU)
+                inner = add("Add", add("Mul", add("Mul", add("Mul", x, x), x), cubic), x)
+                return [add("Mul", x, add("Sigmoid", add("Mul", inner, factor)))]
+            case "QuickGelu":
+                alpha = node.attributes.get_float("alpha", 1.702)
+                return [add("Mul", x, add("Sigmoid", x if alpha == 1 else add("Mul", x, literal(alpha))))]
+            case "Pow":
+                return self._power(x, constant_scalar(node.inputs[1]))
+        return self._sum(x, node)
+
+    def _power(self, x: str, exponent: float | None) -> list[str]:
+        add = self.program.add
+        match exponent:
+            case 2.0:
+                return [add("Mul", x, x)]
+            case 0.5:
+                return [add("Sqrt", x)]
+            case -0.5:
+                return [add("Reciprocal", add("Sqrt", x))]
+        return []
+
+    def _sum(self, x: str, node: ir.Node) -> list[str]:
+        add = self.program.add
+        squares = node.op_type in ("ReduceSumSquare", "ReduceL2")
+        total = add(SUM, add("Mul", x, x) if squares else x)
+        if node.op_type == "ReduceL2":
+            return [add("Sqrt", total)]
+        if node.op_type != "ReduceMean":
+            return [total]
+        count = _row_length(node.inputs[0])
+        return [] if count is None else [add("Div", total, literal(count))]
+
+    def _normalized(self, x: str, node: ir.Node) -> list[str]:
+        add = self.program.add
+        inputs = [*node.inputs, None, None, None, None]
+        is_skip = node.op_type in _SKIP_NORMS
+        count = _row_length(node.inputs[0]) or _row_length(inputs[2 if is_skip else 1])
+        if count is None or node.attributes.get_int("stash_type", 1) != 1:
+            return []
+        centers = "Simplified" not in node.op_type and node.op_type != "RMSNormalization"
+        if is_skip:
+            x = add("Add", x, self.term(inputs[1]))
+            bias = inputs[4 if centers else 3]
+            x = x if bias is None else add("Add", x, self.term(bias))
+        gain = inputs[2 if is_skip else 1]
+        shift = inputs[3 if is_skip else 2] if centers else None
+        epsilon = node.attributes.get_float("epsilon", _EPSILONS.get(node.op_type, _EPSILON_OF_SKIP))
+        difference = add("Sub", x, add("Div", add(SUM, x), literal(count))) if centers else x
+        variance = add("Div", add(SUM, add("Mul", difference, difference)), literal(count))
+        inverse = add("Reciprocal", add("Sqrt", add("Add", variance, literal(epsilon))))
+        y = add("Mul", difference, inverse)
+        y = y if gain is None else add("Mul", y, self.term(gain))
+        y = y if shift is None else add("Add", y, self.term(shift))
+        return [y, "", "", x if is_skip else ""]
+
+    def _quantized(self, x: str, node: ir.Node) -> list[str]:
+        """The formula of DynamicRangeQuantize."""
+        add, given = self.program.add, attributes_of(node)
+        array = constant_array(node.inputs[1])
+        if array is None:
+            return []
+        constants = RangeConstants(*map(float, array))
+        is_symmetric = given["range_kind"] == RangeKind.ABS_MAX
+        if is_symmetric:
+            low, span = "", add("ReduceMax", add("Abs", x))
+        else:
+            low = add("Clip", add("ReduceMin", x), literal(constants.lowest_minimum), "0.0")
+            high = add("Clip", add("ReduceMax", x), "0.0", literal(constants.highest_maximum))
+            span = add("Sub", high, low)
+        scale = self._bounded(span, constants.lowest_range, constants.highest_range)
+        scale = add("Div", scale, literal(constants.divisor))
+        scale = scale if constants.factor == 1 else add("Mul", scale, literal(constants.factor))
+        scale = self._bounded(scale, constants.lowest_scale, constants.highest_scale)
+        if constants.scale_of_zero != 0:
+            scale = add("Where", add("Equal", scale, "0.0"), literal(constants.scale_of_zero), scale)
+        ends = literal(given["quant_min"]), literal(given["quant_max"])
+        to_code = "Int8" if given["code_type"] == CodeType.INT8 else "Uint8"
+        zero_point = "0.0"
+        if not is_symmetric:
+            steps = add("Div", low, scale)
+            if given["zero_point_rule"] == ZeroPointRule.SUBTRACT_ROUNDED:
+                steps = add("Round", steps)
+            zero_point = add(to_code, add("Clip", add("Sub", ends[0], steps), *ends))
+        is_divided = given["scaling"] == Scaling.DIVIDE
+        codes = add("Div", x, scale) if is_divided else add("Mul", x, add("Reciprocal", scale))
+        codes = add("Round", codes)
+        codes = codes if is_symmetric else add("Add", codes, zero_point)
+        codes = add("Clip", codes, *ends)
+        if given["output_dtype"] != given["code_type"]:  # stored with an offset, also that of NaN
+            offset = literal(128 if given["code_type"] == CodeType.INT8 else -128)
+            codes = add("Add", add(to_code, codes), offset)
+            zero_point = offset if is_symmetric else add("Add", zero_point, offset)
+        return [codes, scale, zero_point]
+
+    def _bounded(self, x: str, low: float, high: float) -> str:
+        return x if (low, high) == (-math.inf, math.inf) else self.program.add("Clip", x, literal(low), literal(high))
+
+
+def _row_length(value: ir.Value | None) -> int | None:
+    """Returns the length of the last dimension, if it is known."""
+    last = None if value is None or not value.shape else value.shape[-1]
+    return last if isinstance(last, int) else None
