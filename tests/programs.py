@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from helpers import SPECIALS, Array, Shape, tie_dense
 
-from ort_dynq.operators.program import ARITIES, COMPARISONS, OPERANDS, OUTPUTS, REDUCTIONS, Program, literal, parse
+from ort_dynq.operators.program import ARITIES, COMPARISONS, OPERANDS, OUTPUTS, REDUCTIONS, SUM, Program, literal, parse
 
 _LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
 _CHOSEN = ("Max", "Min")
@@ -43,7 +43,7 @@ def _programs_of_step(step: str) -> str:
     )
 
 
-STEPS = {step: _programs_of_step(step) for step in ARITIES if step not in REDUCTIONS} | {
+STEPS = {step: _programs_of_step(step) for step in ARITIES if step not in (*REDUCTIONS, SUM)} | {
     "Where of rows": "a = Less(row1, 0.5); dst = Where(a, x, row2); dst_2 = Where(a, row2, x); codes = Where(a, x, 7.0)"
 }
 """A program for each step, except reductions."""
@@ -57,9 +57,12 @@ CHAINS = (
     "s = Float16(Div(ReduceMax(Abs(x)), 7.0)); codes = Div(x, s); zero_point = ReduceMin(x); scale = s",
     "r = ReduceMax(Abs(x)); y = Clip(Div(x, r), -1.0, 1.0); q = Int8(Mul(y, 127.0)); codes = q; "
     "dst = Div(Mul(q, r), 127.0)",
+    "d = Sub(x, Div(ReduceSum(x), 8.0)); v = Div(ReduceSum(Mul(d, d)), 8.0); "
+    "y = Mul(d, Reciprocal(Sqrt(Add(v, 1e-05)))); s = Clip(Div(ReduceMax(Abs(y)), 127.0), 1e-05, inf); "
+    "codes = Div(y, s); dst = y; dst_2 = d; scale = s; number = v",
     "s = Where(Equal(ReduceMax(x), ReduceMin(x)), 1.0, Sub(ReduceMax(x), ReduceMin(x))); dst = Div(x, s); scale = s",
 )
-"""Programs with reductions of x, as quantizations have them."""
+"""Programs with reductions of x, as quantizations and normalizations have them."""
 
 FINITE = (
     "r = ReduceMax(Abs(x)); y = Div(x, r); t = ReduceMax(Abs(Mul(y, column1))); u = ReduceMin(Sub(y, t)); "
@@ -186,9 +189,9 @@ class _Draw:
             operands[1:] = map(literal, sorted(map(float, bounds)))
         if operator == "LeakyRelu":
             operands[1] = literal(float(self.rng.choice([0.0, 0.1, 1.0, -0.5, 2.0])))
+        if operator in (*REDUCTIONS, SUM) and not self.program.is_vector(operands[0]):
+            return
         if operator in REDUCTIONS:
-            if not self.program.is_vector(operands[0]):
-                return
             operands[0] = add("Where", add("Equal", operands[0], operands[0]), operands[0], "0.25")
         value = add(operator, *operands)
         if operator in (*_CHOSEN, *REDUCTIONS):

@@ -44,6 +44,19 @@ q = Int8(Clip(Add(Round(Mul(x, Reciprocal(step))), zero), -128.0, 127.0))
 dst = Mul(Sub(q, zero), step)
 ```
 
+A residual, LayerNormalization, and the quantization of each row:
+
+```program
+sum = Add(x, tensor1)
+centered = Sub(sum, Div(ReduceSum(sum), 384.0))
+variance = Div(ReduceSum(Mul(centered, centered)), 384.0)
+norm = Add(Mul(Mul(centered, Reciprocal(Sqrt(Add(variance, 1e-5)))), column2), column3)
+step = Div(Clip(ReduceMax(Abs(norm)), 1e-05, inf), 127.0)
+codes = Clip(Round(Div(norm, step)), -128.0, 127.0)
+scale = step
+dst = norm
+```
+
 Products run a program, too: [QuantizedMatMulProgram](#quantizedmatmulprogram) and
 [QuantizedConvProgram](#quantizedconvprogram). There, `x` is the result of the product, and there are {TAIL_OPERANDS}
 operands. HardSwish, as PaddleOCR exports it, and the sum with a residual, which `tensor1` reads, and its Relu:
@@ -57,7 +70,8 @@ dst = Clip(Add(x, tensor1), 0.0, inf)
 ```
 
 A step gives the bits of ONNX Runtime's operator of its name on x86, without optimizations. `Int8`, `Uint8`, `Int32` and
-`Float16` are Casts to these types and back.
+`Float16` are Casts to these types and back. `ReduceSum`, `Sigmoid` and `Gelu` have an arithmetic of their own, which is
+the same on every CPU: only [fusions](rules.md#fusions) use them.
 
 | step | result | examples |
 |---|---|---|
@@ -89,6 +103,13 @@ Relu is `Clip(a, 0.0, inf)`. | `Clip(nan, 0.0, 6.0) = nan`, `Clip(-0.0, 0.0, 6.0
 | `ReduceMax(a)`, `ReduceMin(a)` | The largest or the smallest number of a row. NaN if the first one is NaN; other NaN \
 are ignored. A zero is the first one of the row. Of an empty row: -infinity, infinity. | \
 `ReduceMax(nan 1.0) = nan`, `ReduceMax(1.0 nan) = 1.0`, `ReduceMax(-1.0 -0.0 0.0) = -0.0` |
+| `ReduceSum(a)` | The sum of a row. Element i is added to partial sum i modulo 32, in order. Then the second half of \
+the partial sums is added to the first half, until one is left. Never -0. | `ReduceSum(1.0 2.0 4.0) = 7.0`, \
+`ReduceSum(-0.0 -0.0) = 0.0`, `ReduceSum(1.0 nan) = nan` |
+| `Sigmoid(a)` | 1 / (1 + e^-a), computed as e^a / (1 + e^a) for a < 0. The error is at most 1e-7. | \
+`Sigmoid(0.0) = 0.5`, `Sigmoid(inf) = 1.0`, `Sigmoid(nan) = nan` |
+| `Gelu(a)` | a / 2 * (1 + erf(a / sqrt(2))), computed as max(a, 0) - t * Phi(-t), where t = abs(a). The error is at \
+most 1e-7, or 2 units in the last place. | `Gelu(-0.0) = 0.0`, `Gelu(100.0) = 100.0`, `Gelu(nan) = nan` |
 | `codes`, `zero_point` | `Round`, then saturated to the type. NaN is 0. | |
 | `dst`, `dst_2` | Rounded once if they are float16. | |
 """

@@ -20,7 +20,7 @@ from ..rewriter.fusion.splitting import is_inexact
 from .layers import name_of
 
 FLOOR = 16
-"""The error in units that a fusion may always have: a dozen float32 operations, one unit each, and a sum in 32 parts."""
+"""The error in units that a fusion may always have: a dozen float32 operations, one unit each, and sums in 32 parts."""
 _UNIT = 2.0**-24
 
 

@@ -44,12 +44,12 @@ def run(program: str, x: Array, *operands: Array) -> dict[str, Array]:
 def test_programs_are_valid(page: Path) -> None:
     found = programs(page)
     assert all(parse(program).outputs for program in found)
-    assert len(found) == {"operators.md": 4}.get(page.name, len(found))
+    assert len(found) == {"operators.md": 5}.get(page.name, len(found))
 
 
 def test_programs_give_the_bits_of_the_chains() -> None:
     """The quantizations against those of torch and torchao; the tails against the nodes that they replace."""
-    symmetric, asymmetric, hard_swish, residual = programs(DOCS / "operators.md")
+    symmetric, asymmetric, _, hard_swish, residual = programs(DOCS / "operators.md")
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((7, 64)) * rng.choice([1e-6, 1, 1e6], (7, 1))).astype(np.float32)
     x[3] = 0
@@ -71,6 +71,23 @@ def test_programs_give_the_bits_of_the_chains() -> None:
         )
         (y,) = stock_session(model).run(None, {"x": x, "t": other})
         assert_same(run(program, x, other)["dst"], y)
+
+
+def test_the_program_of_a_normalization() -> None:
+    """Against float64: each number has a dozen roundings, relative to the largest one of its row."""
+    program = programs(DOCS / "operators.md")[2]
+    rng = np.random.default_rng(0)
+    x, other = rng.standard_normal((2, 9, 384)).astype(np.float32)
+    gain, shift = rng.standard_normal((2, 384)).astype(np.float32)
+    found = run(program, x, other, gain, shift)
+    total = x.astype(np.float64) + other
+    centered = total - total.mean(-1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + np.float32(1e-5)) * gain + shift
+    limit = 12 * 2.0**-24 * np.abs(expected).max(-1, keepdims=True)
+    assert (np.abs(found["dst"] - expected) <= limit).all()
+    scale = np.abs(found["dst"]).max(-1, keepdims=True) / np.float32(127)
+    assert_same(found["scale"], scale)
+    assert_same(found["codes"], np.rint(found["dst"] / scale).astype(np.int8))
 
 
 def examples() -> list[tuple[str, list[str], str]]:

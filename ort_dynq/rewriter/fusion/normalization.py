@@ -14,6 +14,7 @@ from ..policy.ort_fusions import is_fused_with_neighbors
 from ..programs.building import build
 from ..programs.fused_steps import FusedRows, FusedTranslation, is_norm
 from ..programs.region import Region, region_of
+from ..programs.steps import SUMS
 from ..rule import Context, Rule
 
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
@@ -21,7 +22,7 @@ _PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
     x = node.inputs[0] if node.inputs else None
-    if x is None or not (is_norm(node) or is_standard(node, "ReduceMean")):
+    if x is None or not (is_norm(node) or is_standard(node, *SUMS)):
         return None
     rows = FusedRows(x, -1)
 

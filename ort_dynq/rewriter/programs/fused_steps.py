@@ -34,6 +34,7 @@ _SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
 _EPSILONS = {"LayerNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5, "RMSNormalization": 1e-5}
 _EPSILON_OF_SKIP = 1e-12
+_SMALLEST_SCALE = 1e-37
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
 _PLAIN = {
     "axis": -1,
@@ -68,7 +69,7 @@ def is_quantization(node: ir.Node) -> bool:
         (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
         (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.SUBTRACT_ROUNDED),
     )
-    has_known_type = rule == ZeroPointRule.NONE or given["zero_point_type"] == given["code_type"]
+    has_known_type = rule == ZeroPointRule.NONE or given["zero_point_type"] in (CodeType.FLOAT32, given["code_type"])
     has_known_type &= given["scaling"] in (Scaling.DIVIDE, Scaling.MULTIPLY_BY_THE_RECIPROCAL)
     orders = [RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if rule == ZeroPointRule.NONE else [])]
     has_known_range &= given["rounding_order"] in orders
@@ -91,6 +92,12 @@ class FusedRows(Rows):
         if node is not None and value is not node.outputs[0] and self.of_result(node) == Kind.VECTOR:
             return Kind.NUMBER if is_quantization(node) else Kind.VECTOR
         return super()._find(value)
+
+    def _of_operands(self, operands: list[ir.Value]) -> Kind | None:
+        found = super()._of_operands(operands)
+        if found is None and {*map(self.kind, operands)} == {Kind.NUMBER, Kind.COLUMN}:
+            return Kind.VECTOR  # such as gain / sqrt(variance)
+        return found
 
     def _of_vector(self, node: ir.Node) -> Kind | None:
         axis = node.attributes.get_int("axis", -1)
@@ -211,7 +218,10 @@ class FusedTranslation(Translation):
         scale = add("Div", scale, literal(constants.divisor))
         scale = scale if constants.factor == 1 else add("Mul", scale, literal(constants.factor))
         scale = self._bounded(scale, constants.lowest_scale, constants.highest_scale)
-        if constants.scale_of_zero != 0:
+        least = max(constants.lowest_scale, constants.lowest_range / constants.divisor * constants.factor)
+        if least < _SMALLEST_SCALE and constants.scale_of_zero != 0:
+            if math.isnan(constants.scale_of_zero):  # programs have no such number
+                return []
             scale = add("Where", add("Equal", scale, "0.0"), literal(constants.scale_of_zero), scale)
         ends = literal(given["quant_min"]), literal(given["quant_max"])
         to_code = "Int8" if given["code_type"] == CodeType.INT8 else "Uint8"
@@ -220,7 +230,9 @@ class FusedTranslation(Translation):
             steps = add("Div", low, scale)
             if given["zero_point_rule"] == ZeroPointRule.SUBTRACT_ROUNDED:
                 steps = add("Round", steps)
-            zero_point = add(to_code, add("Clip", add("Sub", ends[0], steps), *ends))
+            zero_point = add("Clip", add("Sub", ends[0], steps), *ends)
+            if given["zero_point_rule"] == ZeroPointRule.ROUND_CLIPPED or given["zero_point_type"] != CodeType.FLOAT32:
+                zero_point = add(to_code, zero_point)
         is_divided = given["scaling"] == Scaling.DIVIDE
         codes = add("Div", x, scale) if is_divided else add("Mul", x, add("Reciprocal", scale))
         codes = add("Round", codes)
