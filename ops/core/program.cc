@@ -54,8 +54,7 @@ class Program::Run {
       if (value.kind != ProgramValue::Kind::kRow || passes_.slots[v] < 0) continue;
       const auto operand = static_cast<size_t>(value.index);
       for (int64_t i = 0; i < rows; ++i)
-        slot(passes_.slots[v])[i] =
-            load(tensors_.operands[operand] + (row + i) % tensors_.operand_rows[operand]);
+        slot(passes_.slots[v])[i] = load(tensors_.operands[operand] + (row + i) % tensors_.operand_rows[operand]);
     }
   }
 

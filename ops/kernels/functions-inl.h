@@ -1,10 +1,10 @@
 // Functions of programs: plain float32 operations in a stated order, so that every CPU and the function body
-// (ort_dynq/operators/program.py) give the same bits. Their error is at most 2.5 units in the last place, or 1e-7.
+// (ort_dynq/operators/program_body.py) give the same bits. Their error is at most 1e-7, or 2 units in the last place.
 //
 // V has the operations on one vector, or on one float.
 
-// e^y for y from -87 to 0. y = n * log(2) + r; e^r is a polynomial, |r| <= log(2) / 2. log(2) has two parts, and n times
-// the first one is exact.
+// e^y for y from -87 to 0. y = n * log(2) + r; e^r is a polynomial, |r| <= log(2) / 2. log(2) has two parts, and n
+// times the first one is exact.
 template <class V>
 ORT_DYNQ_INLINE inline typename V::F exp_of_negative(typename V::F y) {
   const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
@@ -23,8 +23,8 @@ ORT_DYNQ_INLINE inline typename V::F sigmoid_of(typename V::F x) {
   return V::or_nan(V::div(V::choose(V::less(x, V::set1(0.0f)), e, one), V::add(one, e)), x);
 }
 
-// x * Phi(x) = max(x, 0) - t * Phi(-t), where t = |x|; Phi is the normal distribution. Phi(-t) = e^(-t^2 / 2) * v * P(v),
-// where v = 1 / (1 + t / 4) and P is a polynomial. From t = 13 on, it vanishes.
+// x * Phi(x) = max(x, 0) - t * Phi(-t), where t = |x|; Phi is the normal distribution. Phi(-t) = e^(-t^2 / 2) * v *
+// P(v), where v = 1 / (1 + t / 4) and P is a polynomial. From t = 13 on, it vanishes.
 template <class V>
 ORT_DYNQ_INLINE inline typename V::F gelu_of(typename V::F x) {
   const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };

@@ -20,7 +20,7 @@ class RowProgram : public Node {
       : axis_(attributes.integer("axis", -1)),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
         program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_),
-        long_row_(program_.has_sums()          ? INT64_MAX
+        long_row_(program_.has_sums()         ? INT64_MAX
                   : program_.is_elementwise() ? kLongRow / 2
                                               : kLongRow) {}
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .encodings import CodeType
 from .function_text import cast_like, parameter_shape
-from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, body_of, parse, saturated
+from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, parse
+from .program_body import body_of, saturated
 from .program_reference import DOC
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 

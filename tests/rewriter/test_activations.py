@@ -2,6 +2,8 @@
 
 The results are compared with those of the original in ONNX Runtime with optimizations off. Both round in float32, so
 they may differ by a few units in the last place of x: 1e-6 * max(1, |x|).
+
+More than 450 lines: every spelling is the text of a graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rule for normalizations, and fusions of a whole layer.
 
-`verify` compares each fusion with the original's nodes in float64, and everything else bit for bit. The function body, which
-stock ONNX Runtime runs, gives the same bits as the kernels.
+`verify` compares each fusion with the original's nodes in float64, and everything else bit for bit. The function
+body, which stock ONNX Runtime runs, gives the same bits as the kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ NORMS = {
     "by axis": LAYER.replace("axis = -1", "axis = 2"),
     "without shift": LAYER.replace(", shift", ""),
     "ReduceMean, Pow, Sqrt, Div": """mean = ReduceMean<axes = [-1]>({0}) d = Sub({0}, mean) p = Pow(d, two)
-        v = ReduceMean<axes = [-1]>(p) e = Add(v, epsilon) s = Sqrt(e) n = Div(d, s) m = Mul(n, gain) y = Add(m, shift)""",
+        v = ReduceMean<axes = [-1]>(p) e = Add(v, epsilon) s = Sqrt(e) n = Div(d, s) m = Mul(n, gain)
+        y = Add(m, shift)""",
     "of squares": """mean = ReduceMean<axes = [-1]>({0}) d = Sub({0}, mean) p = Mul(d, d) v = ReduceMean<axes = [-1]>(p)
         e = Add(epsilon, v) s = Sqrt(e) r = Reciprocal(s) g = Mul(r, gain) m = Mul(d, g) y = Add(m, shift)""",
     "of tf2onnx": """mean = ReduceMean<axes = [-1]>({0}) d = Sub({0}, mean) p = Mul(d, d) v = ReduceMean<axes = [-1]>(p)
@@ -55,7 +56,8 @@ def model_of(body: str, outputs: str = "float[] out") -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
         g (float[N, T, {WIDTH}] x, float[N, T, {WIDTH}] other) => ({outputs})
-        <float zero = {{0}}, float two = {{2}}, float minus_half = {{-0.5}}, float epsilon = {{1e-5}}, float tiny = {{1e-5}},
+        <float zero = {{0}}, float two = {{2}}, float minus_half = {{-0.5}}, float epsilon = {{1e-5}},
+         float tiny = {{1e-5}},
          float low = {{-128}}, float high = {{127}}, float steps = {{255}}, float width = {{{WIDTH}}}>
         {{ {body} }}"""
     )
@@ -108,7 +110,9 @@ def test_normalization_and_quantization(norm: str, quantization: str) -> None:
 
 def test_sum_and_result_are_outputs() -> None:
     """As in a layer that normalizes first: the residual goes on, and another branch reads the normalized tensor."""
-    body = f"x1 = Add(x, other) {LAYER.format('x1')} {QUANTIZATIONS['symmetric']} out = MatMul(f, weights) r1 = Mul(y, y)"
+    body = (
+        f"x1 = Add(x, other) {LAYER.format('x1')} {QUANTIZATIONS['symmetric']} out = MatMul(f, weights) r1 = Mul(y, y)"
+    )
     converted = check(model_of(body, "float[] out, float[] x1, float[] r1"), data())
     (program,) = programs(converted)
     assert "dst = " in program
@@ -121,7 +125,10 @@ def test_sum_and_result_are_outputs() -> None:
         (f"x1 = Add(x, other) {LAYER.format('x1').replace('y =', 'out =')}", 1),  # ONNX Runtime's form is slow
         (LAYER.format("x").replace("y =", "out ="), 0),  # ONNX Runtime's form is fast
         ("out = LayerNormalization<axis = 1>(x, both)", 0),  # of two dimensions
-        ("x1 = Add(x, other) out, d, v, s = com.microsoft.SkipLayerNormalization<epsilon = 1e-5>(x, other, gain, shift)", 1),
+        (
+            "out, d, v, s = com.microsoft.SkipLayerNormalization<epsilon = 1e-5>(x, other, gain, shift)",
+            1,
+        ),
     ],
 )
 def test_without_quantization(nodes: str, count: int) -> None:

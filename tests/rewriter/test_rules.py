@@ -20,7 +20,7 @@ from ort_dynq.rewriter.chains import truncation
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.reasons import Unconverted
 from ort_dynq.rewriter.rule import Context, Rule
-from ort_dynq.rewriter.rules import PHASES
+from ort_dynq.rewriter.rules import FIRST_FUSIONS, LAST_FUSIONS, PHASES
 from ort_dynq.storage import load
 
 MODULES = [
@@ -29,7 +29,8 @@ MODULES = [
     if not module.name.endswith(".rules")
 ]
 RULE_MODULES = [module for module in MODULES if any(isinstance(value, Rule) for value in vars(module).values())]
-RULES = [rule for phase in PHASES for rule in phase]
+ALL_PHASES = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS)
+RULES = [rule for phase in ALL_PHASES for rule in phase]
 
 
 def test_every_rule_is_listed_once_under_its_own_name() -> None:
@@ -82,7 +83,8 @@ def test_match_changes_nothing() -> None:
     concerned: set[str] = set()
     for name in FOLDERS:
         model = load(MODELS / name / "model.onnx")
-        convert(model, [each for phase in (*PHASES, ()) for each in ([meets_every_node(model, concerned)], phase)])
+        meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(model, concerned)], phase)]
+        convert(model, meets, fuse=True)
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
 
 

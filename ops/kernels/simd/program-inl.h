@@ -54,8 +54,8 @@ V::F to_codes(V::F acc) {
   return V::add(V::round_float(saturated), V::set1(0.0f));  // -0 becomes 0
 }
 
-// The best numbers of a row so far, in four vectors: each of them is compared with every fourth vector of the row. Or the
-// partial sums of the row.
+// The best numbers of a row so far, in four vectors: each of them is compared with every fourth vector of the row. Or
+// the partial sums of the row.
 constexpr int64_t kSumVectors = kSums / V::kLanes;
 struct Best {
   V::F lanes[kSumVectors > 4 ? kSumVectors : 4];

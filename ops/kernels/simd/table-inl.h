@@ -43,7 +43,7 @@ struct VectorMembers {
   F (*ceil)(F) = V::ceil;
   F (*sqrt)(F) = V::sqrt;
   F (*power_of_2)(F) = V::power_of_2;  // of integers from -126 to 127
-  F (*equal)(F, F) = V::equal;  // 1 or 0, as the next two
+  F (*equal)(F, F) = V::equal;         // 1 or 0, as the next two
   F (*less)(F, F) = V::less;
   F (*less_or_equal)(F, F) = V::less_or_equal;
   F (*choose)(F c, F a, F b) = V::choose;  // c != 0 ? a : b

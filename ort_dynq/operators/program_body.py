@@ -1,0 +1,235 @@
+"""The function body of a program: its steps as standard operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from .function_text import reshape
+from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, Program, Step, is_literal, literal
+
+_CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
+
+
+def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: int) -> str:
+    """The nodes that compute a program with standard operators, in the text syntax of ``onnx.parser``.
+
+    They read ``x``, the operands, ``zero``, ``one``, ``axes`` ([1]), and the shapes ``shape``, ``rows_shape`` and
+    ``parameter_shape`` (row_program.py).
+
+    Args:
+        program: The program.
+        prefix: What the names of its values begin with.
+        results: The names of the outputs, by output: float32 tensors of the shapes of the operator's outputs.
+        opset: The version of the standard operators.
+    """
+    uses, lines = program.live(), list[str]()
+
+    def name(value: str) -> str:
+        if is_literal(value):
+            known = {"inf": "infinity", "-inf": "minus_infinity"}
+            return known.get(value) or f"{prefix}c{sorted(filter(is_literal, uses)).index(value)}"
+        operand = INPUT.fullmatch(value)
+        return f"{prefix}{value}" if operand is None else f"operand_{operand[2]}" if operand[2] else "x"
+
+    for value in filter(is_literal, uses):
+        if math.isfinite(float(value)):
+            lines.append(f"{name(value)} = Constant<value_float = {value}>()")
+    for index, step in enumerate(program.steps):
+        if uses[f"v{index}"]:
+            operands = [*map(name, step.operands)]
+            if program.is_mixed_choice(step):
+                lines.append(f"{name(f'v{index}')}_e = Expand({operands[0]}, shape)")
+                operands[0] = f"{name(f'v{index}')}_e"
+            lines += _step(step, name(f"v{index}"), operands, opset)
+    for output, result in results.items():
+        if output in program.outputs:
+            shape = "shape" if OUTPUTS[output] else "parameter_shape"
+            lines.append(f"{result} = Expand({name(program.outputs[output])}, {shape})")
+        else:
+            lines.append(f"{result} = Constant<value = float[0] {{}}>()")
+    return "\n".join(lines)
+
+
+def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]:
+    """The nodes of one step, whose value gets the name `to`."""
+    operator, listed = step.operator, ", ".join(operands)
+    if operator in COMPARISONS:
+        yield f"{to}_b = {operator}({listed})"
+        yield f"{to} = Cast<to = 1>({to}_b)"
+    elif operator in ("And", "Or", "Where"):
+        for i, operand in enumerate(operands[: 1 if operator == "Where" else 2]):
+            yield f"{to}_b{i} = Cast<to = 9>({operand})"
+        if operator == "Where":
+            yield f"{to} = Where({to}_b0, {operands[1]}, {operands[2]})"
+        else:
+            yield f"{to}_b = {operator}({to}_b0, {to}_b1)"
+            yield f"{to} = Cast<to = 1>({to}_b)"
+    elif operator == "Not":
+        yield f"{to} = Sub(one, {listed})"
+    elif operator == "LeakyRelu":
+        yield f"{to} = LeakyRelu<alpha = {step.operands[1]}>({operands[0]})"
+    elif operator == "Float16":
+        yield f"{to}_h = Cast<to = 10>({listed})"
+        yield f"{to} = Cast<to = 1>({to}_h)"
+    elif operator in _CODES:
+        number, low, high = _CODES[operator]
+        yield from saturated(listed, f"{to}_i", f"Cast<to = {number}>", literal(low), literal(high))
+        yield f"{to} = Cast<to = 1>({to}_i)"
+    elif operator == "Int32":
+        yield f"{to}_r = Round({listed})"
+        yield f"{to}_l = Constant<value_float = {-(2.0**31)}>()"
+        yield f"{to}_m = Constant<value_float = {2.0**31}>()"
+        yield f"{to}_a = GreaterOrEqual({to}_r, {to}_l)"
+        yield f"{to}_b = Less({to}_r, {to}_m)"
+        yield f"{to}_ab = And({to}_a, {to}_b)"
+        yield f"{to}_d = Where({to}_ab, {to}_r, {to}_l)"
+        yield f"{to}_i = Cast<to = 6>({to}_d)"
+        yield f"{to} = Cast<to = 1>({to}_i)"
+    elif operator in FUNCTIONS:
+        yield from (_sigmoid if operator == "Sigmoid" else _gelu)(listed, to)
+    elif operator == SUM:
+        yield from _sum(listed, to, opset)
+    elif operator in REDUCTIONS:
+        # From opset 18 on, axes are an input.
+        attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
+        yield f"{to}_e = Expand({listed}, shape)"
+        yield f"{to}_r = {reshape(opset)}({to}_e, rows_shape)"
+        yield f"{to}_m = {operator}<keepdims = 1{attribute}>({to}_r{axes})"
+        yield f"{to} = {reshape(opset)}({to}_m, parameter_shape)"
+    else:
+        yield f"{to} = {operator}({listed})"
+
+
+_EXP = (0.0013951717410236597, 0.008369598537683487, 0.0416661873459816, 0.16666512191295624, 0.5)
+_GELU = (
+    *(-0.09450025856494904, 0.35453274846076965, -0.29052290320396423, 0.3034745156764984),
+    *(0.013249465264379978, 0.11527300626039505, 0.09849343448877335),
+)
+
+
+def _horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
+    """The nodes of a polynomial, whose coefficient of the highest power is the first one."""
+    for i, number in enumerate(coefficients):
+        name = to if i == len(coefficients) - 1 else f"{to}_{i}"
+        if i == 0:
+            yield f"{name} = Constant<value_float = {number}>()"
+        else:
+            yield f"{to}_m{i} = Mul({to}_{i - 1}, {x})"
+            yield f"{to}_c{i} = Constant<value_float = {number}>()"
+            yield f"{name} = Add({to}_m{i}, {to}_c{i})"
+
+
+def _exp(y: str, to: str) -> Iterator[str]:
+    """The nodes of e^y, for y from -87 to 0: 2^n * e^r, where y = n * log(2) + r."""
+    yield f"{to}_l2e = Constant<value_float = 1.44269502162933349609375>()"
+    yield f"{to}_l1 = Constant<value_float = 0.693359375>()"
+    yield f"{to}_l2 = Constant<value_float = -0.00021219444274902344>()"
+    yield f"{to}_s = Mul({y}, {to}_l2e)"
+    yield f"{to}_n = Round({to}_s)"
+    yield f"{to}_n1 = Mul({to}_n, {to}_l1)"
+    yield f"{to}_n2 = Mul({to}_n, {to}_l2)"
+    yield f"{to}_r1 = Sub({y}, {to}_n1)"
+    yield f"{to}_r = Sub({to}_r1, {to}_n2)"
+    yield from _horner(f"{to}_r", f"{to}_p", _EXP)
+    yield f"{to}_pr = Mul({to}_p, {to}_r)"
+    yield f"{to}_prr = Mul({to}_pr, {to}_r)"
+    yield f"{to}_q = Add({to}_prr, {to}_r)"
+    yield f"{to}_er = Add({to}_q, one)"
+    yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**-n) for n in range(127))}]>()"
+    yield f"{to}_isnan = IsNaN({to}_n)"
+    yield f"{to}_known = Where({to}_isnan, zero, {to}_n)"
+    yield f"{to}_minus = Neg({to}_known)"
+    yield f"{to}_index = Cast<to = 7>({to}_minus)"
+    yield f"{to}_power = Gather({to}_table, {to}_index)"
+    yield f"{to} = Mul({to}_er, {to}_power)"
+
+
+def _sigmoid(x: str, to: str) -> Iterator[str]:
+    """The nodes of 1 / (1 + e^-x), as e^x / (1 + e^x) for x < 0."""
+    yield f"{to}_limit = Constant<value_float = 87.0>()"
+    yield f"{to}_a = Abs({x})"
+    yield f"{to}_t = Clip({to}_a, zero, {to}_limit)"
+    yield f"{to}_y = Neg({to}_t)"
+    yield from _exp(f"{to}_y", f"{to}_e")
+    yield f"{to}_b = Less({x}, zero)"
+    yield f"{to}_u = Where({to}_b, {to}_e, one)"
+    yield f"{to}_d = Add(one, {to}_e)"
+    yield f"{to} = Div({to}_u, {to}_d)"
+
+
+def _gelu(x: str, to: str) -> Iterator[str]:
+    """The nodes of max(x, 0) - t * Phi(-t), where t = |x|; Phi(-t) = e^(-t^2 / 2) * v * P(v), v = 1 / (1 + t / 4)."""
+    yield f"{to}_limit = Constant<value_float = 13.0>()"
+    yield f"{to}_quarter = Constant<value_float = 0.25>()"
+    yield f"{to}_half = Constant<value_float = -0.5>()"
+    yield f"{to}_a = Abs({x})"
+    yield f"{to}_t = Clip({to}_a, zero, {to}_limit)"
+    yield f"{to}_t4 = Mul({to}_t, {to}_quarter)"
+    yield f"{to}_d = Add({to}_t4, one)"
+    yield f"{to}_v = Div(one, {to}_d)"
+    yield from _horner(f"{to}_v", f"{to}_p", _GELU)
+    yield f"{to}_pv = Mul({to}_p, {to}_v)"
+    yield f"{to}_pvt = Mul({to}_pv, {to}_t)"
+    yield f"{to}_tt = Mul({to}_t, {to}_t)"
+    yield f"{to}_y = Mul({to}_tt, {to}_half)"
+    yield from _exp(f"{to}_y", f"{to}_e")
+    yield f"{to}_g = Mul({to}_pvt, {to}_e)"
+    yield f"{to}_b = Less(zero, {x})"
+    yield f"{to}_m = Where({to}_b, {x}, zero)"
+    yield f"{to} = Sub({to}_m, {to}_g)"
+
+
+_SUMS = 32
+
+
+def _sum(x: str, to: str, opset: int) -> Iterator[str]:
+    """The nodes of a sum: element i of a row is added to partial sum i % 32, then halves of them are added."""
+    yield f"{to}_e = Expand({x}, shape)"
+    yield f"{to}_r = {reshape(opset)}({to}_e, rows_shape)"
+    yield f"{to}_sums = Constant<value_ints = [{_SUMS}]>()"
+    yield f"{to}_zeros = Constant<value_ints = [0, 0, 0]>()"
+    yield f"{to}_first = Constant<value_ints = [0]>()"
+    yield f"{to}_rows = Gather(rows_shape, {to}_first)"
+    yield f"{to}_cols = Gather(rows_shape, axes)"
+    yield f"{to}_rest = Mod({to}_cols, {to}_sums)"
+    yield f"{to}_missing = Sub({to}_sums, {to}_rest)"
+    yield f"{to}_pads = Concat<axis = 0>({to}_zeros, {to}_missing)"
+    yield f"{to}_padded = Pad({to}_r, {to}_pads, zero)"
+    yield f"{to}_whole = Add({to}_cols, {to}_missing)"
+    yield f"{to}_parts = Div({to}_whole, {to}_sums)"
+    yield f"{to}_cube_shape = Concat<axis = 0>({to}_rows, {to}_parts, {to}_sums)"
+    yield f"{to}_cube = Reshape({to}_padded, {to}_cube_shape)"
+    yield f"{to}_axis = Constant<value_int = 1>()"
+    yield f"{to}_running = CumSum({to}_cube, {to}_axis)"
+    yield f"{to}_last = Constant<value_int = -1>()"
+    yield f"{to}_{_SUMS} = Gather<axis = 1>({to}_running, {to}_last)"
+    half = _SUMS // 2
+    while half:
+        yield f"{to}_middle_{half} = Constant<value_ints = [{half}]>()"
+        yield f"{to}_end_{half} = Constant<value_ints = [{2 * half}]>()"
+        yield f"{to}_low_{half} = Slice({to}_{2 * half}, {to}_first, {to}_middle_{half}, axes)"
+        yield f"{to}_high_{half} = Slice({to}_{2 * half}, {to}_middle_{half}, {to}_end_{half}, axes)"
+        yield f"{to}_{half} = Add({to}_low_{half}, {to}_high_{half})"
+        half //= 2
+    yield f"{to}_no_minus_zero = Add({to}_1, zero)"
+    yield f"{to} = {reshape(opset)}({to}_no_minus_zero, parameter_shape)"
+
+
+def saturated(value: str, to: str, cast: str, low: str, high: str) -> Iterator[str]:
+    """The nodes that round a float32 value half to even, saturate it and cast it to integers; NaN becomes 0.
+
+    Args:
+        value: The name of the value.
+        to: The name of the integers.
+        cast: The Cast with its attributes.
+        low, high: The smallest and the largest integer: literals, or names of values.
+    """
+    for bound, end in ((low, "l"), (high, "h")):
+        is_name = bound.isidentifier()
+        yield f"{to}_{end} = Identity({bound})" if is_name else f"{to}_{end} = Constant<value_float = {bound}>()"
+    yield f"{to}_r = Round({value})"
+    yield f"{to}_c = Clip({to}_r, {to}_l, {to}_h)"
+    yield f"{to}_n = IsNaN({to}_c)"
+    yield f"{to}_d = Where({to}_n, zero, {to}_c)"
+    yield f"{to} = {cast}({to}_d)"

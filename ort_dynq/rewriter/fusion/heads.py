@@ -1,0 +1,113 @@
+"""Queries, keys and values of attention: tensors of heads, in the orders of dimensions that exporters write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..analysis.constants import constant_array
+from ..analysis.nodes import producer_of, skip_identity
+from ..edit import Edit
+
+HEADS_FIRST = [0, 2, 1, 3]  # from [B, S, H, D] to [B, H, S, D], and back
+Dim = int | ir.SymbolicDim
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A query, a key or a value.
+
+    Attributes:
+        value: [B, S, H * D], [B, S, H, D] or, if `is_split_first`, [B, H, S, D].
+        batch, heads, length, size: B, H, S and D.
+        is_split_first: Whether the heads stand before the tokens.
+    """
+
+    value: ir.Value
+    batch: Dim
+    heads: int
+    length: Dim
+    size: int
+    is_split_first: bool
+
+    def joined(self, edit: Edit, before: ir.Node) -> ir.Value:
+        """Returns the value as [B, S, H * D]."""
+        if len(dims_of(self.value)) == 3:
+            return self.value
+        by_token = swapped(self.value, edit, before) if self.is_split_first else self.value
+        return reshaped(by_token, [0, 0, self.heads * self.size], edit, before)
+
+    def split(self, edit: Edit, before: ir.Node) -> ir.Value:
+        """Returns the value as [B, H, S, D]."""
+        if self.is_split_first:
+            return self.value
+        shape = [0, 0, self.heads, self.size]
+        by_token = reshaped(self.value, shape, edit, before) if len(dims_of(self.value)) == 3 else self.value
+        return swapped(by_token, edit, before)
+
+
+def heads_of(value: ir.Value | None) -> Heads | None:
+    """Returns a value [B, H, S, D] as heads; None if H or D is not known."""
+    if value is None or len(dims := dims_of(value)) != 4 or value.dtype != ir.DataType.FLOAT:
+        return None
+    batch, heads, length, size = dims
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return None
+    node = producer_of(skip_identity(value), "Transpose")
+    if node is not None and list(node.attributes.get_ints("perm", [])) == HEADS_FIRST:
+        return heads_by_token(node.inputs[0])
+    return Heads(value, batch, heads, length, size, True)
+
+
+def heads_by_token(value: ir.Value | None) -> Heads | None:
+    """Returns a value [B, S, H, D] as heads; None if H or D is not known."""
+    if value is None or len(dims := dims_of(value)) != 4 or value.dtype != ir.DataType.FLOAT:
+        return None
+    batch, length, heads, size = dims
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return None
+    node = producer_of(skip_identity(value), "Reshape")
+    rows = None if node is None else node.inputs[0]
+    if node is not None and rows is not None and splits_rows(node, rows, value, heads * size):
+        length = dims_of(rows)[1] if is_unknown(length) else length
+        return Heads(rows, batch, heads, length, size, False)
+    return Heads(value, batch, heads, length, size, False)
+
+
+def splits_rows(reshape: ir.Node, joined: ir.Value, split: ir.Value, length: int) -> bool:
+    """Returns whether a Reshape from one of two values to the other only splits or joins rows of a length."""
+    narrow, wide = dims_of(joined), dims_of(split)
+    if len(narrow) != 3 or len(wide) != 4 or narrow[2] != length:
+        return False
+    target = constant_array(reshape.inputs[1])
+    is_copied = target is not None and 0 in target[:2] and not reshape.attributes.get_int("allowzero", 0)
+    return is_copied or any(map(is_equal, narrow[:2], wide[:2]))  # the number of elements shows the other one
+
+
+def reshaped(value: ir.Value, shape: list[int], edit: Edit, before: ir.Node) -> ir.Value:
+    return edit.insert(ir.node("Reshape", [value, edit.add_constant(np.array(shape), before=before)]), before=before)
+
+
+def swapped(value: ir.Value, edit: Edit, before: ir.Node) -> ir.Value:
+    """Returns a value with its middle dimensions swapped."""
+    return edit.insert(ir.node("Transpose", [value], {"perm": HEADS_FIRST}), before=before)
+
+
+def dims_of(value: ir.Value) -> list[Dim]:
+    """Returns the dimensions of a value; none if its rank is not known."""
+    return [] if value.shape is None else list(value.shape)
+
+
+def is_equal(a: Dim, b: Dim) -> bool:
+    return a == b and not is_unknown(a)
+
+
+def is_dynamic(dim: Dim) -> bool:
+    return not isinstance(dim, int)
+
+
+def is_unknown(dim: Dim) -> bool:
+    """Returns whether a dimension has neither a length nor a name."""
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None

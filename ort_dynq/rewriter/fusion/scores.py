@@ -1,0 +1,234 @@
+"""The scores of exported attention: a product, multiplied by numbers, and changed by masks and biases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..analysis.constants import constant_array, constant_scalar, is_number
+from ..analysis.nodes import is_standard, only_use, producer_of, skip_identity
+from ..analysis.shapes import does_not_grow, has_one_element
+from ..analysis.values import Values
+from .heads import Heads, dims_of, heads_by_token, heads_of
+
+_LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
+_FARTHEST = 16  # nodes between the product and Softmax
+_SLICE_WITHOUT_STEPS = 3  # inputs after the data: starts, ends, axes
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+}
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of one element by which scores are multiplied or divided."""
+
+    value: ir.Value
+    divides: bool
+
+
+@dataclass(frozen=True)
+class Added:
+    """A bias that is added to scores."""
+
+    value: ir.Value
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A condition: scores stay where it is `keeps`, and become `number` elsewhere."""
+
+    value: ir.Value
+    keeps: bool
+    number: float
+
+
+Steps = tuple[Added | Masked, ...]
+
+
+@dataclass
+class Scores:
+    """Scores: MatMul(query, key), multiplied by scalars and then changed by steps, the innermost first.
+
+    Attributes:
+        query: [B, H, S, D].
+        key: [B, H, D, T].
+    """
+
+    query: ir.Value
+    key: ir.Value
+    scalars: list[Scalar] = field(default_factory=list)
+    steps: list[Added | Masked] = field(default_factory=list)
+
+
+def scores_of(user: ir.Node, index: int = 0, distance: int = 0) -> Scores | None:
+    """Returns the scores that Softmax, or a node before it, reads as one of its inputs, if nothing else uses them."""
+    value = user.inputs[index]
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.graph is not user.graph or distance > _FARTHEST:
+        return None
+    if value.is_graph_output() or not all(_serves(user, index, *use) for use in value.uses()):
+        return None
+    if skip_identity(value) is not value:
+        return scores_of(node, 0, distance + 1)
+    if is_standard(node, "MatMul"):
+        query, key = node.inputs
+        return None if query is None or key is None else Scores(query, key)
+    if not is_standard(node, "Add", "Mul", "Div", "Where"):
+        return None
+    for i, other in _operands(node):
+        if (scores := scores_of(node, i, distance + 1)) is not None:
+            return scores if other is not None and _apply(node, i, other, scores) else None
+    return None
+
+
+def _serves(user: ir.Node, index: int, node: ir.Node, at: int) -> bool:
+    """Returns whether a use of scores is that of a user, or expands another input of the user to their shape."""
+    if node is user:
+        return at == index
+    shape = only_use(node.outputs[0]) if is_standard(node, "Shape") else None
+    expanded = only_use(shape.node.outputs[0]) if shape is not None and is_standard(shape.node, "Expand") else None
+    return expanded is not None and expanded.node is user
+
+
+def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores) -> bool:
+    """Adds a node that reads scores to what is done to them; returns whether that is possible."""
+    value = node.inputs[index]
+    assert value is not None
+    if node.op_type == "Add":
+        scores.steps.append(Added(_unexpanded(other, value)))
+        return True
+    if node.op_type == "Where":
+        number, condition = constant_scalar(other), node.inputs[0]
+        if condition is None or number is None or number > _LARGEST_MASK:
+            return False
+        scores.steps.append(Masked(_unexpanded(condition, value), index == 1, number))
+        return does_not_grow(_unexpanded(other, value), value)
+    scores.scalars.append(Scalar(other, node.op_type == "Div"))
+    return not scores.steps
+
+
+def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:
+    """Returns the input of an Expand to the shape of scores: the operation with the scores expands it by itself."""
+    expand = producer_of(skip_identity(value), "Expand")
+    shape = None if expand is None else producer_of(expand.inputs[1], "Shape")
+    if expand is None or shape is None or shape.inputs[0] is not scores:
+        return value
+    if "end" in shape.attributes or shape.attributes.get_int("start", 0) != 0:
+        return value
+    return value if expand.inputs[0] is None else expand.inputs[0]
+
+
+def _operands(node: ir.Node) -> list[tuple[int, ir.Value | None]]:
+    """Returns the indices of the inputs of a node that may be scores, each with the other input."""
+    if node.op_type == "Where":
+        return [(1, node.inputs[2]), (2, node.inputs[1])]
+    return [(0, node.inputs[1]), *([(1, node.inputs[0])] if node.op_type != "Div" else [])]
+
+
+def unscaled(value: ir.Value, scalars: list[Scalar], *, at_run_time: bool = False) -> ir.Value:
+    """Returns a value before its scaling, and adds the scalars to a list.
+
+    A product with a scalar that is computed at run time may be a dequantization. It stays, unless it is asked for.
+    """
+    while (node := producer_of(skip_identity(value), "Mul", "Div")) is not None:
+        found = [
+            (node.inputs[i], other) for i, other in _operands(node) if other is not None and has_one_element(other, 4)
+        ]
+        if not found or found[0][0] is None or not (at_run_time or _number(found[0][1]) is not None):
+            break
+        value = found[0][0]
+        scalars.append(Scalar(found[0][1], node.op_type == "Div"))
+    return skip_identity(value)
+
+
+def transposed_key(scores: Scores) -> Heads | None:
+    """Returns the key before it is transposed to [B, H, D, T]; the scalars are added to those of the scores."""
+    node = producer_of(unscaled(scores.key, scores.scalars, at_run_time=True), "Transpose")
+    source = None if node is None else node.inputs[0]
+    if node is None or source is None:
+        return None
+    perm = list(node.attributes.get_ints("perm", []))
+    if perm == [0, 1, 3, 2]:
+        return heads_of(unscaled(source, scores.scalars))
+    return heads_by_token(source) if perm == [0, 2, 3, 1] else None
+
+
+def split_scalars(scalars: list[Scalar]) -> tuple[list[float], tuple[Scalar, ...]]:
+    """Returns the factors that are known before run time, and the other scalars."""
+    constants, others = [], []
+    for scalar in scalars:
+        number = _number(scalar.value)
+        if number is None:
+            others.append(scalar)
+        elif scalar.divides:
+            constants.append(1 / number if number else math.inf)
+        else:
+            constants.append(number)
+    return constants, tuple(others)
+
+
+def _number(value: ir.Value) -> float | None:
+    """Returns a number that is known before run time, or None."""
+    elements = _elements(value)
+    number = math.nan if elements is None or elements.size != 1 else float(elements.reshape(()))
+    return None if math.isnan(number) else number
+
+
+def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:
+    """Returns the elements of a number or a shape as exporters compute them; NaN for a length that is not known.
+
+    torch computes the scale from the shape of q, whose last dimension is known, also if others are not.
+    """
+    if value is None or distance > _FARTHEST:
+        return None
+    if (elements := constant_array(value)) is not None:
+        return elements.astype(np.float64) if is_number(elements.dtype) else None
+    node = producer_of(value, "Shape", "Identity", "Cast", "Slice", "Gather", "Squeeze", "Unsqueeze", *_ARITHMETIC)
+    if node is None or node.inputs[0] is None:
+        return None
+    if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or not value.dtype.is_floating_point()):
+        return None  # integers round
+    if node.op_type == "Shape":
+        if node.inputs[0].shape is None:
+            return None
+        dims = [dim if isinstance(dim, int) else math.nan for dim in dims_of(node.inputs[0])]
+        return np.array(dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(dims))])
+    inputs = [_elements(each, distance + 1) for each in node.inputs]
+    known = [each for each in inputs if each is not None]
+    if len(known) < len(inputs):
+        return None
+    first, *others = known
+    if node.op_type in _ARITHMETIC:
+        with np.errstate(all="ignore"):
+            return np.asarray(_ARITHMETIC[node.op_type](*known))
+    if node.op_type == "Slice":
+        start, end = (int(each.reshape(-1)[0]) for each in others[:2])
+        return first[start:end] if first.ndim == 1 and len(others) <= _SLICE_WITHOUT_STEPS else None
+    if node.op_type == "Gather":
+        return first[others[0].astype(np.int64)] if first.ndim == 1 else None
+    if node.op_type in ("Squeeze", "Unsqueeze"):
+        return first.reshape(()) if first.size == 1 else None
+    return first
+
+
+def may_mask_rows(steps: list[Added | Masked], values: Values) -> bool:
+    """Returns whether the sum of the steps may be -inf."""
+    low = np.float32(0)
+    with np.errstate(over="ignore"):
+        for step in steps:
+            if isinstance(step, Masked):
+                low = min(low, np.float32(step.number))
+            else:
+                low = np.float32(low + np.float32(values.known(step.value).low))
+    return bool(np.isneginf(low))
