@@ -323,6 +323,16 @@ void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) con
   for (int64_t row = begin; row < end; row += batch) run.run(row, std::min(batch, end - row));
 }
 
+namespace {
+
+bool stores_codes(const PlacedPass& pass) {
+  return std::any_of(pass.steps.begin(), pass.steps.end(), [](const PlacedStep& step) {
+    return step.a.place == Place::kOutput && step.a.index == static_cast<int>(ProgramOutput::kCodes);
+  });
+}
+
+}  // namespace
+
 void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const {
   Run all(*this, tensors);
   all.read_rows(row, 1);
@@ -341,7 +351,7 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
       for (int i = 0; i < slots; ++i) *run.slot(i) = *all.slot(i);
       run.prepare(row, col, 1, count);
       run.run_elements(pass, row, col, 1, count, part == 0);
-      run.narrow(row, col, 1, count);
+      if (stores_codes(pass)) run.narrow(row, col, 1, count);
       for (int i = 0; i < slots; ++i) numbers[static_cast<size_t>(part * slots + i)] = *run.slot(i);
     });
     for (const PlacedStep& step : pass.steps) {

@@ -31,8 +31,16 @@ struct V : Vector256 {
   static F floor(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static F ceil(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
   static F sqrt(F a) { return _mm256_sqrt_ps(a); }
-  static F power_of_2(F n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  static F times_power_of_2(F a, F n) {
+    const __m256i exponents = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(exponents));
+  }
+  static void store_bytes(uint8_t* low, uint8_t* high, I a) {
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i bytes = _mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(order));  // of each half: low, high, ...
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(low), both);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(high), _mm_unpackhi_epi64(both, both));
   }
   static F equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), set1(1.0f)); }
   static F less(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), set1(1.0f)); }

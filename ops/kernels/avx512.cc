@@ -25,7 +25,11 @@ struct V : Vector512 {
   static F floor(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static F ceil(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
   static F sqrt(F a) { return _mm512_sqrt_ps(a); }
-  static F power_of_2(F n) { return _mm512_scalef_ps(set1(1.0f), n); }
+  static F times_power_of_2(F a, F n) { return _mm512_scalef_ps(a, n); }
+  static void store_bytes(uint8_t* low, uint8_t* high, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(a, 8)));
+  }
   static F equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), set1(1.0f)); }
   static F less(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), set1(1.0f)); }
   static F less_or_equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LE_OQ), set1(1.0f)); }

@@ -38,6 +38,7 @@
 
 #include "core/compiler.h"
 #include "core/encodings.h"
+#include "kernels/attention.h"
 #include "kernels/numbers.h"
 #include "kernels/programs.h"
 
@@ -174,6 +175,7 @@ struct ElementwiseKernels {
   ConvertKernel widen[kFormats];   // to float, or to codes of 8 bits
   ConvertKernel narrow[kFormats];  // from them
   PassKernel run_pass;             // of programs
+  SoftmaxKernel softmax;           // of attention
 };
 
 extern const ElementwiseKernels kPortableKernels;

@@ -12,7 +12,7 @@ ORT_DYNQ_INLINE inline typename V::F exp_of_negative(typename V::F y) {
   const typename V::F r = V::sub(V::sub(y, V::mul(n, f(0.693359375f))), V::mul(n, f(-2.12194442749023437500e-4f)));
   typename V::F p = f(kExp[0]);
   for (int i = 1; i < 5; ++i) p = V::add(V::mul(p, r), f(kExp[i]));
-  return V::mul(V::add(V::add(V::mul(V::mul(p, r), r), r), f(1.0f)), V::power_of_2(n));
+  return V::times_power_of_2(V::add(V::add(V::mul(V::mul(p, r), r), r), f(1.0f)), n);
 }
 
 // 1 / (1 + e^-x), as e^x / (1 + e^x) for x < 0.
@@ -20,7 +20,7 @@ template <class V>
 ORT_DYNQ_INLINE inline typename V::F sigmoid_of(typename V::F x) {
   const typename V::F one = V::set1(1.0f);
   const typename V::F e = exp_of_negative<V>(V::negate(V::min(V::set1(87.0f), V::abs(x))));
-  return V::or_nan(V::div(V::choose(V::less(x, V::set1(0.0f)), e, one), V::add(one, e)), x);
+  return V::div(V::choose(V::less(x, V::set1(0.0f)), e, one), V::add(one, e));
 }
 
 // x * Phi(x) = max(x, 0) - t * Phi(-t), where t = |x|; Phi is the normal distribution. Phi(-t) = e^(-t^2 / 2) * v *
@@ -33,5 +33,5 @@ ORT_DYNQ_INLINE inline typename V::F gelu_of(typename V::F x) {
   typename V::F p = f(kGelu[0]);
   for (int i = 1; i < 7; ++i) p = V::add(V::mul(p, v), f(kGelu[i]));
   const typename V::F g = V::mul(V::mul(V::mul(p, v), t), exp_of_negative<V>(V::mul(V::mul(t, t), f(-0.5f))));
-  return V::or_nan(V::sub(V::choose(V::less(f(0.0f), x), x, f(0.0f)), g), x);
+  return V::sub(V::choose(V::less(f(0.0f), x), x, f(0.0f)), g);
 }

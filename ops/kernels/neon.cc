@@ -20,8 +20,14 @@ struct V : VectorNeon {
   static F floor(F a) { return vrndmq_f32(a); }
   static F ceil(F a) { return vrndpq_f32(a); }
   static F sqrt(F a) { return vsqrtq_f32(a); }
-  static F power_of_2(F n) {
-    return vreinterpretq_f32_u32(vshlq_n_u32(u32(add(vcvtnq_s32_f32(n), set1(int32_t{127}))), 23));
+  static F times_power_of_2(F a, F n) {
+    return vmulq_f32(a, vreinterpretq_f32_u32(vshlq_n_u32(u32(add(vcvtnq_s32_f32(n), set1(int32_t{127}))), 23)));
+  }
+  static void store_bytes(uint8_t* low, uint8_t* high, I a) {
+    const uint16x4_t words = vmovn_u32(u32(a));
+    const uint16x8_t both = vcombine_u16(words, words);
+    dynq::store(reinterpret_cast<uint32_t*>(low), vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(both)), 0));
+    dynq::store(reinterpret_cast<uint32_t*>(high), vget_lane_u32(vreinterpret_u32_u8(vshrn_n_u16(both, 8)), 0));
   }
   static F one_if(uint32x4_t is_true) { return vbslq_f32(is_true, set1(1.0f), set1(0.0f)); }
   static F equal(F a, F b) { return one_if(vceqq_f32(a, b)); }

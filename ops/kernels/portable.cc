@@ -373,6 +373,7 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.widen[kU4] = widen_codes<kU8>;
   table.widen[kS4] = widen_codes<kS8>;
   table.run_pass = run_portable_pass;
+  table.softmax = portable_softmax;
   table.narrow[kF16] = narrow_half<narrow_f16>;
   table.narrow[kBf16] = narrow_half<narrow_bf16>;
   table.narrow[kU4] = narrow_codes<kU8>;

@@ -46,8 +46,7 @@ struct Scalar {
   static F round_float(F a) { return round_half_even(a); }
   static F less(F a, F b) { return a < b ? 1.0f : 0.0f; }
   static F choose(F c, F a, F b) { return c != 0 ? a : b; }
-  static F or_nan(F a, F b) { return b != b ? b : a; }
-  static F power_of_2(F n) { return n != n ? n : ldexpf(1.0f, static_cast<int>(n)); }
+  static F times_power_of_2(F a, F n) { return n != n ? n : a * ldexpf(1.0f, static_cast<int>(n)); }
 };
 
 #include "kernels/functions-inl.h"

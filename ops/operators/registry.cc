@@ -15,6 +15,7 @@
   X(quantized_matmul_program)    \
   X(quantized_conv)              \
   X(quantized_conv_program)      \
+  X(quantized_attention)         \
   X(row_program)                 \
   X(reduce_abs_max)              \
   X(reduce_min_max)              \

@@ -87,6 +87,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         dest="fuse",
         help="leave normalizations, activation functions and attention as they are: only layers with weights change",
     )
+    parser.add_argument(
+        "--attention",
+        choices=("int8", "float"),
+        default="int8",
+        help="int8: fused attention has products of integers, except with --min-snr (default); float: it is ONNX "
+        "Runtime's own operator",
+    )
     add_data_sets(parser)
     add_data(parser)
 
@@ -104,6 +111,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         from_dynamic=arguments.from_dynamic,
         min_snr=arguments.min_snr,
         fuse=arguments.fuse,
+        attention=arguments.attention,
     )
     reference = reference_of(arguments, source) if compares else None
 

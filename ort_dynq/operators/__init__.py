@@ -8,7 +8,16 @@ list.
 
 from __future__ import annotations
 
-from . import affine, dynamic_range, granular, quantized_conv, quantized_matmul, reduce, row_program
+from . import (
+    affine,
+    dynamic_range,
+    granular,
+    quantized_attention,
+    quantized_conv,
+    quantized_matmul,
+    reduce,
+    row_program,
+)
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
@@ -21,6 +30,7 @@ FAMILIES: tuple[Family, ...] = (
     dynamic_range.FAMILY,
     quantized_matmul.FAMILY,
     quantized_conv.FAMILY,
+    quantized_attention.FAMILY,
     reduce.FAMILY,
     row_program.FAMILY,
 )

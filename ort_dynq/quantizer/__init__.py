@@ -20,7 +20,7 @@ from ..rewriter.normal_form import in_normal_form
 from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
-from ..rewriter.rules import FIRST_FUSIONS, LAST_FUSIONS
+from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
 from . import conv, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
@@ -48,6 +48,7 @@ def quantize(
     min_snr: float | None = None,
     data: Source | None = None,
     fuse: bool = True,
+    attention: str = "int8",
 ) -> Result:
     """Turns matrix products and convolutions with constant float weights into products of integers.
 
@@ -71,6 +72,8 @@ def quantize(
             files; arrays by the name of the input; or a list of these. None for generated data, which show little.
         fuse: Whether normalizations, activation functions and attention are fused, with each other and with the
             quantization after them: see docs/rules.md.
+        attention: "int8" for products of integers in fused attention, which is float with `min_snr`; "float" for
+            ONNX Runtime's operator.
 
     Returns:
         The new model, and the report: the layers that were quantized, and the others with the reason.
@@ -81,7 +84,7 @@ def quantize(
             not fit the model, or the outputs do not reach `min_snr`.
     """
     given = weights, group, activations, symmetric, exclude
-    options = checked(*given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse)
+    options = checked(*given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse, attention=attention)
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
@@ -104,7 +107,8 @@ def quantize_layers(
     rules = [rule(options) for rule in RULES]
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE)]
     if options.fuse:
-        phases = [*FIRST_FUSIONS, *phases, *LAST_FUSIONS]
+        first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS
+        phases = [*first, *phases, *LAST_FUSIONS]
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)

@@ -14,6 +14,7 @@ from ..rewriter.reasons import Reason, Unconverted
 
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
+ATTENTION = ("int8", "float")
 GROUPS = (32, 64, 128)
 _QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
 WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
@@ -35,6 +36,7 @@ class Options:
         exclude: Patterns of the names of layers that stay in float, as :mod:`fnmatch` has them.
         floats: The names of layers that stay in float for `min_snr` (selection.py).
         fuse: Whether normalizations, activation functions and attention are fused.
+        attention: One of :data:`ATTENTION`: the products of fused attention.
     """
 
     weights: str = "int8"
@@ -44,6 +46,7 @@ class Options:
     exclude: tuple[str, ...] = ()
     floats: frozenset[str] = frozenset()
     fuse: bool = True
+    attention: str = "int8"
 
     @property
     def text(self) -> str:
@@ -87,6 +90,7 @@ def checked(
     from_dynamic: bool = False,
     min_snr: float | None = None,
     fuse: bool = True,
+    attention: str = "int8",
 ) -> Options:
     """Returns the options.
 
@@ -98,7 +102,11 @@ def checked(
             "min_snr keeps layers in float, but a model that quantize_dynamic made has no float layers; leave out "
             "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
         )
-    for name, value, choices in (("weights", weights, WEIGHTS), ("activations", activations, ACTIVATIONS)):
+    for name, value, choices in (
+        ("weights", weights, WEIGHTS),
+        ("activations", activations, ACTIVATIONS),
+        ("attention", attention, ATTENTION),
+    ):
         if value not in choices:
             raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")
     if group is not None and weights != "int4":
@@ -109,7 +117,16 @@ def checked(
         raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
-    return Options(weights, group or GROUPS[0], activations, symmetric, tuple(exclude), fuse=fuse)
+    attention = attention if min_snr is None else "float"
+    return Options(
+        weights,
+        group or GROUPS[0],
+        activations,
+        symmetric,
+        tuple(exclude),
+        fuse=fuse,
+        attention=attention if min_snr is None else "float",
+    )
 
 
 def is_layer(node: ir.Node) -> bool:

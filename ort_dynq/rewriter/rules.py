@@ -27,6 +27,7 @@ remaining ranges and DynamicQuantizeLinear before products. The last phase repor
 Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
+FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
 LAST_FUSIONS = ((normalization.RULE,),)
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 

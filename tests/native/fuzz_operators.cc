@@ -258,6 +258,34 @@ void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::v
 }
 
 // QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
+// QuantizedAttention: the heads, and the lengths that src does not have.
+struct Attention {
+  int64_t heads, keys, columns;
+
+  Attention(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src)
+      : heads(1 + static_cast<int64_t>(bytes.below(3))),
+        keys(bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(40))),
+        columns(1 + static_cast<int64_t>(bytes.below(20))) {
+    given.push_back({"num_heads", nullptr, bytes.one_in(32) ? 0 : heads});
+    src = shape_of({1 + static_cast<int64_t>(bytes.below(2)), 1 + static_cast<int64_t>(bytes.below(30)),
+                    heads * (1 + static_cast<int64_t>(bytes.below(20)))});
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
+    const auto some = [&](int64_t length) { return bytes.one_in(2) ? int64_t{1} : length; };
+    switch (index) {
+      case 1:
+        return shape_of({src.dims[0], keys, src.dims[2]});
+      case 2:
+        return shape_of({src.dims[0], keys, heads * columns});
+      case 3:
+        return shape_of({some(src.dims[0]), some(heads), some(src.dims[1]), some(keys)});
+      default:
+        return shape_of({1});
+    }
+  }
+};
+
 struct Product {
   int64_t bits, group_size, columns;
 
@@ -745,6 +773,8 @@ Problem make_problem(Bytes& bytes) {
   if (name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Convolution> conv;
   if (name.rfind("QuantizedConv", 0) == 0) conv.emplace(bytes, problem.attributes, src, is_large);
+  std::optional<Attention> attention;
+  if (name == "QuantizedAttention") attention.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;
   std::optional<ProgramText> program;
   if (name.find("Program") != std::string::npos) {
@@ -769,6 +799,7 @@ Problem make_problem(Bytes& bytes) {
                   : program && i >= first_operand ? operand_shape(i - first_operand)
                   : product                       ? product->shape_of_input(bytes, i, src, scales)
                   : conv                          ? conv->shape_of_input(bytes, i, src)
+                  : attention                     ? attention->shape_of_input(bytes, i, src)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))

@@ -66,6 +66,10 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         yield from products(n)
     elif operator.name == "QuantizedConv":
         yield from convolutions(n)
+    elif "num_heads" in names:
+        for b, s, t, h, d, e in ((1, n, 3, 1, 4, 4), (1, 3, n, 2, 5, 3), (2, 2, 17, 1, n, 2), (1, 2, 3, 2, 4, n)):
+            for bias in ((1, 1, 1, 1), (b, 1, s, t), (1, h, 1, t)):
+                yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, ()], {"num_heads": h}
     elif "program" in names:
         yield from programs(operator, n)
     elif len(operator.inputs) == 1:
@@ -396,6 +400,18 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             (0, (2, 0)),
         ):
             yield [*grouped[:index], shape, *grouped[index + 1 :]], given, grouped
+        return
+    if operator.name == "QuantizedAttention":
+        heads: list[Shape] = [(2, 3, 8), (2, 5, 8), (2, 5, 6), (2, 1, 3, 5), ()]
+        for index, wrong in (
+            (0, [(), (3, 8), (2, 3, 7), (1, 3, 8), (2, 3, 6), (1, 2, 3, 8)]),
+            (1, [(2, 5), (2, 5, 6), (1, 5, 8), (2, 4, 8), (2, 5, 9)]),
+            (2, [(5, 6), (2, 4, 6), (1, 5, 6), (2, 5, 7)]),
+            (3, [(), (5,), (3, 5), (2, 2, 3), (2, 3, 3, 5), (2, 1, 3, 4), (3, 1, 3, 5), (0, 1, 3, 5)]),
+            (4, [(2,), (0,), (1, 2)]),
+        ):
+            for shape in wrong:
+                yield [*heads[:index], shape, *heads[index + 1 :]], {"num_heads": 2}, heads
         return
     if operator.name == "QuantizedConv":
         geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)

@@ -34,6 +34,8 @@ def arrays_of(operator: Operator) -> list[Array]:
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(np.random.default_rng(0), (4, 2, 1, 1), 2, (1, 1))[0]
         return [*arrays, *(np.ones((), each) for each in types[len(arrays) :])]
+    if operator.name == "QuantizedAttention":
+        return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), np.float32(1)]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]
     for index, value in enumerate(operator.inputs):
         if value.name == "constants":

@@ -18,8 +18,10 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from ort_dynq import rewrite
 from ort_dynq.operators import DOMAIN, OPERATORS, VERSION, Operator
+from ort_dynq.rewriter.loop import convert
+from ort_dynq.rewriter.rules import FIRST_OF_QUANTIZATIONS, PHASES
+from ort_dynq.storage import load, to_proto
 
 HERE = Path(__file__).parent
 SIGNATURES = HERE / "signatures.json"
@@ -113,7 +115,11 @@ def main() -> None:
         sys.exit("\n".join(found))
     SIGNATURES.write_text(json.dumps(signatures(), indent=1) + "\n")
     for folder in map(Path, sys.argv[1:]):
-        freeze(FROZEN / f"version-{VERSION}.npz", rewrite(folder / "model.onnx").to_proto(), folder)
+        model = load(folder / "model.onnx")
+        convert(
+            model, (*FIRST_OF_QUANTIZATIONS, *PHASES), fuse=True
+        )  # a quantization has operators that no rewrite has
+        freeze(FROZEN / f"version-{VERSION}.npz", to_proto(model), folder)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ SOURCES = (
     KERNELS / "portable.cc",
     KERNELS / "portable_products.cc",
     KERNELS / "portable_programs.cc",
+    KERNELS / "portable_attention.cc",
     KERNELS / "dispatch.cc",
 )
 # As in ops/CMakeLists.txt: contracting products and sums would change results.

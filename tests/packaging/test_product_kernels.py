@@ -64,7 +64,7 @@ def build(folder: Path, compiler: str, parts: list[Part], *flags: str, check: st
 
 def build_all(folder: Path, compiler: str, parts: list[Part], *flags: str, checks: tuple[str, ...]) -> list[Path]:
     """As build(), for several checks with the same kernels."""
-    names = ("portable", "portable_products", "portable_programs", "dispatch")
+    names = ("portable", "portable_products", "portable_programs", "portable_attention", "dispatch")
     # The tests of the library run the portable kernels as they are released.
     parts = [*((KERNELS / f"{name}.cc", ("-O1",)) for name in names), *parts]
     mains = [(ROOT / "tests" / "native" / f"{check}.cc", ("-O1",)) for check in checks]

@@ -20,7 +20,7 @@ from ort_dynq.rewriter.chains import truncation
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.reasons import Unconverted
 from ort_dynq.rewriter.rule import Context, Rule
-from ort_dynq.rewriter.rules import FIRST_FUSIONS, LAST_FUSIONS, PHASES
+from ort_dynq.rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS, PHASES
 from ort_dynq.storage import load
 
 MODULES = [
@@ -30,7 +30,7 @@ MODULES = [
 ]
 RULE_MODULES = [module for module in MODULES if any(isinstance(value, Rule) for value in vars(module).values())]
 ALL_PHASES = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS)
-RULES = [rule for phase in ALL_PHASES for rule in phase]
+RULES = list(dict.fromkeys(rule for phase in (*ALL_PHASES, *FIRST_OF_QUANTIZATIONS) for rule in phase))
 
 
 def test_every_rule_is_listed_once_under_its_own_name() -> None:

@@ -365,6 +365,10 @@ void gemm(const ProductBlock& block) {
     gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)
     gemm_few_rows<kBits, kOneGroup, 2>(block);
+  else if (kBlocks > 2 && kBits == 8 && kOneGroup && block.cols <= 2 * kBlockColumns)  // such as a head of attention
+    gemm_row_tiles(block, 2 * kBlockColumns,
+                   {nullptr, nullptr, gemm_tile<kBits, kOneGroup, 2, 3>, gemm_tile<kBits, kOneGroup, 2, 4>,
+                    gemm_tile<kBits, kOneGroup, 2, 5>, gemm_tile<kBits, kOneGroup, 2, 6>});
   else
     gemm_row_tiles(block, kBlocks * kBlockColumns,
                    {nullptr, nullptr, gemm_tile<kBits, kOneGroup, kBlocks, 3>, gemm_tile<kBits, kOneGroup, kBlocks, 4>,

@@ -320,6 +320,7 @@ void run_pass(const Pass& pass) {
                                                                       : 0.0f);
     int64_t col = 0;
     for (; col + 8 * L <= pass.cols; col += 8 * L) run_tile<8>(pass, row, col, best);
+    for (; col + 4 * L <= pass.cols; col += 4 * L) run_tile<4>(pass, row, col, best);
     for (; col + 2 * L <= pass.cols; col += 2 * L) run_tile<2>(pass, row, col, best);
     for (; col + L <= pass.cols; col += L) run_tile<1>(pass, row, col, best);
     if (col < pass.cols) run_part(pass, row, col, pass.cols - col, best);

@@ -42,8 +42,9 @@ struct VectorMembers {
   F (*floor)(F) = V::floor;
   F (*ceil)(F) = V::ceil;
   F (*sqrt)(F) = V::sqrt;
-  F (*power_of_2)(F) = V::power_of_2;  // of integers from -126 to 127
-  F (*equal)(F, F) = V::equal;         // 1 or 0, as the next two
+  F (*times_power_of_2)(F a, F n) = V::times_power_of_2;  // n: integers from -126 to 127; the result is not denormal
+  void (*store_bytes)(uint8_t* low, uint8_t* high, I) = V::store_bytes;  // the lowest byte, and the next one
+  F (*equal)(F, F) = V::equal;                                           // 1 or 0, as the next two
   F (*less)(F, F) = V::less;
   F (*less_or_equal)(F, F) = V::less_or_equal;
   F (*choose)(F c, F a, F b) = V::choose;  // c != 0 ? a : b
@@ -101,6 +102,7 @@ struct VectorMembers {
 #include "kernels/simd/range-inl.h"
 #include "kernels/simd/formats-inl.h"
 #include "kernels/simd/program-inl.h"
+#include "kernels/simd/attention-inl.h"
 // clang-format on
 
 #include "kernels/affine-table-inl.h"
@@ -168,5 +170,6 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.narrow[kU4] = convert<NarrowCodes<kU8>>;
   table.narrow[kS4] = convert<NarrowCodes<kS8>>;
   table.run_pass = run_pass;
+  table.softmax = softmax;
   return table;
 }

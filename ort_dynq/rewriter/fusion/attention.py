@@ -1,7 +1,8 @@
 """The rule for attention that exporters write as products and Softmax: it becomes ONNX Runtime's MultiHeadAttention.
 
-MatMul(q, k), scale, masks and biases, Softmax, [safe softmax], MatMul by v -> MultiHeadAttention
+MatMul(q, k), scale, masks and biases, Softmax, [safe softmax], MatMul by v -> MultiHeadAttention | QuantizedAttention
 
+QuantizedAttention has products of integers. It needs key and value as [B, T, H * D]; others keep floats.
 Query, key and value have the shapes [B, H, S, D], [B, H, T, D] and [B, H, T, E]. The masks and biases of a layer become
 one sum; layers with the same ones share it.
 
@@ -12,6 +13,7 @@ v stays NaN. NaN in scores that a mask or the safe softmax of the model hides ar
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -24,7 +26,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, only_use, skip_identity
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..analysis.values import Values
-from ..edit import Edit
+from ..edit import Edit, call
 from ..rule import Context, Rule
 from .heads import (
     HEADS_FIRST,
@@ -72,6 +74,7 @@ class _Match:
         has_safe_rows: Whether there may be rows without keys, which are 0.
         product: MatMul(probabilities, value).
         result: The value to replace.
+        is_quantized: Whether products of integers take the place of the products.
     """
 
     query: Heads
@@ -83,9 +86,10 @@ class _Match:
     has_safe_rows: bool
     product: ir.Node
     result: _Result
+    is_quantized: bool
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _Match | None:
     if not context.fuse or not is_standard(node, "Softmax"):
         return None
     p = node.outputs[0]
@@ -99,7 +103,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     key = transposed_key(scores)
     if query is None or key is None or value is None or not _is_attention(query, key, value, p):
         return None
-    if not _is_faster(scores.steps, query.length, key.length, is_safe=is_safe):
+    is_quantized = quantizes and not (key.is_split_first or value.is_split_first)
+    if not is_quantized and not _is_faster(scores.steps, query.length, key.length, is_safe=is_safe):
         return None
     constants, scalars = split_scalars(scores.scalars)
     if not all(has_one_element(each.value, 3) for each in scalars):  # they multiply [B, S, H * D]
@@ -110,12 +115,11 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         return None
     has_safe_rows = is_safe and may_mask_rows(scores.steps, context.shared(Values))
     result = _result_of(product, value)
-    return _Match(query, key, value, factor, scalars, tuple(scores.steps), has_safe_rows, product, result)
+    return _Match(query, key, value, factor, scalars, tuple(scores.steps), has_safe_rows, product, result, is_quantized)
 
 
 def _build(match: _Match, edit: Edit) -> None:
     before, query, value = match.product, match.query, match.value
-    edit.facts.model.graph.opset_imports.setdefault(_DOMAIN, 1)
     q = query.joined(edit, before)
     if match.scalars:
         scale = edit.add_constant(np.float32(1), before=before)
@@ -129,9 +133,15 @@ def _build(match: _Match, edit: Edit) -> None:
     keeps = None
     if match.has_safe_rows and bias is not None:
         bias, keeps = biases.safe(bias, edit)
-    inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
-    attributes = {"num_heads": query.heads, "scale": match.factor}
-    main = ir.node("MultiHeadAttention", inputs, attributes, domain=_DOMAIN)
+    if match.is_quantized:
+        bias = edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before) if bias is None else bias
+        factor = edit.add_constant(np.float32(match.factor), before=before)
+        main = call("QuantizedAttention", [q, k, v, bias, factor], num_heads=query.heads)
+    else:
+        edit.facts.model.graph.opset_imports.setdefault(_DOMAIN, 1)
+        inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
+        attributes = {"num_heads": query.heads, "scale": match.factor}
+        main = ir.node("MultiHeadAttention", inputs, attributes, domain=_DOMAIN)
     y = edit.insert_main(main, before=before)
     if match.result.reshape is not None and keeps is None:
         # It stays, and hides shapes from ONNX Runtime as before: SkipLayerNormalization, which it would fuse if it knew
@@ -145,6 +155,7 @@ def _build(match: _Match, edit: Edit) -> None:
 
 
 RULE = Rule("attention", OPSET, _match, _build, fuses=True)
+QUANTIZE = Rule("quantized attention", OPSET, functools.partial(_match, quantizes=True), _build, fuses=True)
 
 
 class _Biases:

@@ -1,0 +1,32 @@
+// The interface of the kernel of softmax in attention: scores to codes of 16 bits. portable_attention.cc defines the
+// correct results; every other kernel returns the same bits.
+#pragma once
+
+#include <stdint.h>
+
+namespace dynq {
+
+// A row of scores, which are multiples of log(2). The scores are changed.
+struct SoftmaxRow {
+  float* scores;      // `padded` of them; from `count` on they are -infinity
+  const float* bias;  // `count` natural numbers to add, or one if !bias_is_vector
+  bool bias_is_vector;
+  int64_t count, padded;  // padded: a multiple of kSoftmaxUnit
+  uint8_t *high, *low;    // `padded` bytes of the codes
+};
+constexpr int64_t kSoftmaxUnit = 16;
+
+constexpr int64_t kMostKeys = 65536;  // so that sums of bytes are exact as floats
+
+// code = round(2^(score + bias * log2(e) - the largest such number) * 65535), where differences below -64 count as -64.
+// The result is the sum of the codes, rounded once; NaN if a score is NaN, or if the largest is infinite.
+using SoftmaxKernel = float (*)(const SoftmaxRow&);
+
+float portable_softmax(const SoftmaxRow& row);
+
+constexpr float kLog2E = 1.44269502162933349609375f;
+
+// 65535 * 2^r for |r| <= 1/2, the highest power first: the relative error is 2.6e-6.
+constexpr float kPower[] = {627.170166015625f, 3664.630859375f, 15744.6220703125f, 45423.734375f, 65534.953125f};
+
+}  // namespace dynq

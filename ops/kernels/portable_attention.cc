@@ -1,0 +1,34 @@
+// The portable kernel of softmax in attention, in plain C++: it defines the correct results.
+#include <math.h>
+
+#include "kernels/attention.h"
+#include "kernels/numbers.h"
+
+namespace dynq {
+
+float portable_softmax(const SoftmaxRow& row) {
+  float largest = -kInfinity;
+  for (int64_t i = 0; i < row.padded; ++i) {
+    const float bias = i >= row.count ? 0.0f : load(row.bias + (row.bias_is_vector ? i : 0));
+    row.scores[i] = row.scores[i] + bias * kLog2E;
+    if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
+  }
+  int64_t sum = 0;
+  bool has_nan = false;
+  for (int64_t i = 0; i < row.padded; ++i) {
+    const float difference = row.scores[i] - largest;
+    const float y = difference < -64.0f ? -64.0f : difference;
+    const float n = round_half_even(y), r = y - n;
+    float p = kPower[0];
+    for (int j = 1; j < 5; ++j) p = p * r + kPower[j];
+    const float code = n == n ? round_half_even(p * ldexpf(1.0f, static_cast<int>(n))) : n;
+    has_nan |= code != code;
+    const auto bits = code == code ? static_cast<uint32_t>(code) : 0u;
+    sum += bits;
+    row.high[i] = static_cast<uint8_t>(bits >> 8);
+    row.low[i] = static_cast<uint8_t>(bits & 255);
+  }
+  return has_nan ? kNan : static_cast<float>(sum);
+}
+
+}  // namespace dynq

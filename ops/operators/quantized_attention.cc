@@ -1,0 +1,286 @@
+// QuantizedAttention: softmax(query * key^T * scale + bias) * value for each head, with products of integers.
+//
+// Each row of a head of query and key has a scale, and so has each column of a head of value. The codes of softmax have
+// 16 bits, in two bytes, and are divided by their exact sum.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/rounding.h"
+#include "kernels/dispatch.h"
+
+namespace dynq {
+namespace {
+
+constexpr const char* kName = "QuantizedAttention";
+constexpr int64_t kRowUnit = 12;            // a multiple of the rows of every kernel's tile
+constexpr int64_t kTaskScores = 16 * 1024;  // of one task: they stay in the cache
+constexpr int32_t kZeroPoint = 128;
+constexpr int64_t kMostDepth = 4096;  // of a head
+
+// One run: B batches, H heads; S rows of query, T rows of key and value; D and E elements of a head.
+struct Sizes {
+  int64_t b, h, s, t, d, e;
+};
+
+// Which elements of the bias a row of scores has: strides of the batch, the head, the row and the column.
+struct Bias {
+  const float* data;
+  int64_t strides[4];
+};
+
+// Memory that is not initialized.
+template <class T>
+std::unique_ptr<T[]> memory(int64_t count) {
+  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
+}
+
+// The codes of query, key and value, in their shapes.
+struct Codes {
+  std::unique_ptr<uint8_t[]> query, key, value;
+  std::unique_ptr<float[]> query_scales, key_scales;  // of each row of each head: [B, S, H] and [B, T, H]
+  std::unique_ptr<float[]> value_scales;              // [B, H, E]
+};
+
+// The keys and values of all heads, packed for products: those of a head are adjacent.
+struct Packed {
+  explicit Packed(const Sizes& n)
+      : key_size(round_up(n.t, kBlockColumns) * round_up(n.d, kQuad)),
+        value_size(round_up(n.e, kBlockColumns) * round_up(n.t, kQuad)),
+        keys(memory<int8_t>(n.b * n.h * key_size)),
+        values(memory<int8_t>(n.b * n.h * value_size)),
+        key_scales(memory<float>(n.b * n.h * n.t)),
+        key_sums(memory<int32_t>(n.b * n.h * n.t)) {}
+
+  const int64_t key_size, value_size;  // of one head
+  const std::unique_ptr<int8_t[]> keys, values;
+  const std::unique_ptr<float[]> key_scales;
+  const std::unique_ptr<int32_t[]> key_sums;
+};
+
+class QuantizedAttention : public Node {
+ public:
+  explicit QuantizedAttention(const Attributes& attributes) : heads_(attributes.integer("num_heads", 1)) {
+    if (heads_ < 1) fail("num_heads is " + std::to_string(heads_) + ", expected 1 or more");
+  }
+
+  void compute(Context& context) const override {
+    const Tensor query = context.input(0), key = context.input(1), value = context.input(2), bias = context.input(3),
+                 scale = context.input(4);
+    for (const Tensor* each : {&query, &key, &value})
+      if (each->shape.rank != 3 || each->shape.dims[2] % heads_ != 0)
+        fail("an input has shape " + each->shape.text() + ", expected rank 3, and a last dimension that num_heads, " +
+             std::to_string(heads_) + ", divides");
+    const Sizes n = {query.shape.dims[0],          heads_,
+                     query.shape.dims[1],          key.shape.dims[1],
+                     query.shape.dims[2] / heads_, value.shape.dims[2] / heads_};
+    if (key.shape.dims[0] != n.b || value.shape.dims[0] != n.b || key.shape.dims[2] != query.shape.dims[2] ||
+        value.shape.dims[1] != n.t)
+      fail("query, key and value have the shapes " + query.shape.text() + ", " + key.shape.text() + " and " +
+           value.shape.text() + ", expected [B, S, H * D], [B, T, H * D] and [B, T, H * E]");
+    if (n.t > kMostKeys || n.d > kMostDepth || n.e > kMostDepth)
+      fail("there are " + std::to_string(n.t) + " keys, expected at most " + std::to_string(kMostKeys) +
+           ", and heads of " + std::to_string(std::max(n.d, n.e)) + ", expected at most " + std::to_string(kMostDepth));
+    if (scale.shape.elements() != 1) fail("scale has shape " + scale.shape.text() + ", expected one element");
+    Shape shape = query.shape;
+    shape.dims[2] = value.shape.dims[2];
+    auto* dst = static_cast<float*>(context.output(0, shape));
+    const Bias biases = bias_of(bias, n);
+    if (shape.elements() == 0) return;
+    Codes codes;
+    const auto* q = static_cast<const float*>(query.data);
+    const auto* k = static_cast<const float*>(key.data);
+    codes.query = quantize_rows(context, q, n.b * n.s * n.h, n.d, kZeroPoint, codes.query_scales);
+    codes.key = quantize_rows(context, k, n.b * n.t * n.h, n.d, 0, codes.key_scales);
+    codes.value = memory<uint8_t>(n.b * n.t * n.h * n.e);
+    codes.value_scales = memory<float>(n.b * n.h * n.e);
+    const Packed packed(n);
+    run_tasks(context, n.b * n.h, [&](int64_t i) {
+      pack_keys(codes, n, i, packed);
+      pack_values(static_cast<const float*>(value.data), codes, n, i, packed);
+    });
+    const int64_t wanted = kTaskScores / std::max<int64_t>(n.t, 1) / kRowUnit * kRowUnit;
+    const int64_t rows = std::min(std::clamp<int64_t>(wanted, kRowUnit, 8 * kRowUnit), n.s);
+    const int64_t blocks = divide_up(n.s, rows);
+    const float factor = *static_cast<const float*>(scale.data) * kLog2E;
+    run_tasks(context, n.b * n.h * blocks, [&](int64_t i) {
+      const int64_t head = i / blocks, row = i % blocks * rows;
+      attend(codes, biases, factor, n, head, row, std::min(rows, n.s - row), packed, dst);
+    });
+  }
+
+ private:
+  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+
+  static Bias bias_of(const Tensor& bias, const Sizes& n) {
+    const int64_t sizes[] = {n.b, n.h, n.s, n.t};
+    Bias found = {static_cast<const float*>(bias.data), {}};
+    bool fits = bias.shape.rank == 4;
+    int64_t stride = 1;
+    for (size_t i = 4; fits && i-- > 0;) {
+      const int64_t length = bias.shape.dims[i];
+      fits = length == sizes[i] || length == 1;
+      found.strides[i] = length == 1 ? 0 : stride;
+      stride *= length;
+    }
+    if (!fits)
+      fail("bias has shape " + bias.shape.text() + ", expected rank 4 and dimensions that broadcast to " +
+           std::to_string(n.b) + "x" + std::to_string(n.h) + "x" + std::to_string(n.s) + "x" + std::to_string(n.t));
+    return found;
+  }
+
+  // Makes scales of magnitudes: 1 for 0.
+  static void to_scales(float* peaks, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float scale = peaks[i] / 127.0f;
+      peaks[i] = scale == 0 ? 1.0f : scale;
+    }
+  }
+
+  // The codes of rows of `cols` numbers, and their scales. A row of a head is one row.
+  static std::unique_ptr<uint8_t[]> quantize_rows(Context& context, const float* src, int64_t rows, int64_t cols,
+                                                  int32_t zero_point, std::unique_ptr<float[]>& scales) {
+    auto codes = memory<uint8_t>(rows * cols + kQuad);
+    std::memset(codes.get() + rows * cols, 0, kQuad);  // kernels read whole quads
+    scales = memory<float>(rows);
+    const int64_t unit = std::clamp<int64_t>(kTaskElements / std::max<int64_t>(cols, 1), 1, kMaxParameters);
+    run_tasks(context, divide_up(rows, unit), [&](int64_t task) {
+      const ElementwiseKernels& table = active_kernels();
+      const int64_t first = task * unit, count = std::min(unit, rows - first);
+      std::vector<float> lows(static_cast<size_t>(count));
+      const std::vector<int32_t> zps(static_cast<size_t>(count), zero_point);
+      float* const of_rows = scales.get() + first;
+      std::fill_n(of_rows, count, 0.0f);
+      table.abs_max_of[kPerRow](src + first * cols, count, cols, cols, lows.data(), of_rows);
+      to_scales(of_rows, count);
+      const QuantizeBlock block =
+          block_of(src + first * cols, codes.get() + first * cols, count, cols, cols, of_rows, zps.data());
+      table.quantize[kOnnx][zero_point == 0 ? kS8 : kU8][kPerRow](block);
+    });
+    return codes;
+  }
+
+  static QuantizeBlock block_of(const float* src, uint8_t* dst, int64_t rows, int64_t cols, int64_t stride,
+                                const float* scales, const int32_t* zps) {
+    QuantizeBlock block = {};
+    block.rows = rows;
+    block.cols = cols;
+    block.stride = stride;
+    block.src = src;
+    block.dst = dst;
+    block.scales = scales;
+    block.zps = zps;
+    return block;
+  }
+
+  static void pack_keys(const Codes& codes, const Sizes& n, int64_t head, const Packed& to) {
+    const int64_t depth = round_up(n.d, kQuad);
+    int8_t* const keys = to.keys.get() + head * to.key_size;
+    if (depth != n.d || n.t % kBlockColumns != 0) std::memset(keys, 0, static_cast<size_t>(to.key_size));
+    for (int64_t row = 0; row < n.t; ++row) {
+      const int64_t number = (head / n.h * n.t + row) * n.h + head % n.h;
+      const auto* from = reinterpret_cast<const int8_t*>(codes.key.get()) + number * n.d;
+      int8_t* quads = keys + row / kBlockColumns * kBlockColumns * depth + row % kBlockColumns * kQuad;
+      int32_t sum = 0;
+      for (int64_t i = 0; i < n.d; ++i) sum += from[i];
+      for (int64_t i = 0; i < n.d; i += kQuad)
+        std::memcpy(quads + i * kBlockColumns, from + i, static_cast<size_t>(std::min(kQuad, n.d - i)));
+      to.key_scales[static_cast<size_t>(head * n.t + row)] = codes.key_scales[static_cast<size_t>(number)];
+      to.key_sums[static_cast<size_t>(head * n.t + row)] = sum;
+    }
+  }
+
+  // Quantizes and packs values: each column of a head has a scale.
+  static void pack_values(const float* value, const Codes& codes, const Sizes& n, int64_t head, const Packed& to) {
+    const ElementwiseKernels& table = active_kernels();
+    const int64_t stride = n.h * n.e, begin = head / n.h * n.t * stride + head % n.h * n.e;
+    const int64_t length = round_up(n.t, kQuad);
+    uint8_t* const bytes = codes.value.get() + begin;
+    float* const scales = codes.value_scales.get() + head * n.e;
+    std::vector<float> lows(static_cast<size_t>(n.e));
+    const std::vector<int32_t> zps(static_cast<size_t>(n.e), 0);
+    std::fill_n(scales, n.e, 0.0f);
+    table.abs_max_of[kPerColumn](value + begin, n.t, n.e, stride, lows.data(), scales);
+    to_scales(scales, n.e);
+    table.quantize[kOnnx][kS8][kPerColumn](block_of(value + begin, bytes, n.t, n.e, stride, scales, zps.data()));
+    auto* const values = reinterpret_cast<uint8_t*>(to.values.get() + head * to.value_size);
+    if (length != n.t || n.e % kBlockColumns != 0) std::memset(values, 0, static_cast<size_t>(to.value_size));
+    for (int64_t block = 0; block < n.e; block += kBlockColumns) {
+      const int64_t columns = std::min(kBlockColumns, n.e - block);
+      for (int64_t row = 0; row < n.t; ++row) {
+        uint8_t* quads = values + block * length + row / kQuad * kBlockColumns * kQuad + row % kQuad;
+        for (int64_t i = 0; i < columns; ++i) quads[i * kQuad] = bytes[row * stride + block + i];
+      }
+    }
+  }
+
+  // Rows [row, row + rows) of one head.
+  static void attend(const Codes& codes, const Bias& bias, float factor, const Sizes& n, int64_t head, int64_t row,
+                     int64_t rows, const Packed& packed, float* dst) {
+    const InstructionSet& isa = active_isa();
+    const int64_t batch = head / n.h, offset = head % n.h, stride = n.h * n.d;
+    const int64_t padded = round_up(n.t, kSoftmaxUnit), first = (batch * n.s + row) * n.h + offset;
+    std::vector<float> scales(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i)
+      scales[static_cast<size_t>(i)] = codes.query_scales[static_cast<size_t>(first + i * n.h)] * factor;
+    const auto most = static_cast<size_t>(std::max({2 * rows, n.e, padded}));
+    const std::vector<float> zeros(most, 0.0f), ones(most, 1.0f);
+    const std::vector<int32_t> zps(most, kZeroPoint), no_zps(most, 0);
+    const auto scores = memory<float>(rows * padded), sums = memory<float>(2 * rows * n.e);
+    const auto bytes = memory<uint8_t>(2 * rows * padded);
+
+    ProductBlock product = {};
+    product.rows = rows;
+    product.cols = product.columns.count = n.t;
+    product.depth = round_up(n.d, kQuad);
+    product.groups = 1;
+    product.output = {scores.get(), padded, false};
+    product.codes = {codes.query.get() + first * n.d, stride, scales.data(), zps.data(), 1, nullptr};
+    product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0};
+    product.columns = {n.t, packed.key_scales.get() + head * n.t, 1, packed.key_sums.get() + head * n.t, zeros.data()};
+    product.order = kRowFirst;
+    if (n.t > 0) isa.products->gemm_qc8w(product);
+
+    std::vector<float> divisors(static_cast<size_t>(rows));
+    const float* biases = bias.data + batch * bias.strides[0] + offset * bias.strides[1];
+    for (int64_t i = 0; i < rows; ++i) {
+      float* const of_row = scores.get() + i * padded;
+      std::fill(of_row + n.t, of_row + padded, -INFINITY);
+      divisors[static_cast<size_t>(i)] =
+          isa.kernels->softmax({of_row, biases + (row + i) * bias.strides[2], bias.strides[3] != 0, n.t, padded,
+                                bytes.get() + i * padded, bytes.get() + (rows + i) * padded});
+    }
+
+    product.cols = product.columns.count = n.e;
+    product.depth = round_up(n.t, kQuad);
+    product.weights = {packed.values.get() + head * packed.value_size, product.depth * kBlockColumns, nullptr, 0};
+    product.columns = {n.e, ones.data(), 1, no_zps.data(), zeros.data()};
+    product.output = {sums.get(), n.e, false};
+    product.codes = {bytes.get(), padded, ones.data(), no_zps.data(), 1, nullptr};
+    product.rows = 2 * rows;  // of high bytes, then of low ones
+    if (n.t > 0) isa.products->gemm_qc8w(product);
+    const float* scale = codes.value_scales.get() + head * n.e;
+    for (int64_t i = 0; i < rows; ++i) {
+      const float divisor = divisors[static_cast<size_t>(i)];
+      const float *high = sums.get() + i * n.e, *low = high + rows * n.e;
+      float* to = dst + (batch * n.s + row + i) * n.h * n.e + offset * n.e;
+      for (int64_t j = 0; j < n.e; ++j) to[j] = (high[j] * 256.0f + low[j]) / divisor * scale[j];
+    }
+  }
+
+  int64_t heads_;
+};
+
+}  // namespace
+
+Operator quantized_attention() {
+  Operator op = {
+      kName, 5, {{{kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat}}}, make_node<QuantizedAttention>, always_float};
+  op.columns_input = 2;
+  return op;
+}
+
+}  // namespace dynq

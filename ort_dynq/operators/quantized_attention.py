@@ -1,0 +1,156 @@
+"""QuantizedAttention: attention with products of integers."""
+
+from __future__ import annotations
+
+from .spec import Attribute, Family, Input, Operator, Signature
+
+_POWER = (627.170166015625, 3664.630859375, 15744.6220703125, 45423.734375, 65534.953125)
+_LOWEST = 64  # differences of scores below -64 count as -64
+
+
+def _codes(name: str, axis: int, opset: int) -> str:
+    """Sets ``{name}_codes``, doubles, and ``{name}_scale``. Numbers along `axis` share a scale.
+
+    A NaN does not count in the largest magnitude, and has the code -128.
+    """
+    attribute, axes = ("", f", axis_{name}") if opset >= 18 else (f", axes = [{axis}]", "")
+    return f"""
+    axis_{name} = Constant<value_ints = [{axis}]>()
+    {name}_nan = IsNaN({name}_heads)
+    {name}_known = Where({name}_nan, zero, {name}_heads)
+    {name}_sizes = Abs({name}_known)
+    {name}_peak = ReduceMax<keepdims = 1{attribute}>({name}_sizes{axes})
+    {name}_divided = Div({name}_peak, highest)
+    {name}_is_zero = Equal({name}_divided, zero)
+    {name}_scale = Where({name}_is_zero, one, {name}_divided)
+    {name}_quotient = Div({name}_heads, {name}_scale)
+    {name}_rounded = Round({name}_quotient)
+    {name}_undefined = IsNaN({name}_rounded)
+    {name}_defined = Where({name}_undefined, lowest, {name}_rounded)
+    {name}_codes = Cast<to = 11>({name}_defined)
+    """
+
+
+def _reduce(operator: str, value: str, opset: int) -> str:
+    # From opset 13 on, the axes of ReduceSum are an input; from 18 on, those of ReduceMax.
+    if operator == "ReduceSum" or opset >= 18:
+        return f"{operator}<keepdims = 1>({value}, last)"
+    return f"{operator}<keepdims = 1, axes = [-1]>({value})"
+
+
+def _body(opset: int) -> str:
+    heads = "\n".join(
+        f"{name}_split = Reshape({name}, split)\n{name}_heads = Transpose<perm = [0, 2, 1, 3]>({name}_split)"
+        for name in ("query", "key", "value")
+    )
+    horner = "\n".join(
+        f"p{i}_m = Mul(p{i - 1}, r)\np{i}_c = Constant<value_float = {number}>()\np{i} = Add(p{i}_m, p{i}_c)"
+        for i, number in enumerate(_POWER)
+        if i
+    )
+    powers = ", ".join(repr(2.0**-n) for n in range(_LOWEST + 1))
+    return f"""{{
+    zero = Constant<value_float = 0.0>()
+    one = Constant<value_float = 1.0>()
+    lowest = Constant<value_float = -128.0>()
+    highest = Constant<value_float = 127.0>()
+    minus_one = Neg(one)
+    minus_infinity = Div(minus_one, zero)
+    least = Constant<value_float = -{_LOWEST}.0>()
+    log2e = Constant<value_float = 1.44269502162933349609375>()
+    byte = Constant<value_float = 256.0>()
+    part = Constant<value_float = 0.00390625>()
+    last = Constant<value_ints = [-1]>()
+    copied = Constant<value_ints = [0, 0]>()
+    count = Constant<value_int: int = @num_heads>()
+    first = Constant<value_ints = [0]>()
+    count_1d = Unsqueeze(count, first)
+    split = Concat<axis = 0>(copied, count_1d, last)
+    {heads}
+    {_codes("query", -1, opset)}
+    {_codes("key", -1, opset)}
+    {_codes("value", -2, opset)}
+    keys = Transpose<perm = [0, 1, 3, 2]>(key_codes)
+    exact = MatMul(query_codes, keys)
+    real = Cast<to = 1>(exact)
+    factor = Mul(scale, log2e)
+    one_element = Constant<value_ints = [1]>()
+    factor_1d = Reshape(factor, one_element)
+    row_scale = Mul(query_scale, factor_1d)
+    column_scale = Transpose<perm = [0, 1, 3, 2]>(key_scale)
+    by_row = Mul(real, row_scale)
+    by_both = Mul(by_row, column_scale)
+    added = Mul(bias, log2e)
+    scores = Add(by_both, added)
+    score_is_nan = IsNaN(scores)
+    comparable = Where(score_is_nan, minus_infinity, scores)
+    peak = {_reduce("ReduceMax", "comparable", opset)}
+    below = Sub(scores, peak)
+    y = Clip(below, least, zero)
+    n = Round(y)
+    r = Sub(y, n)
+    p0 = Constant<value_float = {_POWER[0]}>()
+    {horner}
+    n_is_nan = IsNaN(n)
+    n_known = Where(n_is_nan, zero, n)
+    minus_n = Neg(n_known)
+    index = Cast<to = 7>(minus_n)
+    powers = Constant<value_floats = [{powers}]>()
+    power = Gather(powers, index)
+    e = Mul(p{len(_POWER) - 1}, power)
+    code = Round(e)
+    high_part = Mul(code, part)
+    high = Floor(high_part)
+    high_whole = Mul(high, byte)
+    low = Sub(code, high_whole)
+    high_sum = {_reduce("ReduceSum", "high", opset)}
+    low_sum = {_reduce("ReduceSum", "low", opset)}
+    high_sum_whole = Mul(high_sum, byte)
+    divisor = Add(high_sum_whole, low_sum)
+    high_real = Cast<to = 11>(high)
+    low_real = Cast<to = 11>(low)
+    high_exact = MatMul(high_real, value_codes)
+    low_exact = MatMul(low_real, value_codes)
+    high_total = Cast<to = 1>(high_exact)
+    low_total = Cast<to = 1>(low_exact)
+    high_total_whole = Mul(high_total, byte)
+    total = Add(high_total_whole, low_total)
+    mean = Div(total, divisor)
+    result = Mul(mean, value_scale)
+    by_token = Transpose<perm = [0, 2, 1, 3]>(result)
+    joined = Concat<axis = 0>(copied, last)
+    dst = Reshape(by_token, joined)
+}}"""
+
+
+_OPERATOR = Operator(
+    "QuantizedAttention",
+    "softmax(query * key^T * scale + bias) * value for each head, with products of integers.",
+    "For each batch and head, where i is a row of query, j one of key and value, and c a column of value:\n"
+    "s_i = max over d of |query[i, d]| / 127, or 1 if that is 0; t_j likewise of key; u_c likewise over j of value\n"
+    "exact = sum over d of round(query[i, d] / s_i) * round(key[j, d] / t_j)\n"
+    "score = float32(exact) * (s_i * (scale * log2(e))) * t_j + bias * log2(e)\n"
+    "y = max(score - max over j of score, -64); n = round(y); r = y - n\n"
+    "code_j = round(P(r) * 2^n), where P(r) is a polynomial of degree 4 for 65535 * 2^r\n"
+    "high_j = floor(code_j / 256); low_j = code_j - 256 * high_j\n"
+    "total = 256 * float32(sum over j of high_j * round(value[j, c] / u_c)) + float32(the same with low_j)\n"
+    "dst = total / (256 * sum over j of high_j + sum over j of low_j) * u_c",
+    (
+        Input("query", ("float32",), "[B, S, H * D]."),
+        Input("key", ("float32",), "[B, T, H * D]; T is at most 65536."),
+        Input("value", ("float32",), "[B, T, H * E]."),
+        Input("bias", ("float32",), "[B or 1, H or 1, S or 1, T or 1], added to the scores: masks have -infinity."),
+        Input("scale", ("float32",), "One element, by which the products are multiplied."),
+    ),
+    (Input("dst", ("float32",), "[B, S, H * E]. NaN in rows in which every score is -infinity, or one is NaN."),),
+    (Attribute("num_heads", 1, "H."),),
+    (Signature(("float32",) * 5, ("float32",)),),
+    _body,
+)
+
+FAMILY = Family(
+    "Attention",
+    "Attention of floats, as ONNX Runtime's MultiHeadAttention, but with products of integers. A NaN does not count in "
+    "the largest magnitude, and has the code -128.",
+    (_OPERATOR,),
+)
