@@ -3,23 +3,21 @@
 //
 // V has the operations on one vector, or on one float.
 
-// e^y for y from -87 to 0. y = n * log(2) + r; e^r is a polynomial, |r| <= log(2) / 2. log(2) has two parts, and n
-// times the first one is exact.
+// 2^y for y from -126 to 0: 2^n * 2^r, where n is an integer. 2^r is a polynomial, |r| <= 1 / 2.
 template <class V>
-ORT_DYNQ_INLINE inline typename V::F exp_of_negative(typename V::F y) {
-  const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
-  const typename V::F n = V::round_float(V::mul(y, f(1.44269502162933349609375f)));
-  const typename V::F r = V::sub(V::sub(y, V::mul(n, f(0.693359375f))), V::mul(n, f(-2.12194442749023437500e-4f)));
-  typename V::F p = f(kExp[0]);
-  for (int i = 1; i < 5; ++i) p = V::add(V::mul(p, r), f(kExp[i]));
-  return V::times_power_of_2(V::add(V::add(V::mul(V::mul(p, r), r), r), f(1.0f)), n);
+ORT_DYNQ_INLINE inline typename V::F power_of_negative(typename V::F y) {
+  const typename V::F n = V::round_float(y), r = V::sub(y, n);
+  typename V::F p = V::set1(kPowerOf2[0]);
+  for (int i = 1; i < 7; ++i) p = V::add(V::mul(p, r), V::set1(kPowerOf2[i]));
+  return V::times_power_of_2(p, n);
 }
 
 // 1 / (1 + e^-x), as e^x / (1 + e^x) for x < 0.
 template <class V>
 ORT_DYNQ_INLINE inline typename V::F sigmoid_of(typename V::F x) {
   const typename V::F one = V::set1(1.0f);
-  const typename V::F e = exp_of_negative<V>(V::negate(V::min(V::set1(87.0f), V::abs(x))));
+  const typename V::F e =
+      power_of_negative<V>(V::mul(V::min(V::set1(87.0f), V::abs(x)), V::set1(-1.44269502162933349609375f)));
   return V::div(V::choose(V::less(x, V::set1(0.0f)), e, one), V::add(one, e));
 }
 
@@ -32,6 +30,7 @@ ORT_DYNQ_INLINE inline typename V::F gelu_of(typename V::F x) {
   const typename V::F v = V::div(f(1.0f), V::add(V::mul(t, f(0.25f)), f(1.0f)));
   typename V::F p = f(kGelu[0]);
   for (int i = 1; i < 7; ++i) p = V::add(V::mul(p, v), f(kGelu[i]));
-  const typename V::F g = V::mul(V::mul(V::mul(p, v), t), exp_of_negative<V>(V::mul(V::mul(t, t), f(-0.5f))));
+  const typename V::F g =
+      V::mul(V::mul(V::mul(p, v), t), power_of_negative<V>(V::mul(V::mul(t, t), f(-0.721347510814666748046875f))));
   return V::sub(V::choose(V::less(f(0.0f), x), x, f(0.0f)), g);
 }

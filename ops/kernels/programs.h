@@ -78,8 +78,13 @@ constexpr int64_t kMostReductions = 4;  // of one pass
 constexpr int64_t kSums = 32;
 
 // The coefficients of functions-inl.h, the highest power first.
-constexpr float kExp[] = {0.0013951717410236597f, 0.008369598537683487f, 0.0416661873459816f, 0.16666512191295624f,
-                          0.5f};
+constexpr float kPowerOf2[] = {0.00015353257185779512f,
+                               0.0013399003073573112f,
+                               0.00961843878030777f,
+                               0.05550331994891167f,
+                               0.24022647738456726f,
+                               0.6931471824645996f,
+                               1.0f};
 constexpr float kGelu[] = {-0.09450025856494904f, 0.35453274846076965f, -0.29052290320396423f, 0.3034745156764984f,
                            0.013249465264379978f, 0.11527300626039505f, 0.09849343448877335f};
 

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/rounding.h"
 #include "kernels/dispatch.h"
+#include "kernels/numbers.h"
 
 namespace dynq {
 namespace {
@@ -105,7 +106,7 @@ class QuantizedAttention : public Node {
     const int64_t wanted = kTaskScores / std::max<int64_t>(n.t, 1) / kRowUnit * kRowUnit;
     const int64_t rows = std::min(std::clamp<int64_t>(wanted, kRowUnit, 8 * kRowUnit), n.s);
     const int64_t blocks = divide_up(n.s, rows);
-    const float factor = *static_cast<const float*>(scale.data) * kLog2E;
+    const float factor = load(static_cast<const float*>(scale.data)) * kLog2E;
     run_tasks(context, n.b * n.h * blocks, [&](int64_t i) {
       const int64_t head = i / blocks, row = i % blocks * rows;
       attend(codes, biases, factor, n, head, row, std::min(rows, n.s - row), packed, dst);

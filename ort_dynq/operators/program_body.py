@@ -101,7 +101,10 @@ def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]
         yield f"{to} = {operator}({listed})"
 
 
-_EXP = (0.0013951717410236597, 0.008369598537683487, 0.0416661873459816, 0.16666512191295624, 0.5)
+_POWER_OF_2 = (
+    *(0.00015353257185779512, 0.0013399003073573112, 0.00961843878030777, 0.05550331994891167),
+    *(0.24022647738456726, 0.6931471824645996, 1.0),
+)
 _GELU = (
     *(-0.09450025856494904, 0.35453274846076965, -0.29052290320396423, 0.3034745156764984),
     *(0.013249465264379978, 0.11527300626039505, 0.09849343448877335),
@@ -120,29 +123,18 @@ def _horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
             yield f"{name} = Add({to}_m{i}, {to}_c{i})"
 
 
-def _exp(y: str, to: str) -> Iterator[str]:
-    """The nodes of e^y, for y from -87 to 0: 2^n * e^r, where y = n * log(2) + r."""
-    yield f"{to}_l2e = Constant<value_float = 1.44269502162933349609375>()"
-    yield f"{to}_l1 = Constant<value_float = 0.693359375>()"
-    yield f"{to}_l2 = Constant<value_float = -0.00021219444274902344>()"
-    yield f"{to}_s = Mul({y}, {to}_l2e)"
-    yield f"{to}_n = Round({to}_s)"
-    yield f"{to}_n1 = Mul({to}_n, {to}_l1)"
-    yield f"{to}_n2 = Mul({to}_n, {to}_l2)"
-    yield f"{to}_r1 = Sub({y}, {to}_n1)"
-    yield f"{to}_r = Sub({to}_r1, {to}_n2)"
-    yield from _horner(f"{to}_r", f"{to}_p", _EXP)
-    yield f"{to}_pr = Mul({to}_p, {to}_r)"
-    yield f"{to}_prr = Mul({to}_pr, {to}_r)"
-    yield f"{to}_q = Add({to}_prr, {to}_r)"
-    yield f"{to}_er = Add({to}_q, one)"
+def _power(y: str, to: str) -> Iterator[str]:
+    """The nodes of 2^y, for y from -126 to 0: 2^n * 2^r, where n is an integer."""
+    yield f"{to}_n = Round({y})"
+    yield f"{to}_r = Sub({y}, {to}_n)"
+    yield from _horner(f"{to}_r", f"{to}_p", _POWER_OF_2)
     yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**-n) for n in range(127))}]>()"
     yield f"{to}_isnan = IsNaN({to}_n)"
     yield f"{to}_known = Where({to}_isnan, zero, {to}_n)"
     yield f"{to}_minus = Neg({to}_known)"
     yield f"{to}_index = Cast<to = 7>({to}_minus)"
     yield f"{to}_power = Gather({to}_table, {to}_index)"
-    yield f"{to} = Mul({to}_er, {to}_power)"
+    yield f"{to} = Mul({to}_p, {to}_power)"
 
 
 def _sigmoid(x: str, to: str) -> Iterator[str]:
@@ -150,8 +142,9 @@ def _sigmoid(x: str, to: str) -> Iterator[str]:
     yield f"{to}_limit = Constant<value_float = 87.0>()"
     yield f"{to}_a = Abs({x})"
     yield f"{to}_t = Clip({to}_a, zero, {to}_limit)"
-    yield f"{to}_y = Neg({to}_t)"
-    yield from _exp(f"{to}_y", f"{to}_e")
+    yield f"{to}_factor = Constant<value_float = -1.44269502162933349609375>()"
+    yield f"{to}_y = Mul({to}_t, {to}_factor)"
+    yield from _power(f"{to}_y", f"{to}_e")
     yield f"{to}_b = Less({x}, zero)"
     yield f"{to}_u = Where({to}_b, {to}_e, one)"
     yield f"{to}_d = Add(one, {to}_e)"
@@ -162,7 +155,7 @@ def _gelu(x: str, to: str) -> Iterator[str]:
     """The nodes of max(x, 0) - t * Phi(-t), where t = |x|; Phi(-t) = e^(-t^2 / 2) * v * P(v), v = 1 / (1 + t / 4)."""
     yield f"{to}_limit = Constant<value_float = 13.0>()"
     yield f"{to}_quarter = Constant<value_float = 0.25>()"
-    yield f"{to}_half = Constant<value_float = -0.5>()"
+    yield f"{to}_factor = Constant<value_float = -0.721347510814666748046875>()"
     yield f"{to}_a = Abs({x})"
     yield f"{to}_t = Clip({to}_a, zero, {to}_limit)"
     yield f"{to}_t4 = Mul({to}_t, {to}_quarter)"
@@ -172,8 +165,8 @@ def _gelu(x: str, to: str) -> Iterator[str]:
     yield f"{to}_pv = Mul({to}_p, {to}_v)"
     yield f"{to}_pvt = Mul({to}_pv, {to}_t)"
     yield f"{to}_tt = Mul({to}_t, {to}_t)"
-    yield f"{to}_y = Mul({to}_tt, {to}_half)"
-    yield from _exp(f"{to}_y", f"{to}_e")
+    yield f"{to}_y = Mul({to}_tt, {to}_factor)"
+    yield from _power(f"{to}_y", f"{to}_e")
     yield f"{to}_g = Mul({to}_pvt, {to}_e)"
     yield f"{to}_b = Less(zero, {x})"
     yield f"{to}_m = Where({to}_b, {x}, zero)"

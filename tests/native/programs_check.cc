@@ -88,8 +88,8 @@ class Problem {
 
   void add(StepKind kind) {
     const Takes takes = describe(kind).takes;
-    if (kind != StepKind::kLoad && kind != StepKind::kAbs && kind != StepKind::kNeg && takes < Takes::kFloats)
-      keeps_nan_ = false;
+    const bool only_moves = kind == StepKind::kLoad || kind == StepKind::kAbs || kind == StepKind::kNeg;
+    if ((!only_moves && takes < Takes::kFloats) || kind == StepKind::kReduceSum) keeps_nan_ = false;
     switch (takes) {
       case Takes::kNothing:
         return add_step({kind, {}, {}});
