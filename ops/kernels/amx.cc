@@ -317,8 +317,8 @@ void conv_multiply_tiles(const ConvBlock& block, const LastQuads& last, int64_t 
 // Converts sums[32][32] to floats, scales and stores them: all channels, up to 32 positions of a row.
 void conv_scale_and_store(const ConvBlock& block, const uint32_t* sums, int64_t row, int64_t col) {
   const bool has_weight_zps = has_zero_points(block.weights);
-  const int32_t* code_sums =
-      block.scratch.code_sums + row * block.input.row_stride + col;  // and kConvSlack elements more
+  // And kConvSlack elements more. Null without zero points.
+  const int32_t* code_sums = has_weight_zps ? block.scratch.code_sums + row * block.input.row_stride + col : nullptr;
   for (int64_t i = 0; i < kPair && col + i < block.cols; i += kTileRows)
     for (int64_t first = 0; first < block.channels; first += kBlockColumns) {
       alignas(64) uint32_t channels[kTileRows][kBlockColumns];

@@ -85,12 +85,17 @@ class QuantizedAttention : public Node {
     if (n.t > kMostKeys || n.d > kMostDepth || n.e > kMostDepth)
       fail("there are " + std::to_string(n.t) + " keys, expected at most " + std::to_string(kMostKeys) +
            ", and heads of " + std::to_string(std::max(n.d, n.e)) + ", expected at most " + std::to_string(kMostDepth));
+    if (n.d == 0) fail("query has heads without elements, expected one or more");
     if (scale.shape.elements() != 1) fail("scale has shape " + scale.shape.text() + ", expected one element");
+    const Bias biases = bias_of(bias, n);
     Shape shape = query.shape;
     shape.dims[2] = value.shape.dims[2];
     auto* dst = static_cast<float*>(context.output(0, shape));
-    const Bias biases = bias_of(bias, n);
     if (shape.elements() == 0) return;
+    if (n.t == 0) {  // no keys
+      for (int64_t i = 0; i < shape.elements(); ++i) store(dst + i, kNan);
+      return;
+    }
     Codes codes;
     const auto* q = static_cast<const float*>(query.data);
     const auto* k = static_cast<const float*>(key.data);
@@ -103,7 +108,7 @@ class QuantizedAttention : public Node {
       pack_keys(codes, n, i, packed);
       pack_values(static_cast<const float*>(value.data), codes, n, i, packed);
     });
-    const int64_t wanted = kTaskScores / std::max<int64_t>(n.t, 1) / kRowUnit * kRowUnit;
+    const int64_t wanted = kTaskScores / n.t / kRowUnit * kRowUnit;
     const int64_t rows = std::min(std::clamp<int64_t>(wanted, kRowUnit, 8 * kRowUnit), n.s);
     const int64_t blocks = divide_up(n.s, rows);
     const float factor = load(static_cast<const float*>(scale.data)) * kLog2E;
@@ -243,7 +248,7 @@ class QuantizedAttention : public Node {
     product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0};
     product.columns = {n.t, packed.key_scales.get() + head * n.t, 1, packed.key_sums.get() + head * n.t, zeros.data()};
     product.order = kRowFirst;
-    if (n.t > 0) isa.products->gemm_qc8w(product);
+    isa.products->gemm_qc8w(product);
 
     std::vector<float> divisors(static_cast<size_t>(rows));
     const float* biases = bias.data + batch * bias.strides[0] + offset * bias.strides[1];
@@ -262,13 +267,13 @@ class QuantizedAttention : public Node {
     product.output = {sums.get(), n.e, false};
     product.codes = {bytes.get(), padded, ones.data(), no_zps.data(), 1, nullptr};
     product.rows = 2 * rows;  // of high bytes, then of low ones
-    if (n.t > 0) isa.products->gemm_qc8w(product);
+    isa.products->gemm_qc8w(product);
     const float* scale = codes.value_scales.get() + head * n.e;
     for (int64_t i = 0; i < rows; ++i) {
       const float divisor = divisors[static_cast<size_t>(i)];
       const float *high = sums.get() + i * n.e, *low = high + rows * n.e;
       float* to = dst + (batch * n.s + row + i) * n.h * n.e + offset * n.e;
-      for (int64_t j = 0; j < n.e; ++j) to[j] = (high[j] * 256.0f + low[j]) / divisor * scale[j];
+      for (int64_t j = 0; j < n.e; ++j) store(to + j, (high[j] * 256.0f + low[j]) / divisor * scale[j]);
     }
   }
 
