@@ -216,11 +216,23 @@ class QuantizedAttention : public Node {
     if (length != n.t || n.e % kBlockColumns != 0) std::memset(values, 0, static_cast<size_t>(to.value_size));
     for (int64_t block = 0; block < n.e; block += kBlockColumns) {
       const int64_t columns = std::min(kBlockColumns, n.e - block);
-      for (int64_t row = 0; row < n.t; ++row) {
-        uint8_t* quads = values + block * length + row / kQuad * kBlockColumns * kQuad + row % kQuad;
-        for (int64_t i = 0; i < columns; ++i) quads[i * kQuad] = bytes[row * stride + block + i];
-      }
+      uint8_t* quads = values + block * length;
+      for (int64_t row = 0; row < n.t; row += kQuad, quads += kBlockColumns * kQuad)
+        interleave(bytes + row * stride + block, stride, std::min(kQuad, n.t - row), columns, quads);
     }
+  }
+
+  // Up to four rows of bytes become quads.
+  static void interleave(const uint8_t* rows, int64_t stride, int64_t count, int64_t columns, uint8_t* quads) {
+    if (count < kQuad || columns < kBlockColumns) {
+      for (int64_t row = 0; row < count; ++row)
+        for (int64_t i = 0; i < columns; ++i) quads[i * kQuad + row] = rows[row * stride + i];
+      return;
+    }
+    uint8_t bytes[kQuad][kBlockColumns];
+    for (int64_t row = 0; row < kQuad; ++row) std::memcpy(bytes[row], rows + row * stride, kBlockColumns);
+    for (int64_t i = 0; i < kBlockColumns; ++i)  // compilers make vector instructions of this loop
+      for (int64_t row = 0; row < kQuad; ++row) quads[i * kQuad + row] = bytes[row][i];
   }
 
   // Rows [row, row + rows) of one head.
@@ -270,10 +282,10 @@ class QuantizedAttention : public Node {
     isa.products->gemm_qc8w(product);
     const float* scale = codes.value_scales.get() + head * n.e;
     for (int64_t i = 0; i < rows; ++i) {
-      const float divisor = divisors[static_cast<size_t>(i)];
+      const float factor_of_row = 1.0f / divisors[static_cast<size_t>(i)];
       const float *high = sums.get() + i * n.e, *low = high + rows * n.e;
       float* to = dst + (batch * n.s + row + i) * n.h * n.e + offset * n.e;
-      for (int64_t j = 0; j < n.e; ++j) store(to + j, (high[j] * 256.0f + low[j]) / divisor * scale[j]);
+      for (int64_t j = 0; j < n.e; ++j) store(to + j, (high[j] * 256.0f + low[j]) * factor_of_row * scale[j]);
     }
   }
 

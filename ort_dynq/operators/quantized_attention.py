@@ -115,7 +115,8 @@ def _body(opset: int) -> str:
     low_total = Cast<to = 1>(low_exact)
     high_total_whole = Mul(high_total, byte)
     total = Add(high_total_whole, low_total)
-    mean = Div(total, divisor)
+    row_factor = Div(one, divisor)
+    mean = Mul(total, row_factor)
     result = Mul(mean, value_scale)
     by_token = Transpose<perm = [0, 2, 1, 3]>(result)
     joined = Concat<axis = 0>(copied, last)
@@ -134,7 +135,7 @@ _OPERATOR = Operator(
     "code_j = round(P(r) * 2^n), where P(r) is a polynomial of degree 4 for 65535 * 2^r\n"
     "high_j = floor(code_j / 256); low_j = code_j - 256 * high_j\n"
     "total = 256 * float32(sum over j of high_j * round(value[j, c] / u_c)) + float32(the same with low_j)\n"
-    "dst = total / (256 * sum over j of high_j + sum over j of low_j) * u_c",
+    "dst = total * (1 / (256 * sum over j of high_j + sum over j of low_j)) * u_c",
     (
         Input("query", ("float32",), "[B, S, H * D]."),
         Input("key", ("float32",), "[B, T, H * D]; T is at most 65536."),

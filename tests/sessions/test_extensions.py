@@ -110,6 +110,12 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
         return [*arrays[:7], arrays[7].astype(types[7]), arrays[8], *operands]
+    if operator.name == "QuantizedAttention":
+        return [
+            *rng.normal(0, 1, (3, 2, 5, 8)).astype(np.float32),
+            np.zeros((1, 1, 5, 5), np.float32),
+            np.float32([0.5]),
+        ]
     shapes: list[tuple[int, ...]] = [(7, 33), (), ()]
     spreads = [rng.normal(0, 60, shapes[0]), *(rng.uniform(1, 9, shape) for shape in shapes[1:])]
     if types[0] in ("uint8", "uint4"):  # whether negative floats become such codes depends on the CPU
