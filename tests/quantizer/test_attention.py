@@ -1,0 +1,89 @@
+"""Attention in a quantized model: products of integers where it pays, and how far the result is from float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+
+import ort_dynq
+from ort_dynq import DynqError
+
+HEADS, SIZE = 4, 16
+WIDTH = HEADS * SIZE
+
+
+def model_of(mask: str = "", *, cached: bool = False) -> onnx.ModelProto:
+    """A layer of attention with projections, float32 [B, S, WIDTH], and a mask of keys, [B, 1, 1, S]."""
+    rng = np.random.default_rng(0)
+    split = " ".join(
+        f"{name}0 = MatMul(x, w_{name}) {name}1 = Reshape({name}0, split) {name}4 = Transpose<perm = {perm}>({name}1)"
+        for name, perm in (
+            ("q", "[0, 2, 1, 3]"),
+            ("k", f"[0, 2, {'1, 3' if cached else '3, 1'}]"),
+            ("v", "[0, 2, 1, 3]"),
+        )
+    )
+    values = "v5 = Concat<axis = 2>(past, v4) k6 = Concat<axis = 2>(past, k4) k5 = Transpose<perm = [0, 1, 3, 2]>(k6)"
+    values = values if cached else ""
+    k, v = ("k5", "v5") if cached else ("k4", "v4")
+    scores = "d" if not mask else "m"
+    past = f", float[B, {HEADS}, P, {SIZE}] past" if cached else ""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[B, S, {WIDTH}] x, bool[B, 1, 1, S] keep{past}) => (float[B, S, {WIDTH}] y)
+        <int64[4] split = {{0, 0, {HEADS}, {SIZE}}}, int64[3] rows = {{0, 0, {WIDTH}}}, float root = {{{SIZE**0.5}}},
+         float lowest = {{-3.4e38}}>
+        {{ {split} {values} s = MatMul(q4, {k}) d = Div(s, root) {mask} p = Softmax<axis = -1>({scores})
+           o = MatMul(p, {v}) t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, rows) }}"""
+    )
+    for name in "qkv":
+        weights = rng.normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, f"w_{name}"))
+    return model
+
+
+MASK = "m = Where(keep, d, lowest)"
+
+
+def feeds(batch: int = 2, tokens: int = 40) -> dict[str, Array]:
+    rng = np.random.default_rng(1)
+    keep = rng.random((batch, 1, 1, tokens)) < 0.7
+    keep[..., 0] = True
+    return {"x": rng.normal(0, 1, (batch, tokens, WIDTH)).astype(np.float32), "keep": keep}
+
+
+def count(model: onnx.ModelProto, operator: str) -> int:
+    return sum(node.op_type == operator for node in model.graph.node)
+
+
+@pytest.mark.parametrize("mask", ["", MASK])
+def test_products_of_integers(mask: str) -> None:
+    """The error of 8-bit codes: the result is at least 35 dB from the same model with float attention."""
+    model = model_of(mask)
+    quantized = ort_dynq.quantize(model).to_proto()
+    floats = ort_dynq.quantize(model, attention="float").to_proto()
+    assert count(quantized, "QuantizedAttention") == 1
+    assert count(quantized, "Softmax") == 0
+    assert count(floats, "QuantizedAttention") == 0
+    (result,) = make_session(quantized, "native").run(None, feeds())
+    assert_same(result, stock_session(quantized).run(None, feeds())[0])
+    (expected,) = make_session(floats, "native").run(None, feeds())
+    noise = ((result - expected).astype(np.float64) ** 2).sum()
+    assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 35
+
+
+def test_cached_keys_stay_floats() -> None:
+    """Keys and values that are split into heads already would have to be joined again."""
+    quantized = ort_dynq.quantize(model_of(cached=True)).to_proto()
+    assert count(quantized, "QuantizedAttention") == 0
+    assert count(quantized, "MultiHeadAttention") == 1
+
+
+def test_options() -> None:
+    assert count(ort_dynq.quantize(model_of(), fuse=False).to_proto(), "Softmax") == 1
+    given = ort_dynq.quantize(model_of(), min_snr=5, data=feeds())
+    assert count(given.to_proto(), "QuantizedAttention") == 0  # its noise cannot be removed layer by layer
+    with pytest.raises(DynqError, match="attention is 'int4', expected int8 or float"):
+        ort_dynq.quantize(model_of(), attention="int4")
