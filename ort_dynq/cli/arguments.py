@@ -25,6 +25,17 @@ def add_exact(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """Adds --exact and --fuse, which exclude each other."""
+    changes = parser.add_mutually_exclusive_group()
+    add_exact(changes)
+    changes.add_argument(
+        "--fuse",
+        action="store_true",
+        help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
+    )
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds --input, --shape, --seed and --backend."""
     data = parser.add_argument_group("input data")

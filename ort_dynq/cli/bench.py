@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from . import bench_quantize
 from .accuracy import add_data_sets
-from .arguments import add_data, add_exact, given_data
+from .arguments import add_changes, add_data, given_data
 from .command import PROGRAM, Command, Outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
@@ -44,7 +44,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure opening the sessions, each in a new process: the time and the private memory that it takes",
     )
     bench_quantize.add_arguments(parser)
-    add_exact(parser)
+    add_changes(parser)
     add_data_sets(parser)
     add_data(parser)
 
@@ -140,7 +140,7 @@ class _Bench:
     options: tuple[tuple[str, str], ...] = ()
 
 
-_EXACT = ("exact", "--exact")
+_CHANGES = (("exact", "--exact"), ("fuse", "--fuse"))
 _DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
 _QUANTIZE = _Bench(
     "quantize",
@@ -148,8 +148,8 @@ _QUANTIZE = _Bench(
     3.0,
     (*_DATA, ("data", "--data"), ("tokens", "--tokens"), ("report", "--report")),
 )
-_FOLDER = _Bench("FOLDER", _folder, 0.5, (_EXACT,))
-_MODEL = _Bench("A.onnx", _model, 5.0, (_EXACT, *_DATA, ("opening", "--opening")))
+_FOLDER = _Bench("FOLDER", _folder, 0.5, _CHANGES)
+_MODEL = _Bench("A.onnx", _model, 5.0, (*_CHANGES, *_DATA, ("opening", "--opening")))
 _BENCHES = (_QUANTIZE, _FOLDER, _MODEL)
 
 

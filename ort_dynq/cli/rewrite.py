@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_data, add_exact, check_target
+from .arguments import add_changes, add_data, check_target
 from .command import FAILED, Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, verification_text
@@ -27,13 +27,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
-    changes = parser.add_mutually_exclusive_group()
-    add_exact(changes)
-    changes.add_argument(
-        "--fuse",
-        action="store_true",
-        help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
-    )
+    add_changes(parser)
     add_data(parser)
 
 

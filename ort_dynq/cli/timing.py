@@ -51,7 +51,7 @@ def timed(
     """Runs a benchmark, and adds the machine and the settings to its outcome.
 
     Args:
-        arguments: The arguments of :func:`add_timing`, --backend, and --exact if the benchmark has it.
+        arguments: The arguments of :func:`add_timing`, --backend, and --exact and --fuse if the benchmark has them.
         run: The benchmark.
         time: The default of --seconds.
         all_cores: Whether --threads is 1 and the number of cores by default, otherwise 1.
@@ -66,6 +66,7 @@ def timed(
         arguments.warmup,
         arguments.backend,
         getattr(arguments, "exact", False),
+        getattr(arguments, "fuse", False),
     )
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), progress() as track:
         here = machine(settings.backend)

@@ -73,7 +73,7 @@ class Settings:
         seconds: Time for each case, all contenders together.
         warmup: Untimed calls of each contender at the start.
         backend: How sessions get ort_dynq's operators.
-        exact: Whether models are rewritten exactly, see :func:`ort_dynq.rewrite`.
+        exact, fuse: How models are rewritten, see :func:`ort_dynq.rewrite`.
     """
 
     threads: tuple[int, ...] = (1,)
@@ -81,6 +81,7 @@ class Settings:
     warmup: int = 2
     backend: Backend = "native"
     exact: bool = False
+    fuse: bool = False
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ def checked(
         raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
-    attention = attention if min_snr is None else "float"
+    if min_snr is not None:
+        attention = "float"  # no layer can be left out to remove its noise
     return Options(
         weights,
         group or GROUPS[0],
@@ -125,7 +126,7 @@ def checked(
         symmetric,
         tuple(exclude),
         fuse=fuse,
-        attention=attention if min_snr is None else "float",
+        attention=attention,
     )
 
 

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
@@ -22,6 +23,47 @@ from .layers import name_of
 FLOOR = 16
 """The error in units that a fusion may always have: a dozen float32 operations, one unit each, and sums in 32 parts."""
 _UNIT = 2.0**-24
+
+
+class SimplifiedLayerNormalization(OpRun):
+    """ONNX Runtime's operator of this name."""
+
+    def _run(self, x: Array, gain: Array, **given: Any) -> tuple[Array, ...]:
+        return (_normalized(x, gain, None, {"epsilon": 1e-5, **given}, centers=False),)
+
+
+class SkipLayerNormalization(OpRun):
+    """ONNX Runtime's operator of this name; its outputs 1 and 2 are not known."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Array, skip: Array, gain: Array, shift: Array | None = None, bias: Array | None = None, **given: Any
+    ) -> tuple[Array, ...]:
+        total = x + skip if bias is None else x + skip + bias
+        y = _normalized(total, gain, shift, given, centers=True)
+        return y, y, y, total
+
+
+class SkipSimplifiedLayerNormalization(OpRun):
+    """ONNX Runtime's operator of this name; its outputs 1 and 2 are not known."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array, skip: Array, gain: Array, bias: Array | None = None, **given: Any) -> tuple[Array, ...]:
+        total = x + skip if bias is None else x + skip + bias
+        y = _normalized(total, gain, None, given, centers=False)
+        return y, y, y, total
+
+
+_NORMS = [SimplifiedLayerNormalization, SkipLayerNormalization, SkipSimplifiedLayerNormalization]
+
+
+def _normalized(x: Array, gain: Array, shift: Array | None, given: Mapping[str, Any], *, centers: bool) -> Array:
+    centered = x - x.mean(-1, keepdims=True) if centers else x
+    variance = (centered**2).mean(-1, keepdims=True) + given.get("epsilon", 1e-12)
+    y = centered / np.sqrt(variance) * gain
+    return np.asarray(y if shift is None else y + shift)
 
 
 def fused_values(a: Mapping[str, ir.Value], model: ir.Model) -> list[ir.Value]:
@@ -61,7 +103,7 @@ def reference_of(value: ir.Value, cut: Mapping[str, Array], a: ir.Model) -> Arra
     opsets = [helper.make_opsetid(domain, version) for domain, version in a.graph.opset_imports.items()]
     model = helper.make_model(helper.make_graph(protos, "reference", inputs, [output]), opset_imports=opsets)
     with np.errstate(all="ignore"):
-        results: list[Any] = ReferenceEvaluator(model).run(None, feeds)  # type: ignore[assignment]
+        results: list[Any] = ReferenceEvaluator(model, new_ops=_NORMS).run(None, feeds)  # type: ignore[assignment]
     return np.asarray(results[0])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_dynq import DynqError
 from ort_dynq.cli import command
-from ort_dynq.cli.arguments import add_backend, add_exact, positive, positives
+from ort_dynq.cli.arguments import add_backend, add_changes, add_exact, positive, positives
 from ort_dynq.cli.command import Command, Outcome
 from ort_dynq.cli.render import Figure, format_shape, one_line, ratio_style, table
 from ort_dynq.cli.timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
@@ -123,7 +123,7 @@ def _network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", type=positive, metavar="N", help="pixels of the images of resnet and ppocr (default: 224)"
     )
-    add_exact(parser)
+    add_changes(parser)
     add_backend(parser)
 
 

@@ -115,7 +115,7 @@ def bench_networks(
 
 def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) -> list[NetworkTiming]:
     model = _build(case, sizes)
-    result = rewrite(model, exact=settings.exact)
+    result = rewrite(model, exact=settings.exact, fuse=settings.fuse)
     timings = []
     for count, feeds in _inputs(case, model, tokens):
         for threads in settings.threads:

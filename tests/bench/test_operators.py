@@ -44,6 +44,7 @@ def test_bench_ops_json(
         "warmup": 1,
         "backend": "native",
         "exact": False,
+        "fuse": False,
     }
     whole = ("per tensor", "axis 0", "last axis")
     others = [each for each in data["timings"] if (each["floats"], each["codes"]) != ("float32", "uint8")]

@@ -4,8 +4,8 @@ QuantizedConv, Relu | Clip | HardSwish | Add of another tensor | ...    -> Quant
 QuantizedMatMul, ...                                                    -> QuantizedMatMulProgram
 
 The program runs while the result is in the cache. As nodes of their own, such functions take up to half of the time of
-a convolution network. Every node is a step of the program, so the result has the model's own bits,
-except those of activation functions in a fusion.
+a convolution network. Every node is a step of the program, so the result has the model's own bits, except after an
+activation function in a fusion.
 """
 
 from __future__ import annotations
