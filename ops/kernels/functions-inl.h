@@ -3,22 +3,21 @@
 //
 // V has the operations on one vector, or on one float.
 
-// 2^y for y from -126 to 0: 2^n * 2^r, where n is an integer. 2^r is a polynomial, |r| <= 1 / 2.
+// 2^y for y from -126 to 126: 2^n * 2^r, where n is an integer. 2^r is a polynomial, |r| <= 1 / 2.
 template <class V>
-ORT_DYNQ_INLINE inline typename V::F power_of_negative(typename V::F y) {
+ORT_DYNQ_INLINE inline typename V::F power_of_2(typename V::F y) {
   const typename V::F n = V::round_float(y), r = V::sub(y, n);
   typename V::F p = V::set1(kPowerOf2[0]);
   for (int i = 1; i < 7; ++i) p = V::add(V::mul(p, r), V::set1(kPowerOf2[i]));
   return V::times_power_of_2(p, n);
 }
 
-// 1 / (1 + e^-x), as e^x / (1 + e^x) for x < 0.
+// 1 / (1 + e^-x).
 template <class V>
 ORT_DYNQ_INLINE inline typename V::F sigmoid_of(typename V::F x) {
-  const typename V::F one = V::set1(1.0f);
-  const typename V::F e =
-      power_of_negative<V>(V::mul(V::min(V::set1(87.0f), V::abs(x)), V::set1(-1.44269502162933349609375f)));
-  return V::div(V::choose(V::less(x, V::set1(0.0f)), e, one), V::add(one, e));
+  const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
+  const typename V::F y = V::mul(x, f(-1.44269502162933349609375f));
+  return V::div(f(1.0f), V::add(f(1.0f), power_of_2<V>(V::max(f(-126.0f), V::min(f(126.0f), y)))));
 }
 
 // x * Phi(x) = max(x, 0) - t * Phi(-t), where t = |x|; Phi is the normal distribution. Phi(-t) = e^(-t^2 / 2) * v *
@@ -31,6 +30,6 @@ ORT_DYNQ_INLINE inline typename V::F gelu_of(typename V::F x) {
   typename V::F p = f(kGelu[0]);
   for (int i = 1; i < 7; ++i) p = V::add(V::mul(p, v), f(kGelu[i]));
   const typename V::F g =
-      V::mul(V::mul(V::mul(p, v), t), power_of_negative<V>(V::mul(V::mul(t, t), f(-0.721347510814666748046875f))));
+      V::mul(V::mul(V::mul(p, v), t), power_of_2<V>(V::mul(V::mul(t, t), f(-0.721347510814666748046875f))));
   return V::sub(V::choose(V::less(f(0.0f), x), x, f(0.0f)), g);
 }

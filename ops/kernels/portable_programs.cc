@@ -41,6 +41,7 @@ struct Scalar {
   static F mul(F a, F b) { return a * b; }
   static F div(F a, F b) { return a / b; }
   static F min(F a, F b) { return a < b ? a : b; }
+  static F max(F a, F b) { return a > b ? a : b; }
   static F abs(F a) { return fabsf(a); }
   static F round_float(F a) { return round_half_even(a); }
   static F less(F a, F b) { return a < b ? 1.0f : 0.0f; }

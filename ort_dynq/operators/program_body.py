@@ -124,31 +124,30 @@ def _horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
 
 
 def _power(y: str, to: str) -> Iterator[str]:
-    """The nodes of 2^y, for y from -126 to 0: 2^n * 2^r, where n is an integer."""
+    """The nodes of 2^y, for y from -126 to 126: 2^n * 2^r, where n is an integer."""
     yield f"{to}_n = Round({y})"
     yield f"{to}_r = Sub({y}, {to}_n)"
     yield from _horner(f"{to}_r", f"{to}_p", _POWER_OF_2)
-    yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**-n) for n in range(127))}]>()"
+    yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**n) for n in range(-126, 127))}]>()"
     yield f"{to}_isnan = IsNaN({to}_n)"
     yield f"{to}_known = Where({to}_isnan, zero, {to}_n)"
-    yield f"{to}_minus = Neg({to}_known)"
-    yield f"{to}_index = Cast<to = 7>({to}_minus)"
+    yield f"{to}_lowest = Constant<value_float = 126.0>()"
+    yield f"{to}_place = Add({to}_known, {to}_lowest)"
+    yield f"{to}_index = Cast<to = 7>({to}_place)"
     yield f"{to}_power = Gather({to}_table, {to}_index)"
     yield f"{to} = Mul({to}_p, {to}_power)"
 
 
 def _sigmoid(x: str, to: str) -> Iterator[str]:
-    """The nodes of 1 / (1 + e^-x), as e^x / (1 + e^x) for x < 0."""
-    yield f"{to}_limit = Constant<value_float = 87.0>()"
-    yield f"{to}_a = Abs({x})"
-    yield f"{to}_t = Clip({to}_a, zero, {to}_limit)"
+    """The nodes of 1 / (1 + e^-x)."""
     yield f"{to}_factor = Constant<value_float = -1.44269502162933349609375>()"
-    yield f"{to}_y = Mul({to}_t, {to}_factor)"
+    yield f"{to}_low = Constant<value_float = -126.0>()"
+    yield f"{to}_high = Constant<value_float = 126.0>()"
+    yield f"{to}_scaled = Mul({x}, {to}_factor)"
+    yield f"{to}_y = Clip({to}_scaled, {to}_low, {to}_high)"
     yield from _power(f"{to}_y", f"{to}_e")
-    yield f"{to}_b = Less({x}, zero)"
-    yield f"{to}_u = Where({to}_b, {to}_e, one)"
     yield f"{to}_d = Add(one, {to}_e)"
-    yield f"{to} = Div({to}_u, {to}_d)"
+    yield f"{to} = Div(one, {to}_d)"
 
 
 def _gelu(x: str, to: str) -> Iterator[str]:

@@ -106,7 +106,7 @@ are ignored. A zero is the first one of the row. Of an empty row: -infinity, inf
 | `ReduceSum(a)` | The sum of a row. Element i is added to partial sum i modulo 32, in order. Then the second half of \
 the partial sums is added to the first half, until one is left. Never -0. | `ReduceSum(1.0 2.0 4.0) = 7.0`, \
 `ReduceSum(-0.0 -0.0) = 0.0`, `ReduceSum(1.0 nan) = nan` |
-| `Sigmoid(a)` | 1 / (1 + e^-a), computed as e^a / (1 + e^a) for a < 0. The error is at most 1e-7. | \
+| `Sigmoid(a)` | 1 / (1 + e^-a). The error is at most 1e-7. It is not less than 2^-126. | \
 `Sigmoid(0.0) = 0.5`, `Sigmoid(inf) = 1.0`, `Sigmoid(nan) = nan` |
 | `Gelu(a)` | a / 2 * (1 + erf(a / sqrt(2))), computed as max(a, 0) - t * Phi(-t), where t = abs(a). The error is at \
 most 1e-7, or 2 units in the last place. | `Gelu(-0.0) = 0.0`, `Gelu(100.0) = 100.0`, `Gelu(nan) = nan` |
