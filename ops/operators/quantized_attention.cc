@@ -17,8 +17,8 @@ namespace dynq {
 namespace {
 
 constexpr const char* kName = "QuantizedAttention";
-constexpr int64_t kRowUnit = 12;            // a multiple of the rows of every kernel's tile
-constexpr int64_t kTaskScores = 16 * 1024;  // of one task: they stay in the cache
+constexpr int64_t kRowUnit = 12;        // a multiple of the rows of every kernel's tile
+constexpr int64_t kTaskScores = 16384;  // of one task: they stay in the cache
 constexpr int32_t kZeroPoint = 128;
 constexpr int64_t kMostDepth = 4096;  // of a head
 
