@@ -121,9 +121,9 @@ class Tile {
       case StepKind::kToInt32:
         return unary(to_int32);
       case StepKind::kSigmoid:
-        return unary(sigmoid_of<Scalar>);
+        return unary([](float acc) { return sigmoid_of<Scalar>(acc); });
       case StepKind::kGelu:
-        return unary(gelu_of<Scalar>);
+        return unary([](float acc) { return gelu_of<Scalar>(acc); });
       case StepKind::kStore: {
         float* to = reinterpret_cast<float*>(address(step.a));
         for (int64_t i = 0; i < count_; ++i) store(to + i, acc_[i]);
