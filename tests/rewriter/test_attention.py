@@ -383,6 +383,20 @@ def test_scale_of_run_time() -> None:
     assert (count(result, "Mul"), count(result, "Div")) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [("c = Gather(shape, index)", 1), ("after = Add(first, unit) c = Slice(shape, first, after)", 0)],
+)
+def test_scale_from_an_unknown_place(chosen: str, expected: int) -> None:
+    """The index is a length that is known at run time only; the result of Slice may have any number of elements."""
+    scale = (
+        "shape = Shape(qh) first = Shape<start = 0, end = 1>(q) index = Squeeze(first) "
+        f"unit = Constant<value_ints = [1]>() {chosen} length = Cast<to = 1>(c)"
+    )
+    text = f"{SCORES} {scale} d = Div(s, length) p = Softmax(d) {RESULT}"
+    check(parse(text, inputs=INPUTS, outputs="float[B, S, 24] y"), operands(), expected)
+
+
 def test_dequantization_stays() -> None:
     """A scalar that multiplies q at run time may be the scale of its codes; rules for quantized models look for it."""
     scores = f"{SHAPES} {NUMBERS} {SPLIT} {KEY} qs = Mul(qh, a) s = MatMul(qs, kt)"

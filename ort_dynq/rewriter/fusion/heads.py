@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -50,30 +50,33 @@ class Heads:
 
 def heads_of(value: ir.Value | None) -> Heads | None:
     """Returns a value [B, H, S, D] as heads; None if H or D is not known."""
-    if value is None or len(dims := dims_of(value)) != 4 or value.dtype != ir.DataType.FLOAT:
-        return None
-    batch, heads, length, size = dims
-    if not isinstance(heads, int) or not isinstance(size, int):
-        return None
-    node = producer_of(skip_identity(value), "Transpose")
+    node = None if value is None else producer_of(skip_identity(value), "Transpose")
     if node is not None and list(node.attributes.get_ints("perm", [])) == HEADS_FIRST:
         return heads_by_token(node.inputs[0])
-    return Heads(value, batch, heads, length, size, True)
+    return _with_known_size(value, is_split_first=True)
 
 
 def heads_by_token(value: ir.Value | None) -> Heads | None:
     """Returns a value [B, S, H, D] as heads; None if H or D is not known."""
+    heads = _with_known_size(value, is_split_first=False)
+    node = None if heads is None else producer_of(skip_identity(heads.value), "Reshape")
+    rows = None if node is None else node.inputs[0]
+    if heads is None or node is None or rows is None:
+        return heads
+    if not splits_rows(node, rows, heads.value, heads.heads * heads.size):
+        return heads
+    return replace(heads, value=rows, length=dims_of(rows)[1] if is_unknown(heads.length) else heads.length)
+
+
+def _with_known_size(value: ir.Value | None, *, is_split_first: bool) -> Heads | None:
+    """Returns a value as it is; None if it is no float tensor of rank 4, or if H or D is not known."""
     if value is None or len(dims := dims_of(value)) != 4 or value.dtype != ir.DataType.FLOAT:
         return None
-    batch, length, heads, size = dims
+    batch, first, second, size = dims
+    heads, length = (first, second) if is_split_first else (second, first)
     if not isinstance(heads, int) or not isinstance(size, int):
         return None
-    node = producer_of(skip_identity(value), "Reshape")
-    rows = None if node is None else node.inputs[0]
-    if node is not None and rows is not None and splits_rows(node, rows, value, heads * size):
-        length = dims_of(rows)[1] if is_unknown(length) else length
-        return Heads(rows, batch, heads, length, size, False)
-    return Heads(value, batch, heads, length, size, False)
+    return Heads(value, batch, heads, length, size, is_split_first)
 
 
 def splits_rows(reshape: ir.Node, joined: ir.Value, split: ir.Value, length: int) -> bool:

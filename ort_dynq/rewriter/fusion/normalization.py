@@ -25,6 +25,8 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
     if x is None or not (is_norm(node) or is_standard(node, *SUMS)):
         return None
     rows = FusedRows(x, -1)
+    if rows.of_result(node) is None:
+        return None
 
     def takes(other: ir.Node) -> bool:
         is_constant = context.facts.is_constant
@@ -32,8 +34,6 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
         is_fused = is_bias and any(producer_of(each, *_PRODUCTS) for each in other.inputs)
         return not (is_fused or context.facts.is_folded(other) or is_fused_with_neighbors(other, is_constant))
 
-    if rows.of_result(node) is None:
-        return None
     region = region_of(node, rows, context, takes, FusedTranslation)
     if region is None or all(step.operator != SUM for step in region.program.steps):
         return None

@@ -180,7 +180,11 @@ def split_scalars(scalars: list[Scalar]) -> tuple[list[float], tuple[Scalar, ...
 
 def _number(value: ir.Value) -> float | None:
     """Returns a number that is known before run time, or None."""
-    elements = _elements(value)
+    try:
+        with np.errstate(all="ignore"):
+            elements = _elements(value)
+    except (ArithmeticError, LookupError, ValueError):  # an index is not known, or out of range
+        return None
     number = math.nan if elements is None or elements.size != 1 else float(elements.reshape(()))
     return None if math.isnan(number) else number
 
@@ -210,8 +214,7 @@ def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float
         return None
     first, *others = known
     if node.op_type in _ARITHMETIC:
-        with np.errstate(all="ignore"):
-            return np.asarray(_ARITHMETIC[node.op_type](*known))
+        return np.asarray(_ARITHMETIC[node.op_type](*known))
     if node.op_type == "Slice":
         start, end = (int(each.reshape(-1)[0]) for each in others[:2])
         return first[start:end] if first.ndim == 1 and len(others) <= _SLICE_WITHOUT_STEPS else None

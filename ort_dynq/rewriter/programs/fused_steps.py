@@ -32,10 +32,14 @@ _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalizatio
 _MICROSOFT = "com.microsoft"
 _SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
-_EPSILONS = {"LayerNormalization": 1e-5, "SimplifiedLayerNormalization": 1e-5, "RMSNormalization": 1e-5}
-_EPSILON_OF_SKIP = 1e-12
+_EPSILON, _EPSILON_OF_SKIP = 1e-5, 1e-12
 _SMALLEST_SCALE = 1e-37
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
+_RANGES = (
+    (RangeKind.ABS_MAX, ZeroPointRule.NONE),
+    (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
+    (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.SUBTRACT_ROUNDED),
+)
 _PLAIN = {
     "axis": -1,
     "inverse_scale": InverseScale.NONE,
@@ -64,16 +68,15 @@ def is_quantization(node: ir.Node) -> bool:
         return False
     given = attributes_of(node)
     kind, rule = given["range_kind"], given["zero_point_rule"]
-    has_known_range = (kind, rule) in (
-        (RangeKind.ABS_MAX, ZeroPointRule.NONE),
-        (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
-        (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.SUBTRACT_ROUNDED),
+    is_symmetric = rule == ZeroPointRule.NONE
+    orders = (RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if is_symmetric else []))
+    return (
+        (kind, rule) in _RANGES
+        and (is_symmetric or given["zero_point_type"] in (CodeType.FLOAT32, given["code_type"]))
+        and given["scaling"] in (Scaling.DIVIDE, Scaling.MULTIPLY_BY_THE_RECIPROCAL)
+        and given["rounding_order"] in orders
+        and given.items() >= _PLAIN.items()
     )
-    has_known_type = rule == ZeroPointRule.NONE or given["zero_point_type"] in (CodeType.FLOAT32, given["code_type"])
-    has_known_type &= given["scaling"] in (Scaling.DIVIDE, Scaling.MULTIPLY_BY_THE_RECIPROCAL)
-    orders = [RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if rule == ZeroPointRule.NONE else [])]
-    has_known_range &= given["rounding_order"] in orders
-    return has_known_range and has_known_type and given.items() >= _PLAIN.items()
 
 
 class FusedRows(Rows):
@@ -191,7 +194,7 @@ class FusedTranslation(Translation):
             x = x if bias is None else add("Add", x, self.term(bias))
         gain = inputs[2 if is_skip else 1]
         shift = inputs[3 if is_skip else 2] if centers else None
-        epsilon = node.attributes.get_float("epsilon", _EPSILONS.get(node.op_type, _EPSILON_OF_SKIP))
+        epsilon = node.attributes.get_float("epsilon", _EPSILON_OF_SKIP if is_skip else _EPSILON)
         difference = add("Sub", x, add("Div", add(SUM, x), literal(count))) if centers else x
         variance = add("Div", add(SUM, add("Mul", difference, difference)), literal(count))
         inverse = add("Reciprocal", add("Sqrt", add("Add", variance, literal(epsilon))))
