@@ -196,7 +196,7 @@ def test_quantize(fuse: bool) -> None:
     result = quantize_layers(model, Options(fuse=fuse))
     converted, texts = result.to_proto(), programs(result.to_proto())
     assert any("ReduceSum" in each for each in texts) == fuse
-    assert any("Gelu" in each for each in (node for node in str(converted.graph).split("\n"))) == fuse
+    assert ("Gelu" in str(converted.graph)) == fuse
     assert len(result.report.fused) == 2 * fuse
     (expected,) = stock_session(model).run(None, data())
     sessions = stock_session(converted), make_session(converted, "native")
