@@ -26,7 +26,7 @@ from ..rewriter.products.shared_grids import SharedGrids
 from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import FloatActivations, check_activation
+from .activations import check_activation, codes_of_matrix
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
@@ -67,7 +67,7 @@ def _build(match: _Match, edit: Edit) -> None:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
     else:
         note_activation(edit, a)
-    codes = edit.shared(FloatActivations).of_rows(a, edit, match.options)
+    codes = codes_of_matrix(a, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
     edit.note = match.note
 

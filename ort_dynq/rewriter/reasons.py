@@ -125,6 +125,14 @@ class Reason(Enum):
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
 
+    # MatMulNBits
+    NBITS_FLOAT = "accuracy_level {level} asks for a float activation; --float-nbits two-term or blocks converts it"
+    NBITS_BITS = "the weights have {bits} bits, expected 4 or 8"
+    NBITS_SIZES = "the inputs do not have the sizes that the attributes K, N, bits and block_size give"
+    NBITS_ORDER = "the input g_idx changes the order of the weights"
+    NBITS_PREPACKED = "the weights are packed for another device"
+    NBITS_SHARED = "other nodes read the weights, too: a copy for QuantizedMatMul would store them twice"
+
     # The sums of products, and their tail
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"

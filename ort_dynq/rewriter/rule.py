@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import onnx_ir as ir
 
@@ -13,6 +13,10 @@ from .edit import Edit, Shared
 from .reasons import Unconverted
 
 _M = TypeVar("_M")
+
+FloatNBits = Literal["keep", "blocks", "two-term"]
+"""What becomes of a MatMulNBits whose accuracy_level asks for a float activation: it stays, or its activation is
+quantized in blocks as with accuracy_level 4, or as two terms, which have the accuracy of float32."""
 
 
 @dataclass
@@ -25,6 +29,7 @@ class Context:
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         fuse: Whether the last bits of floats may change where nodes are fused.
+        float_nbits: What becomes of a MatMulNBits with a float activation.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
@@ -33,6 +38,7 @@ class Context:
     shared: Shared
     path: str = "main"
     fuse: bool = False
+    float_nbits: FloatNBits = "keep"
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
 

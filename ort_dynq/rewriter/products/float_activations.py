@@ -1,0 +1,140 @@
+"""Builds the nodes that quantize the float activations of products at run time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
+from ..analysis.inference import Facts
+from ..edit import Edit, call
+from .codes import Codes
+
+_STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
+_ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
+_ASYMMETRIC_ATTRIBUTES = {
+    **_STORED,
+    "range_kind": int(RangeKind.MIN_MAX_WITH_ZERO),
+    "zero_point_rule": int(ZeroPointRule.ROUND_CLIPPED),
+    "zero_point_type": int(CodeType.UINT8),
+    "code_type": int(CodeType.UINT8),
+    "quant_min": 0,
+    "quant_max": 255,
+}
+"""The formula of DynamicQuantizeLinear, for each row."""
+_SYMMETRIC = RangeConstants(divisor=127, scale_of_zero=1)
+_SYMMETRIC_ATTRIBUTES = {
+    **_STORED,
+    "range_kind": int(RangeKind.ABS_MAX),
+    "zero_point_type": int(CodeType.INT8),
+    "code_type": int(CodeType.INT8),
+    "quant_min": -127,
+    "quant_max": 127,
+}
+
+
+class FloatActivations:
+    """The codes of the float activations of one model; all products of an activation share its codes."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any codes."""
+        self._facts = facts
+        self._codes: dict[tuple[object, ...], Codes] = {}
+        self._padded: dict[tuple[object, ...], ir.Value] = {}
+
+    def of_rows(self, value: ir.Value, edit: Edit, *, symmetric: bool = False, block_size: int = 0) -> Codes:
+        """Returns the codes of a matrix with one scale for each row, or for each block of a row.
+
+        Args:
+            value: float32 or float16, [..., K].
+            edit: The edit of the product, before which new nodes are inserted.
+            symmetric: Whether the codes have no zero point.
+            block_size: The number of adjacent elements that share a scale; it divides K. 0: a row shares one.
+        """
+        key = edit.node.graph, value, symmetric, block_size
+        if key not in self._codes:
+            constants, attributes = (
+                (_SYMMETRIC, _SYMMETRIC_ATTRIBUTES) if symmetric else (_ASYMMETRIC, _ASYMMETRIC_ATTRIBUTES)
+            )
+            inputs = [value] + [
+                edit.add_constant(each, before=edit.node)
+                for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
+            ]
+            quantizer = call("DynamicRangeQuantize", inputs, **attributes, block_size=block_size)
+            self._insert(key, quantizer, value, scales_shape(value, block_size), edit)
+        return self._codes[key]
+
+    def of_two_terms(self, value: ir.Value, edit: Edit, *, block_size: int = 0) -> Codes:
+        """Returns the codes of a matrix and the codes of what these leave, [..., 2 * K].
+
+        Args:
+            value: float32 or float16, [..., K].
+            edit: The edit of the product, before which new nodes are inserted.
+            block_size: The number of adjacent elements that share a scale; it divides K. 0: a row shares one.
+        """
+        key = edit.node.graph, value, "two terms", block_size
+        if key not in self._codes:
+            quantizer = call("TwoTermQuantize", [value], block_size=block_size)
+            edit.insert(quantizer, before=edit.node)
+            codes, scale = quantizer.outputs
+            self._facts.note(codes, ir.DataType.INT8, None)
+            self._facts.note(scale, ir.DataType.FLOAT, scales_shape(value, block_size))
+            self._codes[key] = Codes(codes, scale, edit.add_constant(np.zeros((), np.int8), before=edit.node))
+        return self._codes[key]
+
+    def of_tensor(self, value: ir.Value, edit: Edit) -> Codes:
+        """Returns the codes of a tensor with one scale and one zero point for all elements.
+
+        Args:
+            value: float32, any shape.
+            edit: The edit of the product, before which new nodes are inserted.
+        """
+        key = edit.node.graph, value
+        if key not in self._codes:
+            self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
+        return self._codes[key]
+
+    def padded(self, value: ir.Value, count: int, edit: Edit) -> ir.Value:
+        """Returns a matrix with zeros at the end of each row.
+
+        Args:
+            value: float32 or float16, [..., K]; its rank is known.
+            count: The number of zeros.
+            edit: The edit of the product, before which new nodes are inserted.
+        """
+        if not count:
+            return value
+        key = edit.node.graph, value, count
+        if key not in self._padded:
+            assert value.shape is not None
+            *lead, depth = value.shape
+            amounts = np.array([0] * (2 * len(lead) + 1) + [count])
+            padded = edit.insert(
+                ir.node("Pad", [value, edit.add_constant(amounts, before=edit.node)]), before=edit.node
+            )
+            if value.dtype is not None:
+                length = depth + count if isinstance(depth, int) else ir.SymbolicDim(None)
+                self._facts.note(padded, value.dtype, ir.Shape([*lead, length]))
+            self._padded[key] = padded
+        return self._padded[key]
+
+    def _insert(
+        self, key: tuple[object, ...], quantizer: ir.Node, value: ir.Value, scales: ir.Shape | None, edit: Edit
+    ) -> None:
+        edit.insert(quantizer, before=edit.node)
+        codes, scale, zero_point = quantizer.outputs
+        self._facts.note(codes, ir.DataType.UINT8, value.shape)
+        self._facts.note(scale, ir.DataType.FLOAT, scales)
+        self._facts.note(zero_point, ir.DataType.UINT8, scales)
+        self._codes[key] = Codes(codes, scale, zero_point)
+
+
+def scales_shape(value: ir.Value, block_size: int) -> ir.Shape | None:
+    """Returns the shape of the scales of rows, or of their blocks if `block_size` is not 0; None if not known."""
+    if value.shape is None:
+        return None
+    depth = value.shape[-1]
+    blocks = 1 if not block_size else depth // block_size if isinstance(depth, int) else ir.SymbolicDim(None)
+    return ir.Shape([*value.shape[:-1], blocks])

@@ -1,0 +1,95 @@
+"""The rule for MatMulNBits, ONNX Runtime's product of a float activation and weights of few bits in blocks.
+
+activation, MatMulNBits    -> quantization in blocks, QuantizedMatMul
+
+With accuracy_level 4, ONNX Runtime quantizes each block of the activation to int8 itself, with one scale for the range
+-max|x| to max|x|. The new nodes quantize it to uint8 between min(x, 0) and max(x, 0): the steps are never larger. With
+another level, the activation stays a float: such a product is converted only if the user asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import MICROSOFT
+from ...operators.encodings import ScaleOrder
+from ...opsets import OPSET
+from ..edit import Edit, call
+from ..reasons import Reason, Unconverted
+from ..rule import Context, Rule
+from ..shared_initializers import SharedInitializers
+from .float_activations import FloatActivations
+from .nbits import NBits, nbits_of
+from .provenance import note_activation
+
+_QUANTIZED_LEVEL = 4  # accuracy_level of int8 activations
+_BIAS = 5
+
+
+@dataclass(frozen=True)
+class _Match:
+    activation: ir.Value
+    weights: NBits
+    bias: ir.Value | None
+    level: int
+    terms: int
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
+    if node.domain != MICROSOFT or node.op_type not in ("MatMulNBits", "QMoE"):
+        return None
+    if node.op_type == "QMoE":
+        raise Unconverted(Reason.NO_INTEGER_PRODUCT, operator=f"{MICROSOFT}.QMoE")
+    level = node.attributes.get_int("accuracy_level", 0)
+    if level != _QUANTIZED_LEVEL and context.float_nbits == "keep":
+        raise Unconverted(Reason.NBITS_FLOAT, level=level)
+    if context.exact:
+        raise Unconverted(Reason.EXACT)
+    activation = node.inputs[0]
+    if activation is None:
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=0)
+    weights = nbits_of(node, context.facts)
+    if weights.padding and activation.shape is None:
+        raise Unconverted(Reason.RANK_NOT_KNOWN)
+    terms = 2 if level != _QUANTIZED_LEVEL and context.float_nbits == "two-term" else 1
+    bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
+    return _Match(activation, weights, bias, level, terms)
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    weights, node = match.weights, edit.node
+    activations, shared = edit.shared(FloatActivations), edit.shared(SharedInitializers)
+    group_size = weights.block_size if weights.blocks > 1 else 0
+    padded = activations.padded(match.activation, weights.padding, edit)
+    quantize = activations.of_rows if match.terms == 1 else activations.of_two_terms
+    codes = quantize(padded, edit, block_size=group_size)
+    graph = weights.root.graph if weights.root.is_initializer() else node.graph
+    assert isinstance(graph, ir.Graph)
+    assert codes.scale is not None
+    source = weights.root, *node.inputs[2:4]
+    packed, zero_point, column_scale = (
+        shared.of_source((compute.__name__, *source), compute, graph, edit)
+        for compute in (weights.packed, weights.weight_zero_point, weights.column_scale)
+    )
+    columns = weights.columns
+    bias = match.bias or shared.of(np.full(columns, -0.0, weights.scales.dtype.numpy()), edit)
+    computed_sums = shared.of(np.empty((0, columns), np.int32), edit)
+    inputs = [codes.codes, codes.scale, codes.zero_point, packed, zero_point, column_scale, computed_sums, bias]
+    main = call(
+        "QuantizedMatMul",
+        inputs,
+        bits=weights.bits,
+        group_size=group_size,
+        terms=match.terms,
+        scale_order=int(ScaleOrder.COLUMN_FIRST),
+    )
+    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+    note_activation(edit, match.activation)
+    size = f"in blocks of {group_size}" if group_size else "in rows"
+    edit.note = f"accuracy_level {match.level}: activation of {'two terms' if match.terms == 2 else '8 bits'} {size}"
+
+
+RULE = Rule("MatMulNBits", OPSET, _match, _build, reports_opset=True)
