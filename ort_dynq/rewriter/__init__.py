@@ -14,7 +14,7 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
@@ -27,13 +27,13 @@ from .loop import convert, op_counts
 from .metadata import EXACT
 from .normal_form import in_normal_form
 from .report import Finding, Report
-from .rule import FloatNBits
+from .rule import WEIGHTS_ONLY
 from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 
 if TYPE_CHECKING:
     from ..storage import Model
 
-__all__ = ["EXACT", "Finding", "FloatNBits", "Report", "Result", "rewrite"]
+__all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
 
 @dataclass
@@ -62,39 +62,38 @@ class Result:
         return to_proto(self.model)
 
 
-def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, float_nbits: FloatNBits = "keep") -> Result:
+def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
-    doc strings, and refers to the same external data. Its results are the same bit for bit, with two exceptions. Float
-    products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions:
-    integer sums are exact, and float sums are rounded. A MatMulNBits with accuracy_level 4 quantizes its activation
-    itself; the operators that replace it do so with steps that are not larger.
+    doc strings, and refers to the same external data. Its results are the same bit for bit, with one exception: float
+    products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions.
+    Integer sums are exact, and float sums are rounded.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         exact: Whether float products stay float products, so that every result is the same bit for bit.
         fuse: Whether normalizations, activation functions and attention are fused, too, with each other and with the
             quantization after them. Their last bits change.
-        float_nbits: What becomes of a MatMulNBits with another accuracy_level than 4, whose activation stays a float:
-            "keep" it as it is; "blocks" quantizes the activation as with accuracy_level 4; "two-term" quantizes it as
-            two terms, which keep the accuracy of float32.
+        weights_only: What becomes of MatMulNBits whose accuracy_level asks for a float activation. "keep": they stay.
+            "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4. "two-term":
+            it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
 
     Returns:
         The rewritten model and the report.
 
     Raises:
         DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, or
-            `exact` contradicts `fuse` or `float_nbits`.
+            `exact` contradicts `fuse` or `weights_only`, or `weights_only` is unknown.
     """
-    if float_nbits not in get_args(FloatNBits):
-        raise DynqError(f"float_nbits is {float_nbits!r}, expected one of {', '.join(get_args(FloatNBits))}")
-    if exact and float_nbits != "keep":
-        raise DynqError("float_nbits quantizes activations, and exact keeps every bit; leave one of them out")
     if exact and fuse:
         raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
+    if weights_only not in WEIGHTS_ONLY:
+        raise DynqError(f"weights_only is {weights_only!r}, expected one of {', '.join(WEIGHTS_ONLY)}")
+    if exact and weights_only != WEIGHTS_ONLY[0]:
+        raise DynqError("weights_only quantizes activations, and exact keeps floats; leave one of them out")
     phases = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS) if fuse else PHASES
-    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse, float_nbits=float_nbits)
+    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only)
     loaded = load_current(model)
     before = op_counts(loaded)
     with explained(model):

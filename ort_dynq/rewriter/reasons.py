@@ -125,13 +125,17 @@ class Reason(Enum):
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
 
-    # MatMulNBits
-    NBITS_FLOAT = "accuracy_level {level} asks for a float activation; --float-nbits two-term or blocks converts it"
-    NBITS_BITS = "the weights have {bits} bits, expected 4 or 8"
-    NBITS_SIZES = "the inputs do not have the sizes that the attributes K, N, bits and block_size give"
-    NBITS_ORDER = "the input g_idx changes the order of the weights"
-    NBITS_PREPACKED = "the weights are packed for another device"
-    NBITS_SHARED = "other nodes read the weights, too: a copy for QuantizedMatMul would store them twice"
+    # Weights of MatMulNBits
+    NBITS_FLOAT_ACTIVATION = (
+        "its accuracy_level, {level}, asks for a float activation; --weights-only blocks or two-term converts it"
+    )
+    NBITS_WIDTH = "its weights have {bits} bits, expected 2, 4 or 8"
+    NBITS_ZERO_POINTS = "the zero points of its weights are {dtype}, expected uint8"
+    NBITS_ORDER = "g_idx assigns its weights to blocks in another order"
+    NBITS_SHARED = "other nodes also read its packed weights: the model would store them twice"
+    NBITS_SHAPE = "the {what} have {size} elements, expected {expected}"
+    NBITS_PREPACKED = "its weights are packed for another device"
+    NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
 
     # The sums of products, and their tail
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
@@ -14,9 +14,9 @@ from .reasons import Unconverted
 
 _M = TypeVar("_M")
 
-FloatNBits = Literal["keep", "blocks", "two-term"]
-"""What becomes of a MatMulNBits whose accuracy_level asks for a float activation: it stays, or its activation is
-quantized in blocks as with accuracy_level 4, or as two terms, which have the accuracy of float32."""
+WEIGHTS_ONLY = ("keep", "blocks", "two-term")
+"""What becomes of products of quantized weights and an activation that the model wants in float: they stay, or the
+activation is quantized in the blocks of the weights, to one code or to two."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Context:
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         fuse: Whether the last bits of floats may change where nodes are fused.
-        float_nbits: What becomes of a MatMulNBits with a float activation.
+        weights_only: What becomes of MatMulNBits that asks for a float activation; one of :data:`WEIGHTS_ONLY`.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
@@ -38,7 +38,7 @@ class Context:
     shared: Shared
     path: str = "main"
     fuse: bool = False
-    float_nbits: FloatNBits = "keep"
+    weights_only: str = WEIGHTS_ONLY[0]
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
 

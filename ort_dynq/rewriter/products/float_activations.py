@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
 from ..analysis.inference import Facts
 from ..edit import Edit, call
+from ..reasons import Reason, Unconverted
 from .codes import Codes
 
 _STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
@@ -35,6 +36,18 @@ _SYMMETRIC_ATTRIBUTES = {
 }
 
 
+def check_activation(value: ir.Value) -> None:
+    """Checks that a value can be quantized.
+
+    Raises:
+        Unconverted: Its type is not known to be float32.
+    """
+    if value.dtype is None:
+        raise Unconverted(Reason.ACTIVATION_TYPE_NOT_KNOWN)
+    if value.dtype != ir.DataType.FLOAT:
+        raise Unconverted(Reason.ACTIVATION_TYPE, dtype=value.dtype.name.lower())
+
+
 class FloatActivations:
     """The codes of the float activations of one model; all products of an activation share its codes."""
 
@@ -45,13 +58,13 @@ class FloatActivations:
         self._padded: dict[tuple[object, ...], ir.Value] = {}
 
     def of_rows(self, value: ir.Value, edit: Edit, *, symmetric: bool = False, block_size: int = 0) -> Codes:
-        """Returns the codes of a matrix with one scale for each row, or for each block of a row.
+        """Returns the codes of a matrix, with a scale and a zero point for each row, or for each block of a row.
 
         Args:
             value: float32 or float16, [..., K].
             edit: The edit of the product, before which new nodes are inserted.
-            symmetric: Whether the codes have no zero point.
-            block_size: The number of adjacent elements that share a scale; it divides K. 0: a row shares one.
+            symmetric: Whether the zero point is the code 0.
+            block_size: The size of the blocks, which divides K; 0: a row is one block.
         """
         key = edit.node.graph, value, symmetric, block_size
         if key not in self._codes:
@@ -63,7 +76,7 @@ class FloatActivations:
                 for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
             ]
             quantizer = call("DynamicRangeQuantize", inputs, **attributes, block_size=block_size)
-            self._insert(key, quantizer, value, scales_shape(value, block_size), edit)
+            self._insert(key, quantizer, value, _shape_of_scales(value, block_size), edit)
         return self._codes[key]
 
     def of_two_terms(self, value: ir.Value, edit: Edit, *, block_size: int = 0) -> Codes:
@@ -72,7 +85,7 @@ class FloatActivations:
         Args:
             value: float32 or float16, [..., K].
             edit: The edit of the product, before which new nodes are inserted.
-            block_size: The number of adjacent elements that share a scale; it divides K. 0: a row shares one.
+            block_size: The size of the blocks, which divides K; 0: a row is one block.
         """
         key = edit.node.graph, value, "two terms", block_size
         if key not in self._codes:
@@ -80,7 +93,7 @@ class FloatActivations:
             edit.insert(quantizer, before=edit.node)
             codes, scale = quantizer.outputs
             self._facts.note(codes, ir.DataType.INT8, None)
-            self._facts.note(scale, ir.DataType.FLOAT, scales_shape(value, block_size))
+            self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, block_size))
             self._codes[key] = Codes(codes, scale, edit.add_constant(np.zeros((), np.int8), before=edit.node))
         return self._codes[key]
 
@@ -131,8 +144,8 @@ class FloatActivations:
         self._codes[key] = Codes(codes, scale, zero_point)
 
 
-def scales_shape(value: ir.Value, block_size: int) -> ir.Shape | None:
-    """Returns the shape of the scales of rows, or of their blocks if `block_size` is not 0; None if not known."""
+def _shape_of_scales(value: ir.Value, block_size: int) -> ir.Shape | None:
+    """Returns the shape of the scales of rows, or of their blocks if `block_size` is not 0; None if it is not known."""
     if value.shape is None:
         return None
     depth = value.shape[-1]

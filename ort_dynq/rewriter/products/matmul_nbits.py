@@ -1,10 +1,12 @@
 """The rule for MatMulNBits, ONNX Runtime's product of a float activation and weights of few bits in blocks.
 
-activation, MatMulNBits    -> quantization in blocks, QuantizedMatMul
+MatMulNBits    -> DynamicRangeQuantize in blocks, QuantizedMatMul
+               -> TwoTermQuantize in blocks, QuantizedMatMul of two terms
 
-With accuracy_level 4, ONNX Runtime quantizes each block of the activation to int8 itself, with one scale for the range
--max|x| to max|x|. The new nodes quantize it to uint8 between min(x, 0) and max(x, 0): the steps are never larger. With
-another level, the activation stays a float: such a product is converted only if the user asks for it.
+With accuracy_level 4, ONNX Runtime itself quantizes the activation at run time: each block to codes of -127 to 127 (on
+x86; on ARM each row). Here each block gets 256 codes from min(x, 0) to max(x, 0), whose steps are never larger. All
+other levels compute with the activation as floats: these products stay, unless `weights_only` says how to quantize
+them.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.domain != MICROSOFT or node.op_type not in ("MatMulNBits", "QMoE"):
         return None
     if node.op_type == "QMoE":
-        raise Unconverted(Reason.NO_INTEGER_PRODUCT, operator=f"{MICROSOFT}.QMoE")
+        raise Unconverted(Reason.NBITS_QMOE)
     level = node.attributes.get_int("accuracy_level", 0)
-    if level != _QUANTIZED_LEVEL and context.float_nbits == "keep":
-        raise Unconverted(Reason.NBITS_FLOAT, level=level)
+    if level != _QUANTIZED_LEVEL and context.weights_only == "keep":
+        raise Unconverted(Reason.NBITS_FLOAT_ACTIVATION, level=level)
     if context.exact:
         raise Unconverted(Reason.EXACT)
     activation = node.inputs[0]
@@ -54,7 +56,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     weights = nbits_of(node, context.facts)
     if weights.padding and activation.shape is None:
         raise Unconverted(Reason.RANK_NOT_KNOWN)
-    terms = 2 if level != _QUANTIZED_LEVEL and context.float_nbits == "two-term" else 1
+    terms = 2 if level != _QUANTIZED_LEVEL and context.weights_only == "two-term" else 1
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     return _Match(activation, weights, bias, level, terms)
 
@@ -81,7 +83,7 @@ def _build(match: _Match, edit: Edit) -> None:
     main = call(
         "QuantizedMatMul",
         inputs,
-        bits=weights.bits,
+        bits=weights.stored_bits,
         group_size=group_size,
         terms=match.terms,
         scale_order=int(ScaleOrder.COLUMN_FIRST),

@@ -30,7 +30,7 @@ from ..reasons import Reason, Unconverted
 from .tail import check_sums
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_BITS = (4, 8)
+_BITS = (2, 4, 8)
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
 
 
@@ -56,6 +56,11 @@ class NBits:
     root: ir.Value
 
     @property
+    def stored_bits(self) -> int:
+        """The bits of a packed code: codes of 2 bits are stored as codes of 4."""
+        return max(self.bits, 4)
+
+    @property
     def blocks(self) -> int:
         """The number of blocks in a column; the last one may exceed K."""
         return -(-self.depth // self.block_size)
@@ -67,7 +72,7 @@ class NBits:
 
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights. Weights beyond K have the code of the zero point."""
-        shape = packed_shape(self.depth + self.padding, self.columns, self.bits)
+        shape = packed_shape(self.depth + self.padding, self.columns, self.stored_bits)
         return _computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, shape)
 
     def column_scale(self) -> ir.TensorProtocol:
@@ -109,7 +114,7 @@ class NBits:
 
     def _pack(self) -> npt.NDArray[np.int8]:
         depth = self.depth + self.padding
-        packed = np.empty(packed_shape(depth, self.columns, self.bits), np.int8)
+        packed = np.empty(packed_shape(depth, self.columns, self.stored_bits), np.int8)
         rows = self.codes.numpy().reshape(self.columns, -1)
         zero_points = self._zero_points()
         for first in range(0, self.columns, _COLUMNS):
@@ -117,7 +122,7 @@ class NBits:
             codes = _unpacked(rows[part], self.bits)[:, :depth]
             codes[:, self.depth :] = zero_points[part, -1:]
             packed[first // BLOCK_COLUMNS : (first + _COLUMNS) // BLOCK_COLUMNS] = pack(
-                self._stored(codes).T, self.bits
+                self._stored(codes).T, self.stored_bits
             )
         release(self.codes)
         return packed
@@ -136,23 +141,26 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     if node.attributes.get_int("weight_prepacked", 0):
         raise Unconverted(Reason.NBITS_PREPACKED)
     if bits not in _BITS:
-        raise Unconverted(Reason.NBITS_BITS, bits=bits)
+        raise Unconverted(Reason.NBITS_WIDTH, bits=bits)
     if block_size <= 0 or block_size % GROUP_UNIT:
         raise Unconverted(Reason.GROUPS_UNIT, group_size=block_size, unit=GROUP_UNIT)
     check_sums(min(block_size, depth), None)
     codes, scale, zero_point = (_tensor(value, facts) for value in (b, scales, zero_points))
+    if codes is None or scale is None or b is None:
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=1 if codes is None else 2)
     if zero_point is not None and zero_point.dtype != ir.DataType.UINT8:
-        raise Unconverted(Reason.WEIGHTS_ZERO_POINT_TYPE)
-    if b is None or codes is None or scale is None or not (depth > 0 and columns > 0):
-        raise Unconverted(Reason.NBITS_SIZES)
+        raise Unconverted(Reason.NBITS_ZERO_POINTS, dtype=zero_point.dtype.name.lower())
     if scale.dtype not in _FLOATS:
         dtype = scale.dtype.name.lower()
         raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
     blocks = -(-depth // block_size)
-    sizes = [codes.size, scale.size, *([] if zero_point is None else [zero_point.size])]
-    expected = [columns * blocks * block_size * bits // 8, columns * blocks, columns * -(-blocks * bits // 8)]
-    if codes.dtype != ir.DataType.UINT8 or sizes != expected[: len(sizes)]:
-        raise Unconverted(Reason.NBITS_SIZES)
+    for what, tensor, size in (
+        ("weights", codes, columns * blocks * block_size * bits // 8),
+        ("scales", scale, columns * blocks),
+        ("zero points", zero_point, columns * -(-blocks * bits // 8)),
+    ):
+        if tensor is not None and (tensor.size != size or size <= 0):
+            raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
     root, readers = _readers(b)
@@ -187,11 +195,8 @@ def _computed(
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """Returns the codes in rows of bytes, low bits first, one code in a byte."""
-    if bits == 8:
-        return rows.copy()
-    codes = np.empty((len(rows), rows.shape[1], 2), np.uint8)
-    codes[..., 0], codes[..., 1] = rows & 15, rows >> 4
-    return codes.reshape(len(rows), -1)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
 
 
 def _tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
