@@ -160,7 +160,7 @@ class QuantizedAttention : public Node {
       const std::vector<int32_t> zps(static_cast<size_t>(count), zero_point);
       float* const of_rows = scales.get() + first;
       std::fill_n(of_rows, count, 0.0f);
-      table.abs_max_of[kPerRow](src + first * cols, count, cols, cols, lows.data(), of_rows);
+      table.row_ranges[kAbsMax](src + first * cols, count, cols, cols, lows.data(), of_rows);
       to_scales(of_rows, count);
       const QuantizeBlock block =
           block_of(src + first * cols, codes.get() + first * cols, count, cols, cols, of_rows, zps.data());
@@ -209,7 +209,7 @@ class QuantizedAttention : public Node {
     std::vector<float> lows(static_cast<size_t>(n.e));
     const std::vector<int32_t> zps(static_cast<size_t>(n.e), 0);
     std::fill_n(scales, n.e, 0.0f);
-    table.abs_max_of[kPerColumn](value + begin, n.t, n.e, stride, lows.data(), scales);
+    table.column_ranges[kAbsMax](value + begin, n.t, n.e, stride, lows.data(), scales);
     to_scales(scales, n.e);
     table.quantize[kOnnx][kS8][kPerColumn](block_of(value + begin, bytes, n.t, n.e, stride, scales, zps.data()));
     auto* const values = reinterpret_cast<uint8_t*>(to.values.get() + head * to.value_size);

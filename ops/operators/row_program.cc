@@ -9,8 +9,6 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kLongRow = 4 * kTaskElements;  // longer rows are split into parts
-constexpr int64_t kFewRows = 8;                  // unless there are at least this many of them
 constexpr size_t kFirstOperand = 2;
 
 class RowProgram : public Node {
