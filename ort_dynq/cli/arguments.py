@@ -26,7 +26,7 @@ def add_exact(parser: argparse._ActionsContainer) -> None:
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Adds --exact and --fuse, which exclude each other."""
+    """Adds --weights-only, and --exact and --fuse, which exclude each other."""
     changes = parser.add_mutually_exclusive_group()
     add_exact(changes)
     changes.add_argument(
@@ -34,6 +34,17 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
     )
+    parser.add_argument(
+        "--weights-only",
+        choices=("keep", "blocks", "two-term"),
+        help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
+        "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
+    )
+
+
+def weights_only_of(arguments: argparse.Namespace) -> str:
+    """Returns the value of --weights-only; its default if the subcommand does not have it."""
+    return getattr(arguments, "weights_only", None) or "keep"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_changes, add_data, check_target
+from .arguments import add_changes, add_data, check_target, weights_only_of
 from .command import FAILED, Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, verification_text
@@ -28,13 +28,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
     add_changes(parser)
-    parser.add_argument(
-        "--weights-only",
-        choices=("keep", "blocks", "two-term"),
-        default="keep",
-        help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
-        "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
-    )
     add_data(parser)
 
 
@@ -46,7 +39,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
 
-        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=arguments.weights_only)
+        weights_only = weights_only_of(arguments)
+        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=weights_only)
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:
