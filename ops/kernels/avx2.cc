@@ -121,7 +121,6 @@ struct V : Vector256 {
   static void store_bits(uint8_t* p, F a) { _mm256_storeu_ps(reinterpret_cast<float*>(p), a); }
   static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static void store16(uint8_t* p, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a); }
-  static F load_f16(const uint8_t* p) { return _mm256_cvtph_ps(load16(p)); }
   static void store_f16(uint8_t* p, F a) { store16(p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
   static F rounded_to_f16(F a) { return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
   static F load_bf16(const uint8_t* p) {

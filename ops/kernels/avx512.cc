@@ -101,7 +101,6 @@ struct V : Vector512 {
   static void store_bits(uint8_t* p, F a) { _mm512_storeu_ps(p, a); }
   static __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store32(uint8_t* p, __m256i a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
-  static F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(load32(p)); }
   static void store_f16(uint8_t* p, F a) { store32(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
   static F rounded_to_f16(F a) { return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
   static F load_bf16(const uint8_t* p) {

@@ -1,5 +1,5 @@
 // Products with AVX-VNNI: eight columns in a vector. simd/product-inl.h has the loops.
-// Compiler options for x86_64: -mavx2 -mfma -mavxvnni
+// Compiler options for x86_64: -mavx2 -mfma -mf16c -mavxvnni
 #include "kernels/simd/vector256.h"
 
 namespace dynq {

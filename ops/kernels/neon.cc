@@ -98,7 +98,6 @@ struct V : VectorNeon {
 
   static F load_bits(const uint8_t* p) { return VectorNeon::load(reinterpret_cast<const float*>(p)); }
   static void store_bits(uint8_t* p, F a) { VectorNeon::store(reinterpret_cast<float*>(p), a); }
-  static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
   static void store_f16(uint8_t* p, F a) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(a))); }
   static F rounded_to_f16(F a) { return vcvt_f32_f16(vcvt_f16_f32(a)); }
   static F load_bf16(const uint8_t* p) {

@@ -41,6 +41,16 @@ void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int3
   }
 }
 
+template <int kBits>
+void read_zps(const ProductBlock& block, int64_t group, int64_t first, int64_t count, int32_t* zps) {
+  for (int64_t i = 0; i < kBlockColumns; ++i) {
+    zps[i] = block.weights.zps == nullptr ? block.weights.zp
+             : i < count                  ? block.weights.zps[group * block.weights.zps_stride + first + i]
+                                          : 0;
+    if (kBits == 4) zps[i] &= 15;
+  }
+}
+
 // Four sums share each load of codes.
 constexpr int64_t kDots = 4;
 void add_dots(const int16_t* __restrict codes, const int16_t (*__restrict weights)[kWidened], int64_t count,
@@ -76,6 +86,10 @@ void add_products(const ProductBlock& block, const uint8_t* codes, int64_t rows,
   }
 }
 
+float column_scale(const ProductColumns& columns, int64_t at) {
+  return columns.halves == nullptr ? load(columns.scales + at) : widen_f16(load(columns.halves + at));
+}
+
 // A tile of up to kProductRows rows and up to 16 columns.
 template <int kBits>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
@@ -91,45 +105,44 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
     for (int64_t i = 0; i < count; ++i) sums[r][i] = -0.0f;
   for (int64_t group = 0; group < block.groups; ++group) {
     int32_t weight_zps[kBlockColumns];
-    for (int64_t i = 0; i < kBlockColumns; ++i) {
-      weight_zps[i] = block.weights.zps == nullptr ? block.weights.zp
-                      : i < count                  ? block.weights.zps[group * block.columns.count + first + i]
-                                                   : 0;
-      if (kBits == 4) weight_zps[i] &= 15;
-    }
+    read_zps<kBits>(block, group, first, count, weight_zps);
     uint32_t products[kProductRows][kBlockColumns] = {};
     for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
       add_products<kBits>(block, codes, rows, weights, group * quads + quad,
                           quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
-    for (int64_t r = 0; r < rows; ++r) {
+    const uint32_t sum_of_ones = block.codes.sums == nullptr
+                                     ? 0
+                                     : static_cast<uint32_t>(block.codes.sums[(row + rows - 1) * block.groups + group]);
+    for (int64_t r = 0; r < rows - block.codes.has_ones; ++r) {
       const auto row_zp = static_cast<uint32_t>(zps[r * block.codes.scale_groups + (row_varies ? group : 0)]);
       const uint32_t row_sum =
           block.codes.sums == nullptr ? 0 : static_cast<uint32_t>(block.codes.sums[(row + r) * block.groups + group]);
       for (int64_t i = 0; i < count; ++i) {
         const auto column_sum =
-            static_cast<uint32_t>(load(block.columns.sums + group * block.columns.count + first + i));
+            block.codes.has_ones
+                ? products[rows - 1][i] - static_cast<uint32_t>(weight_zps[i]) * sum_of_ones
+                : static_cast<uint32_t>(load(block.columns.sums + group * block.columns.sums_stride + first + i));
         const auto exact =
             static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
         float term = static_cast<float>(exact);
         if (in_groups)
-          term *= load(block.columns.scales + (column_varies ? group : 0) * block.columns.count + first + i);
+          term *= column_scale(block.columns, (column_varies ? group : 0) * block.columns.scales_stride + first + i);
         if (row_varies) term *= scales[r * block.codes.scale_groups + group];
         sums[r][i] += term;
       }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < rows - block.codes.has_ones; ++r) {
     const float scale = scales[r * block.codes.scale_groups];
     float* dst = block.output.dst + (row + r) * block.output.stride + first;
     for (int64_t i = 0; i < count; ++i) {
-      const float column_scale = load(block.columns.scales + first + i);
       float real = sums[r][i];
       if (in_groups) {
         if (!row_varies) real *= scale;
       } else {
-        real = block.order == kScalesFirst ? real * (scale * column_scale)
-               : block.order == kRowFirst  ? real * scale * column_scale
-                                           : real * column_scale * scale;
+        real = block.order == kScalesFirst ? real * (scale * column_scale(block.columns, first + i))
+               : block.order == kRowFirst  ? real * scale * column_scale(block.columns, first + i)
+                                           : real * column_scale(block.columns, first + i) * scale;
       }
       store(dst + i, real + load(block.columns.bias + first + i));
     }
@@ -142,6 +155,27 @@ void gemm(const ProductBlock& block) {
     for (int64_t row = 0; row < block.rows; row += kProductRows)
       gemm_tile<kBits>(block, row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
                        block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
+}
+
+template <int kBits>
+void sum_columns(const ProductBlock& block, int32_t* sums) {
+  const int64_t quads = block.depth / kQuad / block.groups;
+  for (int64_t first = 0; first < block.cols; first += kBlockColumns)
+    for (int64_t group = 0; group < block.groups; ++group) {
+      const int64_t count = block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns;
+      int32_t zps[kBlockColumns];
+      read_zps<kBits>(block, group, first, count, zps);
+      uint32_t products[1][kBlockColumns] = {};
+      for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
+        add_products<kBits>(block, block.codes.data, 1,
+                            block.weights.packed + first / kBlockColumns * block.weights.stride, group * quads + quad,
+                            quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, zps, products);
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t ones = block.codes.sums == nullptr ? 0 : static_cast<uint32_t>(block.codes.sums[group]);
+        sums[group * block.cols + first + i] =
+            static_cast<int32_t>(products[0][i] - static_cast<uint32_t>(zps[i]) * ones);
+      }
+    }
 }
 
 // Convolutions: exact, int32, is the sum over the quads of (code - zp) * (weight - weight_zp). The rest is as for
@@ -241,6 +275,8 @@ constexpr ProductKernels product_kernels() {
   table.gemm_qc8w = gemm<8>;
   table.gemm_qb8w = gemm<8>;
   table.gemm_qb4w = gemm<4>;
+  table.sum_columns_8bit = sum_columns<8>;
+  table.sum_columns_4bit = sum_columns<4>;
   table.conv = conv;
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads;
@@ -253,7 +289,7 @@ bool has_bounded_groups(const ProductBlock& all) noexcept {
   if (all.codes.sums != nullptr || all.codes.scale_groups > 1 || all.depth > all.groups * kLongestTileGroup)
     return false;
   uint32_t beyond = 0;
-  for (int64_t i = 0; i < all.groups * all.columns.count; ++i)
+  for (int64_t i = 0; i < all.groups * all.columns.sums_stride; ++i)
     beyond |= static_cast<uint32_t>(load(all.columns.sums + i)) + kColumnSumBound;
   return beyond < 2 * kColumnSumBound;
 }

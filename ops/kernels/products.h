@@ -15,7 +15,7 @@ namespace dynq {
 
 // A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kLongestTileGroup k, whose
 // sums are exact as floats.
-constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512;
+constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512, kMostSummedRows = 5;
 static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
 // The sum of such a group minus the zero point times the sum of the column fits int32 within this bound.
@@ -30,22 +30,28 @@ struct ProductCodes {
   const int32_t* zps;    // [rows][scale_groups], 0 to 255
   int64_t scale_groups;  // 1, or the number of groups
   const int32_t* sums;   // [rows][groups]; null for 4-bit weights, and for weights without zero points
+  // The last row has codes 1: its products are the sums of the columns, and it is no row of the output. Such a block
+  // has scales that vary with the group, and up to kMostSummedRows rows of output.
+  bool has_ones;
 };
 
 struct ProductWeights {
   const int8_t* packed;
-  int64_t stride;     // from a block of 16 columns to the next
-  const int8_t* zps;  // [groups][columns]; null: every zero point is `zp`
-  int32_t zp;         // For 4-bit weights, the low 4 bits of zero points count: weights minus zero points fit 5 bits.
+  int64_t stride;      // from a block of 16 columns to the next
+  const int8_t* zps;   // [groups][columns]; null: every zero point is `zp`
+  int64_t zps_stride;  // from a group to the next
+  int32_t zp;          // For 4-bit weights, the low 4 bits of zero points count: weights minus zero points fit 5 bits.
 };
 
-// Pointers to columns point to the first column of the block. The next group is `count` elements later.
+// Pointers to columns point to the first column of the block. A stride is the distance from a group to the next.
 struct ProductColumns {
-  int64_t count;         // of all blocks
-  const float* scales;   // [scale_groups][columns]
+  const float* scales;     // [scale_groups][columns]
+  const uint16_t* halves;  // float16, in place of scales; null if the block has no row of ones
+  int64_t scales_stride;
   int64_t scale_groups;  // 1, or the number of groups
-  const int32_t* sums;   // [groups][columns], of the weights minus zero points
-  const float* bias;     // [columns]
+  const int32_t* sums;   // [groups][columns], of the weights minus zero points; null if the block has a row of ones
+  int64_t sums_stride;
+  const float* bias;  // [columns]
 };
 
 struct ProductOutput {
@@ -74,6 +80,8 @@ struct ProductBlock {
 bool has_bounded_groups(const ProductBlock& all) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);
+// Writes the sums of the columns of a block, [groups][block.cols]. The block's codes are one row of ones.
+using ColumnSumKernel = void (*)(const ProductBlock&, int32_t* sums);
 
 // The products and convolutions of one instruction set. Matrix products are named as in XNNPACK: qc8w are 8-bit weights
 // with one scale for each column; qb8w and qb4w are weights of 8 and 4 bits with one scale for each group of k.
@@ -81,6 +89,7 @@ struct ProductKernels {
   ProductKernel gemm_qc8w;
   ProductKernel gemm_qb8w;
   ProductKernel gemm_qb4w;  // one group or more
+  ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
   // The same for 16 rows or more, with codes in tiles; several groups have up to kLongestTileGroup k. Null: not there.
   ProductKernel gemm_qc8w_tiles;
   ProductKernel gemm_qb8w_tiles;

@@ -12,6 +12,7 @@
 #include "core/attributes.h"
 #include "core/formats.h"
 #include "core/parallel.h"
+#include "core/rows.h"
 #include "core/scratch.h"
 #include "kernels/dispatch.h"
 
@@ -151,7 +152,7 @@ class DynamicRangeQuantize : public Node {
       : name_(name),
         arithmetic_(name, attributes, to_codes),
         rule_(name, attributes, is_linear),
-        axis_(attributes.integer("axis", -1)),
+        rows_(name, attributes),
         to_codes_(to_codes) {}
 
   void compute(Context& context) const override {
@@ -162,10 +163,6 @@ class DynamicRangeQuantize : public Node {
     if (constants.shape.rank != 1 || constants.shape.dims[0] != kRangeConstants)
       throw Error(std::string(name_) + ": constants has shape " + constants.shape.text() + ", expected " +
                   std::to_string(kRangeConstants));
-    const int64_t rank = static_cast<int64_t>(src.shape.rank);
-    if (axis_ < -rank || axis_ > rank - (rank > 0))
-      throw Error(std::string(name_) + ": axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) +
-                  " to " + std::to_string(rank - (rank > 0)) + " for src of shape " + src.shape.text());
     RangeConstants values;
     std::memcpy(&values, constants.data, sizeof values);
     run(context, src, values, true);
@@ -176,17 +173,11 @@ class DynamicRangeQuantize : public Node {
 
   // has_parameter_outputs: output 1 is the scale, output 2 the zero point.
   void run(Context& context, const Tensor& src, const RangeConstants& constants, bool has_parameter_outputs) const {
-    const int64_t rank = static_cast<int64_t>(src.shape.rank);
-    Shape parameters = src.shape;
+    const Rows rows = rows_.rows_of(src.shape);
+    Shape parameters = rows.parameters;
     Run run(src);
-    for (int64_t i = 0; i < rank; ++i) {
-      if (i < (axis_ < 0 ? axis_ + rank : axis_)) {
-        run.rows *= src.shape.dims[i];
-      } else {
-        run.cols *= src.shape.dims[i];
-        parameters.dims[i] = 1;
-      }
-    }
+    run.rows = rows.count;
+    run.cols = rows.cols;
     if (rule_.is_linear()) parameters = {};  // one scale without dimensions
     run.table = &active_kernels();
     const Extremes extremes = rule_.is_abs_max() ? kAbsMax : kMinMax;
@@ -332,7 +323,7 @@ class DynamicRangeQuantize : public Node {
   const char* name_;
   AffineArithmetic arithmetic_;
   ScaleRule rule_;
-  int64_t axis_;
+  RowAttributes rows_;
   bool to_codes_;
 };
 

@@ -252,13 +252,14 @@ class QuantizedAttention : public Node {
 
     ProductBlock product = {};
     product.rows = rows;
-    product.cols = product.columns.count = n.t;
+    product.cols = n.t;
     product.depth = round_up(n.d, kQuad);
     product.groups = 1;
     product.output = {scores.get(), padded, false};
-    product.codes = {codes.query.get() + first * n.d, stride, scales.data(), zps.data(), 1, nullptr};
-    product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0};
-    product.columns = {n.t, packed.key_scales.get() + head * n.t, 1, packed.key_sums.get() + head * n.t, zeros.data()};
+    product.codes = {codes.query.get() + first * n.d, stride, scales.data(), zps.data(), 1, nullptr, false};
+    product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0, 0};
+    product.columns = {packed.key_scales.get() + head * n.t, nullptr, 0,           1,
+                       packed.key_sums.get() + head * n.t,   0,       zeros.data()};
     product.order = kRowFirst;
     isa.products->gemm_qc8w(product);
 
@@ -272,12 +273,12 @@ class QuantizedAttention : public Node {
                                 bytes.get() + i * padded, bytes.get() + (rows + i) * padded});
     }
 
-    product.cols = product.columns.count = n.e;
+    product.cols = n.e;
     product.depth = round_up(n.t, kQuad);
-    product.weights = {packed.values.get() + head * packed.value_size, product.depth * kBlockColumns, nullptr, 0};
-    product.columns = {n.e, ones.data(), 1, no_zps.data(), zeros.data()};
+    product.weights = {packed.values.get() + head * packed.value_size, product.depth * kBlockColumns, nullptr, 0, 0};
+    product.columns = {ones.data(), nullptr, 0, 1, no_zps.data(), 0, zeros.data()};
     product.output = {sums.get(), n.e, false};
-    product.codes = {bytes.get(), padded, ones.data(), no_zps.data(), 1, nullptr};
+    product.codes = {bytes.get(), padded, ones.data(), no_zps.data(), 1, nullptr, false};
     product.rows = 2 * rows;  // of high bytes, then of low ones
     isa.products->gemm_qc8w(product);
     const float* scale = codes.value_scales.get() + head * n.e;

@@ -26,9 +26,10 @@ constexpr int64_t kStrip = 64;              // a multiple of the columns of ever
 constexpr int64_t kRowUnit = 12;            // likewise for rows; with AMX 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
 constexpr int64_t kMostTasks = 64;
-constexpr int64_t kRoundedRows = 96;         // rows rounded to float16 at once: a multiple of kRowUnit and of two tiles
-constexpr int64_t kRoundedColumns = kStrip;  // columns likewise
-constexpr int64_t kStreamBytes = 4 << 20;    // larger outputs do not fit the second-level cache
+constexpr int64_t kPieceRows = 96;         // rows of a piece: a multiple of kRowUnit and of two tiles
+constexpr int64_t kPieceColumns = kStrip;  // columns likewise
+constexpr float kTermRatio = 254;          // of the scales of both terms
+constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
 
 class QuantizedMatMul : public Node {
  public:
@@ -36,6 +37,7 @@ class QuantizedMatMul : public Node {
       : name_(name),
         bits_(read_one_of(name_, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}})),
         group_size_(attributes.integer("group_size", 0)),
+        terms_(read_one_of(name_, attributes, "terms", 1, {{1, nullptr}, {2, nullptr}})),
         order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)) {
     if (group_size_ < 0 || group_size_ % kGroupUnit != 0)
       fail("group_size is " + std::to_string(group_size_) + ", expected 0 or a multiple of " +
@@ -51,27 +53,30 @@ class QuantizedMatMul : public Node {
                  weight = context.input(3), weight_zp = context.input(4), column_scale = context.input(5),
                  column_sum = context.input(6), bias = context.input(7);
     if (src.shape.rank == 0) fail("src is a scalar, expected rank 1 or more");
-    const int64_t depth = src.shape.dims[src.shape.rank - 1];
+    const int64_t depth = src.shape.dims[src.shape.rank - 1] / terms_;
+    if (depth * terms_ != src.shape.dims[src.shape.rank - 1])
+      fail("src has shape " + src.shape.text() + ", expected an even last dimension: " + std::to_string(terms_) +
+           " terms");
     all.groups = 1;
     if (group_size_ > 0) {
       if (depth == 0 || depth % group_size_ != 0)
-        fail("group_size is " + std::to_string(group_size_) + ", expected a divisor of src's last dimension, " +
-             std::to_string(depth));
+        fail("group_size is " + std::to_string(group_size_) + ", expected a divisor of K, " + std::to_string(depth));
       all.groups = depth / group_size_;
     }
     if (bias.shape.rank != 1) fail("bias has shape " + bias.shape.text() + ", expected one element for each column");
-    all.columns.count = all.cols = bias.shape.dims[0];
-    check_columns(column_sum, "column_sum", all.groups, all.columns.count);
-    check_columns(column_scale, "column_scale", all.groups, all.columns.count, true);
-    if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, all.columns.count);
+    const int64_t columns = all.cols = bias.shape.dims[0];
+    check_columns(column_sum, "column_sum", all.groups, columns, 0);
+    check_columns(column_scale, "column_scale", all.groups, columns, 1);
+    if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, columns, all.groups);
     all.depth = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad);
-    check_weight(weight.shape, all.columns.count, all.depth);
+    check_weight(weight.shape, columns, all.depth);
     const ScaleShape rows = scale_shape(src.shape, scale.shape, all.groups);
     if (zero_point.shape.elements() != 1 && !(zero_point.shape == scale.shape))
       fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
            ", or one element");
     // A single element may be of rank 2, too. Tensors without elements may have no data.
     const bool is_one_zp = weight_zp.shape.elements() == 1;
+    all.weights.zps_stride = columns;
     all.weights.zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
     all.weights.zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
     const bool is_symmetric = bits_ == 8 && is_one_zp && all.weights.zp == 0;
@@ -81,29 +86,39 @@ class QuantizedMatMul : public Node {
            " products may overflow int32, expected at most " + std::to_string(longest));
 
     Shape shape = src.shape;
-    shape.dims[shape.rank - 1] = all.columns.count;
+    shape.dims[shape.rank - 1] = columns;
     product.tail = tail_ ? &*tail_ : nullptr;
     if (tail_) product.tail_tensors = tail_->tensors(context, kInputs, shape, shape.rank - 1);
     product.dst = context.output(0, shape);
     product.dst_storage = storage_of(bias.type);
     all.output.dst = bias.type == kFloat ? static_cast<float*>(product.dst) : nullptr;
     if (shape.elements() == 0) return;
-    all.rows = shape.elements() / all.columns.count;
-    all.output.stride = all.columns.count;
+    all.rows = shape.elements() / columns * terms_;
+    all.output.stride = columns;
     all.weights.packed = static_cast<const int8_t*>(weight.data);
     all.weights.stride = all.depth * kBlockColumns * bits_ / 8;
     all.columns.scale_groups = column_scale.shape.dims[0];
-    all.columns.scales = static_cast<const float*>(column_scale.data);
-    all.columns.sums = static_cast<const int32_t*>(column_sum.data);
-    all.columns.bias = FloatReader(bias).read(0, all.columns.count, product.bias);
+    all.columns.scales_stride = all.columns.sums_stride = columns;
+    if (column_scale.type == kFloat)
+      all.columns.scales = static_cast<const float*>(column_scale.data);
+    else
+      all.columns.halves = static_cast<const uint16_t*>(column_scale.data);
+    if (column_sum.shape.dims[0] > 0) all.columns.sums = static_cast<const int32_t*>(column_sum.data);
+    all.columns.bias = FloatReader(bias).read(0, columns, product.bias);
+    product.terms = terms_;
+    if (terms_ > 1) product.separate_bias(columns);
     all.order = order_;
     all.output.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes && !tail_;
     const ProductKernels& kernels = *active_isa().products;
+    const bool in_groups = rows.groups > 1 || all.columns.scale_groups > 1;
     const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
     product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
+    all.codes.has_ones = all.columns.sums == nullptr && in_groups && all.rows <= kMostSummedRows;
+    product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
+    all.rows += all.codes.has_ones;
     product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
     product.prepare_rows(src, scale, zero_point, rows);
-    all.is_bounded = all.groups > 1 && all.rows >= kTileRows && has_bounded_groups(all);
+    all.is_bounded = all.groups > 1 && all.rows >= kTileRows && product.has_bounded_groups();
     const ProductKernel in_rows = bits_ == 4       ? kernels.gemm_qb4w
                                   : all.groups > 1 ? kernels.gemm_qb8w
                                                    : kernels.gemm_qc8w;
@@ -120,20 +135,41 @@ class QuantizedMatMul : public Node {
   };
 
   struct Product {
-    ProductBlock all;  // the whole output as one block; all.output.dst is null if the output is float16
+    // The whole output as one block. With two terms, it has two rows for each row of the output. all.output.dst is null
+    // if the output is float16.
+    ProductBlock all = {};
     void* dst;
     Storage dst_storage;
-    bool in_tiles;     // the codes are in tiles
-    const Tail* tail;  // or null
+    int64_t terms;
+    const float* bias_of_terms = nullptr;  // which is added to their sum; all.columns.bias has no effect then
+    ColumnSumKernel sum_columns;
+    ProductCodes codes_of_ones;  // a row for sum_columns
+    bool in_tiles;               // the codes are in tiles
+    const Tail* tail;            // or null
     ProgramTensors tail_tensors;
-    Scratch<uint8_t, 4096> codes;
-    Scratch<int32_t, 64> row_sums, zps;
-    Scratch<float, 64> scales, bias;
+    Scratch<uint8_t, 4096> codes, ones;
+    Scratch<int32_t, 64> row_sums, zps, sums_of_ones;
+    Scratch<float, 64> scales, bias, no_bias;
+
+    void separate_bias(int64_t columns) {
+      bias_of_terms = all.columns.bias;
+      float* zeros = no_bias.allocate(columns);
+      std::fill(zeros, zeros + columns, -0.0f);
+      all.columns.bias = zeros;
+    }
+
+    // Computed sums of columns are within 128 times the size of a group.
+    bool has_bounded_groups() const {
+      if (all.columns.sums != nullptr) return dynq::has_bounded_groups(all);
+      return all.codes.sums == nullptr && all.depth <= all.groups * kLongestTileGroup &&
+             (!in_tiles || all.codes.scale_groups == 1);
+    }
 
     void prepare_codes(Context& context, const Tensor& src, int64_t depth, bool needs_sums) {
       const auto* from = static_cast<const uint8_t*>(src.data);
       const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
-      const bool copies = !in_tiles && (flip != 0 || depth != all.depth);
+      const bool copies = !in_tiles && (flip != 0 || depth != all.depth || all.codes.has_ones);
+      const int64_t given = all.rows - all.codes.has_ones;
       all.codes.data = from;
       all.codes.stride = all.depth;
       if (in_tiles) pack_tiles(context, from, depth, flip);
@@ -141,14 +177,27 @@ class QuantizedMatMul : public Node {
       int32_t* sums = needs_sums ? row_sums.allocate(all.rows * all.groups) : nullptr;
       if (copies) all.codes.data = copy;
       all.codes.sums = sums;
+      if (all.codes.has_ones)
+        set_ones(depth, copy + given * all.depth, needs_sums ? sums + given * all.groups : nullptr);
+      else if (all.columns.sums == nullptr)
+        set_ones(depth, ones.allocate(all.depth), needs_sums ? sums_of_ones.allocate(all.groups) : nullptr);
       if (!copies && !needs_sums) return;
-      const int64_t tasks = part_count(all.rows * depth, all.rows);
+      const int64_t tasks = part_count(given * depth, given);
       run_tasks(context, tasks, [&](int64_t task) {
-        for (int64_t row = all.rows * task / tasks; row < all.rows * (task + 1) / tasks; ++row) {
+        for (int64_t row = given * task / tasks; row < given * (task + 1) / tasks; ++row) {
           if (copies) copy_row(from + row * depth, depth, flip, copy + row * all.depth);
           if (needs_sums) add_row(from + row * depth, depth, flip, sums + row * all.groups);
         }
       });
+    }
+
+    void set_ones(int64_t depth, uint8_t* row, int32_t* sums) {
+      std::memset(row, 1, static_cast<size_t>(depth));
+      std::memset(row + depth, 0, static_cast<size_t>(all.depth - depth));
+      if (sums != nullptr) std::fill(sums, sums + all.groups, static_cast<int32_t>(depth / all.groups));
+      codes_of_ones = all.codes;
+      codes_of_ones.data = row;
+      codes_of_ones.sums = sums;
     }
 
     void copy_row(const uint8_t* from, int64_t depth, uint8_t flip, uint8_t* to) const {
@@ -202,13 +251,18 @@ class QuantizedMatMul : public Node {
       all.codes.scales = row_scales;
       all.codes.zps = row_zps;
       const bool zps_vary = zero_point.shape.elements() != 1;
-      for (int64_t row = 0; row < all.rows; ++row)
+      const int64_t given = all.rows - all.codes.has_ones;
+      for (int64_t row = 0; row < given; ++row)
         for (int64_t group = 0; group < shape.groups; ++group) {
-          const int64_t from = row / shape.rows_per_scale * shape.groups + group, zp = zps_vary ? from : 0;
-          *row_scales++ = load(static_cast<const float*>(scale.data) + from);
+          const int64_t from = row / terms / shape.rows_per_scale * shape.groups + group, zp = zps_vary ? from : 0;
+          const float of_row = load(static_cast<const float*>(scale.data) + from);
+          *row_scales++ = row % terms < terms - 1 ? of_row * kTermRatio : of_row;
           *row_zps++ = src.type == kInt8 ? static_cast<const int8_t*>(zero_point.data)[zp] + 128
                                          : static_cast<const uint8_t*>(zero_point.data)[zp];
         }
+      if (!all.codes.has_ones) return;
+      std::fill(row_scales, row_scales + shape.groups, 0.0f);
+      std::fill(row_zps, row_zps + shape.groups, 0);
     }
 
     // Tasks are strips of columns: the weights of a strip stay in the caches for all rows. Strips are cut into rows
@@ -226,47 +280,94 @@ class QuantizedMatMul : public Node {
         const int64_t row = units * row_task / row_tasks * unit, end = units * (row_task + 1) / row_tasks * unit;
         const int64_t col = strips * column_task / column_tasks * kStrip;
         const int64_t end_col = strips * (column_task + 1) / column_tasks * kStrip;
-        if (dst_storage.narrow == nullptr)
-          run_with_tail(kernel, part(row, end - row, col, end_col - col), row, col);
+        const ProductBlock block = part(row, end - row, col, end_col - col);
+        if (all.codes.has_ones || (all.columns.sums != nullptr && all.columns.halves == nullptr))
+          run_task(kernel, block, row, col);
         else
-          run_rounded(kernel, row, std::min(end, all.rows), col, std::min(end_col, all.cols));
+          run_summed(kernel, block, row, col);
       });
     }
 
-    // The program runs after each piece of a task, which is in the second-level cache.
-    void run_with_tail(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col) const {
-      kernel(block);
-      if (tail != nullptr) tail->run(tail_tensors, static_cast<float*>(dst), row, row + block.rows, col, block.cols);
+    // Computes the sums of columns first, and widens their scales: the weights of a task stay in the caches.
+    void run_summed(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col) const {
+      Scratch<int32_t, 256> sums;
+      Scratch<float, 256> wide;
+      if (block.columns.sums == nullptr) {
+        ProductBlock of_ones = block;
+        of_ones.codes = codes_of_ones;
+        int32_t* to = sums.allocate(all.groups * block.cols);
+        sum_columns(of_ones, to);
+        block.columns.sums = to;
+        block.columns.sums_stride = block.cols;
+      }
+      if (block.columns.halves != nullptr) {
+        float* to = wide.allocate(block.columns.scale_groups * block.cols);
+        for (int64_t group = 0; group < block.columns.scale_groups; ++group)
+          storage_of(kFloat16).widen(block.columns.halves + group * block.columns.scales_stride,
+                                     to + group * block.cols, block.cols);
+        block.columns.scales = to;
+        block.columns.halves = nullptr;
+        block.columns.scales_stride = block.cols;
+      }
+      run_task(kernel, block, row, col);
     }
 
-    // Computes a task piece by piece, and rounds each piece to float16 while it is in the first-level cache.
-    void run_rounded(ProductKernel kernel, int64_t row, int64_t end, int64_t col, int64_t end_col) const {
-      alignas(64) float piece[kRoundedRows * kRoundedColumns];
-      for (; col < end_col; col += kRoundedColumns)
-        for (int64_t first = row; first < end; first += kRoundedRows) {
-          ProductBlock block = part(first, std::min(kRoundedRows, end - first), col, kRoundedColumns);
-          block.output.dst = piece;
-          block.output.stride = kRoundedColumns;
-          block.output.stream = false;
+    // The program runs after each task, whose results are in the second-level cache.
+    void run_task(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const {
+      if (dst_storage.narrow == nullptr && terms == 1)
+        kernel(block);
+      else
+        run_in_pieces(kernel, block, row, col);
+      const int64_t rows = (block.rows - block.codes.has_ones) / terms;
+      if (tail != nullptr)
+        tail->run(tail_tensors, static_cast<float*>(dst), row / terms, row / terms + rows, col, block.cols);
+    }
+
+    // Computes a task piece by piece. Adds the terms of each piece and rounds it to float16 while it is in the
+    // first-level cache. Few rows are one piece: their kernels read long streams of weights.
+    void run_in_pieces(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const {
+      const int64_t columns = task.rows <= kMostSummedRows + 1 ? round_up(task.cols, kPieceColumns) : kPieceColumns;
+      const int64_t rows = std::min(kPieceRows, task.rows);
+      Scratch<float, kPieceRows * kPieceColumns> memory;
+      float* const piece = memory.allocate(rows * columns);
+      for (int64_t right = 0; right < task.cols; right += columns)
+        for (int64_t down = 0; down < task.rows; down += rows) {
+          ProductBlock block = part_of(task, down, rows, right, columns);
+          block.output = {piece, columns, false};
           kernel(block);
-          for (int64_t i = 0; i < block.rows; ++i)
-            dst_storage.narrow(piece + i * kRoundedColumns,
-                               element(dst, dst_storage, (first + i) * all.columns.count + col), block.cols);
+          for (int64_t i = 0; i < block.rows - block.codes.has_ones; i += terms) {
+            float* of_row = piece + i * columns;
+            if (terms > 1) add_terms(of_row, of_row + columns, bias_of_terms + col + right, block.cols);
+            const int64_t at = (row + down + i) / terms * all.cols + col + right;
+            if (dst_storage.narrow != nullptr)
+              dst_storage.narrow(of_row, element(dst, dst_storage, at), block.cols);
+            else
+              std::memcpy(static_cast<float*>(dst) + at, of_row, static_cast<size_t>(block.cols) * sizeof(float));
+          }
         }
     }
 
+    static void add_terms(float* __restrict first, const float* __restrict second, const float* bias, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) first[i] = first[i] + second[i] + load(bias + i);
+    }
+
     ProductBlock part(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
-      ProductBlock block = all;
-      block.rows = std::min(rows, all.rows - row);
-      block.cols = std::min(cols, all.cols - col);
+      return part_of(all, row, rows, col, cols);
+    }
+
+    ProductBlock part_of(const ProductBlock& from, int64_t row, int64_t rows, int64_t col, int64_t cols) const {
+      ProductBlock block = from;
+      block.rows = std::min(rows, from.rows - row);
+      block.cols = std::min(cols, from.cols - col);
       block.codes.data += (in_tiles ? row / kTileRows : row) * all.codes.stride;
       block.codes.scales += row * all.codes.scale_groups;
       block.codes.zps += row * all.codes.scale_groups;
       if (block.codes.sums != nullptr) block.codes.sums += row * all.groups;
       block.weights.packed += col / kBlockColumns * all.weights.stride;
       if (block.weights.zps != nullptr) block.weights.zps += col;
-      block.columns.scales += col;
-      block.columns.sums += col;
+      if (block.columns.scales != nullptr) block.columns.scales += col;
+      if (block.columns.halves != nullptr) block.columns.halves += col;
+      if (block.columns.sums != nullptr) block.columns.sums += col;
       block.columns.bias += col;
       if (block.output.dst != nullptr) block.output.dst += row * all.output.stride + col;
       return block;
@@ -275,13 +376,10 @@ class QuantizedMatMul : public Node {
 
   [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(name_) + ": " + message); }
 
-  // `may_be_shared`: one row may serve all groups.
-  void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns,
-                     bool may_be_shared = false) const {
+  // There may also be `rows` in place of one row for each group.
+  void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns, int64_t rows) const {
     const Shape& shape = tensor.shape;
-    if (shape.rank == 2 && shape.dims[1] == columns &&
-        (shape.dims[0] == groups || (may_be_shared && shape.dims[0] == 1)))
-      return;
+    if (shape.rank == 2 && shape.dims[1] == columns && (shape.dims[0] == groups || shape.dims[0] == rows)) return;
     fail(std::string(name) + " has shape " + shape.text() + ", expected " + std::to_string(groups) + "x" +
          std::to_string(columns) + ", one element for each group and column");
   }
@@ -318,7 +416,7 @@ class QuantizedMatMul : public Node {
   }
 
   const char* name_;
-  int64_t bits_, group_size_;
+  int64_t bits_, group_size_, terms_;
   ScaleOrder order_;
 
  protected:
@@ -340,8 +438,12 @@ Operator quantized_matmul() {
                  kInputs,
                  {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
                   {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
+                  {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat16, kInt32, kFloat}, {kFloat}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat16, kInt32, kFloat}, {kFloat}},
                   {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}},
-                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}},
+                  {{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat16, kInt32, kFloat16}, {kFloat16}},
+                  {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat16, kInt32, kFloat16}, {kFloat16}}},
                  make_node<QuantizedMatMul>,
                  type_of_input<7>};
   op.columns_input = 7;  // bias
@@ -350,7 +452,7 @@ Operator quantized_matmul() {
 
 Operator quantized_matmul_program() {
   Operator op = with_program(quantized_matmul(), "QuantizedMatMulProgram", make_node<QuantizedMatMulProgram>);
-  op.signatures.resize(2);  // of float32
+  op.signatures.resize(4);  // of float32
   return op;
 }
 

@@ -4,6 +4,7 @@
 #include "core/attributes.h"
 #include "core/parallel.h"
 #include "core/program.h"
+#include "core/rows.h"
 
 namespace dynq {
 namespace {
@@ -17,7 +18,7 @@ class RowProgram : public Node {
   static constexpr const char* kName = "RowProgram";
 
   explicit RowProgram(const Attributes& attributes)
-      : axis_(attributes.integer("axis", -1)),
+      : rows_(kName, attributes),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
         program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_),
         long_row_(program_.has_sums()         ? INT64_MAX
@@ -28,26 +29,18 @@ class RowProgram : public Node {
     const Tensor src = context.input(0), like = context.input(1);
     if (like.type != code_type_)
       fail("like is " + std::string(name_of(like.type)) + ", expected code_type, " + name_of(code_type_));
-    const int64_t rank = static_cast<int64_t>(src.shape.rank), end = rank - (rank > 0);
-    if (axis_ < -rank || axis_ > end)
-      fail("axis is " + std::to_string(axis_) + ", expected " + std::to_string(-rank) + " to " + std::to_string(end) +
-           " for src of shape " + src.shape.text());
-    const auto axis = static_cast<size_t>(axis_ < 0 ? axis_ + rank : axis_);
+    const Rows rows_of_src = rows_.rows_of(src.shape);
     ProgramTensors tensors = {};
-    Shape numbers = src.shape;
-    tensors.rows = tensors.cols = 1;
-    for (size_t i = 0; i < src.shape.rank; ++i) {
-      (i < axis ? tensors.rows : tensors.cols) *= src.shape.dims[i];
-      if (i >= axis) numbers.dims[i] = 1;
-    }
+    tensors.rows = rows_of_src.count;
+    tensors.cols = rows_of_src.cols;
     tensors.src = src.data;
     tensors.src_type = tensors.dst_type = src.type;
     tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
-    program_.set_operands(context, kFirstOperand, src.shape, axis, tensors);
+    program_.set_operands(context, kFirstOperand, src.shape, rows_of_src.axis, tensors);
     constexpr Shape kNothing = {1, {0}};
     for (size_t i = 0; i < kProgramOutputs; ++i) {
       const bool is_assigned = program_.has_output(static_cast<ProgramOutput>(i));
-      void* to = context.output(i, !is_assigned ? kNothing : takes_vectors(i) ? src.shape : numbers);
+      void* to = context.output(i, !is_assigned ? kNothing : takes_vectors(i) ? src.shape : rows_of_src.parameters);
       tensors.outputs[i] = is_assigned ? to : nullptr;
     }
     if (tensors.rows == 0) return;
@@ -63,7 +56,7 @@ class RowProgram : public Node {
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
-  int64_t axis_;
+  RowAttributes rows_;
   Type code_type_;
   Program program_;
   int64_t long_row_;

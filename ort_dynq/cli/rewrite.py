@@ -36,6 +36,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
     add_changes(parser)
+    parser.add_argument(
+        "--weights-only",
+        choices=("keep", "blocks", "two-term"),
+        default="keep",
+        help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
+        "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
+    )
     add_data(parser)
 
 
@@ -49,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
 
-        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse)
+        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=arguments.weights_only)
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:

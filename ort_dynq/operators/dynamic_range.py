@@ -1,6 +1,7 @@
 """Operators that compute scale and zero point from the range of each row, then quantize the row.
 
-A row consists of the elements along the dimensions from `axis` on: axis -1 is per token, 0 is per tensor.
+A row consists of the elements along the dimensions from `axis` on: axis -1 is per token, 0 is per tensor. With
+`block_size`, each block of that many elements along the last dimension is a row.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ from .affine_arithmetic import (
     stored_text,
 )
 from .encodings import AddedEpsilon, CodeType, InverseScale, RangeConstants, RangeKind, ZeroPointRule
-from .function_text import cast_like, integer, integers, parameter_shape, reshape, select
+from .function_text import cast_like, integer, integers, parameter_shape, reshape, rows, select
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
+AXIS = Attribute(
+    "axis", -1, "The first of the dimensions that share a scale, -rank to rank - 1: -1 per token, 0 per tensor."
+)
+BLOCK_SIZE = Attribute(
+    "block_size",
+    0,
+    "If it is not 0, each block of this many elements along the last dimension is a row. It divides that dimension; "
+    "`axis` is -1.",
+)
 _RANGE = (
-    Attribute(
-        "axis", -1, "The first of the dimensions that share a scale, -rank to rank - 1: -1 per token, 0 per tensor."
-    ),
+    AXIS,
+    BLOCK_SIZE,
     Attribute("range_kind", RangeKind.ABS_MAX, "The range of a row.", RangeKind),
     Attribute(
         "inverse_scale",
@@ -60,7 +69,12 @@ _SRC = Input("src", FLOATS, "Any shape.")
 _CONSTANTS = Input(
     "constants", ("float32",), f"{len(RangeConstants._fields)} elements: [the input constants](#the-input-constants)."
 )
-_SCALE = Input("scale", ("float32",), "The shape of `src`, with 1 for the dimensions from `axis` on.")
+SCALE = Input(
+    "scale",
+    ("float32",),
+    "The shape of `src`, with 1 for the dimensions from `axis` on. With blocks: with the number of blocks as the last "
+    "dimension.",
+)
 
 
 # Function bodies
@@ -90,7 +104,7 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     {integers(len(RangeConstants._fields))} {CHOICES} {CODE_OFFSET if to_codes else ""}
     axes = Constant<value_ints = [1]>()
     real_src = Cast<to = 1>(src)
-    rows = Flatten<axis: int = @axis>(real_src)
+    {rows("real_src", opset)}
     magnitudes = Abs(rows)
     float16_range = Constant<value_int: int = @float16_range>()
     rounds_range = Equal(float16_range, {integer(1)})
@@ -180,7 +194,7 @@ def _range_body(to_codes: bool) -> Callable[[int], str]:
     shape = Shape(src)
     {"dst" if to_codes else "real_dst"} = {reshape(opset)}(row_dst, shape)
     {"" if to_codes else cast_like("dst", "real_dst", "src", opset)}
-    {parameter_shape()}
+    {parameter_shape(has_blocks=True)}
     scale = {reshape(opset)}(row_scale, parameter_shape)
     {_STORED_ZERO_POINT if to_codes else "stored_zero_point = Identity(row_zero_point)"}
     zero_point = {reshape(opset)}(stored_zero_point, parameter_shape)
@@ -213,7 +227,8 @@ def _linear_body(opset: int) -> str:
 
 _DOC = """\
 The range of each row gives its scale and zero point, with which the row is quantized. A row consists of the elements
-along the dimensions from `axis` on. Every step is float32; a float16 `dst` is rounded once.
+along the dimensions from `axis` on, or of `block_size` elements along the last dimension. Every step is float32; a
+float16 `dst` is rounded once.
 
 ```
 range      = see range_kind, which also defines low; see float16_range
@@ -249,7 +264,7 @@ FAMILY = Family(
             ),
             (
                 Input("dst", ("int8", "uint8"), "The shape of `src`."),
-                _SCALE,
+                SCALE,
                 Input("zero_point", ("int8", "uint8"), "The shape of `scale`."),
             ),
             (*_RANGE, *TO_CODES),
@@ -268,7 +283,7 @@ FAMILY = Family(
             (_SRC, _CONSTANTS),
             (
                 Input("dst", FLOATS, "The shape and the type of `src`."),
-                _SCALE,
+                SCALE,
                 Input("zero_point", ("float32",), "The shape of `scale`."),
             ),
             (*_RANGE, *TO_FLOATS),

@@ -51,17 +51,47 @@ def scaled(value: str) -> str:
         scaled = Mul(scaled_once, second)"""
 
 
-def parameter_shape() -> str:
-    """Sets ``parameter_shape`` to ``shape``, which the body must define, with 1 in place of the dimensions of a row."""
-    return """start = Constant<value_ints = [0]>()
+def rows(src: str, opset: int) -> str:
+    """Sets ``rows`` to `src` as a matrix: each of its rows has one scale.
+
+    A row consists of the elements along the dimensions from the attribute `axis` on, or of `block_size` elements.
+    """
+    return f"""flat = Flatten<axis: int = @axis>({src})
+    flat_shape = Shape(flat)
+    no_elements = Constant<value_int = 0>()
+    block_size = Constant<value_int: int = @block_size>()
+    has_blocks = Greater(block_size, no_elements)
+    any_number = Constant<value_ints = [-1]>()
+    first_axis = Constant<value_ints = [0]>()
+    block_length = Unsqueeze(block_size, first_axis)
+    blocks_shape = Concat<axis = 0>(any_number, block_length)
+    rows_shape = Where(has_blocks, blocks_shape, flat_shape)
+    rows = {reshape(opset)}(flat, rows_shape)"""
+
+
+def parameter_shape(has_blocks: bool = False) -> str:
+    """Sets ``parameter_shape`` to ``shape``, which the body must define, with 1 in place of the dimensions of a row.
+
+    Args:
+        has_blocks: Whether the operator has an attribute `block_size`. The body must contain :func:`rows`. If there are
+            blocks, the last dimension is the number of blocks.
+    """
+    blocks = """one_element = Constant<value_int = 1>()
+    divisor_of_length = Max(block_size, one_element)
+    last = Constant<value_ints = [9223372036854775807]>()
+    row_lengths = Slice(shape, axis_1d, last)
+    counts = Div(row_lengths, divisor_of_length)
+    parameters_of_row = Where(has_blocks, counts, ones)"""
+    return f"""start = Constant<value_ints = [0]>()
     axis = Constant<value_int: int = @axis>()
     axis_1d = Unsqueeze(axis, start)
     lead = Slice(shape, start, axis_1d)
     rank = Shape(shape)
     lead_rank = Shape(lead)
     row_rank = Sub(rank, lead_rank)
-    ones = ConstantOfShape<value = int64[1] {1}>(row_rank)
-    parameter_shape = Concat<axis = 0>(lead, ones)"""
+    ones = ConstantOfShape<value = int64[1] {{1}}>(row_rank)
+    {blocks if has_blocks else ""}
+    parameter_shape = Concat<axis = 0>(lead, {"parameters_of_row" if has_blocks else "ones"})"""
 
 
 def reshape(opset: int) -> str:

@@ -11,6 +11,7 @@ from .row_program import tail_text, with_program
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 GROUP_UNIT = 16
+TERM_RATIO = 254  # of the scales of both terms
 # The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
 # points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
 LONGEST_SUM = (2**31 - 1) // (255 * 255)
@@ -21,6 +22,9 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     # Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on some CPUs. If K is 0,
     # MatMulInteger crashes on zero points, and without them leaves its output unset (ONNX Runtime 1.31).
     flat = reshape(opset)
+    # From opset 13 on, axes are an input of ReduceSum.
+    attribute, axes = ("", ", sum_axis") if opset >= 13 else (", axes = [1]", "")
+    sum_of_weights = f"ReduceSum<keepdims = 0{attribute}>(centered_weights{axes})"
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
     return f"""{{
         {integers(3)}
@@ -34,6 +38,9 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         byte_base = Constant<value = int32 {{256}}>()
         half = Constant<value = int32 {{128}}>()
         nothing = Constant<value = int32 {{0}}>()
+        term_ratio = Constant<value_float = {TERM_RATIO}.0>()
+        sum_axis = Constant<value_ints = [1]>()
+        terms = Constant<value_int: int = @terms>()
         bits = Constant<value_int: int = @bits>()
         four_bits = Constant<value_int = 4>()
         given_size = Constant<value_int: int = @group_size>()
@@ -41,10 +48,14 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 
         src_shape = Shape(src)
         lead = Slice(src_shape, n0, last)
-        depth = Slice(src_shape, last, end)
+        depth_of_terms = Slice(src_shape, last, end)
+        term_count = Unsqueeze(terms, n0)
+        depth = Div(depth_of_terms, term_count)
         columns = Shape(bias)
         one_and_lead = Concat<axis = 0>(n1, lead)
-        rows = ReduceProd<keepdims = 1>(one_and_lead)
+        rows_of_dst = ReduceProd<keepdims = 1>(one_and_lead)
+        rows = Mul(rows_of_dst, term_count)
+        has_terms = Equal(terms, i2)
         given_sizes = Unsqueeze(given_size, n0)
         has_groups = Greater(given_sizes, n0)
         size = Where(has_groups, given_sizes, depth)
@@ -106,12 +117,24 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         {_per_row(flat, "scale", "scale")}
         zero_point_int = Cast<to = 6>(zero_point)
         {_per_row(flat, "zero_point", "zero_point_int")}
-        sums_of_columns = Unsqueeze(column_sum, n1)
+        signed_codes = Cast<to = 6>(weights)
+        centered_weights = Sub(signed_codes, weights_zero_points)
+        computed_sums = {sum_of_weights}
+        sums_shape = Shape(column_sum)
+        sum_rows = Slice(sums_shape, n0, n1)
+        sum_rows_0 = Squeeze(sum_rows)
+        no_rows = Equal(sum_rows_0, i0)
+        sums = If(no_rows) <
+            then_branch = without_sums () => (int32[] then_sums) {{ then_sums = Identity(computed_sums) }},
+            else_branch = with_sums () => (int32[] else_sums) {{ else_sums = Identity(column_sum) }}
+        >
+        sums_of_columns = Unsqueeze(sums, n1)
         correction = Mul(zero_point_groups, sums_of_columns)
         exact = Sub(centered, correction)
         real = Cast<to = 1>(exact)
 
-        column_groups = Unsqueeze(column_scale, n1)
+        real_column_scale = Cast<to = 1>(column_scale)
+        column_groups = Unsqueeze(real_column_scale, n1)
         columns_shape = Shape(column_groups)
         column_group_count = Slice(columns_shape, n0, n1)
         row_group_count = Slice(scale_groups_shape, n0, n1)
@@ -126,8 +149,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         {select("row_in_groups", "rows_vary", "scale_groups", "one")}
         {select("column", "one_varies", "one", "total_column")}
         {select("row", "rows_vary", "one", "total_row")}
-        terms_of_columns = Mul(real, column_in_groups)
-        terms = Mul(terms_of_columns, row_in_groups)
+        scaled_sums = Mul(real, column_in_groups)
+        products_of_groups = Mul(scaled_sums, row_in_groups)
         total_shape = Concat<axis = 0>(rows, columns)
         no_sums = Expand(no_sum, total_shape)
         group_count = Squeeze(groups)
@@ -135,14 +158,21 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         total = Loop(group_count, always, no_sums) <
             body = add_group (int64 group, bool goes_on, float[] before) => (bool still, float[] after) {{
                 still = Identity(goes_on)
-                term = Gather<axis = 0>(terms, group)
+                term = Gather<axis = 0>(products_of_groups, group)
                 after = Add(before, term)
             }}
         >
 
         {scaled("total")}
+        terms_shape = Concat<axis = 0>(rows_of_dst, term_count, columns)
+        scaled_terms = {flat}(scaled, terms_shape)
+        first_term = Gather<axis = 1>(scaled_terms, i0)
+        last_index = Sub(terms, i1)
+        last_term = Gather<axis = 1>(scaled_terms, last_index)
+        both_terms = Add(first_term, last_term)
+        {select("sum_of_terms", "has_terms", "both_terms", "first_term")}
         real_bias = Cast<to = 1>(bias)
-        biased = Add(scaled, real_bias)
+        biased = Add(sum_of_terms, real_bias)
         dst_shape = Concat<axis = 0>(lead, columns)
         x = {flat}(biased, dst_shape)
         {"zero = Constant<value_float = 0.0>()" + tail_text(programs, opset) if programs else ""}
@@ -152,14 +182,27 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 
 
 def _per_row(flat: str, name: str, value: str) -> str:
-    """Sets `name`_groups to a value of rows as [1 or groups, rows, 1], and `name`_groups_shape to its shape."""
+    """Sets `name`_groups to a value of rows as [1 or groups, rows, 1], and `name`_groups_shape to its shape.
+
+    Each term of a row is a row here. The scale of the first of two terms is multiplied by their ratio.
+    """
+    is_scale = name == "scale"
+    type_ = "float" if is_scale else "int32"
     return f"""
         {name}_lead = Concat<axis = 0>(lead, n1)
         {name}_rows = Expand({value}, {name}_lead)
         {name}_shape = Shape({name}_rows)
         {name}_count = Slice({name}_shape, last, end)
+        {name}_terms_shape = Concat<axis = 0>(rows_of_dst, n1, {name}_count)
+        {name}_last = {flat}({name}_rows, {name}_terms_shape)
+        {f"{name}_first = Mul({name}_last, term_ratio)" if is_scale else f"{name}_first = Identity({name}_last)"}
+        {name}_both = Concat<axis = 1>({name}_first, {name}_last)
+        {name}_of_terms = If(has_terms) <
+            then_branch = {name}_two () => ({type_}[] {name}_then) {{ {name}_then = Identity({name}_both) }},
+            else_branch = {name}_one () => ({type_}[] {name}_else) {{ {name}_else = Identity({name}_last) }}
+        >
         {name}_matrix_shape = Concat<axis = 0>(rows, {name}_count)
-        {name}_matrix = {flat}({name}_rows, {name}_matrix_shape)
+        {name}_matrix = {flat}({name}_of_terms, {name}_matrix_shape)
         {name}_by_group = Transpose<perm = [1, 0]>({name}_matrix)
         {name}_groups = Unsqueeze({name}_by_group, n2)
         {name}_groups_shape = Shape({name}_groups)
@@ -167,7 +210,11 @@ def _per_row(flat: str, name: str, value: str) -> str:
 
 
 _INPUTS = (
-    Input("src", ("uint8", "int8"), "The codes of the activation: any shape of rank 1 or more, [..., M, K]."),
+    Input(
+        "src",
+        ("uint8", "int8"),
+        "The codes of the activation: any shape of rank 1 or more, [..., M, K]; with two terms [..., M, 2 * K].",
+    ),
     Input(
         "scale",
         ("float32",),
@@ -191,14 +238,15 @@ _INPUTS = (
     ),
     Input(
         "column_scale",
-        ("float32",),
+        FLOATS,
         "The scales of the weights: [1, N] for one scale for each column, or [groups, N].",
     ),
     Input(
         "column_sum",
         ("int32",),
         "[groups, N]: the sum of the weights of each group and column after their zero point is subtracted. "
-        "`zero_point` times it is subtracted from the sums of `src`, so other numbers can act as a bias of int32.",
+        "`zero_point` times it is subtracted from the sums of `src`, so other numbers can act as a bias of int32. "
+        "[0, N]: the sums are computed from the weights.",
     ),
     Input("bias", FLOATS, "[N]; -0.0 leaves the result unchanged."),
 )
@@ -210,7 +258,9 @@ QUANTIZED_MATMUL = Operator(
     "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
     "ascending order. If `scale` varies by group, both scales multiply the sum of each group. If only "
     "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
-    "and `scale_order` is the order of the multiplications.",
+    "and `scale_order` is the order of the multiplications. With two `terms`, each row of `src` has K codes, then K "
+    "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them. They are two rows of the product, "
+    f"whose scales are {TERM_RATIO} * `scale` and `scale`; their results are added before the bias.",
     "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
     "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
     _INPUTS,
@@ -218,6 +268,7 @@ QUANTIZED_MATMUL = Operator(
     (
         Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
         Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
+        Attribute("terms", 1, "The codes of an element of the activation.", choices=(1, 2)),
         Attribute(
             "scale_order",
             ScaleOrder.SCALES_FIRST,
@@ -226,8 +277,9 @@ QUANTIZED_MATMUL = Operator(
         ),
     ),
     tuple(
-        Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias), (bias,))
+        Signature((code, "float32", code, "int8", "int8", column_scale, "int32", bias), (bias,))
         for bias in FLOATS
+        for column_scale in FLOATS
         for code in ("uint8", "int8")
     ),
     _body,

@@ -1,104 +1,18 @@
-"""Builds the nodes that quantize the float activations of products at run time."""
+"""Which codes the float activation of a matrix product gets, as the options say."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import onnx_ir as ir
 
-from ..operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
-from ..rewriter.analysis.inference import Facts
-from ..rewriter.edit import Edit, call
+from ..rewriter.edit import Edit
 from ..rewriter.products.codes import Codes
-from ..rewriter.reasons import Reason, Unconverted
+from ..rewriter.products.float_activations import FloatActivations
 from .options import Options
 
-_STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
-_ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
-_ASYMMETRIC_ATTRIBUTES = {
-    **_STORED,
-    "range_kind": int(RangeKind.MIN_MAX_WITH_ZERO),
-    "zero_point_rule": int(ZeroPointRule.ROUND_CLIPPED),
-    "zero_point_type": int(CodeType.UINT8),
-    "code_type": int(CodeType.UINT8),
-    "quant_min": 0,
-    "quant_max": 255,
-}
-"""The formula of DynamicQuantizeLinear, for each row."""
-_SYMMETRIC = RangeConstants(divisor=127, scale_of_zero=1)
-_SYMMETRIC_ATTRIBUTES = {
-    **_STORED,
-    "range_kind": int(RangeKind.ABS_MAX),
-    "zero_point_type": int(CodeType.INT8),
-    "code_type": int(CodeType.INT8),
-    "quant_min": -127,
-    "quant_max": 127,
-}
 
-
-def check_activation(value: ir.Value) -> None:
-    """Checks that a value can be quantized.
-
-    Raises:
-        Unconverted: Its type is not known to be float32.
-    """
-    if value.dtype is None:
-        raise Unconverted(Reason.ACTIVATION_TYPE_NOT_KNOWN)
-    if value.dtype != ir.DataType.FLOAT:
-        raise Unconverted(Reason.ACTIVATION_TYPE, dtype=value.dtype.name.lower())
-
-
-class FloatActivations:
-    """The codes of the float activations of one model; all products of an activation share its codes."""
-
-    def __init__(self, facts: Facts) -> None:
-        """Starts without any codes."""
-        self._facts = facts
-        self._codes: dict[tuple[object, ...], Codes] = {}
-
-    def of_rows(self, value: ir.Value, edit: Edit, options: Options) -> Codes:
-        """Returns the codes of a matrix, quantized as the options say.
-
-        Args:
-            value: float32, [..., K].
-            edit: The edit of the product, before which new nodes are inserted.
-            options: The options.
-        """
-        if options.activations == "tensor":
-            return self.of_tensor(value, edit)
-        symmetric = options.symmetric
-        key = edit.node.graph, value, symmetric
-        if key not in self._codes:
-            constants, attributes = (
-                (_SYMMETRIC, _SYMMETRIC_ATTRIBUTES) if symmetric else (_ASYMMETRIC, _ASYMMETRIC_ATTRIBUTES)
-            )
-            inputs = [value] + [
-                edit.add_constant(each, before=edit.node)
-                for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
-            ]
-            rows = None if value.shape is None else ir.Shape([*value.shape[:-1], 1])
-            self._insert(key, call("DynamicRangeQuantize", inputs, **attributes), value, rows, edit)
-        return self._codes[key]
-
-    def of_tensor(self, value: ir.Value, edit: Edit) -> Codes:
-        """Returns the codes of a tensor with one scale and one zero point for all elements.
-
-        Args:
-            value: float32, any shape.
-            edit: The edit of the product, before which new nodes are inserted.
-        """
-        key = edit.node.graph, value
-        if key not in self._codes:
-            self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
-        return self._codes[key]
-
-    def _insert(
-        self, key: tuple[object, ...], quantizer: ir.Node, value: ir.Value, scales: ir.Shape | None, edit: Edit
-    ) -> None:
-        edit.insert(quantizer, before=edit.node)
-        codes, scale, zero_point = quantizer.outputs
-        self._facts.note(codes, ir.DataType.UINT8, value.shape)
-        self._facts.note(scale, ir.DataType.FLOAT, scales)
-        self._facts.note(zero_point, ir.DataType.UINT8, scales)
-        self._codes[key] = Codes(codes, scale, zero_point)
+def codes_of(value: ir.Value, edit: Edit, options: Options) -> Codes:
+    """Returns the codes of a matrix, float32 [..., K]; new nodes are inserted before the product of the edit."""
+    activations = edit.shared(FloatActivations)
+    if options.activations == "tensor":
+        return activations.of_tensor(value, edit)
+    return activations.of_rows(value, edit, symmetric=options.symmetric)

@@ -28,11 +28,11 @@ from ..rewriter.convolutions.convolution import (
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import Channels
+from ..rewriter.products.float_activations import FloatActivations, check_activation
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import FloatActivations, check_activation
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 

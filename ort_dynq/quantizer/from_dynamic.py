@@ -18,6 +18,7 @@ from ..rewriter.analysis.nodes import producer_of, skip_identity
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import Channels
+from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import Grid
 from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
 from ..rewriter.products.provenance import note_activation
@@ -25,7 +26,7 @@ from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.tail import Tail, check_length, tail_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import FloatActivations, check_activation
+from .activations import codes_of
 from .options import Options
 
 PRODUCTS = ("MatMulInteger", "ConvInteger")
@@ -65,7 +66,7 @@ def _build(match: _Match | integer_conv.Match | UnsignedProduct, edit: Edit) -> 
     if not isinstance(match, _Match):
         integer_conv.RULE.build(match, edit)
         return
-    codes = edit.shared(FloatActivations).of_rows(match.activation, edit, match.options)
+    codes = codes_of(match.activation, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
     note_activation(edit, match.activation)
     edit.note = "int8: the weights of the model" if match.options.weights == "int4" else ""

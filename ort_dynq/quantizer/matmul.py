@@ -18,6 +18,7 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix
 from ..rewriter.products.channels import Channels
+from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import Grid, grid_of
 from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha
 from ..rewriter.products.provenance import note_activation
@@ -26,7 +27,7 @@ from ..rewriter.products.shared_grids import SharedGrids
 from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import FloatActivations, check_activation
+from .activations import codes_of
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
@@ -67,7 +68,7 @@ def _build(match: _Match, edit: Edit) -> None:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
     else:
         note_activation(edit, a)
-    codes = edit.shared(FloatActivations).of_rows(a, edit, match.options)
+    codes = codes_of(a, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
     edit.note = match.note
 

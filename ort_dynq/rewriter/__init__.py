@@ -27,6 +27,7 @@ from .loop import convert, op_counts
 from .metadata import EXACT
 from .normal_form import in_normal_form
 from .report import Finding, Report
+from .rule import WEIGHTS_ONLY
 from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Result:
         return to_proto(self.model)
 
 
-def rewrite(model: Model, *, exact: bool = False, fuse: bool = False) -> Result:
+def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
@@ -74,18 +75,25 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False) -> Result:
         exact: Whether float products stay float products, so that every result is the same bit for bit.
         fuse: Whether normalizations, activation functions and attention are fused, too, with each other and with the
             quantization after them. Their last bits change.
+        weights_only: What becomes of MatMulNBits whose accuracy_level asks for a float activation. "keep": they stay.
+            "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4. "two-term":
+            it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
 
     Returns:
         The rewritten model and the report.
 
     Raises:
         DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, or
-            `exact` and `fuse` contradict each other.
+            `exact` contradicts `fuse` or `weights_only`, or `weights_only` is unknown.
     """
     if exact and fuse:
         raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
+    if weights_only not in WEIGHTS_ONLY:
+        raise DynqError(f"weights_only is {weights_only!r}, expected one of {', '.join(WEIGHTS_ONLY)}")
+    if exact and weights_only != WEIGHTS_ONLY[0]:
+        raise DynqError("weights_only quantizes activations, and exact keeps floats; leave one of them out")
     phases = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS) if fuse else PHASES
-    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse)
+    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only)
     loaded = load_current(model)
     before = op_counts(loaded)
     with explained(model):

@@ -17,13 +17,18 @@ from .functions import add_functions
 from .products.affine import AffineForms
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
-from .rule import Context, Rule
+from .rule import WEIGHTS_ONLY, Context, Rule
 
 _FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
 
 
 def convert(
-    model: ir.Model, phases: Sequence[Sequence[Rule[Any]]], *, exact: bool = False, fuse: bool = False
+    model: ir.Model,
+    phases: Sequence[Sequence[Rule[Any]]],
+    *,
+    exact: bool = False,
+    fuse: bool = False,
+    weights_only: str = WEIGHTS_ONLY[0],
 ) -> Report:
     """Applies rules to every node of a model, removes the weights that are no longer used, and adds the functions.
 
@@ -32,6 +37,7 @@ def convert(
         phases: The rules. Each phase goes over the whole model before the next one begins.
         exact: Whether every result must stay the same bit for bit.
         fuse: Whether the last bits of floats may change where nodes are fused.
+        weights_only: One of :data:`WEIGHTS_ONLY`.
 
     Returns:
         The converted nodes, and the unconverted ones with their reasons.
@@ -40,7 +46,7 @@ def convert(
     report, findings = Report(before=op_counts(model)), _Findings()
     initializers = _used_initializers(model)
     with Facts(model) as facts:
-        context = Context(facts, exact, Shared(facts), fuse=fuse)
+        context = Context(facts, exact, Shared(facts), fuse=fuse, weights_only=weights_only)
         for phase in phases:
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):

@@ -125,6 +125,17 @@ class Reason(Enum):
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
 
+    # Weights of MatMulNBits
+    NBITS_FLOAT_ACTIVATION = (
+        "its accuracy_level, {level}, asks for a float activation; --weights-only blocks or two-term converts it"
+    )
+    NBITS_WIDTH = "its weights have {bits} bits, expected 2, 4 or 8"
+    NBITS_ZERO_POINTS = "the zero points of its weights are {dtype}, expected uint8"
+    NBITS_ORDER = "g_idx assigns its weights to blocks in another order"
+    NBITS_SHARED = "other nodes also read its packed weights: the model would store them twice"
+    NBITS_SHAPE = "the {what} have {size} elements, expected {expected}"
+    NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
+
     # The sums of products, and their tail
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"

@@ -14,6 +14,10 @@ from .reasons import Unconverted
 
 _M = TypeVar("_M")
 
+WEIGHTS_ONLY = ("keep", "blocks", "two-term")
+"""What becomes of products of quantized weights and an activation that the model wants in float: they stay, or the
+activation is quantized in the blocks of the weights, to one code or to two."""
+
 
 @dataclass
 class Context:
@@ -25,6 +29,7 @@ class Context:
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         fuse: Whether the last bits of floats may change where nodes are fused.
+        weights_only: What becomes of MatMulNBits that asks for a float activation; one of :data:`WEIGHTS_ONLY`.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
@@ -33,6 +38,7 @@ class Context:
     shared: Shared
     path: str = "main"
     fuse: bool = False
+    weights_only: str = WEIGHTS_ONLY[0]
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
 

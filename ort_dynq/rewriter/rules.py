@@ -9,12 +9,12 @@ from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, trunca
 from .convolutions import float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization
-from .products import float_matmul, float_weights, integer_matmul, unconverted
+from .products import float_matmul, float_weights, integer_matmul, matmul_nbits, unconverted
 from .programs import row_program, tails
 
 PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, truncation.RULE),
-    (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
+    (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE, matmul_nbits.RULE),
     (float_weights.RULE,),
     (tails.RULE,),
     (row_program.RULE,),

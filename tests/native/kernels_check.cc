@@ -448,7 +448,7 @@ uint64_t hash_products(dynq::ProductKernel kernel, int bits, int64_t groups) {
     }
     dynq::ProductBlock block = {};
     block.rows = rows;
-    block.cols = block.columns.count = columns;
+    block.cols = block.weights.zps_stride = block.columns.scales_stride = block.columns.sums_stride = columns;
     block.depth = depth;
     block.groups = block.codes.scale_groups = block.columns.scale_groups = groups;
     block.codes.data = codes.data();

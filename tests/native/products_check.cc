@@ -6,6 +6,7 @@
 //
 // conv_check.h checks convolutions. Arrays end directly before a protected page or begin directly after one; columns
 // and results may be unaligned.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "check.h"
 #include "conv_check.h"
 #include "kernels/dispatch.h"
+#include "kernels/numbers.h"
 #include "random.h"
 #include "tile_stand_in.h"
 #ifdef ORT_DYNQ_AMX_EMULATED
@@ -58,6 +60,7 @@ struct Problem {
   int64_t columns = 0, first = 0;  // the block has columns `first` to `first` + cols
   dynq::ScaleOrder order = dynq::kScalesFirst;
   bool zps_vary = false, special = false;
+  bool has_exact_sums = true;  // column_sums are the sums of the weights
   int32_t weight_zp = 0;
   std::vector<uint8_t> codes;   // [rows][depth]
   std::vector<int8_t> weights;  // [depth][columns]
@@ -98,11 +101,29 @@ struct Problem {
         int64_t sum = 0;
         for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
           sum += weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column);
+        has_exact_sums = !large_sums && !special;
         if (large_sums) sum = random.integer(-kFloatBound, kFloatBound - 1 + (random.one_in(99) ? 1 : 0));
         column_sums.push_back(
             static_cast<int32_t>(special && random.one_in(4) ? random.next() : static_cast<uint64_t>(sum)));
       }
   }
+
+  // The same with a last row of ones in place of column_sums, and with float16 scales of columns.
+  Problem with_ones() const {
+    Problem result = *this;
+    ++result.rows;
+    result.codes.insert(result.codes.end(), static_cast<size_t>(depth), 1);
+    result.scales.insert(result.scales.end(), static_cast<size_t>(row_groups), 0.0f);
+    result.zps.insert(result.zps.end(), static_cast<size_t>(row_groups), 0);
+    result.results.clear();
+    for (float& scale : result.column_scales) {
+      result.halves.push_back(dynq::narrow_f16(scale));
+      scale = dynq::widen_f16(result.halves.back());
+    }
+    return result;
+  }
+  bool has_ones() const { return !halves.empty(); }
+  std::vector<uint16_t> halves;
 
   // All kernels are compared with the same results.
   mutable std::map<int64_t, float> results;
@@ -177,6 +198,7 @@ Problem make_long_problem(Random& random, uint8_t code, int8_t weight) {
   for (uint8_t& value : problem.codes) value = code;
   for (int8_t& value : problem.weights) value = weight;
   for (int32_t& value : problem.zps) value = 0;
+  problem.has_exact_sums = false;
   return problem;
 }
 
@@ -229,7 +251,8 @@ std::vector<int32_t> row_sums(const Problem& problem) {
 }
 
 void check(const std::string& name, const Problem& problem, dynq::ProductKernel kernel, bool in_tiles, Random& random) {
-  static Arena arenas[10];
+  static Arena arenas[11];
+  const int64_t rows = problem.rows - problem.has_ones();
   const bool at_end = !random.one_in(3), stream = random.one_in(2), aligned = random.one_in(2);
   const auto offset = [&] { return aligned ? size_t{0} : static_cast<size_t>(random.integer(0, 3)); };
   ProductBlock block = {};
@@ -248,8 +271,8 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.output.stride = problem.cols + random.integer(0, 3);
   if (aligned) block.output.stride = round_up(problem.cols, kBlockColumns);
   const float untouched = 12345.0f;
-  block.output.dst = arenas[2].place(
-      std::vector<float>(static_cast<size_t>(problem.rows * block.output.stride), untouched), at_end, offset());
+  block.output.dst =
+      arenas[2].place(std::vector<float>(static_cast<size_t>(rows * block.output.stride), untouched), at_end, offset());
   block.codes.scales = arenas[3].place(problem.scales, at_end, 0);
   block.codes.zps = arenas[4].place(problem.zps, at_end, 0);
   block.codes.scale_groups = problem.row_groups;
@@ -261,16 +284,25 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
     auto* at = reinterpret_cast<const uint8_t*>(arena.place(values, at_end, offset()));
     return reinterpret_cast<decltype(values.data())>(at) + problem.first;
   };
-  block.columns.scales = place_columns(arenas[7], problem.column_scales);
-  block.columns.sums = place_columns(arenas[8], problem.column_sums);
+  block.codes.has_ones = problem.has_ones();
+  if (problem.has_ones()) {
+    block.columns.halves = place_columns(arenas[10], problem.halves);
+  } else {
+    block.columns.scales = place_columns(arenas[7], problem.column_scales);
+    block.columns.sums = place_columns(arenas[8], problem.column_sums);
+  }
   block.columns.bias = place_columns(arenas[9], problem.bias);
-  block.columns.count = problem.columns;
+  block.weights.zps_stride = block.columns.scales_stride = block.columns.sums_stride = problem.columns;
   block.order = problem.order;
-  ProductBlock all = block;
-  all.columns.sums -= problem.first;
-  block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all);
+  if (!problem.has_ones()) {
+    ProductBlock all = block;
+    all.columns.sums -= problem.first;
+    // Kernels that are not on tiles may also have several scales for each row.
+    if (!in_tiles) all.codes.scale_groups = 1;
+    block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all);
+  }
   kernel(block);
-  for (int64_t row = 0; row < problem.rows; ++row)
+  for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < block.output.stride; ++i) {
       const float actual = dynq::load(block.output.dst + row * block.output.stride + i);
       const float right = i < problem.cols ? problem.expected(row, problem.first + i) : untouched;
@@ -278,6 +310,36 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
         fail(name + ", " + problem.text() + ": element [" + std::to_string(row) + ", " + std::to_string(i) + "] is " +
              std::to_string(actual) + ", expected " + std::to_string(right));
     }
+}
+
+// The sums of the columns, from a row of ones.
+void check_sums(const std::string& name, const Problem& problem, dynq::ColumnSumKernel kernel, Random& random) {
+  static Arena arenas[5];
+  const bool at_end = !random.one_in(3);
+  ProductBlock block = {};
+  block.rows = 1;
+  block.cols = problem.cols;
+  block.depth = round_up(problem.depth, problem.bits == 4 ? 2 * kQuad : kQuad);
+  block.groups = problem.groups;
+  std::vector<uint8_t> ones(static_cast<size_t>(block.depth), 0);
+  std::fill(ones.begin(), ones.begin() + static_cast<std::ptrdiff_t>(problem.depth), uint8_t{1});
+  block.codes.data = arenas[0].place(ones, at_end, 0);
+  const std::vector<int32_t> of_ones(static_cast<size_t>(problem.groups), static_cast<int32_t>(problem.size()));
+  if (problem.needs_row_sums()) block.codes.sums = arenas[1].place(of_ones, at_end, 0);
+  block.weights.stride = block.depth * kBlockColumns * problem.bits / 8;
+  block.weights.packed = arenas[2].place(packed_weights(problem, block.depth), at_end, 0) +
+                         problem.first / kBlockColumns * block.weights.stride;
+  if (problem.zps_vary) block.weights.zps = arenas[3].place(problem.weight_zps, at_end, 0) + problem.first;
+  block.weights.zps_stride = problem.columns;
+  block.weights.zp = problem.zps_vary ? 0 : problem.weight_zp;
+  int32_t* sums =
+      arenas[4].place(std::vector<int32_t>(static_cast<size_t>(problem.groups * problem.cols), 12345), at_end, 0);
+  kernel(block, sums);
+  for (int64_t group = 0; group < problem.groups; ++group)
+    for (int64_t i = 0; i < problem.cols; ++i)
+      if (sums[group * problem.cols + i] !=
+          problem.column_sums[static_cast<size_t>(group * problem.columns + problem.first + i)])
+        fail(name + ", " + problem.text() + ": the sum of column " + std::to_string(i) + " is wrong");
 }
 
 struct Counter {
@@ -288,8 +350,18 @@ struct Counter {
       check(name + " " + kind, problem, kernel, in_tiles, random);
       ++blocks[name + " " + kind];
     };
-    if (problem.bits == 4) run("gemm_qb4w", kernels.gemm_qb4w, false);
-    if (problem.bits == 8 && problem.groups > 1) run("gemm_qb8w", kernels.gemm_qb8w, false);
+    const char* kind = problem.bits == 4 ? "gemm_qb4w" : "gemm_qb8w";
+    const dynq::ProductKernel in_groups = problem.bits == 4 ? kernels.gemm_qb4w : kernels.gemm_qb8w;
+    if (problem.bits == 4 || problem.groups > 1) run(kind, in_groups, false);
+    if (problem.has_exact_sums) {
+      const dynq::ColumnSumKernel sum = problem.bits == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
+      check_sums(name + " sum_columns", problem, sum, random);
+      ++blocks[name + " sum_columns"];
+      if (problem.rows <= dynq::kMostSummedRows && (problem.row_groups > 1 || problem.column_groups > 1)) {
+        check(name + " " + kind + " with ones", problem.with_ones(), in_groups, false, random);
+        ++blocks[name + " " + kind + " with ones"];
+      }
+    }
     if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w", kernels.gemm_qc8w, false);
     if (problem.rows < kTileRows || kernels.gemm_qc8w_tiles == nullptr) return;
     if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);

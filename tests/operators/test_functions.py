@@ -494,6 +494,39 @@ def matmul_cases(opset: int) -> Iterator[Case]:
             if bits == 4:  # only the low 4 bits of their zero points count
                 inputs[4] = np.asarray(inputs[4] + 16 * rng.integers(-8, 8, inputs[4].shape), np.int8)
             yield Case({"bits": bits, "group_size": 16, "scale_order": 2}, inputs)
+    yield from variants_of_matmul(rng)
+
+
+# Rows, columns and K: one row to more than a tile has, as kernels for few rows, for many and on tiles have them.
+VARIED = [(1, 300, 64), (2, 33, 256), (3, 16, 64), (5, 64, 128), (6, 17, 64), (17, 70, 128), (40, 48, 512)]
+
+
+def variants_of_matmul(rng: np.random.Generator) -> Iterator[Case]:
+    """Two terms; sums of columns that are computed; float16 scales of columns: each with every other one."""
+    which = itertools.product((1, 2), (False, True), (False, True))
+    for i, (terms, computes_sums, is_half) in enumerate(itertools.islice(which, 1, None)):
+        for j, (rows, columns, depth) in enumerate(VARIED):
+            bits, group_size = ((4, 32), (8, 32), (4, 0), (8, 0), (4, 16), (8, 64), (4, 64))[(i + j) % 7]
+            groups = depth // group_size if group_size else 1
+            inputs, _ = matmul_inputs(
+                rng,
+                (rows, depth),
+                columns,
+                bits=bits,
+                group_size=group_size,
+                codes=(np.uint8, np.int8)[(i + j) % 2],
+                zero_points=("none", "one", "all")[(i + 2 * j) % 3],
+                column_groups=(i + j) % 3 > 0,
+                scale=None if (i + j) % 4 == 0 else (rows, groups),
+            )
+            if terms == 2:
+                inputs[0] = np.concatenate([inputs[0], rng.permuted(inputs[0], axis=1)], 1)
+            if computes_sums:
+                inputs[6] = np.zeros((0, columns), np.int32)
+            if is_half:
+                with np.errstate(over="ignore"):
+                    inputs[5] = inputs[5].astype(np.float16)
+            yield Case({"bits": bits, "group_size": group_size, "scale_order": 2, "terms": terms}, inputs)
 
 
 # QuantizedConv

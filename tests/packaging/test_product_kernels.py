@@ -29,7 +29,7 @@ FLAGS += ("-Werror", f"-I{ROOT / 'ops'}", f"-I{ROOT / 'tests' / 'native'}")
 # Without AVX-512, GCC warns that functions with its vectors have another ABI; no other file calls them.
 AMX_STAND_IN = ('-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"', "-DkAmxProducts=kAmxStandIn", "-Wno-psabi")
 PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts",)
-EVEX_FLAGS = ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl", "-mavx512vnni")
+EVEX_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni")
 
 Part = tuple[Path, tuple[str, ...]]  # a source file and its compiler options
 

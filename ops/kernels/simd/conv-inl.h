@@ -293,6 +293,8 @@ constexpr ProductKernels product_kernels() {
   table.gemm_qc8w = gemm<8, true, P::kBlocks>;
   table.gemm_qb8w = gemm<8, false, P::kGroupBlocks>;
   table.gemm_qb4w = gemm<4, false, P::kGroupBlocks>;
+  table.sum_columns_8bit = sum_columns<8>;
+  table.sum_columns_4bit = sum_columns<4>;
   table.conv = conv;
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads<>;

@@ -44,6 +44,7 @@ struct ProductMembers {
   I (*zps4)(I) = P::zps4;
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
+  F (*load_f16)(const uint8_t*) = P::load_f16;
   // Also widen if kSteps is 2, and sum_codes if kUnsignedWeights.
 };
 
@@ -221,6 +222,16 @@ inline void store_registers(const ProductBlock& block, int64_t row, int64_t col,
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 static_assert(sizeof kOnes >= P::kLanes * sizeof(float), "one for each column of a vector");
 
+// The first `count` of kLanes float16 numbers.
+inline P::F load_halves(const uint16_t* p, int64_t count) {
+  uint16_t part[P::kLanes] = {};
+  if (count < P::kLanes) {
+    for (int64_t i = 0; i < count; ++i) part[i] = dynq::load(p + i);
+    p = part;
+  }
+  return P::load_f16(reinterpret_cast<const uint8_t*>(p));
+}
+
 // A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
@@ -231,9 +242,11 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   const bool in_groups = row_varies || column_varies;
-  const int32_t* column_sums = block.columns.sums + col;
+  const bool has_ones = !kOneGroup && block.codes.has_ones;  // the last row
+  const int32_t* column_sums = has_ones ? nullptr : block.columns.sums + col;
   const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
-  const float* column_scales = in_groups ? block.columns.scales + col : kOnes;
+  const uint16_t* halves = kOneGroup || block.columns.halves == nullptr ? nullptr : block.columns.halves + col;
+  const float* column_scales = halves != nullptr ? nullptr : in_groups ? block.columns.scales + col : kOnes;
   typename P::Mask masks[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) masks[v] = P::first(block.cols - col - column(v));
@@ -247,7 +260,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
   const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded;
   float real_zps[kRows];
-  for (int64_t r = 0; r < kRows && is_bounded; ++r) real_zps[r] = static_cast<float>(block.codes.zps[row + r]);
+  for (int64_t r = 0; r < kRows && is_bounded && !row_varies; ++r)
+    real_zps[r] = static_cast<float>(block.codes.zps[row + r]);
   // Hardware does not prefetch the next group's part of an array of columns. One or two rows are memory-bound, so every
   // fourth block prefetches the parts of blocks +4 to +7: adjacent lines arrive faster together.
   const bool is_fourth = !kOneGroup && kRows <= kFewRows && col / kBlockColumns % 4 == 0;
@@ -255,18 +269,23 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int64_t group = 0; group < groups; ++group) {
     for (int64_t ahead = first_ahead; ahead < end_ahead && col + ahead < gap; ahead += kBlockColumns)
       for (int64_t b = 0; b < kBlocks; ++b) {
-        ORT_DYNQ_PREFETCH(column_sums + b * gap + ahead);
-        if (column_varies) ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
+        if (column_sums != nullptr) ORT_DYNQ_PREFETCH(column_sums + b * gap + ahead);
+        if (column_varies && halves == nullptr) ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
+        if (column_varies && halves != nullptr) ORT_DYNQ_PREFETCH(halves + b * gap + ahead);
       }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.codes.zps + row * block.codes.scale_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
-      const auto column_sum = P::load_part(column_sums + column(v), masks[v]);
+      const auto column_sum = is_bounded || has_ones ? P::set1(0) : P::load_part(column_sums + column(v), masks[v]);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r)
-        sums[r][v] = is_bounded ? P::set1(0) : P::mul(P::set1(-row_zps[r * block.codes.scale_groups]), column_sum);
+        sums[r][v] =
+            is_bounded || has_ones ? P::set1(0) : P::mul(P::set1(-row_zps[r * block.codes.scale_groups]), column_sum);
     }
+    if (is_bounded && row_varies)
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) real_zps[r] = static_cast<float>(row_zps[r * block.codes.scale_groups]);
     if (weight_zps != nullptr) {
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) {
@@ -295,10 +314,20 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
         for (int v = 0; v < kSums; ++v) reals[r][v] = P::to_float(sums[r][v]);
     } else {
       typename P::F terms[kRows][kSums];
+      if (has_ones)
+#pragma GCC unroll 8
+        for (int r = 0; r + 1 < kRows; ++r) {
+          const auto row_zp = P::set1(row_zps[r * block.codes.scale_groups]);
+#pragma GCC unroll 8
+          for (int v = 0; v < kSums; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(row_zp, sums[kRows - 1][v]));
+        }
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) {
-        const auto column_scale = P::load_part(column_scales + (in_groups ? column(v) : 0), masks[v]);
-        const auto column_sum = P::to_float(P::load_part(column_sums + column(v), masks[v]));
+        const auto column_scale = halves != nullptr
+                                      ? load_halves(halves + column(v), block.cols - col - column(v))
+                                      : P::load_part(column_scales + (in_groups ? column(v) : 0), masks[v]);
+        const auto column_sum =
+            is_bounded ? P::to_float(P::load_part(column_sums + column(v), masks[v])) : P::set1(0.0f);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           auto exact = P::to_float(sums[r][v]);
@@ -318,9 +347,10 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
 #pragma GCC unroll 8
         for (int v = 0; v < kSums; ++v) reals[r][v] = P::add(reals[r][v], terms[r][v]);
     }
-    column_sums += block.columns.count;
-    if (weight_zps != nullptr) weight_zps += block.columns.count;
-    if (column_varies) column_scales += block.columns.count;
+    if (column_sums != nullptr) column_sums += block.columns.sums_stride;
+    if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
+    if (column_varies && halves != nullptr) halves += block.columns.scales_stride;
+    if (column_varies && halves == nullptr) column_scales += block.columns.scales_stride;
   }
   if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
     if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
@@ -332,7 +362,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
-  for (int b = 0; b < kBlocks; ++b) store_block(block, row, kRows, col + b * gap, stored[b][0]);
+  for (int b = 0; b < kBlocks; ++b) store_block(block, row, kRows - has_ones, col + b * gap, stored[b][0]);
 }
 
 using TileKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
@@ -357,6 +387,37 @@ void gemm_few_rows(const ProductBlock& block) {
   for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
 }
 
+template <int kBits>
+void sum_columns(const ProductBlock& block, int32_t* of_columns) {
+  const int64_t quads = block.depth / kQuad / block.groups;
+  for (int64_t col = 0; col < block.cols; col += kBlockColumns) {
+    const Weights<1> weights(block, col, 0);
+    for (int64_t group = 0; group < block.groups; ++group) {
+      typename P::I zps[kVectors], sums[1][kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = col + v * P::kLanes;
+        zps[v] = block.weights.zps == nullptr
+                     ? P::set1(block.weights.zp)
+                     : P::load_zps(block.weights.zps + group * block.weights.zps_stride + at, block.cols - at);
+        if (kBits == 4) zps[v] = P::zps4(zps[v]);
+        const int32_t ones = kBits == 4 || block.codes.sums == nullptr ? 0 : block.codes.sums[group];
+        sums[0][v] = P::mul(P::set1(-ones), zps[v]);
+      }
+      subtract_code_sums<kBits>(block.codes.data + group * quads * kQuad, 0, quads, zps, sums);
+      if constexpr (kBits == 4)
+        dot_products_4bit<1, 1>(block.codes.data, 0, weights, group * quads, (group + 1) * quads, zps, sums);
+      else
+        dot_products<1, 1>(block.codes.data, 0, weights, group * quads, (group + 1) * quads, sums);
+      int32_t stored[kBlockColumns];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) P::store(static_cast<void*>(stored + v * P::kLanes), sums[0][v]);
+      const int64_t count = block.cols - col < kBlockColumns ? block.cols - col : kBlockColumns;
+      for (int64_t i = 0; i < count; ++i) of_columns[group * block.cols + col + i] = stored[i];
+    }
+  }
+}
+
 // gemm_row_tiles() has no tiles of kFewRows rows or fewer.
 static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
@@ -365,6 +426,8 @@ void gemm(const ProductBlock& block) {
     gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)
     gemm_few_rows<kBits, kOneGroup, 2>(block);
+  else if (!kOneGroup && block.rows == 3 && block.codes.has_ones)
+    gemm_few_rows<kBits, kOneGroup, 3>(block);
   else if (kBlocks > 2 && kBits == 8 && kOneGroup && block.cols <= 2 * kBlockColumns)  // such as a head of attention
     gemm_row_tiles(block, 2 * kBlockColumns,
                    {nullptr, nullptr, gemm_tile<kBits, kOneGroup, 2, 3>, gemm_tile<kBits, kOneGroup, 2, 4>,

@@ -89,19 +89,22 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
     Floats reals[kTileRows];
     load_reals<kStore>(block, panel, first, reals);
     for (int64_t group = panel.first; group < panel.first + panel.groups; ++group) {
-      const int64_t begin = group * panel.group_size, column = group * block.columns.count + panel.column;
+      const int64_t begin = group * panel.group_size;
       multiply_group(codes, begin, begin + panel.group_size,
                      panel.weights + (group - panel.first) * panel.group_size * kBlockColumns, panel.tile_bytes, false);
       store_group(sums, false);
       use_memory(sums);
-      const int64_t scale_column = column_varies ? column : panel.column;
-      const Floats column_scale = row_varies || column_varies
-                                      ? load_columns<Floats, kStore>(block.columns.scales + scale_column, count)
-                                      : kOnes;
-      const Sums column_sum = load_columns<Sums, kStore>(block.columns.sums + column, count);
+      const int64_t of_group = column_varies ? group * block.columns.scales_stride : 0;
+      const Floats column_scale =
+          row_varies || column_varies
+              ? load_columns<Floats, kStore>(block.columns.scales + of_group + panel.column, count)
+              : kOnes;
+      const Sums column_sum =
+          load_columns<Sums, kStore>(block.columns.sums + group * block.columns.sums_stride + panel.column, count);
       Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weights.zp);
       if (block.weights.zps != nullptr)
-        weight_zp = widen(load_columns<Bytes, kStore>(block.weights.zps + column, count));
+        weight_zp = widen(
+            load_columns<Bytes, kStore>(block.weights.zps + group * block.weights.zps_stride + panel.column, count));
       for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
         const int64_t row = first + r, parameter = row * block.codes.scale_groups + (row_varies ? group : 0);
         Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
@@ -128,11 +131,12 @@ template <int kBits>
 inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_t i) {
   const int64_t next = panel.column + kBlockColumns, bytes = panel.group_size * kBlockColumns * kBits / 8;
   if (next >= block.cols) return;  // another task's
-  const int64_t group = panel.first + i, at = group * block.columns.count + next;
+  const int64_t group = panel.first + i;
   const int8_t* weights = block.weights.packed + next / kBlockColumns * block.weights.stride + group * bytes;
   for (int64_t line = 0; line < bytes; line += kTileBytes) __builtin_prefetch(weights + line);
-  __builtin_prefetch(block.columns.sums + at);
-  if (block.columns.scale_groups > 1) __builtin_prefetch(block.columns.scales + at);
+  __builtin_prefetch(block.columns.sums + group * block.columns.sums_stride + next);
+  if (block.columns.scale_groups > 1)
+    __builtin_prefetch(block.columns.scales + group * block.columns.scales_stride + next);
 }
 
 // As add_panel(), if block.is_bounded.
@@ -146,10 +150,10 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   const int64_t positions = row_tiles * groups;
   Floats column_scales[kMostGroups], column_sums[kMostGroups];  // copies: in `block` they may share cache sets
   for (int64_t i = 0; i < groups; ++i) {
-    const int64_t column = (panel.first + i) * block.columns.count + panel.column;
-    column_scales[i] =
-        block.columns.scale_groups > 1 ? load_columns<Floats, kStore>(block.columns.scales + column, count) : kOnes;
-    column_sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(block.columns.sums + column, count), Floats);
+    const float* scales = block.columns.scales + (panel.first + i) * block.columns.scales_stride + panel.column;
+    const int32_t* of_columns = block.columns.sums + (panel.first + i) * block.columns.sums_stride + panel.column;
+    column_scales[i] = block.columns.scale_groups > 1 ? load_columns<Floats, kStore>(scales, count) : kOnes;
+    column_sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(of_columns, count), Floats);
   }
   const int8_t* const weights = panel.weights;
   int64_t next = 0, next_k = first_k;
@@ -208,8 +212,8 @@ void unpack_group(const ProductBlock& block, const int8_t* from, int64_t group, 
   using Codes = uint8_t __attribute__((vector_size(64)));
   Sums zps = Sums{} + static_cast<uint32_t>(block.weights.zp);
   if (block.weights.zps != nullptr)
-    zps = widen(
-        load_columns<Bytes, kStore>(block.weights.zps + group * block.columns.count + column, block.cols - column));
+    zps = widen(load_columns<Bytes, kStore>(block.weights.zps + group * block.weights.zps_stride + column,
+                                            block.cols - column));
   const Codes subtracted = reinterpret_cast<Codes>((zps & 15) * 0x01010101);
   for (int64_t k = 0; k < block.depth / block.groups; k += 2 * kQuad, from += kTileBytes, to += 2 * kTileBytes) {
     const Sums both = load_columns<Sums, kWhole>(reinterpret_cast<const uint32_t*>(from), kBlockColumns);

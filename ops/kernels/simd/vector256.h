@@ -1,5 +1,5 @@
-// Vectors of eight lanes, for elementwise kernels and products. Needs AVX2. Everything is in an anonymous namespace:
-// each file that includes this one has its own copy, compiled for its instruction set.
+// Vectors of eight lanes, for elementwise kernels and products. Needs AVX2 and F16C. Everything is in an anonymous
+// namespace: each file that includes this one has its own copy, compiled for its instruction set.
 #pragma once
 
 #include <immintrin.h>
@@ -30,6 +30,7 @@ struct Vector256 {
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 };
 

@@ -33,6 +33,9 @@ struct Vector512 {
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static F load_f16(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static I load(const void* p) { return _mm512_loadu_si512(p); }
 };
 

@@ -32,6 +32,7 @@ struct VectorNeon {
   static uint32x4_t u32(I a) { return vreinterpretq_u32_s32(a); }
 
   static F load(const float* p) { return dynq::load(reinterpret_cast<const F*>(p)); }
+  static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
   static I load(const void* p) { return dynq::load(static_cast<const I*>(p)); }
   static void store(float* p, F a) { dynq::store(reinterpret_cast<F*>(p), a); }
   static void store(void* p, I a) { dynq::store(static_cast<I*>(p), a); }

@@ -171,7 +171,10 @@ def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
         return False
     if of_value.op_type not in _RANGE_OPERATORS or not of_codes.op_type.endswith("Quantize"):
         return False
-    axis = attributes_of(of_value)["axis"]
+    given = attributes_of(of_value)
+    axis = given["axis"]
+    if given["block_size"]:
+        return False
     return of_value.inputs[0] is of_codes.inputs[0] and (axis in (-1, 0) or (is_shared and axis < 0))
 
 

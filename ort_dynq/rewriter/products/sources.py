@@ -70,7 +70,7 @@ def source_of(node: ir.Node, values: Values) -> Source | None:
     if node.domain != DOMAIN or has_other_types or len(node.inputs) < _FEWEST_INPUTS.get(node.op_type, 9):
         return None
     if node.op_type == "DynamicRangeFakeQuantize":
-        return _range_source(node)
+        return None if attributes_of(node)["block_size"] else _range_source(node)
     if node.op_type == "AffineFakeQuantize":
         return _affine_source(node, values)
     return Source(node, _has_one_scale(node), attributes_of(node))

@@ -42,6 +42,7 @@ _RANGES = (
 )
 _PLAIN = {
     "axis": -1,
+    "block_size": 0,
     "inverse_scale": InverseScale.NONE,
     "added_epsilon": AddedEpsilon.NONE,
     "zero_point_before_epsilon": 0,
