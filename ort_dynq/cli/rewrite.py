@@ -81,7 +81,8 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
 
     genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
-        found = genai.rewrite_folder(source, exact=arguments.exact, fuse=arguments.fuse)
+        options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": arguments.weights_only}
+        found = genai.rewrite_folder(source, **options)
     verifications = _verify_folder(arguments, found) if arguments.verify else {}
     passed = all(each.passed for each in verifications.values())
     if passed:

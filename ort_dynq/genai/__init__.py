@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..files import replacing_folder
@@ -20,6 +20,7 @@ from ..inputs import Array
 from ..library import get_library_path
 from ..measuring.sessions import open_session
 from ..rewriter import Result, rewrite
+from ..rewriter.rule import WEIGHTS_ONLY
 from ..storage import data_files, mentions, save
 from ..verification import Verification, verify
 from .feeds import decoder_feeds, shared_outputs
@@ -94,12 +95,14 @@ class FolderResult:
         return {*self.results, CONFIG, *(os.path.relpath(file, root) for file in unused)}
 
 
-def rewrite_folder(path: str | os.PathLike[str], *, exact: bool = False, fuse: bool = False) -> FolderResult:
+def rewrite_folder(
+    path: str | os.PathLike[str], *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]
+) -> FolderResult:
     """Rewrites every model of a folder of onnxruntime-genai.
 
     Args:
         path: The folder. It is not changed.
-        exact, fuse: As for :func:`ort_dynq.rewrite`.
+        exact, fuse, weights_only: As for :func:`ort_dynq.rewrite`.
 
     Raises:
         DynqError: The folder has no valid genai_config.json, a model is missing or not valid, or the folder is not for
@@ -107,7 +110,8 @@ def rewrite_folder(path: str | os.PathLike[str], *, exact: bool = False, fuse: b
     """
     folder = open_folder(path)
     folder.config_with(Path(get_library_path()).name)  # an error is raised before the work
-    return FolderResult(folder, {name: rewrite(folder.path / name, exact=exact, fuse=fuse) for name in folder.models})
+    options: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only}
+    return FolderResult(folder, {name: rewrite(folder.path / name, **options) for name in folder.models})
 
 
 def verify_folder(

@@ -41,10 +41,10 @@ FOLDERS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         {"num_hidden_layers": 1},
         {"algo_config": "k_quant_mixed", "is_symmetric": False},
     ),
-    "phi": (  # no accuracy level; blocks of 16
+    "phi": (  # no accuracy level
         transformers.Phi3ForCausalLM,
         {"num_hidden_layers": 1, "original_max_position_embeddings": CONTEXT},
-        {"accuracy_level": 0, "block_size": 16},
+        {"accuracy_level": 0},
     ),
 }
 
