@@ -10,7 +10,8 @@ import onnx_ir as ir
 from .operators import DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
-RUNTIME_DOMAINS = (*STANDARD_DOMAINS, "com.microsoft")
+MICROSOFT = "com.microsoft"
+RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
 
 

@@ -10,9 +10,12 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -26,6 +29,24 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 # A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
 _LARGEST_PROTO = 1 << 30
 _HASH_DIGITS = 12
+
+
+class ComputedTensor(ir.LazyTensor):
+    """A tensor that is computed from external data whenever it is read, so that only one at a time takes memory.
+
+    Attributes:
+        sources: The external data.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[], npt.NDArray[Any]],
+        dtype: ir.DataType,
+        shape: Sequence[int],
+        sources: Sequence[ir.ExternalTensor],
+    ) -> None:
+        super().__init__(lambda: ir.tensor(np.ascontiguousarray(compute())), dtype, ir.Shape(shape))
+        self.sources = sources
 
 
 def load(model: Model) -> ir.Model:
@@ -133,8 +154,10 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     try:
         target = target_of(path)
         external = [tensor for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)]
-        _check_sizes(external)
-        sources = {os.path.realpath(tensor.path) for tensor in external}
+        computed = [tensor for tensor in tensors(model) if isinstance(tensor, ComputedTensor)]
+        read = [*external, *(source for tensor in computed for source in tensor.sources)]
+        _check_sizes(read)
+        sources = {os.path.realpath(tensor.path) for tensor in read}
         if str(target) in sources:
             raise DynqError(f"{path} has weights of the model; choose another name")
         large = apart or is_large(model)
@@ -218,7 +241,9 @@ def is_large(model: ir.Model) -> bool:
         in_memory = [tensor for tensor in tensors(model) if not isinstance(tensor, ir.ExternalTensor)]
         if sum(tensor.nbytes for tensor in in_memory) <= _LARGEST_PROTO:
             return False
-        return sum(tensor.numpy().nbytes for tensor in in_memory) > _LARGEST_PROTO  # it may be smaller than it declares
+        # It may be smaller than it declares.
+        sizes = (each.nbytes if isinstance(each, ComputedTensor) else each.numpy().nbytes for each in in_memory)
+        return sum(sizes) > _LARGEST_PROTO
 
 
 def size(path: Path) -> int:

@@ -157,10 +157,14 @@ class Edit:
 
     def add_initializer(self, elements: npt.NDArray[Any], *, near: ir.Node) -> ir.Value:
         """Records an initializer of the graph of `near`; returns the value that holds the elements."""
-        tensor = ir.tensor(np.asarray(elements, order="C"))
         graph = near.graph
         assert isinstance(graph, ir.Graph)
-        value = ir.Value(type=ir.TensorType(tensor.dtype), shape=ir.Shape(elements.shape), const_value=tensor)
+        return self.add_tensor(ir.tensor(np.asarray(elements, order="C")), graph)
+
+    def add_tensor(self, tensor: ir.TensorProtocol, graph: ir.Graph) -> ir.Value:
+        """Records an initializer of a graph; returns the value that holds the tensor."""
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
         self._initializers.append((value, graph))
         return value
 

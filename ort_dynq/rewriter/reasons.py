@@ -134,6 +134,7 @@ class Reason(Enum):
     NBITS_ORDER = "g_idx assigns its weights to blocks in another order"
     NBITS_SHARED = "other nodes also read its packed weights: the model would store them twice"
     NBITS_SHAPE = "the {what} have {size} elements, expected {expected}"
+    NBITS_PREPACKED = "its weights are packed for another device"
     NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
 
     # The sums of products, and their tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -27,4 +28,20 @@ class SharedInitializers:
         key = edit.node.graph, elements.dtype.str, elements.shape, digest
         if key not in self._values:
             self._values[key] = edit.add_initializer(elements, near=edit.node)
+        return self._values[key]
+
+    def of_source(
+        self, source: Hashable, compute: Callable[[], ir.TensorProtocol], graph: ir.Graph, edit: Edit
+    ) -> ir.Value:
+        """Returns an initializer of a graph that has the tensor computed from a source, which is not read again.
+
+        Args:
+            source: What the tensor is computed from; equal sources give equal tensors.
+            compute: Returns the tensor.
+            graph: The graph of the edit's node, or one around it.
+            edit: The edit.
+        """
+        key = graph, source
+        if key not in self._values:
+            self._values[key] = edit.add_tensor(compute(), graph)
         return self._values[key]

@@ -25,11 +25,14 @@ _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _SMALLEST = 2.0**-149  # the smallest positive float32
 
 
+_PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
+
+
 class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
-    The product is a MatMul, Gemm, Einsum or Conv. The bias of a Gemm or Conv is the first step. A Transpose or Pad may
-    stand before it.
+    The product is a MatMul, Gemm, Einsum, Conv or MatMulNBits. The bias of the last three of them and of a Gemm is the
+    first step. A Transpose or Pad may stand before it.
     """
 
     node: ir.Node
@@ -51,6 +54,16 @@ class FloatProduct(NamedTuple):
             return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
         alpha = self.node.attributes.get_float("alpha", 1.0)
         return np.asarray(x @ (weights.T if self.is_transposed else weights)) * alpha
+
+    @property
+    def is_nbits(self) -> bool:
+        return self.node.op_type == "MatMulNBits"
+
+    def weights_in(self, known: Mapping[str, Array]) -> Array:
+        """Returns the weights, float64, in the shape that :meth:`multiply` takes."""
+        if self.is_nbits:
+            return _weights_of_nbits(self.node, known)
+        return known[name_of(self.weights)].astype(np.float64)
 
     def depth(self, weights: Array) -> int:
         """Returns K, the number of terms of each sum."""
@@ -75,7 +88,8 @@ class FloatProduct(NamedTuple):
         return self.node.attributes.get_int("transB", 0) != 0
 
     def values(self) -> list[ir.Value]:
-        return [self.activation, self.weights, self.result, *(operand for _, operand in self.steps)]
+        parameters = [value for value in self.node.inputs[2:4] if value is not None] if self.is_nbits else []
+        return [self.activation, self.weights, self.result, *parameters, *(operand for _, operand in self.steps)]
 
 
 def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> FloatProduct | None:
@@ -87,13 +101,10 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     moves = [node for node, _, _ in uses if is_standard(node, "Transpose") or _pads_with_zeros(node)]
     uses += [(*use, move) for move in moves for use in move.outputs[0].uses()]
     for product, position, move in uses:
-        if (
-            product.domain not in STANDARD_DOMAINS
-            or product.op_type not in ("MatMul", "Gemm", "Einsum", "Conv")
-            or position != 0
-        ):
+        is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in _PRODUCTS
+        if position != 0 or not (is_standard_product or product.op_type == "MatMulNBits"):
             continue
-        weights, *bias = product.inputs[1:]
+        weights, *bias = product.inputs[1:] if is_standard_product else (product.inputs[1], *product.inputs[5:])
         bias = [] if product.attributes.get_float("beta", 1.0) == 0 else bias
         steps = [("Add", operand) for operand in bias if operand is not None]
         value = product.outputs[0]
@@ -110,6 +121,25 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
         if value is result and weights is not None and product.graph is producer.graph:
             return FloatProduct(product, activation, weights, tuple(steps), result, move)
     return None
+
+
+def _weights_of_nbits(node: ir.Node, known: Mapping[str, Array]) -> Array:
+    """Returns the weights of a MatMulNBits, float64, [K, N], as its specification defines them."""
+    depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
+    bits, size = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 32)
+    blocks = -(-depth // size)
+
+    def codes(value: ir.Value) -> Array:
+        stored = known[name_of(value)].reshape(columns, -1)
+        return np.stack([stored >> shift & (2**bits - 1) for shift in range(0, 8, bits)], -1).reshape(columns, -1)
+
+    _, packed, scales, zero_points = [*node.inputs, None][:4]
+    assert packed is not None
+    assert scales is not None
+    weights = codes(packed).reshape(columns, blocks, size).astype(np.float64)
+    weights -= 2 ** (bits - 1) if zero_points is None else codes(zero_points)[:, :blocks, None]
+    weights *= known[name_of(scales)].reshape(columns, blocks, 1).astype(np.float64)
+    return np.asarray(weights.reshape(columns, -1)[:, :depth].T)
 
 
 def _pads_with_zeros(node: ir.Node) -> bool:

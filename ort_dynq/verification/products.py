@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import label
 from ..inputs import Array
+from ..operators.quantized_matmul import TERM_RATIO
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.fusion.splitting import split_quantizations
 from ..rewriter.metadata import EXACT
@@ -47,6 +48,13 @@ so far, the unit is relative to the sum of absolute values. With weights of both
 for 512 groups; docs/numerics.md has the figures. If all terms have one sign, they may exceed 8 units from 64 groups on.
 A's float32 product then has a similar error, and FACTOR decides.
 """
+FACTOR_OF_NBITS = 1.5
+"""The error of B's product may be this many times the error of A's MatMulNBits of accuracy_level 4. Both are noise of 8
+bits. B's is smaller on average, and the factor is for chance in few elements."""
+FLOOR_OF_CODES = 2**19
+"""The error in units that B's product may have if A's activation is float: a thirty-second of the magnitude, which no
+rounding to one code of 8 bits in blocks exceeds. Two terms have a finer step, and TERM_RATIO divides the bound."""
+INTEGER_LEVEL = 4
 PERTURBATION = 2
 """How much A's results of these products are changed to see the effect end to end, in units of the relative distance
 between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
@@ -155,8 +163,14 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     arrays = [
         None if value is None else outputs.get(name_of(value), feeds.get(name_of(value))) for value in layers.offsets
     ]
-    judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), strict=True)
-    products = [_judge(name, chain, known, *of_b) for name, chain, of_b in judged]
+    terms = [node.attributes.get_int("terms", 1) for node in layers.nodes]
+    judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), terms, strict=True)
+    products = [
+        _judge_nbits(name, chain, known, of_b[0], number)
+        if chain is not None and chain.is_nbits
+        else _judge(name, chain, known, *of_b)
+        for name, chain, of_b, number in judged
+    ]
     cut = {**feeds, **{name_of(value): known[name_of(value)] for value in wanted}}
     for name, result in zip(names_of_fused, results[len(layers.results) :], strict=False):
         products.append(_judge_fusion(layers.values[name], result, known, cut, model_a))
@@ -210,6 +224,37 @@ def _run_perturbed(
     except DynqError as error:
         return [], str(error)
     return disturbed.run(feeds, errors), ""
+
+
+def _judge_nbits(name: str, chain: FloatProduct, known: Mapping[str, Array], result: Array, terms: int) -> Product:
+    """Compares a product whose activation is quantized in B, and in A if its accuracy_level is 4.
+
+    Rounding to codes is noise: the error is the root of the mean of the squares, not the largest one.
+    """
+    product, expected = Product(name), known[name_of(chain.result)]
+    if (expected.shape, expected.dtype) != (result.shape, result.dtype):
+        return replace(product, problem=f"B's result is {result.dtype} {list(result.shape)}")
+    x, weights = known[name_of(chain.activation)].astype(np.float64), chain.weights_in(known)
+    a_errors, a_compared = errors_of(expected, chain, x, weights, known, np.abs(x))
+    b_errors, b_compared = errors_of(result, chain, x, weights, known, np.abs(x))
+    compared = a_compared & b_compared & np.isfinite(x).all(-1, keepdims=True)
+    a_error, b_error = (
+        float(np.sqrt(np.mean(errors[compared] ** 2))) if compared.any() else 0.0 for errors in (a_errors, b_errors)
+    )
+    is_quantized = chain.node.attributes.get_int("accuracy_level", 0) == INTEGER_LEVEL
+    allowed = FACTOR_OF_NBITS * a_error if is_quantized else FLOOR_OF_CODES / TERM_RATIO ** (terms - 1)
+    allowed = max(allowed, float(FLOOR))
+    wrong = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
+    return replace(
+        product,
+        depth=chain.depth(weights),
+        elements=result.size,
+        skipped=int(compared.size - compared.sum()),
+        a_error=a_error,
+        b_error=b_error,
+        allowed=allowed,
+        problem=wrong if not b_error <= allowed else "",
+    )
 
 
 def _judge(

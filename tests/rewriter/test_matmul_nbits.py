@@ -47,7 +47,7 @@ def make(
     order: str = "",
     attributes: dict[str, Any] | None = None,
 ) -> Case:
-    """Makes a model of one product. Half of the codes are extreme; the activation has rows of zeros and large numbers."""
+    """Makes a model of one product. Codes are often extreme; the activation has a row of zeros and a large one."""
     rng = np.random.default_rng([bits, block_size, depth, columns])
     blocks, dtype = -(-depth // block_size), np.float16 if half else np.float32
     codes = rng.integers(0, 2**bits, (columns, blocks * block_size))
@@ -208,3 +208,21 @@ def test_level_of_float_activations() -> None:
     case = make(level=0)
     model = rewritten(case, weights_only="blocks")
     assert noise(run(model, case.x), case.reference) > 35
+
+
+@pytest.mark.parametrize("given", [{}, {"bits": 8, "with_bias": True}, {"half": True}, {"depth": 100}], ids=str)
+def test_verification(given: dict[str, Any]) -> None:
+    case = make(**given)
+    model = rewritten(case)
+    verified = ort_dynq.verify(case.model, model)
+    assert verified.passed, verified
+    (product,) = verified.products
+    assert 0 < product.b_error < product.a_error  # the noise of A's activation, too, is found
+    # Another scale of one block is found.
+    scales = next(
+        each for each in model.graph.initializer if list(each.dims) == [-(-case.dequantized.shape[0] // 32), 40]
+    )
+    array = numpy_helper.to_array(scales).copy()
+    array[0] *= 2
+    scales.CopyFrom(numpy_helper.from_array(array, scales.name))
+    assert not ort_dynq.verify(case.model, model).passed

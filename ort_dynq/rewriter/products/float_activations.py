@@ -55,6 +55,7 @@ class FloatActivations:
         """Starts without any codes."""
         self._facts = facts
         self._codes: dict[tuple[object, ...], Codes] = {}
+        self._padded: dict[tuple[object, ...], ir.Value] = {}
 
     def of_rows(self, value: ir.Value, edit: Edit, *, symmetric: bool = False, block_size: int = 0) -> Codes:
         """Returns the codes of a matrix, with a scale and a zero point for each row, or for each block of a row.
@@ -74,11 +75,26 @@ class FloatActivations:
                 edit.add_constant(each, before=edit.node)
                 for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
             ]
-            depth = 1 if value.shape is None else value.shape[-1]
-            blocks = depth // block_size if block_size and isinstance(depth, int) else None if block_size else 1
-            rows = None if value.shape is None else ir.Shape([*value.shape[:-1], blocks])
             quantizer = call("DynamicRangeQuantize", inputs, **attributes, block_size=block_size)
-            self._insert(key, quantizer, value, rows, edit)
+            self._insert(key, quantizer, value, _shape_of_scales(value, block_size), edit)
+        return self._codes[key]
+
+    def of_two_terms(self, value: ir.Value, edit: Edit, *, block_size: int = 0) -> Codes:
+        """Returns the codes of a matrix and the codes of what these leave, [..., 2 * K].
+
+        Args:
+            value: float32 or float16, [..., K].
+            edit: The edit of the product, before which new nodes are inserted.
+            block_size: The size of the blocks, which divides K; 0: a row is one block.
+        """
+        key = edit.node.graph, value, "two terms", block_size
+        if key not in self._codes:
+            quantizer = call("TwoTermQuantize", [value], block_size=block_size)
+            edit.insert(quantizer, before=edit.node)
+            codes, scale = quantizer.outputs
+            self._facts.note(codes, ir.DataType.INT8, None)
+            self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, block_size))
+            self._codes[key] = Codes(codes, scale, edit.add_constant(np.zeros((), np.int8), before=edit.node))
         return self._codes[key]
 
     def of_tensor(self, value: ir.Value, edit: Edit) -> Codes:
@@ -93,6 +109,30 @@ class FloatActivations:
             self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
         return self._codes[key]
 
+    def padded(self, value: ir.Value, count: int, edit: Edit) -> ir.Value:
+        """Returns a matrix with zeros at the end of each row.
+
+        Args:
+            value: float32 or float16, [..., K]; its rank is known.
+            count: The number of zeros.
+            edit: The edit of the product, before which new nodes are inserted.
+        """
+        if not count:
+            return value
+        key = edit.node.graph, value, count
+        if key not in self._padded:
+            assert value.shape is not None
+            *lead, depth = value.shape
+            amounts = np.array([0] * (2 * len(lead) + 1) + [count])
+            padded = edit.insert(
+                ir.node("Pad", [value, edit.add_constant(amounts, before=edit.node)]), before=edit.node
+            )
+            if value.dtype is not None:
+                length = depth + count if isinstance(depth, int) else ir.SymbolicDim(None)
+                self._facts.note(padded, value.dtype, ir.Shape([*lead, length]))
+            self._padded[key] = padded
+        return self._padded[key]
+
     def _insert(
         self, key: tuple[object, ...], quantizer: ir.Node, value: ir.Value, scales: ir.Shape | None, edit: Edit
     ) -> None:
@@ -102,3 +142,12 @@ class FloatActivations:
         self._facts.note(scale, ir.DataType.FLOAT, scales)
         self._facts.note(zero_point, ir.DataType.UINT8, scales)
         self._codes[key] = Codes(codes, scale, zero_point)
+
+
+def _shape_of_scales(value: ir.Value, block_size: int) -> ir.Shape | None:
+    """Returns the shape of the scales of rows, or of their blocks if `block_size` is not 0; None if it is not known."""
+    if value.shape is None:
+        return None
+    depth = value.shape[-1]
+    blocks = 1 if not block_size else depth // block_size if isinstance(depth, int) else ir.SymbolicDim(None)
+    return ir.Shape([*value.shape[:-1], blocks])

@@ -1,0 +1,255 @@
+"""Reads the weights of ONNX Runtime's MatMulNBits, and packs them for QuantizedMatMul.
+
+MatMulNBits stores column after column: B is [N, blocks, block_size * bits / 8], low bits first; the zero points have
+the same form, [N, blocks * bits / 8], each column rounded up to a byte; scales are [N, blocks]. Each may also be flat.
+
+Packed weights of external data are computed when the model is written, one after the other: models over 2 GB do not fit
+in memory twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...operators.packing import BLOCK_COLUMNS, pack, packed_shape
+from ...operators.quantized_matmul import GROUP_UNIT
+from ...storage import ComputedTensor
+from ..analysis.constants import is_float16
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
+from ..analysis.nodes import producer_of
+from ..analysis.shapes import RESHAPES
+from ..reasons import Reason, Unconverted
+from .tail import check_sums
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_BITS = (2, 4, 8)
+_COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
+
+
+@dataclass(frozen=True)
+class NBits:
+    """The weights of a MatMulNBits, [K, N].
+
+    Attributes:
+        depth, columns, bits, block_size: K, N and the attributes of these names.
+        codes: B.
+        scales: The scales, float32 or float16.
+        zero_points: The zero points; None if all are 2 ** (bits - 1).
+        root: The initializer that B is a reshaping of, or B.
+    """
+
+    depth: int
+    columns: int
+    bits: int
+    block_size: int
+    codes: ir.TensorProtocol
+    scales: ir.TensorProtocol
+    zero_points: ir.TensorProtocol | None
+    root: ir.Value
+
+    @property
+    def stored_bits(self) -> int:
+        """The bits of a packed code: codes of 2 bits are stored as codes of 4."""
+        return max(self.bits, 4)
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks in a column; the last one may exceed K."""
+        return -(-self.depth // self.block_size)
+
+    @property
+    def padding(self) -> int:
+        """The zeros that an activation needs at the end of each row; a single block needs none."""
+        return self.blocks * self.block_size - self.depth if self.blocks > 1 else 0
+
+    def packed(self) -> ir.TensorProtocol:
+        """Returns the packed weights. Weights beyond K have the code of the zero point."""
+        shape = packed_shape(self.depth + self.padding, self.columns, self.stored_bits)
+        return _computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, shape)
+
+    def column_scale(self) -> ir.TensorProtocol:
+        """Returns the scales as QuantizedMatMul takes them, [blocks, N], float16 if that represents all of them."""
+        dtype = ir.DataType.FLOAT16 if is_float16(self.scales.numpy()) else ir.DataType.FLOAT
+        release(self.scales)
+        element = dtype.numpy()
+        shape = self.blocks, self.columns
+        return _computed(
+            [self.scales], lambda: np.ascontiguousarray(self._by_block(self.scales.numpy()), element), dtype, shape
+        )
+
+    def weight_zero_point(self) -> ir.TensorProtocol:
+        """Returns the zero points as QuantizedMatMul takes them, int8: [blocks, N], or [1] if all are equal."""
+        first = self._zero_points()
+        if (first == first[0, 0]).all():
+            return ir.tensor(self._stored(first[:1, 0]))
+        return _computed(
+            [self.zero_points],
+            lambda: self._stored(self._by_block(self._zero_points())),
+            ir.DataType.INT8,
+            (self.blocks, self.columns),
+        )
+
+    def _stored(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+        """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
+        return np.ascontiguousarray(codes ^ 128 if self.bits == 8 else codes).view(np.int8)
+
+    def _by_block(self, of_columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return of_columns.reshape(self.columns, self.blocks).T
+
+    def _zero_points(self) -> npt.NDArray[np.uint8]:
+        """Returns the zero points as codes, [N, blocks]."""
+        if self.zero_points is None:
+            return np.full((self.columns, self.blocks), 1 << (self.bits - 1), np.uint8)
+        found = _unpacked(self.zero_points.numpy().reshape(self.columns, -1), self.bits)[:, : self.blocks].copy()
+        release(self.zero_points)
+        return found
+
+    def _pack(self) -> npt.NDArray[np.int8]:
+        depth = self.depth + self.padding
+        packed = np.empty(packed_shape(depth, self.columns, self.stored_bits), np.int8)
+        rows = self.codes.numpy().reshape(self.columns, -1)
+        zero_points = self._zero_points()
+        for first in range(0, self.columns, _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            codes = _unpacked(rows[part], self.bits)[:, :depth]
+            codes[:, self.depth :] = zero_points[part, -1:]
+            packed[first // BLOCK_COLUMNS : (first + _COLUMNS) // BLOCK_COLUMNS] = pack(
+                self._stored(codes).T, self.stored_bits
+            )
+        release(self.codes)
+        return packed
+
+
+def nbits_of(node: ir.Node, facts: Facts) -> NBits:
+    """Returns the weights of a MatMulNBits.
+
+    Raises:
+        Unconverted: QuantizedMatMul has no such weights, they are not constants, or other nodes also read them.
+    """
+    _, b, scales, zero_points, g_idx, _ = [*node.inputs, *[None] * 6][:6]
+    depth, columns, bits, block_size = (
+        node.attributes.get_int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
+    )
+    if node.attributes.get_int("weight_prepacked", 0):
+        raise Unconverted(Reason.NBITS_PREPACKED)
+    if bits not in _BITS:
+        raise Unconverted(Reason.NBITS_WIDTH, bits=bits)
+    if block_size <= 0 or block_size % GROUP_UNIT:
+        raise Unconverted(Reason.GROUPS_UNIT, group_size=block_size, unit=GROUP_UNIT)
+    check_sums(min(block_size, depth), None)
+    codes, scale, zero_point = (_tensor(value, facts) for value in (b, scales, zero_points))
+    if codes is None or scale is None or b is None:
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=1 if codes is None else 2)
+    if zero_point is not None and zero_point.dtype != ir.DataType.UINT8:
+        raise Unconverted(Reason.NBITS_ZERO_POINTS, dtype=zero_point.dtype.name.lower())
+    if scale.dtype not in _FLOATS:
+        dtype = scale.dtype.name.lower()
+        raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
+    blocks = -(-depth // block_size)
+    for what, tensor, size in (
+        ("weights", codes, columns * blocks * block_size * bits // 8),
+        ("scales", scale, columns * blocks),
+        ("zero points", zero_point, columns * -(-blocks * bits // 8)),
+    ):
+        if tensor is not None and (tensor.size != size or size <= 0):
+            raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
+    if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
+        raise Unconverted(Reason.NBITS_ORDER)
+    root, readers = _readers(b)
+    if root.is_graph_output() or not all(_is_same_product(each, node) for each in readers):
+        raise Unconverted(Reason.NBITS_SHARED)
+    is_finite = np.isfinite(scale.numpy()).all()
+    release(scale)
+    if not is_finite:
+        raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+    return NBits(depth, columns, bits, block_size, codes, scale, zero_point, root)
+
+
+def release(tensor: ir.TensorProtocol) -> None:
+    """Unmaps the external data of a tensor, so that only one layer at a time takes memory."""
+    if isinstance(tensor, ir.ExternalTensor):
+        try:
+            tensor.release()
+        except BufferError:  # the caller of rewrite has a view of them
+            return
+
+
+def _computed(
+    sources: list[ir.TensorProtocol | None],
+    compute: Callable[[], npt.NDArray[Any]],
+    dtype: ir.DataType,
+    shape: tuple[int, ...],
+) -> ir.TensorProtocol:
+    """Returns a tensor that is computed from others: when it is read, if one of these is in a file."""
+    external = [each for each in sources if isinstance(each, ir.ExternalTensor)]
+    return ComputedTensor(compute, dtype, shape, external) if external else ir.tensor(compute())
+
+
+def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Returns the codes in rows of bytes, low bits first, one code in a byte."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
+
+
+def _tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
+    """Returns a constant, which stays in its file.
+
+    Raises:
+        Unconverted: It is computed at run time, or not known.
+    """
+    if value is None:
+        return None
+    if not facts.is_constant(value):
+        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
+    tensor = _root(value).const_value if _root(value).is_initializer() else None
+    if tensor is None and (elements := evaluate(value, facts)) is not None:
+        tensor = ir.tensor(elements)
+    if tensor is None or (isinstance(tensor, ir.ExternalTensor) and not os.path.exists(tensor.path)):
+        raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
+    return tensor
+
+
+def _root(value: ir.Value) -> ir.Value:
+    """Returns the value that a value is a reshaping of."""
+    while (node := producer_of(value, "Identity", *RESHAPES)) is not None and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def _readers(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+    """Returns the value that a value is a reshaping of, and all nodes that read it or what lies between the two."""
+    root = _root(value)
+    chain, readers = {value}, [use.node for use in value.uses()]
+    while value is not root:
+        node = value.producer()
+        assert node is not None
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+        readers += [use.node for use in value.uses() if use.node is not node]
+        chain.add(value)
+    return root, readers
+
+
+def _is_same_product(node: ir.Node, other: ir.Node) -> bool:
+    """Returns whether a node multiplies by the same weights as another, in the same way."""
+    mine, its = ((each.op_identifier(), each.inputs[1:4], _attributes(each)) for each in (node, other))
+    return mine == its
+
+
+def _attributes(node: ir.Node) -> dict[str, Any]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def _is_in_order(g_idx: ir.Value, depth: int, block_size: int, facts: Facts) -> bool:
+    """Returns whether g_idx says of each k that it is in the block k // block_size."""
+    tensor = _tensor(g_idx, facts) if facts.is_constant(g_idx) else None
+    groups = np.arange(depth) // block_size
+    return tensor is not None and np.array_equal(tensor.numpy().reshape(-1)[:depth], groups)
