@@ -45,6 +45,7 @@ struct P : Vector512, ProductX86 {
                                0x0a090807, 0x0b0a0908, 0x0c0b0a09, 0x0d0c0b0a, 0x0e0d0c0b, 0x0b0a0908, 0x0c0b0a09,
                                0x0d0c0b0a, 0x0e0d0c0b));
   }
+  static I low_nibbles(I a) { return _mm512_and_si512(a, _mm512_set1_epi32(15)); }
   static I zps4(I zps) {
     const I codes = _mm512_and_si512(zps, _mm512_set1_epi32(15));
     return _mm512_shuffle_epi8(codes, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));

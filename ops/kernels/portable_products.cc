@@ -110,13 +110,13 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
     for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
       add_products<kBits>(block, codes, rows, weights, group * quads + quad,
                           quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
-    const uint32_t sum_of_ones = block.codes.sums == nullptr
-                                     ? 0
-                                     : static_cast<uint32_t>(block.codes.sums[(row + rows - 1) * block.groups + group]);
+    const bool has_no_sums = kBits == 4 || block.codes.sums == nullptr;  // widen_weights() subtracts 4-bit zero points
+    const uint32_t sum_of_ones =
+        has_no_sums ? 0 : static_cast<uint32_t>(block.codes.sums[(row + rows - 1) * block.groups + group]);
     for (int64_t r = 0; r < rows - block.codes.has_ones; ++r) {
       const auto row_zp = static_cast<uint32_t>(zps[r * block.codes.scale_groups + (row_varies ? group : 0)]);
       const uint32_t row_sum =
-          block.codes.sums == nullptr ? 0 : static_cast<uint32_t>(block.codes.sums[(row + r) * block.groups + group]);
+          has_no_sums ? 0 : static_cast<uint32_t>(block.codes.sums[(row + r) * block.groups + group]);
       for (int64_t i = 0; i < count; ++i) {
         const auto column_sum =
             block.codes.has_ones
@@ -171,7 +171,7 @@ void sum_columns(const ProductBlock& block, int32_t* sums) {
                             block.weights.packed + first / kBlockColumns * block.weights.stride, group * quads + quad,
                             quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, zps, products);
       for (int64_t i = 0; i < count; ++i) {
-        const uint32_t ones = block.codes.sums == nullptr ? 0 : static_cast<uint32_t>(block.codes.sums[group]);
+        const uint32_t ones = kBits == 4 ? 0 : static_cast<uint32_t>(block.codes.sums[group]);
         sums[group * block.cols + first + i] =
             static_cast<int32_t>(products[0][i] - static_cast<uint32_t>(zps[i]) * ones);
       }

@@ -29,7 +29,8 @@ struct ProductCodes {
   const float* scales;   // [rows][scale_groups]
   const int32_t* zps;    // [rows][scale_groups], 0 to 255
   int64_t scale_groups;  // 1, or the number of groups
-  const int32_t* sums;   // [rows][groups]; null for 4-bit weights, and for weights without zero points
+  // [rows][groups]; may be null for weights without zero points, and for 4-bit weights if the block has no row of ones
+  const int32_t* sums;
   // The last row has codes 1: its products are the sums of the columns, and it is no row of the output. Such a block
   // has scales that vary with the group, and up to kMostSummedRows rows of output.
   bool has_ones;
@@ -80,7 +81,8 @@ struct ProductBlock {
 bool has_bounded_groups(const ProductBlock& all) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);
-// Writes the sums of the columns of a block, [groups][block.cols]. The block's codes are one row of ones.
+// Writes the sums of the columns of a block, [groups][block.cols]. The block's codes are one row of ones, with
+// their sums.
 using ColumnSumKernel = void (*)(const ProductBlock&, int32_t* sums);
 
 // The products and convolutions of one instruction set. Matrix products are named as in XNNPACK: qc8w are 8-bit weights

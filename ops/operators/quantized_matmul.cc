@@ -116,7 +116,7 @@ class QuantizedMatMul : public Node {
     all.codes.has_ones = all.columns.sums == nullptr && in_groups && all.rows <= kMostSummedRows;
     product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
     all.rows += all.codes.has_ones;
-    product.prepare_codes(context, src, depth, bits_ == 8 && !is_symmetric);
+    product.prepare_codes(context, src, depth, all.codes.has_ones || (bits_ == 8 && !is_symmetric));
     product.prepare_rows(src, scale, zero_point, rows);
     all.is_bounded = all.groups > 1 && all.rows >= kTileRows && product.has_bounded_groups();
     const ProductKernel in_rows = bits_ == 4       ? kernels.gemm_qb4w
@@ -180,7 +180,7 @@ class QuantizedMatMul : public Node {
       if (all.codes.has_ones)
         set_ones(depth, copy + given * all.depth, needs_sums ? sums + given * all.groups : nullptr);
       else if (all.columns.sums == nullptr)
-        set_ones(depth, ones.allocate(all.depth), needs_sums ? sums_of_ones.allocate(all.groups) : nullptr);
+        set_ones(depth, ones.allocate(all.depth), sums_of_ones.allocate(all.groups));
       if (!copies && !needs_sums) return;
       const int64_t tasks = part_count(given * depth, given);
       run_tasks(context, tasks, [&](int64_t task) {
@@ -288,10 +288,17 @@ class QuantizedMatMul : public Node {
       });
     }
 
-    // Computes the sums of columns first, and widens their scales: the weights of a task stay in the caches.
-    void run_summed(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col) const {
-      Scratch<int32_t, 256> sums;
-      Scratch<float, 256> wide;
+    // Computes the sums of the columns of a strip first, and widens their scales: its weights stay in the caches.
+    void run_summed(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const {
+      Scratch<int32_t, 4096> sums;
+      Scratch<float, 4096> wide;
+      for (int64_t first = 0; first < task.cols; first += kStrip)
+        run_strip(kernel, part_of(task, 0, task.rows, first, kStrip), row, col + first, sums, wide);
+    }
+
+    template <int64_t kSmall>
+    void run_strip(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col, Scratch<int32_t, kSmall>& sums,
+                   Scratch<float, kSmall>& wide) const {
       if (block.columns.sums == nullptr) {
         ProductBlock of_ones = block;
         of_ones.codes = codes_of_ones;

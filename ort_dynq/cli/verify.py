@@ -99,6 +99,13 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
             errors = f"B's error {worst.b_error:.3g}, A's {worst.a_error:.3g}, allowed {worst.allowed:.3g}"
             yield one_line(f"worst: {worst.name}, K = {worst.depth}: {errors}")
         yield from (one_line(f"incorrect: {each.name}: {each.problem}") for each in products if each.problem)
+        noises = [(each.b_noise, each.a_noise) for each in products if each.a_noise is not None]
+        if noises:
+            b, a = (max(noise for noise in of_model if noise is not None) for of_model in zip(*noises, strict=True))
+            yield (
+                f"{len(noises)} of them are MatMulNBits in A. The noise of their results is at most {b:.1f} dB in B, "
+                f"{a:.1f} dB in A"
+            )
         if skipped := sum(each.skipped for each in products):
             yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
     if count := verification.unreachable:

@@ -31,8 +31,8 @@ _PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
 class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
-    The product is a MatMul, Gemm, Einsum, Conv or MatMulNBits. The bias of the last three of them and of a Gemm is the
-    first step. A Transpose or Pad may stand before it.
+    The product is a MatMul, Gemm, Einsum, Conv or MatMulNBits. The bias of a Gemm, Conv or MatMulNBits is the first
+    step. A Transpose or Pad may stand before it.
     """
 
     node: ir.Node
@@ -54,6 +54,19 @@ class FloatProduct(NamedTuple):
             return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
         alpha = self.node.attributes.get_float("alpha", 1.0)
         return np.asarray(x @ (weights.T if self.is_transposed else weights)) * alpha
+
+    def reference(self, x: Array, weights: Array, known: Mapping[str, Array], size: Array) -> tuple[Array, Array]:
+        """Returns the result and the magnitude, with the arguments of :func:`errors_of`."""
+        reference, magnitude = self.multiply(x, weights), np.abs(self.multiply(size, np.abs(weights)))
+        for operator, operand in self.steps:
+            number = self.number(operand, known)
+            if operator == "Reshape":
+                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
+            elif operator == "Mul":
+                reference, magnitude = reference * number, magnitude * np.abs(number)
+            else:
+                reference, magnitude = reference + number, magnitude + np.abs(number)
+        return reference, magnitude
 
     @property
     def is_nbits(self) -> bool:
@@ -178,15 +191,7 @@ def errors_of(
         The errors in units, as :class:`ort_dynq.verification.products.Product` defines them.
     """
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        reference, magnitude = product.multiply(x, weights), np.abs(product.multiply(size, np.abs(weights)))
-        for operator, operand in product.steps:
-            number = product.number(operand, known)
-            if operator == "Reshape":
-                reference, magnitude = (each.reshape(number.shape) for each in (reference, magnitude))
-            elif operator == "Mul":
-                reference, magnitude = reference * number, magnitude * np.abs(number)
-            else:
-                reference, magnitude = reference + number, magnitude + np.abs(number)
+        reference, magnitude = product.reference(x, weights, known, size)
         errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
         return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
 

@@ -17,7 +17,6 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import label
 from ..inputs import Array
-from ..operators.quantized_matmul import TERM_RATIO
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.fusion.splitting import split_quantizations
 from ..rewriter.metadata import EXACT
@@ -28,7 +27,8 @@ from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import error_of, fused_values, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
-from .rounded import StoredWeights, codes_of_rounded, dequantized, rounded_weights_of
+from .nbits import is_noise, is_within_steps, noise_of
+from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -48,13 +48,6 @@ so far, the unit is relative to the sum of absolute values. With weights of both
 for 512 groups; docs/numerics.md has the figures. If all terms have one sign, they may exceed 8 units from 64 groups on.
 A's float32 product then has a similar error, and FACTOR decides.
 """
-FACTOR_OF_NBITS = 1.5
-"""The error of B's product may be this many times the error of A's MatMulNBits of accuracy_level 4. Both are noise of 8
-bits. B's is smaller on average, and the factor is for chance in few elements."""
-FLOOR_OF_CODES = 2**19
-"""The error in units that B's product may have if A's activation is float: a thirty-second of the magnitude, which no
-rounding to one code of 8 bits in blocks exceeds. Two terms have a finer step, and TERM_RATIO divides the bound."""
-INTEGER_LEVEL = 4
 PERTURBATION = 2
 """How much A's results of these products are changed to see the effect end to end, in units of the relative distance
 between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
@@ -68,7 +61,8 @@ class Product:
     rounded: half of the distance between its numbers is subtracted from abs(result - reference). The reference is the
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
-    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5).
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). If A has a MatMulNBits, the reference of B has
+    B's activation: the rounding of the activation to codes is compared apart from it (nbits.py).
 
     Attributes:
         name: The name of the node in B, or of its result if the node has none.
@@ -77,8 +71,12 @@ class Product:
         skipped: The number of elements without a float32 reference: it overflows, or the row of the activation contains
             NaN or an infinity, which integer codes cannot represent.
         a_error, b_error: The errors in units.
-        allowed: The largest error that B may have: FACTOR times A's, or FLOOR.
+        allowed: The largest error that B may have: FACTOR times A's, or FLOOR; FLOOR and one for each block of a
+            MatMulNBits.
         problem: Why the product is incorrect; empty if it is correct.
+        a_noise, b_noise: The noise of the results of A and B if A's product is a MatMulNBits, in dB: the mean square of
+            result - reference, relative to the mean square of the reference. -inf without noise; None for other
+            products.
     """
 
     name: str
@@ -89,6 +87,8 @@ class Product:
     b_error: float = 0.0
     allowed: float = float(FLOOR)
     problem: str = ""
+    a_noise: float | None = None
+    b_noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,10 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     needed = [value for chain in chains if chain for value in chain.values()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
     known = Recorder(model_a, wanted).run(feeds)
-    codes = list(map(codes_of_rounded, layers.nodes))
+    codes = [
+        codes_of(node) if chain is not None and chain.is_nbits else codes_of_rounded(node)
+        for node, chain in zip(layers.nodes, chains, strict=True)
+    ]
     offsets = [value for value in layers.offsets if value is not None]
     wanted_of_b = dict.fromkeys([*(value for each in codes for value in each), *offsets])
     observed = [value for value in wanted_of_b if value.producer() is not None]
@@ -159,17 +162,19 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     results = Override(model_b, overridden, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
-    activations = [dequantized(each, {**feeds, **outputs}) for each in codes]
+    of_b_and_feeds = {**feeds, **outputs}
+    activations = [
+        dequantized(each, of_b_and_feeds, terms_of(node)) for node, each in zip(layers.nodes, codes, strict=True)
+    ]
     arrays = [
         None if value is None else outputs.get(name_of(value), feeds.get(name_of(value))) for value in layers.offsets
     ]
-    terms = [node.attributes.get_int("terms", 1) for node in layers.nodes]
-    judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), terms, strict=True)
+    judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), layers.nodes, strict=True)
     products = [
-        _judge_nbits(name, chain, known, of_b[0], number)
+        _judge_nbits(name, chain, known, of_b[0], of_b[1], node)
         if chain is not None and chain.is_nbits
         else _judge(name, chain, known, *of_b)
-        for name, chain, of_b, number in judged
+        for name, chain, of_b, node in judged
     ]
     cut = {**feeds, **{name_of(value): known[name_of(value)] for value in wanted}}
     for name, result in zip(names_of_fused, results[len(layers.results) :], strict=False):
@@ -226,35 +231,60 @@ def _run_perturbed(
     return disturbed.run(feeds, errors), ""
 
 
-def _judge_nbits(name: str, chain: FloatProduct, known: Mapping[str, Array], result: Array, terms: int) -> Product:
-    """Compares a product whose activation is quantized in B, and in A if its accuracy_level is 4.
+def _judge_nbits(
+    name: str, chain: FloatProduct, known: Mapping[str, Array], result: Array, activation: Array | None, node: ir.Node
+) -> Product:
+    """Compares a product that quantizes its activation in B, and also in A if accuracy_level is 4: see nbits.py.
 
-    Rounding to codes is noise: the error is the root of the mean of the squares, not the largest one.
+    Args:
+        name: Its name.
+        chain: The nodes in A.
+        known: A's values.
+        result: B's result.
+        activation: B's activation, dequantized.
+        node: The node in B.
     """
     product, expected = Product(name), known[name_of(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
-        return replace(product, problem=f"B's result is {result.dtype} {list(result.shape)}")
+        return replace(product, problem=_shapes(result, expected))
     x, weights = known[name_of(chain.activation)].astype(np.float64), chain.weights_in(known)
+    depth, block_size = chain.depth(weights), chain.node.attributes.get_int("block_size", 32)
+    if activation is None or activation.shape[:-1] != x.shape[:-1] or activation.shape[-1] < depth:
+        return replace(product, problem="B's activation is not A's")
+    activation = activation[..., :depth]
     a_errors, a_compared = errors_of(expected, chain, x, weights, known, np.abs(x))
-    b_errors, b_compared = errors_of(result, chain, x, weights, known, np.abs(x))
+    b_errors, b_compared = errors_of(result, chain, activation, weights, known, np.abs(activation))
     compared = a_compared & b_compared & np.isfinite(x).all(-1, keepdims=True)
-    a_error, b_error = (
-        float(np.sqrt(np.mean(errors[compared] ** 2))) if compared.any() else 0.0 for errors in (a_errors, b_errors)
-    )
-    is_quantized = chain.node.attributes.get_int("accuracy_level", 0) == INTEGER_LEVEL
-    allowed = FACTOR_OF_NBITS * a_error if is_quantized else FLOOR_OF_CODES / TERM_RATIO ** (terms - 1)
-    allowed = max(allowed, float(FLOOR))
-    wrong = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
+    a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
+    with np.errstate(all="ignore"):
+        reference, _ = chain.reference(x, weights, known, np.abs(x))
+        of_squares = chain.multiply(np.square(x), np.square(weights)).reshape(reference.shape)
+    in_float64 = reference[compared]
+    a_result, b_result = (each.astype(np.float64)[compared] for each in (expected, result))
+    allowed = float(FLOOR + -(-depth // block_size))
+    problem = ""
+    if not is_noise(a_result - in_float64, in_float64, of_squares[compared], float(np.finfo(result.dtype).eps)):
+        problem = f"A's result is {a_error:.3g} units from the reference: more than rounding to 8 bits causes"
+    elif not is_within_steps(activation, x, block_size, terms_of(node)):
+        problem = "B's activation is further from A's than half a step of its codes"
+    elif b_error > allowed:
+        problem = f"B's error is {b_error:.3g} units, expected at most {allowed:.3g}"
     return replace(
         product,
-        depth=chain.depth(weights),
+        depth=depth,
         elements=result.size,
         skipped=int(compared.size - compared.sum()),
         a_error=a_error,
         b_error=b_error,
         allowed=allowed,
-        problem=wrong if not b_error <= allowed else "",
+        problem=problem,
+        a_noise=noise_of(a_result, in_float64),
+        b_noise=noise_of(b_result, in_float64),
     )
+
+
+def _shapes(result: Array, expected: Array) -> str:
+    return f"B's result is {result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
 
 
 def _judge(
@@ -283,8 +313,7 @@ def _judge(
         return replace(product, problem="A has no such float product")
     expected = known[name_of(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
-        shapes = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
-        return replace(product, problem=f"B's result is {shapes}")
+        return replace(product, problem=_shapes(result, expected))
     x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
     of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
     if stored is not None and not np.array_equal(of_b.astype(np.float16), weights):

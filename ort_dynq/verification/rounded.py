@@ -1,4 +1,4 @@
-"""Activations and weights that the original model rounds to float16, as an integer product reads them: unrounded."""
+"""Activations and weights as an integer product reads them: without the roundings of the original to float16."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..errors import DynqError
 from ..graphs import label
 from ..inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
+from ..operators.quantized_matmul import TERM_RATIO
 from ..rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from .layers import name_of
 
@@ -60,16 +61,26 @@ def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
 
 def codes_of_rounded(node: ir.Node) -> list[ir.Value]:
     """Returns codes, scale and zero point of a node whose activation A rounds to float16; empty if it does not."""
-    is_rounded = node.metadata_props.get(ROUNDED_ACTIVATION) == "1"
-    return [value for value in node.inputs[:3] if value is not None] if is_rounded else []
+    return codes_of(node) if node.metadata_props.get(ROUNDED_ACTIVATION) == "1" else []
 
 
-def dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Array | None:
+def codes_of(node: ir.Node) -> list[ir.Value]:
+    """Returns codes, scale and zero point of an integer product."""
+    return [value for value in node.inputs[:3] if value is not None]
+
+
+def terms_of(node: ir.Node) -> int:
+    """Returns the codes that an integer product has of an element of its activation."""
+    return node.attributes.get_int("terms", 1)
+
+
+def dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array], terms: int = 1) -> Array | None:
     """Returns the activation of codes, scale and zero point, float64; None without these.
 
     Args:
         values: The values; empty if there are none.
         arrays_of_b: The inputs of B and its computed values, by name.
+        terms: The codes of an element.
     """
     if not values:
         return None
@@ -79,7 +90,9 @@ def dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Arr
         for value, tensor in zip(values, tensors, strict=True)
     ]
     codes, *parameters = (array.astype(np.float64) for array in arrays)
-    depth = codes.shape[-1]
+    depth = codes.shape[-1] // terms
+    if terms == 2:
+        codes = codes[..., :depth] * TERM_RATIO + codes[..., depth:]
     scale, zero_point = (  # each row has one for each of its groups
         np.repeat(each, depth // each.shape[-1], -1) if each.ndim and 1 < each.shape[-1] < depth else each
         for each in parameters

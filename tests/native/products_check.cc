@@ -276,7 +276,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.codes.scales = arenas[3].place(problem.scales, at_end, 0);
   block.codes.zps = arenas[4].place(problem.zps, at_end, 0);
   block.codes.scale_groups = problem.row_groups;
-  if (problem.needs_row_sums()) block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
+  if (problem.needs_row_sums() || problem.has_ones()) block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
   if (problem.zps_vary) block.weights.zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
   block.weights.zp = problem.zps_vary ? 0 : problem.weight_zp;
   block.columns.scale_groups = problem.column_groups;
@@ -325,7 +325,7 @@ void check_sums(const std::string& name, const Problem& problem, dynq::ColumnSum
   std::fill(ones.begin(), ones.begin() + static_cast<std::ptrdiff_t>(problem.depth), uint8_t{1});
   block.codes.data = arenas[0].place(ones, at_end, 0);
   const std::vector<int32_t> of_ones(static_cast<size_t>(problem.groups), static_cast<int32_t>(problem.size()));
-  if (problem.needs_row_sums()) block.codes.sums = arenas[1].place(of_ones, at_end, 0);
+  block.codes.sums = arenas[1].place(of_ones, at_end, 0);
   block.weights.stride = block.depth * kBlockColumns * problem.bits / 8;
   block.weights.packed = arenas[2].place(packed_weights(problem, block.depth), at_end, 0) +
                          problem.first / kBlockColumns * block.weights.stride;

@@ -40,6 +40,7 @@ struct Product256 : Vector256, ProductX86 {
     return _mm256_shuffle_epi8(both, _mm256_setr_epi32(0x03020100, 0x04030201, 0x05040302, 0x06050403, 0x07060504,
                                                        0x08070605, 0x09080706, 0x0a090807));
   }
+  static I low_nibbles(I a) { return _mm256_and_si256(a, set1(15)); }
   static I zps4(I zps) {
     const __m128i lowest = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
     return _mm256_shuffle_epi8(_mm256_and_si256(zps, set1(15)), _mm256_broadcastsi128_si256(lowest));

@@ -56,6 +56,7 @@ struct ProductNeon : VectorNeon, WholeQuads {
     }
   }
 
+  static I low_nibbles(I a) { return vandq_s32(a, set1(15)); }
   // The halves of bytes.
   static void split(I both, I& low, I& high) {
     low = ints(vandq_u8(bytes(both), vdupq_n_u8(15)));

@@ -1,0 +1,69 @@
+"""Verifies products of MatMulNBits, whose activation becomes codes in B, and in A if accuracy_level is 4.
+
+Rounding an activation to codes is noise, which one model may have and the other not: A's codes are exact for integers
+up to 127, B's for integers up to 255. So A's own error is no bound, not even with a factor. There are two checks:
+
+1. Each element of B's activation, dequantized, is at most half a step from A's activation. A step is the largest
+   magnitude of the block, divided by 127: that of accuracy_level 4. B's steps are never larger, since they divide
+   max(x, 0) - min(x, 0) by 255. With two terms, the step is 254 times smaller: 2**-15 of the largest magnitude. The
+   roundings of float32 are added.
+2. B's result is the float64 product of this activation and A's weights, except for float32 roundings: a few, and one
+   for each block.
+
+Together they bound each element of B's result as accuracy_level 4 does. A third check is for the reference itself: A's
+result is its product, except for noise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..inputs import Array
+from ..operators.quantized_matmul import TERM_RATIO
+
+_LARGEST_CODE = 127
+_ROUNDING = 1.02  # quotient, scale and remainder have float32 roundings: with two terms, 2**-7 of a step
+_LARGEST_NOISE = 0.25  # of A's result: the mean square, relative to that of a sum of independent terms
+_SMALLEST = 2.0**-140  # the distance of denormal scales, times the largest code
+
+
+def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:
+    """Returns whether all elements of a dequantized activation are at most half a step from x, except for roundings.
+
+    Blocks with NaN or an infinity are skipped.
+
+    Args:
+        activation: float64, [..., K].
+        x: The activation before it is quantized, float64, [..., K].
+        block_size: The number of adjacent elements that share a scale.
+        terms: The codes of an element.
+    """
+    starts = np.arange(0, x.shape[-1], block_size)
+    with np.errstate(all="ignore"):
+        largest = np.maximum.reduceat(np.abs(x), starts, axis=-1)
+        steps = np.repeat(largest / _LARGEST_CODE / TERM_RATIO ** (terms - 1), block_size, -1)[..., : x.shape[-1]]
+        is_near = np.abs(activation - x) <= _ROUNDING * steps / 2 + _SMALLEST
+    return bool((is_near | ~np.isfinite(steps)).all())
+
+
+def noise_of(result: Array, reference: Array) -> float:
+    """Returns the noise of a result in dB, as :class:`ort_dynq.verification.products.Product` defines it."""
+    noise, signal = (float(np.square(each).sum()) for each in (result - reference, reference))
+    return float("-inf") if noise == 0 else float("inf") if signal == 0 else 10 * math.log10(noise / signal)
+
+
+def is_noise(error: Array, reference: Array, of_squares: Array, epsilon: float) -> bool:
+    """Returns whether an error may come from rounding the activation of each row to 8 bits.
+
+    If the reference had the wrong weights, the mean square of the error would be about `of_squares` or more. Rounding a
+    row of 4096 elements to 255 steps gives at most a fifteenth of it, whatever the elements are.
+
+    Args:
+        error: The difference from the reference, float64.
+        reference: The results in float64.
+        of_squares: The product of the squares of the activation and of the weights.
+        epsilon: The relative distance of the numbers of the result's type.
+    """
+    return float(np.square(error).sum()) <= float((_LARGEST_NOISE * of_squares + np.square(reference * epsilon)).sum())
