@@ -36,6 +36,22 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weights_only(parser: argparse._ActionsContainer, default: str | None) -> None:
+    """Adds --weights-only.
+
+    Args:
+        parser: The parser.
+        default: The value if the option is not given: "keep", or None, which stands for it.
+    """
+    parser.add_argument(
+        "--weights-only",
+        choices=("keep", "blocks", "two-term"),
+        default=default,
+        help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
+        "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
+    )
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds --input, --shape, --seed and --backend."""
     data = parser.add_argument_group("input data")

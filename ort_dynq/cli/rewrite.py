@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_changes, add_data, check_target, given_data
+from .arguments import add_changes, add_data, add_weights_only, check_target, given_data
 from .command import FAILED, Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, verification_text
@@ -36,13 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
     add_changes(parser)
-    parser.add_argument(
-        "--weights-only",
-        choices=("keep", "blocks", "two-term"),
-        default="keep",
-        help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
-        "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
-    )
+    add_weights_only(parser, default="keep")
     add_data(parser)
 
 
