@@ -1,4 +1,4 @@
-"""Writes files in one step, so that each is complete or not there; creates temporary folders."""
+"""Writes files and folders in one step, so that each is complete or not there; creates temporary folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import DynqError
 from .system import try_lock
 
 _SUFFIX = ".saving"
-_LOCK, _CONTENT = "lock", "content"
+_LOCK, _CONTENT, _REPLACED = "lock", "content", "replaced"
 _OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
 
 
@@ -50,6 +50,40 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: The file cannot be written.
     """
     path = target_of(path)
+    with _beside(path) as content:
+        yield content / path.name
+        move(content / path.name, path)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yields a new empty folder. If the block succeeds, it is renamed to `path`, as :func:`replacing` does with a file.
+
+    Args:
+        path: The folder to write, not a symbolic link. If it exists, it is replaced. If the process is killed between
+            the two renames that this takes, the next call for the same path puts the old folder back first.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    for hidden in _hidden_folders(path):
+        if not path.exists() and not _is_in_use(hidden) and (hidden / _REPLACED).is_dir():
+            os.rename(hidden / _REPLACED, path)
+    with _beside(path) as content:
+        folder = content / path.name
+        folder.mkdir()
+        yield folder
+        for file in folder.rglob("*"):
+            if file.is_file():
+                _write_to_disk(file)
+        if path.exists():
+            os.rename(path, content.parent / _REPLACED)
+        os.rename(folder, path)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Yields the part for content of a new hidden folder beside `path`, which is deleted after the block."""
     for old in _hidden_folders(path):
         with contextlib.suppress(OSError):
             old.rmdir()  # its process was killed before it created the lock
@@ -58,8 +92,7 @@ def replacing(path: Path) -> Iterator[Path]:
     folder, lock = _new_hidden_folder(path)
     try:
         with lock:
-            yield folder / _CONTENT / path.name
-            move(folder / _CONTENT / path.name, path)
+            yield folder / _CONTENT
     finally:
         _delete(folder)
 
@@ -69,9 +102,13 @@ def move(source: Path, target: Path) -> None:
 
     It is written to the disk first: after a power failure, the new name never stands for an incomplete file.
     """
-    with open(source, "rb+") as file:
-        os.fsync(file.fileno())
+    _write_to_disk(source)
     os.replace(source, target)
+
+
+def _write_to_disk(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def is_being_replaced(path: Path) -> bool:

@@ -136,7 +136,7 @@ def _writable() -> Iterator[None]:
         raise DynqError(f"the model is not a valid ONNX model: {first_line(error)}") from error
 
 
-def save(model: ir.Model, path: Path) -> None:
+def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     """Writes a model and its external data. Whenever it stops, `path` is the old model or the new one, with its data.
 
     If the tensors in memory are too large for one protocol buffer, all initializers go to a new file beside the model,
@@ -146,6 +146,7 @@ def save(model: ir.Model, path: Path) -> None:
     Args:
         model: The model. It is not changed.
         path: The file to write; symbolic links are followed.
+        apart: Whether all initializers go to the new file, however small they are.
 
     Raises:
         DynqError: A file cannot be written, or the external data of the model have changed.
@@ -159,7 +160,7 @@ def save(model: ir.Model, path: Path) -> None:
         sources = {os.path.realpath(tensor.path) for tensor in read}
         if str(target) in sources:
             raise DynqError(f"{path} has weights of the model; choose another name")
-        large = is_large(model)
+        large = apart or is_large(model)
         if (large or external) and os.path.realpath(path.parent) != str(target.parent):
             raise DynqError(
                 f"{path} is a link into another folder, and ONNX Runtime does not find external data through it; "
@@ -221,11 +222,12 @@ def _delete_unused_data(target: Path, sources: set[str]) -> None:
         near = (path for path in target.parent.glob("*.onnx*") if path.suffix != ".data")  # also model.onnx.bak
         models = [path for path in {target, *near} if path.is_file()]
         for path in found:
-            if not any(_mentions(model, path.name) for model in models):
+            if not any(mentions(model, path.name) for model in models):
                 path.unlink()
 
 
-def _mentions(model: Path, name: str) -> bool:
+def mentions(model: Path, name: str) -> bool:
+    """Returns whether the file of a model contains the name of a file."""
     with open(model, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return False
@@ -242,6 +244,25 @@ def is_large(model: ir.Model) -> bool:
         # It may be smaller than it declares.
         sizes = (each.nbytes if isinstance(each, ComputedTensor) else each.numpy().nbytes for each in in_memory)
         return sum(sizes) > _LARGEST_PROTO
+
+
+def size(path: Path) -> int:
+    """Returns the bytes of a model's file and of the files with its external data.
+
+    Raises:
+        DynqError: The file is not a model.
+        OSError: A file is missing.
+    """
+    return sum(file.stat().st_size for file in (path, *data_files(path)))
+
+
+def data_files(path: Path) -> set[Path]:
+    """Returns the files with the external data of a model.
+
+    Raises:
+        DynqError: The file is not a model.
+    """
+    return {Path(each.path) for each in tensors(load(path)) if isinstance(each, ir.ExternalTensor)}
 
 
 def _check_sizes(external: list[ir.ExternalTensor]) -> None:

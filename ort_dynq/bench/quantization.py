@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
+from .. import storage
 from ..accuracy import Reference, measure_outputs, worst_snr
 from ..errors import DynqError, message
 from ..files import temporary_folder
@@ -46,7 +46,6 @@ from ..measuring.timing import (
     session_contender,
 )
 from ..quantizer import quantize
-from ..storage import load, tensors
 from . import openvino
 
 FLOAT, OURS = "float", "ort_dynq"
@@ -373,5 +372,4 @@ def _bytes(path: Path) -> int:
     """Returns the size of a model's file and of the files with its external data, or of OpenVINO's two files."""
     if path.suffix == ".xml":
         return openvino.size(path)
-    external = {Path(each.path) for each in tensors(load(path)) if isinstance(each, ir.ExternalTensor)}
-    return sum(file.stat().st_size for file in (path, *external))
+    return storage.size(path)

@@ -1,4 +1,4 @@
-"""``ort-dynq bench``: times models against stock ONNX Runtime, or ways to quantize a model against each other."""
+"""``ort-dynq bench``: times models and decoders against stock ONNX Runtime, or ways to quantize a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from . import bench_quantize
+from . import bench_generate, bench_quantize
 from .accuracy import add_data_sets
-from .arguments import add_changes, add_data, given_data
+from .arguments import add_changes, add_data, given_data, positives
 from .command import PROGRAM, Command, Outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
@@ -32,18 +32,29 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         type=_what,
         metavar="WHAT",
-        help="a model A; a folder with NAME/model.onnx and NAME/test_data_set_0; or quantize: the float model B, "
-        "quantized in several ways",
+        help="a model A; a folder with NAME/model.onnx and NAME/test_data_set_0; quantize: the float model B, "
+        "quantized in several ways; or generate: the language model in B, a folder of onnxruntime-genai",
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
-    add_timing(parser, threads="1", time="a model: 5; quantize: 3; a folder: 0.5")
+    add_timing(parser, threads="1", time="a model: 5; quantize and generate: 3; a folder: 0.5")
     model = parser.add_argument_group("a model A")
     model.add_argument(
         "--opening",
         action="store_true",
         help="also measure opening the sessions, each in a new process: the time and the private memory that it takes",
     )
-    bench_quantize.add_arguments(parser)
+    both = parser.add_argument_group(
+        "quantize and generate", "OpenVINO takes part in `quantize` after `pip install openvino nncf`."
+    )
+    both.add_argument(
+        "--tokens",
+        type=positives,
+        metavar="N[,N]",
+        help="lengths of the model's sequence (default: 1,16,128 if it is dynamic), or of prompts (default: "
+        "16,128,512,2048, up to the context length)",
+    )
+    both.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+    bench_generate.add_arguments(parser)
     add_changes(parser)
     add_data_sets(parser)
     add_data(parser)
@@ -148,14 +159,29 @@ _QUANTIZE = _Bench(
     3.0,
     (*_DATA, ("data", "--data"), ("tokens", "--tokens"), ("report", "--report")),
 )
+_GENERATE = _Bench(
+    "generate",
+    bench_generate.run,
+    3.0,
+    (
+        *_CHANGES,
+        ("b", "B"),
+        ("tokens", "--tokens"),
+        ("report", "--report"),
+        ("context", "--context"),
+        ("rewritten", "--rewritten"),
+        ("weights_only", "--weights-only"),
+    ),
+)
 _FOLDER = _Bench("FOLDER", _folder, 0.5, _CHANGES)
 _MODEL = _Bench("A.onnx", _model, 5.0, (*_CHANGES, *_DATA, ("opening", "--opening")))
-_BENCHES = (_QUANTIZE, _FOLDER, _MODEL)
+_BENCHES = (_QUANTIZE, _GENERATE, _FOLDER, _MODEL)
 
 
 def _choose(what: str) -> _Bench:
-    if what == _QUANTIZE.usage:
-        return _QUANTIZE
+    for bench in (_QUANTIZE, _GENERATE):
+        if what == bench.usage:
+            return bench
     return _FOLDER if Path(what).is_dir() else _MODEL
 
 
@@ -177,6 +203,7 @@ COMMAND = Command(
         "ort-dynq bench model.onnx fast.onnx",
         "ort-dynq bench models/",
         "ort-dynq bench quantize float.onnx --data samples.npz --report comparison.html",
+        "ort-dynq bench generate phi/ --threads 1,4 --context 128,2048",
     ),
     _arguments,
     _run,

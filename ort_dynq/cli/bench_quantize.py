@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from .accuracy import reference_of
-from .arguments import check_page, positives
+from .arguments import check_page
 from .command import Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
 from .verify import inputs_text
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from ..bench.quantization import QuantizationBench
     from ..measuring.progress import Track
     from ..measuring.timing import Settings
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that only this benchmark has."""
-    group = parser.add_argument_group("quantize", "OpenVINO takes part after `pip install openvino nncf`.")
-    group.add_argument(
-        "--tokens",
-        type=positives,
-        metavar="N[,N]",
-        help="lengths of the model's sequence (default: 1,16,128 if it is dynamic)",
-    )
-    group.add_argument(
-        "--report", metavar="OUT.html", help="write a self-contained HTML page: accuracy against time as a picture"
-    )
 
 
 def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "ort-dynq"
 FAILED, BAD_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
-FILES = ("IN", "OUT", "OUT.html", "A", "B", "WHAT")
+FILES = ("IN", "OUT", "OUT.html", "A", "B", "WHAT", "FOLDER")
 """The metavars of arguments that name a file; shells complete them with file names."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_changes, add_data, check_target, weights_only_of
+from .arguments import add_changes, add_data, check_target, given_data, weights_only_of
 from .command import FAILED, Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, verification_text
@@ -17,13 +17,21 @@ from .verify import compare, verification_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..genai import FolderResult
     from ..rewriter import Report
+    from ..verification import Verification
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="IN", help="the model to rewrite")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the file of the rewritten model")
-    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN")
+    parser.add_argument(
+        "model", metavar="IN", help="the model to rewrite; or a folder of onnxruntime-genai, whose models are rewritten"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="the file, or the folder, of the rewritten model"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="allow OUT to replace IN; of a folder: to replace another folder"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
@@ -35,12 +43,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
     if not arguments.verify and (arguments.input or arguments.shape):
         raise DynqError("--input and --shape are the data of a verification; give --verify as well")
+    if source.is_dir():
+        return _rewrite_folder(arguments, source, target)
     check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
 
-        weights_only = weights_only_of(arguments)
-        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=weights_only)
+        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=arguments.weights_only)
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:
@@ -57,6 +66,47 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {"input": str(source), "output": str(target) if passed else None, **result.report.to_dict()}
     data["verification"] = None if verification is None else verification.to_dict()
     return Outcome(data, text, 0 if passed else FAILED)
+
+
+def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
+    """Rewrites a folder of onnxruntime-genai."""
+    from .. import genai
+
+    genai.check_target(source, target, force=arguments.force)
+    with working(f"rewriting {source}"):
+        options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": weights_only_of(arguments)}
+        found = genai.rewrite_folder(source, **options)
+    verifications = _verify_folder(arguments, found) if arguments.verify else {}
+    passed = all(each.passed for each in verifications.values())
+    if passed:
+        with working(f"writing {target}"):
+            found.save(target, force=arguments.force)
+
+    def text() -> Iterator[RenderableType]:
+        for name, result in found.results.items():
+            yield one_line(f"{source / name}: {result.report.summary}")
+            yield from _findings(result.report)
+            yield ""
+        yield one_line(f"{target} is written" if passed else f"{target} is not written")
+        for name, each in verifications.items():
+            yield "\n" + one_line(f"{name}:")
+            yield from verification_text(each)
+
+    models = {name: result.report.to_dict() for name, result in found.results.items()}
+    for name, model in models.items():
+        model["verification"] = verifications[name].to_dict() if name in verifications else None
+    data = {"input": str(source), "output": str(target) if passed else None, "models": models}
+    return Outcome(data, text, 0 if passed else FAILED)
+
+
+def _verify_folder(arguments: argparse.Namespace, found: FolderResult) -> dict[str, Verification]:
+    from .. import genai
+
+    shapes, inputs = given_data(arguments)
+    if shapes:
+        raise DynqError("--shape is for single models: of a folder, the inputs depend on each other; use --input")
+    with working("running the original and the rewritten models"):
+        return genai.verify_folder(found, inputs=inputs, seed=arguments.seed, backend=arguments.backend)
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:
@@ -95,7 +145,11 @@ def _rewritten(report: Report) -> RenderableType:
 COMMAND = Command(
     "rewrite",
     "replace dynamic quantization chains by ort_dynq's operators",
-    ("ort-dynq rewrite model.onnx -o fast.onnx --verify", "ort-dynq rewrite model.onnx -o fast.onnx --fuse"),
+    (
+        "ort-dynq rewrite model.onnx -o fast.onnx --verify",
+        "ort-dynq rewrite model.onnx -o fast.onnx --fuse",
+        "ort-dynq rewrite phi/ -o fast-phi/",
+    ),
     _arguments,
     _run,
 )

@@ -158,6 +158,7 @@ def session_contender(
     backend: Backend | None = None,
     outputs: Sequence[Array] | None = None,
     types: Mapping[str, int] | None = None,
+    in_place: Mapping[str, str] | None = None,
 ) -> Contender:
     """Opens a session at the default optimization level, binds its inputs and outputs and runs it once.
 
@@ -169,12 +170,13 @@ def session_contender(
         backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
         outputs: Arrays for the outputs. By default, every numeric tensor gets an array.
         types: The element types, by ONNX's numbers, of inputs and outputs whose arrays have another type.
+        in_place: Outputs that are written to the array of an input: its name, by that of the output.
 
     Raises:
         ContenderError: ONNX Runtime does not load or run the model.
         DynqError: See :func:`ort_dynq.runtime.openable`.
     """
-    types = types or {}
+    types, in_place = types or {}, in_place or {}
 
     def value(name: str, array: Array) -> ort.OrtValue:
         if name in types:
@@ -198,7 +200,9 @@ def session_contender(
         for output, result in zip(session.get_outputs(), results, strict=True):
             numeric = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"
             if numeric and _fits(output.shape, result.shape):
-                arrays.append(aligned(result) if outputs is None else result)
+                if output.name in in_place:
+                    result = feeds[in_place[output.name]]
+                arrays.append(aligned(result) if outputs is None and output.name not in in_place else result)
                 binding.bind_ortvalue_output(output.name, value(output.name, arrays[-1]))
             else:
                 binding.bind_output(output.name)

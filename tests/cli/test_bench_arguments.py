@@ -17,13 +17,19 @@ from ort_dynq import cli
         ([TOKEN, "missing.onnx"], "B (missing.onnx) is not a file"),
         (["."], ". has no subfolders with a model.onnx"),
         ([".", "--shape", "x=4"], "--shape is for `ort-dynq bench quantize` or `ort-dynq bench A.onnx`, not for ."),
-        ([".", "b.onnx"], "B is for `ort-dynq bench quantize` or `ort-dynq bench A.onnx`, not for ."),
+        (
+            [".", "b.onnx"],
+            "B is for `ort-dynq bench quantize`, `ort-dynq bench generate` or `ort-dynq bench A.onnx`, not for .",
+        ),
         ([".", "--opening"], "--opening is for `ort-dynq bench A.onnx`, not for ."),
         ([".", "--input", "x=x.npy"], "--input is for `ort-dynq bench quantize` or `ort-dynq bench A.onnx`, not for ."),
-        ([".", "--tokens", "3"], "--tokens is for `ort-dynq bench quantize`, not for ."),
+        ([".", "--tokens", "3"], "--tokens is for `ort-dynq bench quantize` or `ort-dynq bench generate`, not for ."),
+        ([".", "--context", "3"], "--context is for `ort-dynq bench generate`, not for ."),
+        ([TOKEN, "--weights-only", "keep"], "--weights-only is for `ort-dynq bench generate`, not for"),
+        (["generate", "folder", "--opening"], "--opening is for `ort-dynq bench A.onnx`, not for generate"),
         (
             ["quantize", "f.onnx", "--exact"],
-            "--exact is for `ort-dynq bench FOLDER` or `ort-dynq bench A.onnx`, not for",
+            "--exact is for `ort-dynq bench generate`, `ort-dynq bench FOLDER` or `ort-dynq bench A.onnx`, not for",
         ),
         ([TOKEN, "--layers", "2"], "unrecognized arguments: --layers 2"),
         ([TOKEN, "--shape", "x=4"], "the input x has shape [4], expected [batch, tokens, 20]"),
@@ -78,5 +84,5 @@ def test_help_has_an_example_of_every_bench(capsys: pytest.CaptureFixture[str]) 
         cli.main(["bench", "--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for example in ("bench quantize", "bench models/", "bench model.onnx fast.onnx"):
+    for example in ("bench quantize", "bench generate", "bench models/", "bench model.onnx fast.onnx"):
         assert f"ort-dynq {example}" in text

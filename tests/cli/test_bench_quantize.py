@@ -306,7 +306,10 @@ def test_errors(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFix
         (("quantize", model, "--report", str(tmp_path / "no" / "page.html")), "there is no folder"),
         (("quantize", model, "--opening"), "--opening is for `ort-dynq bench A.onnx`, not for quantize"),
         ((model, "--data", data), "--data is for `ort-dynq bench quantize`, not for"),
-        ((model, "--report", "page.html"), "--report is for `ort-dynq bench quantize`, not for"),
+        (
+            (model, "--report", "page.html"),
+            "--report is for `ort-dynq bench quantize` or `ort-dynq bench generate`, not for",
+        ),
     ):
         assert cli.main(["bench", *arguments]) == 2
         captured = capsys.readouterr()

@@ -1,0 +1,194 @@
+"""Times the decoder of a folder of onnxruntime-genai: prompts, and single tokens after a context.
+
+The original runs in stock ONNX Runtime and the rewritten decoder with the plugin; they take turns. Both run without
+onnxruntime-genai, on inputs like its own: keys and values of new tokens are appended in place if the configuration says
+so. One sequence is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import storage
+from ..errors import DynqError
+from ..files import temporary_folder
+from ..genai import Folder, decoder_feeds, open_folder, rewrite_folder, shared_outputs
+from ..measuring.plain import plain
+from ..measuring.progress import Track
+from ..measuring.sessions import open_session
+from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
+from ..rewriter import Report
+from .opening import Opening, measure_opening
+
+PROMPTS = (16, 128, 512, 2048)
+CONTEXTS = (128,)
+
+
+@dataclass(frozen=True)
+class GenerationCase:
+    """One setting in which both decoders are timed.
+
+    Attributes:
+        tokens: The number of new tokens: those of a prompt, or one.
+        context: The number of tokens before them; 0 for a prompt.
+        threads: The number of intra-op threads.
+    """
+
+    tokens: int
+    context: int
+    threads: int
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether the tokens are a prompt; otherwise one token is decoded."""
+        return not self.context
+
+    def __str__(self) -> str:
+        what = f"prompt of {self.tokens}" if self.is_prompt else f"decode after {self.context}"
+        return f"{what}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class GenerationTiming:
+    """The times of one case.
+
+    Attributes:
+        case: The case.
+        stock, ours: The latency of the original and of the rewritten decoder.
+        ratio: The median of `stock` / the median of `ours`.
+        stock_rate, ours_rate: Tokens a second, from the medians.
+    """
+
+    case: GenerationCase
+    stock: Latency
+    ours: Latency
+    ratio: float
+    stock_rate: float
+    ours_rate: float
+
+
+@dataclass(frozen=True)
+class DecoderFile:
+    """One of both decoders as a file.
+
+    Attributes:
+        bytes: The size of the file and of its weights.
+        opening: The time and the private memory that it takes to open a session, in a new process.
+    """
+
+    bytes: int
+    opening: Opening
+
+
+@dataclass(frozen=True)
+class GenerationBench:
+    """The comparison of a decoder with its rewritten form.
+
+    Attributes:
+        folder: The path of the folder.
+        rewritten: The path of the rewritten folder; empty if it was rewritten here.
+        timings: One for each case.
+        stock, ours: The files.
+        rewrite_report: What the rewriter did; None if the rewritten folder was given.
+    """
+
+    folder: str
+    rewritten: str
+    timings: tuple[GenerationTiming, ...]
+    stock: DecoderFile
+    ours: DecoderFile
+    rewrite_report: Report | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        names = ("folder", "rewritten", "timings", "stock", "ours")
+        report = None if self.rewrite_report is None else self.rewrite_report.to_dict()
+        return {name: plain(getattr(self, name)) for name in names} | {"rewrite_report": report}
+
+
+def bench_generation(
+    path: str | Path,
+    settings: Settings,
+    *,
+    rewritten: str | Path | None = None,
+    prompts: Sequence[int] | None = None,
+    contexts: Sequence[int] | None = None,
+    weights_only: str = "keep",
+    seed: int = 0,
+    track: Track = iter,
+) -> GenerationBench:
+    """Times the decoder of a folder in stock ONNX Runtime, and the rewritten decoder with the plugin.
+
+    Args:
+        path: The folder of the original.
+        settings: How to rewrite and to time.
+        rewritten: A folder that was made from it; None to rewrite it into a temporary one.
+        prompts: Lengths of prompts; None for those of :data:`PROMPTS` that the context length of the model allows.
+        contexts: Numbers of tokens before a decoded one; None for :data:`CONTEXTS`, or the longest one that is allowed.
+        weights_only: As for :func:`ort_dynq.rewrite`.
+        seed: The seed of the generated inputs.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: A folder is not one of onnxruntime-genai, a length is too large, or a decoder does not run.
+    """
+    check_backend(settings.backend)
+    folder = open_folder(path)
+    lengths = _lengths(folder, prompts, contexts)
+    cases = [GenerationCase(*each, threads) for threads in settings.threads for each in lengths]
+    with temporary_folder() as temporary:
+        if rewritten is None:
+            found = rewrite_folder(path, exact=settings.exact, fuse=settings.fuse, weights_only=weights_only)
+            report = found.results[decoder_of(folder).name].report
+            found.save(Path(temporary) / "rewritten")
+            ours = open_folder(Path(temporary) / "rewritten")
+        else:
+            ours, report = open_folder(rewritten), None
+        timings = tuple(_time(folder, ours, case, settings, seed) for case in track(cases))
+        files = decoder_of(folder), decoder_of(ours)
+        openings = measure_opening(*files, settings.backend)
+        before, after = (DecoderFile(storage.size(file), each) for file, each in zip(files, openings, strict=True))
+    return GenerationBench(str(path), str(rewritten or ""), timings, before, after, report)
+
+
+def decoder_of(folder: Folder) -> Path:
+    """Returns the path of the decoder.
+
+    Raises:
+        DynqError: It is a pipeline of several models.
+    """
+    if folder.decoder is None:
+        raise DynqError(f"the decoder of {folder.path} is a pipeline of several models, which cannot be timed")
+    return folder.path / folder.decoder
+
+
+def _lengths(folder: Folder, prompts: Sequence[int] | None, contexts: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Returns the numbers of new tokens and of tokens before them."""
+    longest = folder.context_length
+    for given in (*(prompts or ()), *(context + 1 for context in contexts or ())):
+        if longest is not None and given > longest:
+            raise DynqError(f"{given} tokens are more than the context length of {folder.path}, {longest}")
+    if prompts is None:
+        prompts = [each for each in PROMPTS if longest is None or each <= longest] or [longest or 1]
+    if contexts is None:
+        contexts = CONTEXTS if longest is None else sorted({min(each, longest - 1) for each in CONTEXTS})
+    return [*((each, 0) for each in prompts), *((1, each) for each in contexts if each)]
+
+
+def _time(folder: Folder, ours: Folder, case: GenerationCase, settings: Settings, seed: int) -> GenerationTiming:
+    session = open_session(decoder_of(folder), "A")
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    del session
+    in_place = shared_outputs(folder, inputs, outputs)
+    feeds = decoder_feeds(folder, inputs, tokens=case.tokens, past=case.context, in_place=bool(in_place), seed=seed)
+    feeds = {name: aligned(array) for name, array in feeds.items()}
+    contenders = [
+        session_contender(str(model), model, feeds, case.threads, backend=backend, in_place=in_place)
+        for model, backend in ((decoder_of(folder), None), (decoder_of(ours), settings.backend))
+    ]
+    first, second = map(latency, interleave(contenders, settings, case.threads))
+    rates = (case.tokens / each.median_ms * 1e3 for each in (first, second))
+    return GenerationTiming(case, first, second, first.median_ms / second.median_ms, *rates)

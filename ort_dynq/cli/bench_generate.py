@@ -1,0 +1,101 @@
+"""``ort-dynq bench generate``: times the decoder of a folder of onnxruntime-genai; cli/bench.py chooses it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .arguments import add_weights_only, check_page, positives, weights_only_of
+from .command import Outcome
+from .render import Figure, one_line, ratio_style, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..bench.generation import GenerationBench
+    from ..measuring.progress import Track
+    from ..measuring.timing import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that only this benchmark has."""
+    group = parser.add_argument_group("generate")
+    group.add_argument(
+        "--context",
+        type=positives,
+        metavar="N[,N]",
+        help="numbers of tokens before a decoded token (default: 128, up to the context length)",
+    )
+    group.add_argument(
+        "--rewritten",
+        metavar="FOLDER",
+        help="the folder that `rewrite` has made of it (default: rewrite it into a temporary folder)",
+    )
+    add_weights_only(group)
+
+
+def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times prompts and decoded tokens, in stock ONNX Runtime and rewritten."""
+    if arguments.b is None:
+        raise DynqError("`bench generate` needs a folder of onnxruntime-genai: ort-dynq bench generate phi/")
+    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only):
+        raise DynqError("--exact, --fuse and --weights-only say how to rewrite; leave them out with --rewritten")
+    target = Path(arguments.report) if arguments.report else None
+    if target is not None:
+        check_page(Path(arguments.b), target)
+    from ..bench.generation import bench_generation
+
+    found = bench_generation(
+        arguments.b,
+        settings,
+        rewritten=arguments.rewritten,
+        prompts=arguments.tokens,
+        contexts=arguments.context,
+        weights_only=weights_only_of(arguments),
+        seed=arguments.seed,
+        track=track,
+    )
+    if target is not None:
+        from ..measuring.timing import machine
+        from ..report.generation import save
+
+        save(found, machine(settings.backend), target)
+
+    def text() -> Iterator[RenderableType]:
+        if found.rewrite_report is not None:
+            yield one_line(f"{found.folder}: {found.rewrite_report.summary}")
+        yield "one sequence; medians; ratio: stock / ort_dynq\n"
+        yield _times(found)
+        yield ""
+        yield _files(found)
+        if target is not None:
+            yield one_line(f"{target} is written")
+
+    return Outcome({**found.to_dict(), "seed": arguments.seed, "report": arguments.report}, text)
+
+
+def _times(found: GenerationBench) -> RenderableType:
+    head = ("case", "stock ms", "ort_dynq ms", "ratio", "stock tokens/s", "ort_dynq tokens/s")
+    rows = [
+        (
+            str(each.case),
+            Figure(each.stock.median_ms, 3),
+            Figure(each.ours.median_ms, 3),
+            Figure(each.ratio, 2),
+            Figure(each.stock_rate, 1),
+            Figure(each.ours_rate, 1),
+        )
+        for each in found.timings
+    ]
+    return table(head, rows, style=lambda row: ratio_style(row[3]))
+
+
+def _files(found: GenerationBench) -> RenderableType:
+    rows = [
+        (name, Figure(each.bytes / 1e6, 1), Figure(each.opening.ms, 1), Figure(each.opening.mb, 1))
+        for name, each in (("stock", found.stock), ("ort_dynq", found.ours))
+    ]
+    return table(("decoder", "file MB", "opening ms", "private memory MB"), rows)

@@ -1,0 +1,179 @@
+"""Rewrites the models of onnxruntime-genai: folders with a genai_config.json, ONNX models and the files of a tokenizer.
+
+onnxruntime-genai registers the library that the session options in genai_config.json name as ``custom_ops_library``. It
+refuses libraries outside of the model's folder, also behind symbolic links, so the folder gets a copy of ort_dynq's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DynqError
+from ..files import replacing_folder
+from ..inputs import Array
+from ..library import get_library_path
+from ..measuring.sessions import open_session
+from ..rewriter import Result, rewrite
+from ..rewriter.rule import WEIGHTS_ONLY
+from ..storage import data_files, mentions, save
+from ..verification import Verification, verify
+from .feeds import decoder_feeds, shared_outputs
+from .folder import CONFIG, Folder, open_folder
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+
+_TOKENS = 8  # of a verification: new ones, and earlier ones
+
+__all__ = [
+    "CONFIG",
+    "Folder",
+    "FolderResult",
+    "check_target",
+    "decoder_feeds",
+    "open_folder",
+    "rewrite_folder",
+    "shared_outputs",
+    "verify_folder",
+]
+
+
+@dataclass(frozen=True)
+class FolderResult:
+    """The rewritten models of a folder.
+
+    Attributes:
+        folder: The original.
+        results: The rewritten model and the report of each file, the decoder first.
+    """
+
+    folder: Folder
+    results: Mapping[str, Result]
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Writes a folder that ``onnxruntime_genai.Model(path)`` opens. It appears in one step.
+
+        It contains the rewritten models with their weights, the library, the configuration that names it, and copies
+        of all other files except hidden ones.
+
+        Args:
+            path: The new folder.
+            force: Whether it may replace a folder that has a genai_config.json.
+
+        Raises:
+            DynqError: See :func:`check_target`; or a file cannot be written.
+        """
+        target = check_target(self.folder.path, Path(path), force=force)
+        library = Path(get_library_path())
+        config = json.dumps(self.folder.config_with(library.name), indent=4, ensure_ascii=False)
+        copies = [name for name in self.folder.files() if name not in self._replaced()]
+        try:
+            with replacing_folder(target) as temporary:
+                for name in (*copies, *self.results):
+                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                for name in copies:
+                    shutil.copyfile(self.folder.path / name, temporary / name)
+                shutil.copyfile(library, temporary / library.name)
+                (temporary / CONFIG).write_text(config, encoding="utf-8")
+                for name, result in self.results.items():
+                    save(result.model, temporary / name, apart=True)
+        except OSError as error:
+            raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def _replaced(self) -> set[str]:
+        """The files that are not copied: the models, and their weights unless another model in the folder has them."""
+        root = self.folder.path
+        others = [root / name for name in self.folder.files() if name.endswith(".onnx") and name not in self.results]
+        weights = {file for name in self.results for file in data_files(root / name)}
+        unused = {file for file in weights if not any(mentions(other, file.name) for other in others)}
+        return {*self.results, CONFIG, *(os.path.relpath(file, root) for file in unused)}
+
+
+def rewrite_folder(
+    path: str | os.PathLike[str], *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]
+) -> FolderResult:
+    """Rewrites every model of a folder of onnxruntime-genai.
+
+    Args:
+        path: The folder. It is not changed.
+        exact, fuse, weights_only: As for :func:`ort_dynq.rewrite`.
+
+    Raises:
+        DynqError: The folder has no valid genai_config.json, a model is missing or not valid, or the folder is not for
+            CPUs or needs another library of operators.
+    """
+    folder = open_folder(path)
+    folder.config_with(Path(get_library_path()).name)  # an error is raised before the work
+    options: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only}
+    return FolderResult(folder, {name: rewrite(folder.path / name, **options) for name in folder.models})
+
+
+def verify_folder(
+    found: FolderResult, *, inputs: Mapping[str, Array] | None = None, seed: int = 0, backend: Backend = "native"
+) -> dict[str, Verification]:
+    """Verifies every rewritten model as :func:`ort_dynq.verify` does, and returns the results by file.
+
+    The decoder runs on new tokens after keys and values of as many earlier ones. Other models run on generated inputs.
+
+    Args:
+        found: The rewritten models.
+        inputs: The values of some inputs of the decoder, by name. Others are generated.
+        seed: The seed of the generated values.
+        backend: See :func:`ort_dynq.register`.
+
+    Raises:
+        DynqError: A model cannot be verified. The message names it.
+    """
+    folder, results = found.folder, {}
+    for name, result in found.results.items():
+        original, feeds = folder.path / name, None
+        try:
+            if name == folder.decoder:
+                declared = open_session(original, "A").get_inputs()
+                feeds = decoder_feeds(folder, declared, tokens=_TOKENS, past=_TOKENS, given=inputs, seed=seed)
+                feeds.update(inputs or {})
+            results[name] = _generated(verify(original, result.model, inputs=feeds, seed=seed, backend=backend), inputs)
+        except DynqError as error:
+            raise DynqError(f"{name} cannot be verified: {error}") from error
+    return results
+
+
+def _generated(verification: Verification, given: Mapping[str, Array] | None) -> Verification:
+    """Marks the inputs that were generated here as generated."""
+    return replace(
+        verification, inputs=tuple(replace(each, given=each.name in (given or {})) for each in verification.inputs)
+    )
+
+
+def check_target(source: Path, target: Path, *, force: bool) -> Path:
+    """Checks the path of an output folder, and returns it with symbolic links followed.
+
+    Args:
+        source: The input folder.
+        target: The output folder.
+        force: Whether it may replace a folder that has a genai_config.json.
+
+    Raises:
+        DynqError: It is the input, contains it or is in it; it is not empty; or it cannot be there.
+    """
+    original, resolved = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    if resolved == original:
+        raise DynqError(f"{target} is the input itself; choose another folder")
+    if original in resolved.parents or resolved in original.parents:
+        raise DynqError(f"one of {source} and {target} contains the other; choose another folder")
+    if not resolved.parent.is_dir():
+        raise DynqError(f"there is no folder {resolved.parent} to write {resolved.name} in")
+    if resolved.exists() and not resolved.is_dir():
+        raise DynqError(f"{target} is a file; the input is a folder, so choose the name of a folder")
+    if resolved.is_dir() and any(resolved.iterdir()):
+        if not force:
+            raise DynqError(f"{target} is not empty; use --force to replace it, or choose another folder")
+        if not (resolved / CONFIG).is_file():
+            raise DynqError(f"{target} is not empty and has no {CONFIG}, so it is not replaced; choose another folder")
+    return resolved

@@ -1,0 +1,124 @@
+"""Generates inputs of a decoder, whose shapes depend on each other: new tokens, a mask, past keys and values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DynqError
+from ..inputs import DTYPES, Array
+from .folder import CONFIG, Folder
+
+# The names that onnxruntime-genai uses if the configuration has none. %d is the number of a layer.
+_INPUTS = {
+    "input_ids": "input_ids",
+    "embeddings": "inputs_embeds",
+    "attention_mask": "attention_mask",
+    "position_ids": "position_ids",
+    "past_key_names": "past_key_values.%d.key",
+    "past_value_names": "past_key_values.%d.value",
+}
+_OUTPUTS = {"present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
+_PAIRS = (("past_key_names", "present_key_names"), ("past_value_names", "present_value_names"))
+
+
+def decoder_feeds(
+    folder: Folder,
+    declared: Sequence[Any],
+    *,
+    tokens: int,
+    past: int,
+    in_place: bool = False,
+    given: Mapping[str, Array] | None = None,
+    seed: int = 0,
+) -> dict[str, Array]:
+    """Returns seeded inputs of the decoder: one sequence of random tokens after random keys and values.
+
+    Args:
+        folder: The folder.
+        declared: The inputs of a session of the decoder.
+        tokens: The number of new tokens.
+        past: The number of tokens before them.
+        in_place: Whether the past keys and values have room for those of the new tokens, see :func:`shared_outputs`.
+        given: The values of some inputs, by name.
+        seed: The seed.
+
+    Raises:
+        DynqError: The decoder has another input, whose values are not known.
+    """
+    names = _names(folder, "inputs", _INPUTS)
+    rng, given = np.random.default_rng(seed), given or {}
+    length = past + tokens if in_place else past
+
+    def values(each: Any) -> Array:
+        if each.name == names["input_ids"]:
+            return rng.integers(0, _size(folder, "model", "vocab_size"), (1, tokens))
+        if each.name == names["embeddings"]:
+            return rng.standard_normal((1, tokens, _size(folder, "model", "decoder", "hidden_size")))
+        if each.name == names["attention_mask"]:
+            return np.ones((1, past + tokens))
+        if each.name == names["position_ids"]:
+            return np.arange(past, past + tokens)[None]
+        if any(_layer(names[key], each.name) for key, _ in _PAIRS):
+            _, heads, _, head_size = each.shape if len(each.shape) == 4 else 4 * [None]
+            if not isinstance(heads, int):
+                heads = _size(folder, "model", "decoder", "num_key_value_heads")
+            if not isinstance(head_size, int):
+                head_size = _size(folder, "model", "decoder", "head_size")
+            return rng.standard_normal((1, heads, length, head_size))
+        raise DynqError(
+            f"the values of the decoder's input {each.name} are not known; give --input {each.name}=FILE.npy"
+        )
+
+    feeds = {}
+    for each in declared:
+        if each.name not in given and each.type not in DTYPES:
+            raise DynqError(f"the decoder's input {each.name} is of type {each.type}, which cannot be generated")
+        feeds[each.name] = given[each.name] if each.name in given else values(each).astype(DTYPES[each.type])
+    return feeds
+
+
+def shared_outputs(folder: Folder, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, str]:
+    """Returns the past keys and values, by the name of the present ones that the decoder writes to the same buffer.
+
+    It is empty if onnxruntime-genai does not share buffers for this folder.
+
+    Args:
+        folder: The folder.
+        inputs, outputs: The inputs and outputs of a session of the decoder.
+    """
+    if not folder.shares_buffers:
+        return {}
+    pasts, presents = _names(folder, "inputs", _INPUTS), _names(folder, "outputs", _OUTPUTS)
+    found = {}
+    for past, present in _PAIRS:
+        layers = {layer: each.name for each in inputs if (layer := _layer(pasts[past], each.name))}
+        for each in outputs:
+            if (layer := _layer(presents[present], each.name)) in layers:
+                found[each.name] = layers[layer]
+    return found
+
+
+def _names(folder: Folder, section: str, defaults: Mapping[str, str]) -> dict[str, str]:
+    given = folder.config["model"]["decoder"].get(section)
+    texts = {key: name for key, name in (given if isinstance(given, dict) else {}).items() if isinstance(name, str)}
+    return {**defaults, **texts}
+
+
+def _layer(pattern: str, name: str) -> str | None:
+    """Returns the number of the layer in the name of an input or output; None if it does not have the pattern."""
+    before, _, after = pattern.partition("%d")
+    match = re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(after)}", name)
+    return match[1] if match else None
+
+
+def _size(folder: Folder, *keys: str) -> int:
+    value: Any = folder.config
+    for key in keys:
+        value = value.get(key)
+    if not isinstance(value, int):
+        raise DynqError(f"{folder.path / CONFIG} has no {'.'.join(keys)}, which the inputs of the decoder depend on")
+    return value

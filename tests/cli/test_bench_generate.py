@@ -1,0 +1,213 @@
+"""`ort-dynq bench generate`: text, JSON, the page, and what is run. No test checks how long something takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import genai_folders
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from benching import QUICK, check_latency, run_bench, run_bench_json
+from genai_folders import CONTEXT, FOLDERS, LLAMA, VOCABULARY, edit_config
+
+from ort_dynq import DynqError, cli
+from ort_dynq.bench import generation, opening
+from ort_dynq.genai import decoder_feeds, open_folder, rewrite_folder, shared_outputs
+
+
+@pytest.fixture(autouse=True)
+def _one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_ROUNDS", 1)
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_bench_json(capsys, "generate", str(LLAMA), "--threads", "1,2")
+    assert (data["folder"], data["rewritten"], data["seed"], data["report"]) == (str(LLAMA), "", 0, None)
+    assert [(*each["case"].values(),) for each in data["timings"]] == [
+        (tokens, context, threads) for threads in (1, 2) for tokens, context in ((16, 0), (128, 0), (1, 128))
+    ]
+    for each in data["timings"]:
+        for who in ("stock", "ours"):
+            check_latency(each[who])
+            rate = each["case"]["tokens"] / each[who]["median_ms"] * 1e3
+            assert each[f"{who}_rate"] == pytest.approx(rate)
+        assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
+    assert len(data["rewrite_report"]["rewritten"]) == 11
+    assert data["stock"]["bytes"] == sum(path.stat().st_size for path in LLAMA.glob("model.onnx*"))
+    for who in ("stock", "ours"):
+        assert data[who]["opening"]["ms"] > 0
+
+
+def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    arguments = ("generate", str(LLAMA), "--tokens", "5,256", "--context", "7,255", "--report", str(page))
+    lines = run_bench(capsys, *arguments).splitlines()
+    assert lines[3].startswith(f"{LLAMA}: 11 dynamic quantization chains and products to rewrite")
+    cases = ["prompt of 5", "prompt of 256", "decode after 7", "decode after 255"]
+    rows = [re.split(r" {2,}", line) for line in lines]
+    assert [row[0] for row in rows if "thread" in row[0]] == [f"{case}, 1 thread" for case in cases]
+    assert all(len(row) == 6 for row in rows if "thread" in row[0])
+    assert [row[0] for row in rows if len(row) == 4] == ["decoder", "stock", "ort_dynq"]
+    assert lines[-1] == f"{page} is written"
+    text = page.read_text()
+    for case in cases:
+        assert f"<td>{case}, 1 thread</td>" in text
+    assert text.count('class="bar before"') == text.count('class="bar after"') == len(cases)
+    widths = [float(width) for width in re.findall(r"width:([0-9.]+)%", text)]
+    assert len(widths) == 2 * len(cases)
+    assert min(widths) > 0
+    assert max(widths[:4]) == max(widths[4:]) == 100
+    assert "<script" not in text
+
+
+def test_a_rewritten_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the second contender: here a copy of the original, whose size is known."""
+    genai_folders.copy_of("phi", tmp_path / "fast")
+    data = run_bench_json(
+        capsys, "generate", str(FOLDERS / "phi"), "--rewritten", str(tmp_path / "fast"), "--tokens", "3"
+    )
+    assert (data["rewritten"], data["rewrite_report"]) == (str(tmp_path / "fast"), None)
+    assert data["stock"]["bytes"] == data["ours"]["bytes"]
+
+
+def test_weights_only(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("generate", str(FOLDERS / "phi"), "--tokens", "3")
+    for options, count in (((), 0), (("--weights-only", "blocks"), 6)):
+        report = run_bench_json(capsys, *arguments, *options)["rewrite_report"]
+        assert len(report["rewritten"]) == count
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (None, [(16, 0), (128, 0), (512, 0), (2048, 0), (1, 128)]),
+        (4096, [(16, 0), (128, 0), (512, 0), (2048, 0), (1, 128)]),
+        (512, [(16, 0), (128, 0), (512, 0), (1, 128)]),
+        (100, [(16, 0), (1, 99)]),
+        (12, [(12, 0), (1, 11)]),
+        (1, [(1, 0)]),
+    ],
+)
+def test_default_lengths(context: int | None, expected: list[tuple[int, int]], tmp_path: Path) -> None:
+    folder = genai_folders.copy_of("llama", tmp_path / "llama")
+    edit_config(folder, lambda config: config["model"].update(context_length=context))
+    assert generation._lengths(open_folder(folder), None, None) == expected
+
+
+def session_of(folder: Path) -> ort.InferenceSession:
+    return ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_feeds_of_a_decoder(in_place: bool) -> None:
+    """The model runs on them, and a token after a context depends on every token of it."""
+    session, folder = session_of(LLAMA), open_folder(LLAMA)
+    feeds = decoder_feeds(folder, session.get_inputs(), tokens=3, past=5, in_place=in_place, seed=1)
+    assert feeds["input_ids"].shape == (1, 3)
+    assert 0 <= feeds["input_ids"].min() <= feeds["input_ids"].max() < VOCABULARY
+    assert feeds["attention_mask"].tolist() == [[1] * 8]
+    length = 8 if in_place else 5
+    assert {array.shape for name, array in feeds.items() if name.startswith("past")} == {(1, 2, length, 16)}
+    logits = session.run(["logits"], feeds)[0]
+    for token in range(length):
+        other = dict(feeds)
+        key = other["past_key_values.1.value"].copy()
+        key[:, :, token] += 1
+        other["past_key_values.1.value"] = key
+        assert np.array_equal(session.run(["logits"], other)[0], logits) == (token >= 5)
+
+
+def test_shared_outputs(tmp_path: Path) -> None:
+    session = session_of(LLAMA)
+    ends = session.get_inputs(), session.get_outputs()
+    assert shared_outputs(open_folder(LLAMA), *ends) == {
+        f"present.{layer}.{kind}": f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")
+    }
+    folder = genai_folders.copy_of("llama", tmp_path / "llama")
+    edit_config(folder, lambda config: config["search"].update(past_present_share_buffer=False))
+    assert shared_outputs(open_folder(folder), *ends) == {}
+    generation.bench_generation(folder, QUICK, prompts=[3], contexts=[4])
+
+
+def test_keys_and_values_are_appended_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that copies its cache for every token would be slower than in onnxruntime-genai."""
+    opened: list[tuple[Any, Any]] = []
+
+    def contender(name: str, model: Any, feeds: Any, *arguments: Any, **options: Any) -> Any:
+        before = {key: array.copy() for key, array in feeds.items()}
+        found = make(name, model, feeds, *arguments, **options)
+        opened.append((before, {key: array.copy() for key, array in feeds.items()}))
+        return found
+
+    make = generation.session_contender
+    monkeypatch.setattr(generation, "session_contender", contender)
+    generation.bench_generation(LLAMA, QUICK, prompts=[4], contexts=[6])
+    for before, after in opened[2:]:
+        for name, array in before.items():
+            assert np.array_equal(array[:, :, :6], after[name][:, :, :6]) if array.ndim == 4 else True
+    before, after = opened[2]
+    assert not np.array_equal(before["past_key_values.0.key"][:, :, 6], after["past_key_values.0.key"][:, :, 6])
+
+
+def test_other_inputs(tmp_path: Path) -> None:
+    """Position ids are counted; other inputs have no known values, unless they are given."""
+
+    def declared(name: str, kind: str = "tensor(int64)") -> Any:
+        return type("Input", (), {"name": name, "type": kind, "shape": ["batch", "sequence"]})()
+
+    folder = open_folder(LLAMA)
+    feeds = decoder_feeds(folder, [declared("position_ids", "tensor(int32)")], tokens=3, past=4)
+    assert (feeds["position_ids"].tolist(), feeds["position_ids"].dtype) == ([[4, 5, 6]], np.int32)
+    feeds = decoder_feeds(folder, [declared("inputs_embeds", "tensor(float16)")], tokens=3, past=4)
+    assert (feeds["inputs_embeds"].shape, feeds["inputs_embeds"].dtype) == ((1, 3, 64), np.float16)
+    with pytest.raises(DynqError, match="the decoder's input cache_position are not known"):
+        decoder_feeds(folder, [declared("cache_position")], tokens=3, past=4)
+    given = {"cache_position": np.arange(3)}
+    assert decoder_feeds(folder, [declared("cache_position")], tokens=3, past=4, given=given) == given
+    with pytest.raises(DynqError, match=r"input_ids is of type tensor\(string\), which cannot be generated"):
+        decoder_feeds(folder, [declared("input_ids", "tensor(string)")], tokens=3, past=4)
+    edited = genai_folders.copy_of("llama", tmp_path / "llama")
+    edit_config(edited, lambda config: config["model"].pop("vocab_size"))
+    with pytest.raises(DynqError, match=r"genai_config\.json has no model\.vocab_size"):
+        decoder_feeds(open_folder(edited), [declared("input_ids")], tokens=3, past=4)
+
+
+def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast, broken = tmp_path / "fast", genai_folders.copy_of("llama", tmp_path / "broken")
+    rewrite_folder(FOLDERS / "phi").save(fast)
+    pipeline = genai_folders.copy_of("llama", tmp_path / "pipeline")
+    edit_config(
+        pipeline,
+        lambda config: config["model"]["decoder"].update(
+            pipeline=[{"one": {"filename": config["model"]["decoder"].pop("filename")}}]
+        ),
+    )
+    model = onnx.load(broken / "model.onnx", load_external_data=False)
+    model.graph.node[0].op_type = "Unknown"
+    onnx.save(model, broken / "model.onnx")
+    llama = str(LLAMA)
+    for arguments, text in (
+        ((), "`bench generate` needs a folder of onnxruntime-genai: ort-dynq bench generate phi/"),
+        ((str(tmp_path),), "has no genai_config.json"),
+        ((str(LLAMA / "model.onnx"),), "model.onnx is not a folder"),
+        ((str(tmp_path / "none"),), "there is no folder"),
+        ((str(pipeline),), "is a pipeline of several models, which cannot be timed"),
+        ((str(broken), "--rewritten", llama), "does not load in stock ONNX Runtime"),
+        ((llama, "--rewritten", str(broken), "--tokens", "3"), "does not run in ONNX Runtime with the plugin"),
+        ((llama, "--rewritten", str(fast), "--tokens", "3"), "does not run in ONNX Runtime with the plugin"),
+        ((llama, "--rewritten", str(fast), "--exact"), "say how to rewrite; leave them out with --rewritten"),
+        ((llama, "--tokens", "257"), f"257 tokens are more than the context length of {llama}, {CONTEXT}"),
+        ((llama, "--context", "256"), f"257 tokens are more than the context length of {llama}, {CONTEXT}"),
+        ((llama, "--report", str(tmp_path / "no" / "page.html")), "there is no folder"),
+        ((llama, "--data", "x"), "--data is for `ort-dynq bench quantize`, not for generate"),
+        ((llama, "--shape", "x=1"), "--shape is for"),
+    ):
+        assert cli.main(["bench", "generate", *arguments, "--seconds", "0.001"]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert text in captured.err, arguments

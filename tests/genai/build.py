@@ -1,0 +1,86 @@
+"""Writes the folders beside this file: tiny language models with seeded weights, as onnxruntime-genai's builder does.
+
+    pip install onnxruntime-genai==0.18.0 torch transformers && python tests/genai/build.py
+
+The weights are multiples of 1/16, so that the files compress well. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+HERE = Path(__file__).resolve().parent
+VOCABULARY, HIDDEN, CONTEXT = 256, 64, 256
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 254,
+    "eos_token_id": 255,
+    "pad_token_id": 255,
+}
+FOLDERS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
+    # the model, its sizes, and options of the builder
+    "llama": (transformers.LlamaForCausalLM, {}, {}),
+    "qwen": (  # biases of Q, K and V; 4 and 8 bits; zero points
+        transformers.Qwen2ForCausalLM,
+        {"num_hidden_layers": 1},
+        {"algo_config": "k_quant_mixed", "is_symmetric": False},
+    ),
+    "phi": (  # no accuracy level
+        transformers.Phi3ForCausalLM,
+        {"num_hidden_layers": 1, "original_max_position_embeddings": CONTEXT},
+        {"accuracy_level": 0},
+    ),
+}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer whose tokens are 254 of the 256 bytes, and two special ones."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCABULARY - 2]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(folder)
+
+
+def write(name: str) -> None:
+    """Writes the folder of one model."""
+    kind, sizes, options = FOLDERS[name]
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**{**_SIZES, **sizes}))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            spread = 0.25 if parameter.ndim > 1 else 0.1
+            drawn = torch.randn(parameter.shape) * spread + (1.0 if "norm" in key else 0.0)
+            parameter.copy_((drawn * 16).round() / 16)
+    target = HERE / name
+    shutil.rmtree(target, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "source")
+        model.save_pretrained(source)
+        write_tokenizer(source)
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
+        command += ["-p", "int4", "-e", "cpu", "-c", os.path.join(work, "cache")]
+        further = ["hf_token=false", *(f"{key}={value}" for key, value in options.items())]
+        subprocess.run([*command, "--extra_options", *further], check=True)
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or FOLDERS:
+        write(each)

@@ -1,0 +1,72 @@
+"""Tiny folders of onnxruntime-genai, which tests/genai/build.py writes, and their outputs without onnxruntime-genai."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+
+NAMES = ("llama", "qwen", "phi")
+FOLDERS = Path(__file__).parent / "genai"
+LLAMA = FOLDERS / "llama"
+CONFIG = "genai_config.json"
+CONTEXT, VOCABULARY = 256, 256
+_HEAD_SIZE = 16
+
+
+def copy_of(name: str, target: Path) -> Path:
+    return Path(shutil.copytree(FOLDERS / name, target))
+
+
+def edit_config(folder: Path, edit: Callable[[Any], object]) -> None:
+    config = read_config(folder)
+    edit(config)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def read_config(folder: Path) -> Any:
+    return json.loads((folder / CONFIG).read_text())
+
+
+def float_decoder(folder: Path) -> bytes:
+    """The decoder with accuracy level 0: stock ONNX Runtime does not quantize its activations."""
+    model = onnx.load(folder / "model.onnx")
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
+    return bytes(model.SerializeToString())
+
+
+def decode(
+    model: str | bytes, options: ort.SessionOptions, prompt: npt.NDArray[np.int64], count: int
+) -> tuple[list[int], npt.NDArray[np.float32]]:
+    """Runs a decoder on a prompt, and then greedily on single tokens with the past keys and values.
+
+    Returns:
+        The tokens after the prompt, and the logits of the prompt.
+    """
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    past = {
+        each.name: np.zeros((1, each.shape[1], 0, _HEAD_SIZE), np.float32)
+        for each in session.get_inputs()
+        if each.name.startswith("past")
+    }
+    names, new, first = [each.name for each in session.get_outputs()], list[int](), None
+    step = prompt[None]
+    for _ in range(count):
+        mask = np.ones((1, len(prompt) + len(new)), np.int64)
+        outputs = dict(zip(names, session.run(None, {"input_ids": step, "attention_mask": mask, **past}), strict=True))
+        first = outputs["logits"][0] if first is None else first
+        past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
+        new.append(int(outputs["logits"][0, -1].argmax()))
+        step = np.asarray([new[-1:]])
+    assert first is not None
+    return new, first
