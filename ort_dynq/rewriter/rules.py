@@ -8,7 +8,7 @@ from __future__ import annotations
 from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, truncation
 from .convolutions import float_conv, integer_conv
 from .float16 import operands as float16_operands
-from .fusion import activations, attention, normalization
+from .fusion import activations, attention, normalization, quantized_activations
 from .products import float_matmul, float_weights, integer_matmul, matmul_nbits, unconverted
 from .programs import row_program, tails
 
@@ -28,7 +28,7 @@ Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
-LAST_FUSIONS = ((normalization.RULE,),)
+LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 
 IN_FLOAT32 = frozenset(
