@@ -248,7 +248,19 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         name, is_whole = list(OUTPUTS.items())[output]
         if not re.search(rf"(?:^|;)\s*{name}\s*=", node.attributes.get_string("program", "")):
             return [0]
+    if node.op_type == "TwoTermQuantize" and is_whole:
+        return [*src[:begin], _times(src[begin], 2), *src[begin + 1 :]]
+    if (block_size := node.attributes.get_int("block_size", 0)) > 0 and not is_whole:
+        return [*src[:-1], _divided(src[-1], block_size)]
     return src if is_whole else [dim if i < begin else 1 for i, dim in enumerate(src)]
+
+
+def _times(length: int | ir.SymbolicDim, factor: int) -> int | ir.SymbolicDim:
+    return length * factor if isinstance(length, int) else ir.SymbolicDim(None)
+
+
+def _divided(length: int | ir.SymbolicDim, divisor: int) -> int | ir.SymbolicDim:
+    return length // divisor if isinstance(length, int) else ir.SymbolicDim(None)
 
 
 def _describe_initializers(graph: ir.Graph | ir.Function) -> None:

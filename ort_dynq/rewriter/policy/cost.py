@@ -19,6 +19,8 @@ _FEWEST_ELEMENTS = 2048
 _FEWEST_PRODUCTS = 4096
 _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
+_FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
+_FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
@@ -113,6 +115,24 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
     is_reshaped = bool(reshapes_of(activation))
     fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
     return elements * columns < fewest
+
+
+def is_tiny_nbits(activation: ir.Value, depth: int, columns: int, terms: int) -> bool:
+    """Returns whether a MatMulNBits is so small that two calls of operators in its place take more time.
+
+    Args:
+        activation: The left factor, [..., K]. A dimension that is not known is assumed to be short.
+        depth: K.
+        columns: The number of output channels.
+        terms: The codes that an element of the activation gets. If there are two, the activation is a float before: the
+            time that is saved depends on the weights.
+    """
+    if terms > 1:
+        return depth * columns < _FEWEST_WEIGHTS_OF_TWO_TERMS
+    if activation.shape is None:
+        return False
+    rows = math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in list(activation.shape)[:-1])
+    return rows * depth * columns < _FEWEST_PRODUCTS_OF_NBITS
 
 
 def is_tiny_matrix(depth: int, columns: int) -> bool:

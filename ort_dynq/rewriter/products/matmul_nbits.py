@@ -20,6 +20,7 @@ from ...graphs import MICROSOFT
 from ...operators.encodings import ScaleOrder
 from ...opsets import OPSET
 from ..edit import Edit, call
+from ..policy.cost import is_tiny_nbits
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
@@ -57,6 +58,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if weights.padding and activation.shape is None:
         raise Unconverted(Reason.RANK_NOT_KNOWN)
     terms = 2 if level != _QUANTIZED_LEVEL and context.weights_only == "two-term" else 1
+    if is_tiny_nbits(activation, weights.depth, weights.columns, terms):
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     return _Match(activation, weights, bias, level, terms)
 
