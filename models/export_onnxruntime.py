@@ -19,6 +19,7 @@ from _common import HERE, Example, activations, grid_weights, main, parse
 from bench import transformers as networks
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import QuantizationMode
 from onnxruntime.quantization.registry import IntegerOpsRegistry
@@ -159,6 +160,39 @@ def quantizer(opset: int, activation: QuantType, int8_range: float | None = None
     return Example(quantized, [X])
 
 
+def nbits() -> Example:
+    """Two layers with weights of 4 and 8 bits, whose activations ONNX Runtime quantizes in MatMulNBits itself.
+
+    MatMulNBitsQuantizer leaves a bias as an Add. onnxruntime-genai's builder makes it an input, as here the second one.
+    """
+    rng = np.random.default_rng(11)
+    model = parse(
+        """nbits (float[batch, tokens, 72] x) => (float[batch, tokens, 37] y) {
+            h = MatMul(x, w1)  h1 = Add(h, b1)  a = Relu(h1)  y = MatMul(a, w2)
+        }""",
+        21,
+        w1=rng.normal(0, 0.1, (72, 48)).astype(np.float32),
+        b1=grid_weights(rng, 48),
+        w2=rng.normal(0, 0.1, (48, 37)).astype(np.float32),
+    )
+    model.graph.node[-1].name = "second"
+    for bits, block_size, excluded in ((4, 32, ["second"]), (8, 16, [])):
+        quantizer = MatMulNBitsQuantizer(
+            model,
+            bits=bits,
+            block_size=block_size,
+            is_symmetric=False,
+            accuracy_level=4,
+            nodes_to_exclude=excluded,
+        )
+        quantizer.process()
+        model = quantizer.model.model
+    last = next(node for node in model.graph.node if node.output[0] == "y")
+    last.input.extend(["", "b2"])
+    model.graph.initializer.append(numpy_helper.from_array(grid_weights(rng, 37), "b2"))
+    return Example(model, [activations(2, 7, 72, zero_row=True)])
+
+
 def optimized() -> Example:
     """Saves a layer of a transformer as a session optimizes it, then removes the types and shapes that it declares."""
     network = networks.encoder("token", layers=1, hidden=32, heads=4, feed_forward=32)
@@ -217,6 +251,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic_speech": lambda: dynamic(speech(20), SIGNAL, weight_type=QuantType.QInt8, per_channel=True),
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
+    "ort_nbits": nbits,
     "ort_optimized": optimized,
     "ort_uint8_opset10": partial(quantizer, 10, QuantType.QUInt8),
 }

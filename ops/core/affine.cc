@@ -58,49 +58,70 @@ const AffineKernel* AffineArithmetic::kernels(const ElementwiseKernels& table, b
   return (wraps ? kPortableKernels : table).affine[scaling_][order_][target_];
 }
 
-bool AffineArithmetic::is_bounded(float low, float high, float scale, float zero_point) const {
-  const bool is_whole = zero_point == round_half_even(zero_point);
-  if (!(scale >= kSmallestSafeScale && scale <= kLargestSafeScale && is_whole &&
-        std::fabs(zero_point) <= static_cast<float>(kNarrowZeroPoint)))
-    return false;
+bool AffineArithmetic::find_bounded(const RowParameters& rows, int64_t count, bool* is_bounded) const {
   // If the quotient underflows, the order of operations decides the sign of the code 0.
-  if (scaling_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) return false;
-  // Codes are monotonic in x, so low and high have the extreme codes.
-  for (const float x : {low, high}) {
-    const float code = code_of(x, scale, zero_point);
-    if (!(code >= std::max(constants_.low, -kLargestSafeClip) && code <= std::min(constants_.high, kLargestSafeClip)))
-      return false;
+  if (scaling_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) {
+    std::fill_n(is_bounded, count, false);
+    return false;
   }
-  return true;
+  // Codes are monotonic in x, so low and high have the extreme codes.
+  alignas(64) float lowest[kMostRows], highest[kMostRows];
+  find_codes(rows.low, rows.scale, rows.zero_point, count, lowest);
+  find_codes(rows.high, rows.scale, rows.zero_point, count, highest);
+  const float low = std::max(constants_.low, -kLargestSafeClip), high = std::min(constants_.high, kLargestSafeClip);
+  int32_t fits[kMostRows], all = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const float scale = rows.scale[i], zp = rows.zero_point[i];
+    const int32_t is_safe = (scale >= kSmallestSafeScale) & (scale <= kLargestSafeScale);
+    const int32_t is_narrow = (std::fabs(zp) <= static_cast<float>(kNarrowZeroPoint)) & (zp == round_half_even(zp));
+    const int32_t fits_low = (lowest[i] >= low) & (lowest[i] <= high);
+    fits[i] = is_safe & is_narrow & fits_low & (highest[i] >= low) & (highest[i] <= high);
+    all &= fits[i];
+  }
+  for (int64_t i = 0; i < count; ++i) is_bounded[i] = fits[i] != 0;
+  return all != 0;
 }
 
 bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_point) const {
   if (!constants_.wraps) return false;
-  // As in is_bounded(). Without a zero point, a NaN code at an end hides no larger code. Either the scale is NaN; or
+  // As in find_bounded(). Without a zero point, a NaN code at an end hides no larger code. Either the scale is NaN; or
   // scale and x are 0, and the other end shows whether any element is not; or both are infinite, and finite x have code
   // 0.
   for (const float x : {low, high}) {
-    const float code = code_of(x, scale, zero_point);
+    float code;
+    find_codes(&x, &scale, &zero_point, 1, &code);
     const bool fits = code >= constants_.low && code <= constants_.high;
     if (!fits && !(std::isnan(code) && zero_point == 0)) return true;
   }
   return false;
 }
 
-float AffineArithmetic::code_of(float x, float scale, float zero_point) const {
-  const float exact = scaling_ == kDivide ? x / scale : scaling_ == kMultiply ? x * scale : x * (1.0f / scale);
-  const float t = order_ == kFloat16Quotient ? rounded_to_float16(exact) : exact;
-  if (order_ == kFloat16Sum) return round_half_even(rounded_to_float16(t + zero_point));
-  return order_ == kAddThenRound   ? round_half_even(t + zero_point)
-         : order_ == kRoundThenAdd ? round_half_even(t) + zero_point
-                                   : round_half_even(t);
+void AffineArithmetic::find_codes(const float* x, const float* scales, const float* zero_points, int64_t count,
+                                  float* codes) const {
+  const auto update = [&](const auto& function) {
+    for (int64_t i = 0; i < count; ++i) codes[i] = function(codes[i], zero_points[i]);
+  };
+  for (int64_t i = 0; i < count; ++i)
+    codes[i] = scaling_ == kDivide ? x[i] / scales[i] : x[i] * (scaling_ == kMultiply ? scales[i] : 1.0f / scales[i]);
+  if (order_ == kFloat16Quotient) update([](float t, float) { return rounded_to_float16(t); });
+  if (adds_first(order_)) update([](float t, float zp) { return t + zp; });
+  if (order_ == kFloat16Sum) update([](float t, float) { return rounded_to_float16(t); });
+  update([](float t, float) { return round_half_even(t); });
+  if (order_ == kRoundThenAdd) update([](float t, float zp) { return t + zp; });
 }
 
-bool AffineArithmetic::takes_float16(const ElementwiseKernels& table, bool bounded, float scale) const {
-  if (!bounded || (fake_quantizer(table, true) == nullptr && quantizer(table, true) == nullptr)) return false;
-  const bool rounds_quotient = order_ == kFloat16Quotient && scaling_ == kDivide;
+bool AffineArithmetic::takes_float16(const ElementwiseKernels& table, const float* scales, int64_t count) const {
+  if (fake_quantizer(table, true) == nullptr && quantizer(table, true) == nullptr) return false;
+  if (order_ != kFloat16Quotient || scaling_ != kDivide) return true;
   const bool is_narrow = constants_.low >= -kLargestRoundedQuotient && constants_.high <= kLargestRoundedQuotient;
-  return !rounds_quotient || (is_narrow && has_11_bits(scale));
+  return is_narrow && std::all_of(scales, scales + count, has_11_bits);
+}
+
+void AffineArithmetic::store_zero_points(const float* zero_points, int64_t count, uint8_t* codes) const {
+  const int32_t shift = offset();
+  uint8_t stored[kMostRows];  // codes may alias anything
+  for (int64_t i = 0; i < count; ++i) stored[i] = static_cast<uint8_t>(low_byte(zero_points[i]) + shift);
+  std::copy_n(stored, count, codes);
 }
 
 BoundedKernel AffineArithmetic::fake_quantizer(const ElementwiseKernels& table, bool is_float16) const {
@@ -117,20 +138,23 @@ QuantizeKernel AffineArithmetic::quantizer(const ElementwiseKernels& table, bool
   return (is_float16 ? table.quantize_f16 : table.quantize)[arithmetic][target_ == kToU8 ? kU8 : kS8][kPerRow];
 }
 
-void AffineArithmetic::run(const ElementwiseKernels& table, const void* src, void* dst, bool is_float16, int64_t count,
-                           float scale, float zero_point, bool bounded, bool wraps) const {
-  const Extent extent{1, count, count};
+void AffineArithmetic::run(const ElementwiseKernels& table, const void* src, void* dst, bool is_float16,
+                           const Extent& extent, const RowParameters& rows, int64_t first, bool bounded) const {
+  const float *scales = rows.scale + first, *zps = rows.zero_point + first;
   if (const BoundedKernel kernel = bounded ? fake_quantizer(table, is_float16) : nullptr) {
     // Adding the zero point of kRoundThenAdd and subtracting it again turns -0 into +0, as integer codes do.
     const bool keeps_negative_zero = order_ != kRoundThenAdd && !constants_.integer_codes;
-    kernel({extent, src, dst, &scale, &zero_point, keeps_negative_zero});
+    kernel({extent, src, dst, scales, zps, keeps_negative_zero});
   } else if (const QuantizeKernel to_codes = bounded ? quantizer(table, is_float16) : nullptr) {
-    const int32_t zp = offset() + (has_zero_point(order_) ? static_cast<int32_t>(zero_point) : 0);
-    to_codes({extent, src, dst, &scale, &zp, false});
+    int32_t codes[kMostRows];
+    for (int64_t i = 0; i < extent.rows; ++i)
+      codes[i] = offset() + (has_zero_point(order_) ? static_cast<int32_t>(zps[i]) : 0);
+    to_codes({extent, src, dst, scales, codes, false});
   } else {
-    kernels(table, wraps)[kPerRow]({extent, static_cast<const float*>(src), dst, &scale, &zero_point, constants_.low,
-                                    constants_.high, constants_.nan_code, constants_.integer_codes,
-                                    constants_.code_offset, wraps});
+    const bool wraps = !bounded && may_wrap(rows.low[first], rows.high[first], *scales, *zps);
+    kernels(table,
+            wraps)[kPerRow]({extent, static_cast<const float*>(src), dst, scales, zps, constants_.low, constants_.high,
+                             constants_.nan_code, constants_.integer_codes, constants_.code_offset, wraps});
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/layout.h"
+#include "core/scale_rule.h"
 
 namespace dynq {
 
@@ -23,28 +24,25 @@ class AffineArithmetic {
   float quant_min() const { return static_cast<float>(quant_min_); }
   float quant_max() const { return static_cast<float>(quant_max_); }
 
-  // Converts a zero point of code_type to output_dtype; both are given as a byte.
-  uint8_t stored_zero_point(uint8_t code) const { return static_cast<uint8_t>(code + offset()); }
+  // Converts zero points, integers of code_type, to codes of output_dtype.
+  void store_zero_points(const float* zero_points, int64_t count, uint8_t* codes) const;
 
   // The affine kernels, for each of Parameters, and their constants.
   const AffineKernel* kernels(const ElementwiseKernels& table) const { return kernels(table, constants_.wraps); }
   const AffineConstants& constants() const { return constants_; }
 
-  // Whether all elements between low and high, both finite, have a code within the clip, and the faster kernels are
-  // exact for this scale and zero point.
-  bool is_bounded(float low, float high, float scale, float zero_point) const;
+  // Sets whether all elements between low and high of each of the first `count` rows, both finite, have a code within
+  // the clip, and the faster kernels are exact for this scale and zero point. Returns whether this holds for all rows.
+  bool find_bounded(const RowParameters& rows, int64_t count, bool* is_bounded) const;
 
-  // Whether the code of an element may wrap around. Elements are NaN or between low and high, which are NaN only if the
-  // scale is.
-  bool may_wrap(float low, float high, float scale, float zero_point) const;
+  // Quantizes adjacent rows, which are rows number `first` and following of `rows`. `bounded`: as find_bounded() says,
+  // and all elements are finite. If not, there is one row, whose elements are NaN or between low and high, which are
+  // NaN only if the scale is. `is_float16`: floats of src and dst are float16, not float; only if takes_float16().
+  void run(const ElementwiseKernels& table, const void* src, void* dst, bool is_float16, const Extent& extent,
+           const RowParameters& rows, int64_t first, bool bounded) const;
 
-  // Quantizes `count` elements with one scale and one zero point. `bounded`: is_bounded() holds for them. `wraps`:
-  // may_wrap() holds. `is_float16`: floats of src and dst are float16, not float; only if takes_float16().
-  void run(const ElementwiseKernels& table, const void* src, void* dst, bool is_float16, int64_t count, float scale,
-           float zero_point, bool bounded, bool wraps) const;
-
-  // Whether run() takes float16.
-  bool takes_float16(const ElementwiseKernels& table, bool bounded, float scale) const;
+  // Whether run() takes float16 for bounded rows of these scales.
+  bool takes_float16(const ElementwiseKernels& table, const float* scales, int64_t count) const;
 
  private:
   // The faster kernels, for elements that are bounded; null if there is none.
@@ -52,8 +50,11 @@ class AffineArithmetic {
   QuantizeKernel quantizer(const ElementwiseKernels& table, bool is_float16) const;
   const AffineKernel* kernels(const ElementwiseKernels& table, bool wraps) const;
 
-  // The code of x before it is clipped.
-  float code_of(float x, float scale, float zero_point) const;
+  // Whether the code of an element of a row may wrap around.
+  bool may_wrap(float low, float high, float scale, float zero_point) const;
+
+  // The codes of x[i] before they are clipped.
+  void find_codes(const float* x, const float* scales, const float* zero_points, int64_t count, float* codes) const;
 
   // Codes of output_dtype minus codes of code_type.
   int32_t offset() const { return 128 * (static_cast<int32_t>(code_type_) - static_cast<int32_t>(output_dtype_)); }

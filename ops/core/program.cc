@@ -100,11 +100,7 @@ class Program::Run {
   // The reductions of rows without elements.
   void reduce_nothing(const PlacedPass& pass, int64_t rows) {
     for (const PlacedStep& step : pass.steps)
-      if (is_reduction(step.kind))
-        std::fill_n(slot(step.a.index), rows,
-                    step.kind == StepKind::kReduceMax   ? -kInfinity
-                    : step.kind == StepKind::kReduceMin ? kInfinity
-                                                        : 0.0f);
+      if (is_reduction(step.kind)) std::fill_n(slot(step.a.index), rows, identity_of(step.kind));
   }
 
  private:

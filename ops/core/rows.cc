@@ -25,10 +25,10 @@ Rows RowAttributes::rows_of(const Shape& src) const {
   if (rows.cols % block_size_ != 0)
     throw Error(std::string(op_) + ": block_size is " + std::to_string(block_size_) +
                 ", expected a divisor of the last dimension of src, " + std::to_string(rows.cols));
-  const int64_t blocks = rows.cols / block_size_;
-  rows.count *= blocks;
+  rows.blocks = rows.cols / block_size_;
+  rows.count *= rows.blocks;
   rows.cols = block_size_;
-  rows.parameters.dims[rows.axis] = blocks;
+  rows.parameters.dims[rows.axis] = rows.blocks;
   return rows;
 }
 

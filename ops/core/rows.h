@@ -2,14 +2,34 @@
 // blocks of `block_size` elements along the last dimension.
 #pragma once
 
-#include "core/operator.h"
+#include "core/parallel.h"
 
 namespace dynq {
+
+// Rows longer than kLongRow are split into parts, unless there are at least kFewRows of them.
+constexpr int64_t kLongRow = 4 * kTaskElements, kFewRows = 8;
+constexpr int64_t kMostParts = 256;  // of one row
+
+// Elements of short rows that are processed together. As floats they fill half of a first-level cache.
+constexpr int64_t kBatchElements = 4096;
 
 struct Rows {
   size_t axis;            // the first dimension of a row; with blocks, the last dimension
   int64_t count, cols;    // rows, and the elements of each
   Shape parameters = {};  // of one number for each row
+  int64_t blocks = 1;     // along the last dimension; 1 without blocks
+};
+
+// Whether rows are split into parts.
+constexpr bool are_split(int64_t rows, int64_t cols) { return cols > kLongRow && rows < kFewRows; }
+
+// The parts of a long row; their sizes but for the last are multiples of 64.
+struct Parts {
+  explicit Parts(int64_t cols_) : cols(cols_), count(part_count(cols_, kMostParts)) {}
+  int64_t begin(int64_t part) const { return part == count ? cols : cols * part / count / 64 * 64; }
+  int64_t size(int64_t part) const { return begin(part + 1) - begin(part); }
+
+  int64_t cols, count;
 };
 
 // The attributes `axis` and `block_size`.

@@ -19,6 +19,18 @@ struct V : Vector256 {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
+  // Transposes 4x4 numbers within halves, then halves.
+  template <class Op>
+  static F combine_lanes(const F* rows, const Op& op) {
+    F fours[2];
+    for (int i = 0; i < 2; ++i) {
+      const F* r = rows + 4 * i;
+      const __m256d ab = _mm256_castps_pd(op(_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])));
+      const __m256d cd = _mm256_castps_pd(op(_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3])));
+      fours[i] = op(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+    }
+    return op(_mm256_permute2f128_ps(fours[0], fours[1], 0x20), _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+  }
   static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
   static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {

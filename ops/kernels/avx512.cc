@@ -12,6 +12,21 @@ struct V : Vector512 {
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static float lowest(F a) { return _mm512_reduce_min_ps(a); }
   static float highest(F a) { return _mm512_reduce_max_ps(a); }
+  // Transposes 4x4 numbers within quarters, then quarters.
+  template <class Op>
+  static F combine_lanes(const F* rows, const Op& op) {
+    F fours[4];
+    for (int i = 0; i < 4; ++i) {
+      const F* r = rows + 4 * i;
+      const __m512d ab = _mm512_castps_pd(op(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1])));
+      const __m512d cd = _mm512_castps_pd(op(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3])));
+      fours[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    }
+    const auto halves = [&](F a, F b) {
+      return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));  // even quarters, odd quarters
+    };
+    return halves(halves(fours[0], fours[1]), halves(fours[2], fours[3]));
+  }
   static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
   static F abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {

@@ -123,6 +123,15 @@ struct BoundedBlock : Extent {
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
 
+// TwoTermQuantize of adjacent rows: stride is cols. Element i of row r has t = src * inverses[r], or 0 if that is NaN;
+// its code is t rounded half to even and clipped to -127 to 127, and its remainder is (t - code) * 254, rounded and
+// clipped likewise. Every step is rounded to float32.
+struct TwoTermBlock : Extent {
+  const float* src;
+  int8_t *codes, *remainders;
+  const float* inverses;
+};
+
 constexpr int64_t kLeastColumnsOf4Bits = 32;
 
 // The smallest and the largest element, or 0 and the largest magnitude.
@@ -135,15 +144,19 @@ using QuantizeKernel = void (*)(const QuantizeBlock&);
 using DequantizeKernel = void (*)(const DequantizeBlock&);
 using AffineKernel = void (*)(const AffineBlock&);
 using BoundedKernel = void (*)(const BoundedBlock&);
+using TwoTermKernel = void (*)(const TwoTermBlock&);
 
 // The range of `count` > 0 elements, float or for ranges_f16 float16. It is NaN if the first element is NaN; any other
 // NaN is ignored (ort_dynq/docs/numerics.md compares this with ONNX Runtime).
 using RangeKernel = Range (*)(const void* x, int64_t count);
 
-// Widens low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
+// Widen low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
 // largest magnitude widen high[i] only. NaN is ignored. If a column's extreme is a zero, the sign is that of its first
-// zero. For a row, it may be the sign of any zero.
-using RangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
+// zero. For a row, it may be the sign of any zero. RowRangesKernel returns whether all elements are finite; x is float,
+// or float16 for row_ranges_f16.
+using RowRangesKernel = bool (*)(const void* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
+using ColumnRangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low,
+                                    float* high);
 
 // Converts `count` elements. src and dst may be unaligned and do not overlap.
 using ConvertKernel = void (*)(const void* src, void* dst, int64_t count);
@@ -156,8 +169,10 @@ struct ElementwiseKernels {
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
   AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
   BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
+  TwoTermKernel two_terms;
   RangeKernel ranges[kExtremes];
-  RangesKernel min_max_of[kParameterKinds], abs_max_of[kParameterKinds];
+  RowRangesKernel row_ranges[kExtremes];
+  ColumnRangesKernel column_ranges[kExtremes];
   // As the kernels above without _f16; quantize for safe scales, dequantize for finite ones. Kernels that round
   // quotients x / scale to float16 are for scales of 11 significant bits or less and codes up to
   // kLargestRoundedQuotient. Null: float16 is converted to and from float.
@@ -165,6 +180,7 @@ struct ElementwiseKernels {
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];
   RangeKernel ranges_f16[kExtremes];
+  RowRangesKernel row_ranges_f16[kExtremes];
   // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales, dequantize for finite ones. All rows begin
   // at a byte, and have an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted
   // to and from 8 bits.

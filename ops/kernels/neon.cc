@@ -11,6 +11,11 @@ struct V : VectorNeon {
   static F div(F a, F b) { return vdivq_f32(a, b); }
   static float lowest(F a) { return vminvq_f32(a); }
   static float highest(F a) { return vmaxvq_f32(a); }
+  template <class Op>
+  static F combine_lanes(const F* rows, const Op& op) {
+    const auto pairs = [&](F a, F b) { return op(vuzp1q_f32(a, b), vuzp2q_f32(a, b)); };
+    return pairs(pairs(rows[0], rows[1]), pairs(rows[2], rows[3]));
+  }
   static F negate(F a) { return vnegq_f32(a); }
   static F abs(F a) { return vabsq_f32(a); }
   static F with_sign_of(F a, F b) { return vbslq_f32(vdupq_n_u32(0x80000000), b, a); }

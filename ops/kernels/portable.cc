@@ -237,6 +237,23 @@ void bounded(const BoundedBlock& block) {
   });
 }
 
+void two_terms(const TwoTermBlock& block) {
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float* __restrict src = block.src + row * block.cols;
+    int8_t* __restrict codes = block.codes + row * block.cols;
+    int8_t* __restrict remainders = block.remainders + row * block.cols;
+    const float inverse = block.inverses[row];
+    const int64_t cols = block.cols;
+    for (int64_t i = 0; i < cols; ++i) {
+      const float scaled = load(src + i) * inverse, t = scaled == scaled ? scaled : 0.0f;
+      const int32_t code = round_to_int(clamp(t, -127.0f, 127.0f));
+      codes[i] = static_cast<int8_t>(code);
+      const float rest = (t - static_cast<float>(code)) * 254.0f;
+      remainders[i] = static_cast<int8_t>(round_to_int(clamp(rest, -127.0f, 127.0f)));
+    }
+  }
+}
+
 template <Extremes kKind>
 Range range(const void* elements, int64_t count) {
   const auto* x = static_cast<const float*>(elements);
@@ -254,8 +271,10 @@ Range range(const void* elements, int64_t count) {
 }
 
 template <Extremes kKind>
-void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+bool row_ranges(const void* elements, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t kLanes = 8;
+  const auto* x = static_cast<const float*>(elements);
+  int32_t not_finite = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * stride;
     float l[kLanes], h[kLanes];
@@ -272,16 +291,18 @@ void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float
     for (; i + kLanes <= cols; i += kLanes)
       for (int64_t k = 0; k < kLanes; ++k) take(k, load(from + i + k));
     for (; i < cols; ++i) take(0, load(from + i));
+    for (i = 0; i < cols; ++i) not_finite |= (to_bits(load(from + i)) & kMagnitudeBits) >= kInfiniteBits;
     for (int64_t k = 0; k < kLanes; ++k) {
       if (kKind == kMinMax) low[row] = l[k] < low[row] ? l[k] : low[row];
       high[row] = h[k] > high[row] ? h[k] : high[row];
     }
   }
+  return not_finite == 0;
 }
 
 template <Extremes kKind>
-void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* __restrict low,
-                  float* __restrict high) {
+void column_ranges(const float* x, int64_t rows, int64_t cols, int64_t stride, float* __restrict low,
+                   float* __restrict high) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* __restrict from = x + row * stride;
     for (int64_t i = 0; i < cols; ++i) {
@@ -362,12 +383,13 @@ constexpr ElementwiseKernels elementwise_kernels() {
   set_bounded<kDivide>(table);
   set_bounded<kMultiplyByTheReciprocal>(table);
   set_bounded<kMultiply>(table);
+  table.two_terms = two_terms;
   table.ranges[kMinMax] = range<kMinMax>;
   table.ranges[kAbsMax] = range<kAbsMax>;
-  table.min_max_of[kPerRow] = row_range<kMinMax>;
-  table.min_max_of[kPerColumn] = column_range<kMinMax>;
-  table.abs_max_of[kPerRow] = row_range<kAbsMax>;
-  table.abs_max_of[kPerColumn] = column_range<kAbsMax>;
+  table.row_ranges[kMinMax] = row_ranges<kMinMax>;
+  table.row_ranges[kAbsMax] = row_ranges<kAbsMax>;
+  table.column_ranges[kMinMax] = column_ranges<kMinMax>;
+  table.column_ranges[kAbsMax] = column_ranges<kAbsMax>;
   table.widen[kF16] = widen_half<widen_f16>;
   table.widen[kBf16] = widen_half<widen_bf16>;
   table.widen[kU4] = widen_codes<kU8>;

@@ -145,9 +145,9 @@ class Tile {
         return;
       }
       case StepKind::kReduceMax:
-        return reduce(step, begins_row, -kInfinity, [](float value, float best) { return value > best; });
+        return reduce(step, begins_row, [](float value, float best) { return value > best; });
       case StepKind::kReduceMin:
-        return reduce(step, begins_row, kInfinity, [](float value, float best) { return value < best; });
+        return reduce(step, begins_row, [](float value, float best) { return value < best; });
       case StepKind::kReduceSum:
         for (int64_t i = 0; i < count_; ++i) sums_[i % kSums] += acc_[i];
         sums_ += kSums;
@@ -189,9 +189,9 @@ class Tile {
   }
 
   template <class Better>
-  void reduce(const Step& step, bool begins_row, float identity, Better is_better) const {
+  void reduce(const Step& step, bool begins_row, Better is_better) const {
     float* to = floats_of(step.a) + row_ * step.a.row_bytes / static_cast<int64_t>(sizeof(float));
-    float best = col_ == 0 ? identity : load(to);
+    float best = col_ == 0 ? identity_of(step.kind) : load(to);
     if (col_ == 0 && begins_row && acc_[0] != acc_[0]) best = acc_[0];  // no number is better than NaN
     for (int64_t i = 0; i < count_; ++i) best = is_better(acc_[i], best) ? acc_[i] : best;
     store(to, best);

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "kernels/numbers.h"
+
 namespace dynq {
 
 // Every operation rounds to float32 once. Comparisons give 1 or 0. In kMax and kMin, NaN of either operand stays NaN;
@@ -52,6 +54,18 @@ enum class StepKind : int32_t {
   kReduceMin,
   kReduceSum,  // a = the sum: see kSums
 };
+
+// The number of a reduction of no elements.
+static inline float identity_of(StepKind reduction) {
+  switch (reduction) {
+    case StepKind::kReduceMax:
+      return -kInfinity;
+    case StepKind::kReduceMin:
+      return kInfinity;
+    default:
+      return 0.0f;
+  }
+}
 
 // An operand: numbers in memory. `row_bytes` and `element_bytes` lead to the number of the next row and element.
 struct StepOperand {

@@ -13,138 +13,12 @@
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rows.h"
+#include "core/scale_rule.h"
 #include "core/scratch.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
-
-constexpr int64_t kLongRow = 4 * kTaskElements;  // longer rows are split into parts
-constexpr int64_t kFewRows = 8;                  // unless there are at least this many of them
-constexpr int64_t kMostParts = 256;              // of one row
-
-// The input `constants`. ort_dynq/operators/encodings.py has the same fields in the same order, and explains them.
-struct RangeConstants {
-  float lowest_minimum, highest_maximum;
-  float lowest_range, highest_range;
-  float divisor, factor;
-  float lowest_scale, highest_scale;
-  float scale_of_zero;
-};
-constexpr int64_t kRangeConstants = sizeof(RangeConstants) / sizeof(float);
-
-// ONNX's Clip: NaN stays NaN.
-float clip(float value, float low, float high) {
-  value = value < low ? low : value;
-  return value > high ? high : value;
-}
-
-// ONNX Runtime's Cast to uint8 or int8: the low byte of the value as int32; 0 for NaN and for values beyond int32.
-uint8_t low_byte(float value) {
-  const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
-  return fits ? static_cast<uint8_t>(static_cast<int32_t>(value)) : uint8_t{0};
-}
-
-struct ScaleAndZeroPoint {
-  float scale, zero_point;
-};
-
-// Computes a scale and a zero point from a range. Every step is a float32 operation of the chain that the operator
-// replaces. If the chain lacks a step, the step's constant makes it the identity.
-class ScaleRule {
- public:
-  // is_linear: as DynamicQuantizeLinear. The scale of an empty range is 1, and a zero point that is NaN (the scale
-  // underflows to 0, or the minimum is infinite) becomes quant_max.
-  ScaleRule(const char* op, const Attributes& attributes, bool is_linear)
-      : is_linear_(is_linear),
-        kind_(read_encoding(op, attributes, "range_kind", RangeKind::kAbsMax)),
-        rule_(read_encoding(op, attributes, "zero_point_rule", ZeroPointRule::kNone)),
-        inverse_scale_(read_encoding(op, attributes, "inverse_scale", InverseScale::kNone)),
-        added_epsilon_(read_encoding(op, attributes, "added_epsilon", AddedEpsilon::kNone)),
-        zero_point_before_epsilon_(read_flag(op, attributes, "zero_point_before_epsilon", false)),
-        zero_point_type_(read_code_or_float_type(op, attributes, "zero_point_type", kFloat)),
-        float16_range_(read_flag(op, attributes, "float16_range", false)),
-        float16_scale_(read_flag(op, attributes, "float16_scale", false)) {
-    if (inverse_scale_ != InverseScale::kNone && kind_ != RangeKind::kAbsMax)
-      throw Error(std::string(op) + ": inverse_scale is " + text_of(inverse_scale_) + " for range_kind " +
-                  text_of(kind_) + ", expected range_kind " + text_of(RangeKind::kAbsMax));
-    const bool is_symmetric = kind_ == RangeKind::kAbsMax || kind_ == RangeKind::kLargerSide;
-    if (is_symmetric && rule_ != ZeroPointRule::kNone)
-      throw Error(std::string(op) + ": zero_point_rule is " + text_of(rule_) + " for range_kind " + text_of(kind_) +
-                  ", expected " + text_of(ZeroPointRule::kNone));
-  }
-
-  bool is_abs_max() const { return kind_ == RangeKind::kAbsMax; }
-
-  // Whether the scale or the zero point depends on the signs of zeros in the range: if both ends are zeros, or if a
-  // float zero point is a negated minimum that is zero.
-  bool depends_on_signs(const Range& range) const {
-    const bool negates = rule_ == ZeroPointRule::kRoundNegated && zero_point_type_ == kFloat;
-    return !is_abs_max() && range.low == 0 && (range.high == 0 || negates);
-  }
-  bool is_linear() const { return is_linear_; }
-
-  ScaleAndZeroPoint apply(const Range& range, const RangeConstants& constants, float quant_min, float quant_max) const {
-    float low = range.low, high = range.high;
-    if (float16_range_) {
-      low = rounded_to_float16(low);
-      high = rounded_to_float16(high);
-    }
-    if (kind_ == RangeKind::kMinMaxWithZero) {
-      low = clip(low, constants.lowest_minimum, 0);
-      high = clip(high, 0, constants.highest_maximum);
-    }
-    float span = kind_ == RangeKind::kAbsMax ? high : high - low;
-    if (kind_ == RangeKind::kLargerSide) {
-      const float above = high / constants.highest_maximum, below = low / constants.lowest_minimum;
-      span = below > above || std::isnan(below) ? below : above;
-    }
-    span = bounded(span, constants.lowest_range, constants.highest_range, AddedEpsilon::kRange);
-    if (is_linear_ && span == 0) span = constants.divisor;
-    const float divided = (inverse_scale_ == InverseScale::kReciprocal ? 1.0f / span : span) / constants.divisor;
-    const float exact =
-        inverse_scale_ == InverseScale::kQuotient ? constants.factor / divided : divided * constants.factor;
-    const float before_epsilon = float16_scale_ ? rounded_to_float16(exact) : exact;
-    float scale = bounded(before_epsilon, constants.lowest_scale, constants.highest_scale, AddedEpsilon::kScale);
-    if (scale == 0) scale = constants.scale_of_zero;
-    float zero_point = zero_point_of(low, zero_point_before_epsilon_ ? before_epsilon : scale, quant_min, quant_max);
-    if (is_linear_ && std::isnan(zero_point)) zero_point = quant_max;
-    if (zero_point_type_ == kUint8) zero_point = static_cast<float>(low_byte(zero_point));
-    if (zero_point_type_ == kInt8) zero_point = static_cast<float>(static_cast<int8_t>(low_byte(zero_point)));
-    return {scale, zero_point};
-  }
-
- private:
-  // The value within its bounds. `where` is the value of added_epsilon that adds `low` instead.
-  float bounded(float value, float low, float high, AddedEpsilon where) const {
-    return added_epsilon_ == where ? clip(value + low, -INFINITY, high) : clip(value, low, high);
-  }
-
-  float zero_point_of(float low, float scale, float quant_min, float quant_max) const {
-    switch (rule_) {
-      case ZeroPointRule::kRoundClipped:
-        return round_half_even(clip(quant_min - low / scale, quant_min, quant_max));
-      case ZeroPointRule::kSubtractRounded:
-        return clip(quant_min - round_half_even(low / scale), quant_min, quant_max);
-      case ZeroPointRule::kRoundNegated:
-        return clip(round_half_even(-low / scale), quant_min, quant_max);
-      case ZeroPointRule::kFloorNegated:
-        return std::floor((0.0f - low) / scale);
-      case ZeroPointRule::kNone:
-        break;
-    }
-    return 0;
-  }
-
-  bool is_linear_;
-  RangeKind kind_;
-  ZeroPointRule rule_;
-  InverseScale inverse_scale_;
-  AddedEpsilon added_epsilon_;
-  bool zero_point_before_epsilon_;
-  Type zero_point_type_;
-  bool float16_range_, float16_scale_;
-};
 
 class DynamicRangeQuantize : public Node {
  public:
@@ -180,19 +54,13 @@ class DynamicRangeQuantize : public Node {
     run.cols = rows.cols;
     if (rule_.is_linear()) parameters = {};  // one scale without dimensions
     run.table = &active_kernels();
-    const Extremes extremes = rule_.is_abs_max() ? kAbsMax : kMinMax;
-    run.range = run.table->ranges[extremes];
-    run.range_f16 = src.type == kFloat16 ? run.table->ranges_f16[extremes] : nullptr;
+    run.extremes = rule_.is_abs_max() ? kAbsMax : kMinMax;
     run.constants = constants;
     run.dst = static_cast<char*>(context.output(0, src.shape));
     run.scales = has_parameter_outputs ? static_cast<float*>(context.output(1, parameters)) : nullptr;
     run.zps = has_parameter_outputs ? context.output(2, parameters) : nullptr;
     if (run.rows == 0) return;
-    if (run.cols == 0) {  // the results of ReduceMin and ReduceMax for empty rows
-      for (int64_t row = 0; row < run.rows; ++row) parameters_of(run, row, {INFINITY, -INFINITY, NAN});
-      return;
-    }
-    if (run.cols > kLongRow && run.rows < kFewRows)
+    if (are_split(run.rows, run.cols))
       for (int64_t row = 0; row < run.rows; ++row) long_row(run, row, context);
     else
       short_rows(run, context);
@@ -204,7 +72,7 @@ class DynamicRangeQuantize : public Node {
         : src(tensor), is_float16(tensor.type == kFloat16), floats(storage_of(tensor.type)) {}
 
     const ElementwiseKernels* table = nullptr;
-    RangeKernel range = nullptr, range_f16 = nullptr;  // range_f16 may stay null
+    Extremes extremes = kMinMax;
     RangeConstants constants = {};
     FloatReader src;
     char* dst = nullptr;
@@ -215,30 +83,72 @@ class DynamicRangeQuantize : public Node {
     int64_t rows = 1, cols = 1;
   };
 
-  struct RowParameters {
-    float scale, zero_point;
-    bool bounded, wraps;
+  // Some rows, or a part of one: their ranges and parameters, and memory for their elements as float32.
+  struct Batch : RowParameters {
+    bool all_finite, all_bounded;
+    bool is_finite[kMostRows], is_bounded[kMostRows];  // if not all are
+    Scratch<float, kBatchElements> src, dst;
   };
 
-  // Computes the scale and the zero point of a row and writes them to the outputs.
-  RowParameters parameters_of(const Run& run, int64_t row, Range range) const {
-    if (rule_.depends_on_signs(range)) {
-      const float zero = first_zero(run, row);
-      range.low = zero;
-      if (range.high == 0) range.high = zero;
+  void short_rows(const Run& run, Context& context) const {
+    const int64_t cols = std::max<int64_t>(run.cols, 1), rows = std::max<int64_t>(1, kTaskElements / cols);
+    const int64_t together = std::clamp<int64_t>(kBatchElements / cols, 1, kMostRows);
+    run_tasks(context, (run.rows + rows - 1) / rows, [&](int64_t task) {
+      const int64_t last = std::min(run.rows, (task + 1) * rows);
+      Batch batch;
+      for (int64_t row = task * rows; row < last; row += together) {
+        const int64_t count = std::min(together, last - row);
+        find_ranges(run, row, count, batch);
+        find_parameters(run, row, count, batch);
+        quantize_rows(run, row, count, batch);
+      }
+    });
+  }
+
+  // Finds the ranges of `count` rows from number `row` on.
+  static void find_ranges(const Run& run, int64_t row, int64_t count, Batch& batch) {
+    const int64_t first = row * run.cols;
+    batch.all_finite = run.cols > 0 && find_finite_ranges(run, first, count, batch);
+    for (int64_t i = 0; !batch.all_finite && i < count; ++i) {
+      const Range empty = {INFINITY, -INFINITY, NAN};  // the results of ReduceMin and ReduceMax
+      const Range range = run.cols == 0 ? empty : range_of(run, first + i * run.cols, run.cols, batch);
+      batch.low[i] = range.low;
+      batch.high[i] = range.high;
+      batch.is_finite[i] = range.not_finite == 0;
     }
-    const auto [scale, zero_point] =
-        rule_.apply(range, run.constants, arithmetic_.quant_min(), arithmetic_.quant_max());
-    const float low = rule_.is_abs_max() ? -range.high : range.low;
-    const bool bounded = range.not_finite == 0 && arithmetic_.is_bounded(low, range.high, scale, zero_point);
-    if (run.scales != nullptr) {
-      store(run.scales + row, scale);
-      if (!to_codes_)
-        store(static_cast<float*>(run.zps) + row, zero_point);
-      else
-        static_cast<uint8_t*>(run.zps)[row] = arithmetic_.stored_zero_point(low_byte(zero_point));
-    }
-    return {scale, zero_point, bounded, !bounded && arithmetic_.may_wrap(low, range.high, scale, zero_point)};
+  }
+
+  // Finds the ranges of `count` rows from element number `first` on, unless one has an element that is not finite.
+  static bool find_finite_ranges(const Run& run, int64_t first, int64_t count, Batch& batch) {
+    std::fill_n(batch.low, count, INFINITY);
+    std::fill_n(batch.high, count, run.extremes == kAbsMax ? 0.0f : -INFINITY);
+    const RowRangesKernel direct = run.is_float16 ? run.table->row_ranges_f16[run.extremes] : nullptr;
+    if (direct != nullptr && count == 1) return false;  // range_of() compares numbers of 16 bits, which is faster
+    if (direct != nullptr) return direct(run.src.at(first), count, run.cols, run.cols, batch.low, batch.high);
+    const float* src = run.src.read(first, count * run.cols, batch.src);
+    return run.table->row_ranges[run.extremes](src, count, run.cols, run.cols, batch.low, batch.high);
+  }
+
+  // Finds the scales and zero points of rows from their ranges, and writes them to the outputs.
+  void find_parameters(const Run& run, int64_t row, int64_t count, Batch& batch) const {
+    if (rule_.may_depend_on_signs(batch, count))
+      for (int64_t i = 0; i < count; ++i)
+        if (rule_.depends_on_signs(batch.low[i], batch.high[i])) {
+          const float zero = first_zero(run, row + i);
+          batch.low[i] = zero;
+          if (batch.high[i] == 0) batch.high[i] = zero;
+        }
+    rule_.apply(run.constants, arithmetic_.quant_min(), arithmetic_.quant_max(), count, batch);
+    if (rule_.is_abs_max())
+      for (int64_t i = 0; i < count; ++i) batch.low[i] = -batch.high[i];
+    batch.all_bounded = arithmetic_.find_bounded(batch, count, batch.is_bounded) && batch.all_finite;
+    for (int64_t i = 0; !batch.all_finite && i < count; ++i) batch.is_bounded[i] &= batch.is_finite[i];
+    if (run.scales == nullptr) return;
+    std::memcpy(run.scales + row, batch.scale, static_cast<size_t>(count) * sizeof(float));
+    if (to_codes_)
+      arithmetic_.store_zero_points(batch.zero_point, count, static_cast<uint8_t*>(run.zps) + row);
+    else
+      std::memcpy(static_cast<float*>(run.zps) + row, batch.zero_point, static_cast<size_t>(count) * sizeof(float));
   }
 
   // The first zero of a row: kernels may return any of them.
@@ -254,69 +164,69 @@ class DynamicRangeQuantize : public Node {
     return 0;
   }
 
-  // float32 of a row or a part of it.
-  struct Buffers {
-    Scratch<float, 4096> src, dst;
-  };
-
   // The range of `count` elements from number `first` on.
-  static Range range_of(const Run& run, int64_t first, int64_t count, Buffers& buffers) {
-    if (run.range_f16 != nullptr) return run.range_f16(run.src.at(first), count);
-    return run.range(run.src.read(first, count, buffers.src), count);
+  static Range range_of(const Run& run, int64_t first, int64_t count, Batch& batch) {
+    const RangeKernel direct = run.is_float16 ? run.table->ranges_f16[run.extremes] : nullptr;
+    if (direct != nullptr) return direct(run.src.at(first), count);
+    return run.table->ranges[run.extremes](run.src.read(first, count, batch.src), count);
   }
 
-  // Quantizes `count` elements from number `first` on.
-  void quantize(const Run& run, int64_t first, int64_t count, const RowParameters& parameters, Buffers& buffers) const {
+  // Quantizes the rows of a batch: adjacent bounded ones together, which is faster, each other one alone.
+  void quantize_rows(const Run& run, int64_t row, int64_t count, Batch& batch) const {
+    for (int64_t i = 0, next; i < count; i = next) {
+      const bool bounded = batch.all_bounded || batch.is_bounded[i];
+      next = batch.all_bounded ? count : i + 1;
+      while (bounded && next < count && batch.is_bounded[next]) ++next;
+      quantize(run, (row + i) * run.cols, {next - i, run.cols, run.cols}, i, bounded, batch);
+    }
+  }
+
+  // Quantizes adjacent rows, or a part of one, that begin with element number `first`, as row number `i` of the batch.
+  void quantize(const Run& run, int64_t first, const Extent& extent, int64_t i, bool bounded, Batch& batch) const {
+    const int64_t count = extent.rows * extent.cols;
     const bool is_direct =
-        run.is_float16 && arithmetic_.takes_float16(*run.table, parameters.bounded, parameters.scale);
+        run.is_float16 && bounded && arithmetic_.takes_float16(*run.table, batch.scale + i, extent.rows);
     const bool narrows = run.is_float16 && !is_direct && !to_codes_;
-    const void* src = is_direct ? run.src.at(first) : run.src.read(first, count, buffers.src);
+    const void* src = is_direct ? run.src.at(first) : run.src.read(first, count, batch.src);
     void* to = to_codes_ ? run.dst + first : element(run.dst, run.floats, first);
-    void* dst = narrows ? buffers.dst.allocate(count) : to;
-    arithmetic_.run(*run.table, src, dst, is_direct, count, parameters.scale, parameters.zero_point, parameters.bounded,
-                    parameters.wraps);
+    void* dst = narrows ? batch.dst.allocate(count) : to;
+    arithmetic_.run(*run.table, src, dst, is_direct, extent, batch, i, bounded);
     if (narrows) run.floats.narrow(dst, to, count);
   }
 
-  void short_rows(const Run& run, Context& context) const {
-    const int64_t rows = std::max<int64_t>(1, kTaskElements / run.cols);
-    run_tasks(context, (run.rows + rows - 1) / rows, [&](int64_t task) {
-      const int64_t last = std::min(run.rows, (task + 1) * rows);
-      Buffers buffers;
-      for (int64_t row = task * rows; row < last; ++row) {
-        const Range range = range_of(run, row * run.cols, run.cols, buffers);
-        quantize(run, row * run.cols, run.cols, parameters_of(run, row, range), buffers);
-      }
-    });
-  }
-
   void long_row(const Run& run, int64_t row, Context& context) const {
-    const int64_t parts = part_count(run.cols, kMostParts);
-    const auto begin = [&](int64_t part) { return part == parts ? run.cols : run.cols * part / parts / 64 * 64; };
-    const auto size = [&](int64_t part) { return begin(part + 1) - begin(part); };
+    const Parts parts(run.cols);
     Range ranges[kMostParts];
-    run_tasks(context, parts, [&](int64_t part) {
-      Buffers buffers;
-      ranges[part] = range_of(run, row * run.cols + begin(part), size(part), buffers);
+    run_tasks(context, parts.count, [&](int64_t part) {
+      Batch batch;
+      ranges[part] = range_of(run, row * run.cols + parts.begin(part), parts.size(part), batch);
     });
     // A NaN that is the first element of a part, but not of the row, does not make the range NaN.
     Range range = ranges[0];
-    for (int64_t part = 1; part < parts && !std::isnan(range.high); ++part) {
+    Batch whole;
+    for (int64_t part = 1; part < parts.count && !std::isnan(range.high); ++part) {
       Range other = ranges[part];
       range.not_finite += other.not_finite;
       if (std::isnan(other.high)) {
-        Buffers buffers;
-        const float* src = run.src.read(row * run.cols + begin(part), size(part), buffers.src);
-        for (int64_t i = 0; i < size(part) && std::isnan(other.high); ++i)
-          if (!std::isnan(load(src + i))) other = run.range(src + i, size(part) - i);
+        const float* src = run.src.read(row * run.cols + parts.begin(part), parts.size(part), whole.src);
+        for (int64_t i = 0; i < parts.size(part) && std::isnan(other.high); ++i)
+          if (!std::isnan(load(src + i))) other = run.table->ranges[run.extremes](src + i, parts.size(part) - i);
       }
       if (other.low < range.low) range.low = other.low;
       if (other.high > range.high) range.high = other.high;
     }
-    const RowParameters parameters = parameters_of(run, row, range);
-    run_tasks(context, parts, [&](int64_t part) {
-      Buffers buffers;
-      quantize(run, row * run.cols + begin(part), size(part), parameters, buffers);
+    whole.low[0] = range.low;
+    whole.high[0] = range.high;
+    whole.all_finite = whole.is_finite[0] = range.not_finite == 0;
+    find_parameters(run, row, 1, whole);
+    run_tasks(context, parts.count, [&](int64_t part) {
+      Batch batch;
+      batch.low[0] = whole.low[0];
+      batch.high[0] = whole.high[0];
+      batch.scale[0] = whole.scale[0];
+      batch.zero_point[0] = whole.zero_point[0];
+      quantize(run, row * run.cols + parts.begin(part), {1, parts.size(part), parts.size(part)}, 0, whole.all_bounded,
+               batch);
     });
   }
 

@@ -62,6 +62,18 @@ struct Packed {
   const std::unique_ptr<int32_t[]> key_sums;
 };
 
+// Scales and zero points that are the same for all rows or columns: all tasks of a run share them.
+struct Constants {
+  explicit Constants(int64_t count)
+      : zeros(static_cast<size_t>(count), 0.0f),
+        ones(static_cast<size_t>(count), 1.0f),
+        zero_points(static_cast<size_t>(count), kZeroPoint),
+        no_zero_points(static_cast<size_t>(count), 0) {}
+
+  const std::vector<float> zeros, ones;
+  const std::vector<int32_t> zero_points, no_zero_points;
+};
+
 class QuantizedAttention : public Node {
  public:
   explicit QuantizedAttention(const Attributes& attributes) : heads_(attributes.integer("num_heads", 1)) {
@@ -96,25 +108,27 @@ class QuantizedAttention : public Node {
       for (int64_t i = 0; i < shape.elements(); ++i) store(dst + i, kNan);
       return;
     }
+    const int64_t wanted = kTaskScores / n.t / kRowUnit * kRowUnit;
+    const int64_t rows = std::min(std::clamp<int64_t>(wanted, kRowUnit, 8 * kRowUnit), n.s);
+    const int64_t quantized_rows = std::min(kMaxParameters, n.b * n.h * std::max(n.s, n.t));
+    const Constants constants(std::max({2 * rows, n.e, n.t, quantized_rows}));
     Codes codes;
     const auto* q = static_cast<const float*>(query.data);
     const auto* k = static_cast<const float*>(key.data);
-    codes.query = quantize_rows(context, q, n.b * n.s * n.h, n.d, kZeroPoint, codes.query_scales);
-    codes.key = quantize_rows(context, k, n.b * n.t * n.h, n.d, 0, codes.key_scales);
+    codes.query = quantize_rows(context, q, n.b * n.s * n.h, n.d, kU8, constants.zero_points, codes.query_scales);
+    codes.key = quantize_rows(context, k, n.b * n.t * n.h, n.d, kS8, constants.no_zero_points, codes.key_scales);
     codes.value = memory<uint8_t>(n.b * n.t * n.h * n.e);
     codes.value_scales = memory<float>(n.b * n.h * n.e);
     const Packed packed(n);
     run_tasks(context, n.b * n.h, [&](int64_t i) {
       pack_keys(codes, n, i, packed);
-      pack_values(static_cast<const float*>(value.data), codes, n, i, packed);
+      pack_values(static_cast<const float*>(value.data), codes, constants, n, i, packed);
     });
-    const int64_t wanted = kTaskScores / n.t / kRowUnit * kRowUnit;
-    const int64_t rows = std::min(std::clamp<int64_t>(wanted, kRowUnit, 8 * kRowUnit), n.s);
     const int64_t blocks = divide_up(n.s, rows);
     const float factor = load(static_cast<const float*>(scale.data)) * kLog2E;
     run_tasks(context, n.b * n.h * blocks, [&](int64_t i) {
       const int64_t head = i / blocks, row = i % blocks * rows;
-      attend(codes, biases, factor, n, head, row, std::min(rows, n.s - row), packed, dst);
+      attend(codes, constants, biases, factor, n, head, row, std::min(rows, n.s - row), packed, dst);
     });
   }
 
@@ -148,7 +162,8 @@ class QuantizedAttention : public Node {
 
   // The codes of rows of `cols` numbers, and their scales. A row of a head is one row.
   static std::unique_ptr<uint8_t[]> quantize_rows(Context& context, const float* src, int64_t rows, int64_t cols,
-                                                  int32_t zero_point, std::unique_ptr<float[]>& scales) {
+                                                  CodeKind kind, const std::vector<int32_t>& zero_points,
+                                                  std::unique_ptr<float[]>& scales) {
     auto codes = memory<uint8_t>(rows * cols + kQuad);
     std::memset(codes.get() + rows * cols, 0, kQuad);  // kernels read whole quads
     scales = memory<float>(rows);
@@ -157,14 +172,13 @@ class QuantizedAttention : public Node {
       const ElementwiseKernels& table = active_kernels();
       const int64_t first = task * unit, count = std::min(unit, rows - first);
       std::vector<float> lows(static_cast<size_t>(count));
-      const std::vector<int32_t> zps(static_cast<size_t>(count), zero_point);
       float* const of_rows = scales.get() + first;
       std::fill_n(of_rows, count, 0.0f);
-      table.abs_max_of[kPerRow](src + first * cols, count, cols, cols, lows.data(), of_rows);
+      table.row_ranges[kAbsMax](src + first * cols, count, cols, cols, lows.data(), of_rows);
       to_scales(of_rows, count);
       const QuantizeBlock block =
-          block_of(src + first * cols, codes.get() + first * cols, count, cols, cols, of_rows, zps.data());
-      table.quantize[kOnnx][zero_point == 0 ? kS8 : kU8][kPerRow](block);
+          block_of(src + first * cols, codes.get() + first * cols, count, cols, cols, of_rows, zero_points.data());
+      table.quantize[kOnnx][kind][kPerRow](block);
     });
     return codes;
   }
@@ -200,18 +214,19 @@ class QuantizedAttention : public Node {
   }
 
   // Quantizes and packs values: each column of a head has a scale.
-  static void pack_values(const float* value, const Codes& codes, const Sizes& n, int64_t head, const Packed& to) {
+  static void pack_values(const float* value, const Codes& codes, const Constants& constants, const Sizes& n,
+                          int64_t head, const Packed& to) {
     const ElementwiseKernels& table = active_kernels();
     const int64_t stride = n.h * n.e, begin = head / n.h * n.t * stride + head % n.h * n.e;
     const int64_t length = round_up(n.t, kQuad);
     uint8_t* const bytes = codes.value.get() + begin;
     float* const scales = codes.value_scales.get() + head * n.e;
     std::vector<float> lows(static_cast<size_t>(n.e));
-    const std::vector<int32_t> zps(static_cast<size_t>(n.e), 0);
     std::fill_n(scales, n.e, 0.0f);
-    table.abs_max_of[kPerColumn](value + begin, n.t, n.e, stride, lows.data(), scales);
+    table.column_ranges[kAbsMax](value + begin, n.t, n.e, stride, lows.data(), scales);
     to_scales(scales, n.e);
-    table.quantize[kOnnx][kS8][kPerColumn](block_of(value + begin, bytes, n.t, n.e, stride, scales, zps.data()));
+    table.quantize[kOnnx][kS8][kPerColumn](
+        block_of(value + begin, bytes, n.t, n.e, stride, scales, constants.no_zero_points.data()));
     auto* const values = reinterpret_cast<uint8_t*>(to.values.get() + head * to.value_size);
     if (length != n.t || n.e % kBlockColumns != 0) std::memset(values, 0, static_cast<size_t>(to.value_size));
     for (int64_t block = 0; block < n.e; block += kBlockColumns) {
@@ -236,17 +251,14 @@ class QuantizedAttention : public Node {
   }
 
   // Rows [row, row + rows) of one head.
-  static void attend(const Codes& codes, const Bias& bias, float factor, const Sizes& n, int64_t head, int64_t row,
-                     int64_t rows, const Packed& packed, float* dst) {
+  static void attend(const Codes& codes, const Constants& constants, const Bias& bias, float factor, const Sizes& n,
+                     int64_t head, int64_t row, int64_t rows, const Packed& packed, float* dst) {
     const InstructionSet& isa = active_isa();
     const int64_t batch = head / n.h, offset = head % n.h, stride = n.h * n.d;
     const int64_t padded = round_up(n.t, kSoftmaxUnit), first = (batch * n.s + row) * n.h + offset;
     std::vector<float> scales(static_cast<size_t>(rows));
     for (int64_t i = 0; i < rows; ++i)
       scales[static_cast<size_t>(i)] = codes.query_scales[static_cast<size_t>(first + i * n.h)] * factor;
-    const auto most = static_cast<size_t>(std::max({2 * rows, n.e, padded}));
-    const std::vector<float> zeros(most, 0.0f), ones(most, 1.0f);
-    const std::vector<int32_t> zps(most, kZeroPoint), no_zps(most, 0);
     const auto scores = memory<float>(rows * padded), sums = memory<float>(2 * rows * n.e);
     const auto bytes = memory<uint8_t>(2 * rows * padded);
 
@@ -256,10 +268,16 @@ class QuantizedAttention : public Node {
     product.depth = round_up(n.d, kQuad);
     product.groups = 1;
     product.output = {scores.get(), padded, false};
-    product.codes = {codes.query.get() + first * n.d, stride, scales.data(), zps.data(), 1, nullptr, false};
+    product.codes = {
+        codes.query.get() + first * n.d, stride, scales.data(), constants.zero_points.data(), 1, nullptr, false};
     product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0, 0};
-    product.columns = {packed.key_scales.get() + head * n.t, nullptr, 0,           1,
-                       packed.key_sums.get() + head * n.t,   0,       zeros.data()};
+    product.columns = {packed.key_scales.get() + head * n.t,
+                       nullptr,
+                       0,
+                       1,
+                       packed.key_sums.get() + head * n.t,
+                       0,
+                       constants.zeros.data()};
     product.order = kRowFirst;
     isa.products->gemm_qc8w(product);
 
@@ -276,9 +294,10 @@ class QuantizedAttention : public Node {
     product.cols = n.e;
     product.depth = round_up(n.t, kQuad);
     product.weights = {packed.values.get() + head * packed.value_size, product.depth * kBlockColumns, nullptr, 0, 0};
-    product.columns = {ones.data(), nullptr, 0, 1, no_zps.data(), 0, zeros.data()};
+    product.columns = {constants.ones.data(), nullptr, 0, 1, constants.no_zero_points.data(), 0,
+                       constants.zeros.data()};
     product.output = {sums.get(), n.e, false};
-    product.codes = {bytes.get(), padded, ones.data(), no_zps.data(), 1, nullptr, false};
+    product.codes = {bytes.get(), padded, constants.ones.data(), constants.no_zero_points.data(), 1, nullptr, false};
     product.rows = 2 * rows;  // of high bytes, then of low ones
     isa.products->gemm_qc8w(product);
     const float* scale = codes.value_scales.get() + head * n.e;

@@ -5,6 +5,7 @@
 // 4 bytes, or the kernel takes tiles.
 //
 // QuantizedMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
+// More than 450 lines: one operator, whose preparation, tasks and pieces read the same block of the product.
 #include <algorithm>
 #include <cstring>
 #include <optional>

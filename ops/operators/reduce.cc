@@ -183,9 +183,9 @@ class Reduce : public Node {
         const uint16_t* row = src_f16 + unit * inner;
         return reduce_f16(row + inner * part / of, row + inner * (part + 1) / of, *lowest, *highest);
       }
-      const RangesKernel kernel = kernels()[by_column ? kPerColumn : kPerRow];
       const float* x = begin_of(unit);
       if (by_column) {
+        const ColumnRangesKernel kernel = table.column_ranges[kKind];
         const int64_t all = rows / joined, first = all * part / of, last = all * (part + 1) / of;
         for (int64_t i = 0; i < results; i += kColumnTile)
           kernel(x + first * results + i, last - first, std::min(kColumnTile, results - i), results, lowest + i,
@@ -197,7 +197,7 @@ class Reduce : public Node {
       const int64_t first = unit_elements * part / of, last = unit_elements * (part + 1) / of;
       for (int64_t at = first; at < last;) {
         const int64_t row = at / inner, col = at % inner, count = std::min(inner - col, last - at);
-        kernel(x + row * cols * inner + col, 1, count, count, lowest, highest);
+        table.row_ranges[kKind](x + row * cols * inner + col, 1, count, count, lowest, highest);
         at += count;
       }
     }
@@ -210,13 +210,11 @@ class Reduce : public Node {
       lowest = range.low, highest = range.high;
     }
 
-    const RangesKernel* kernels() const { return kKind == kAbsMax ? table.abs_max_of : table.min_max_of; }
-
     // Reduces `count` units of one row each.
     void adjacent_rows(int64_t unit, int64_t count, float* lowest, float* highest) const {
       begin(lowest, highest, count);
       const float* x = src + unit * inner;
-      kernels()[kPerRow](x, count, inner, inner, lowest, highest);
+      table.row_ranges[kKind](x, count, inner, inner, lowest, highest);
       for (int64_t i = 0; i < count; ++i) store(unit + i, x + i * inner, lowest[i], highest[i], false);
     }
 

@@ -11,6 +11,7 @@
   X(affine_dequantize)           \
   X(dynamic_range_quantize)      \
   X(dynamic_range_fake_quantize) \
+  X(two_term_quantize)           \
   X(quantized_matmul)            \
   X(quantized_matmul_program)    \
   X(quantized_conv)              \

@@ -9,8 +9,6 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kLongRow = 4 * kTaskElements;  // longer rows are split into parts
-constexpr int64_t kFewRows = 8;                  // unless there are at least this many of them
 constexpr size_t kFirstOperand = 2;
 
 class RowProgram : public Node {
@@ -21,9 +19,7 @@ class RowProgram : public Node {
       : rows_(kName, attributes),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
         program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_),
-        long_row_(program_.has_sums()         ? INT64_MAX
-                  : program_.is_elementwise() ? kLongRow / 2
-                                              : kLongRow) {}
+        long_row_(longest_of(program_)) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), like = context.input(1);
@@ -55,6 +51,12 @@ class RowProgram : public Node {
 
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+
+  // The longest row that is not split: sums have no parts.
+  static int64_t longest_of(const Program& program) {
+    if (program.has_sums()) return INT64_MAX;
+    return program.is_elementwise() ? kLongRow / 2 : kLongRow;
+  }
 
   RowAttributes rows_;
   Type code_type_;

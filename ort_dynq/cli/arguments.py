@@ -26,7 +26,7 @@ def add_exact(parser: argparse._ActionsContainer) -> None:
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Adds --exact and --fuse, which exclude each other."""
+    """Adds --weights-only, and --exact and --fuse, which exclude each other."""
     changes = parser.add_mutually_exclusive_group()
     add_exact(changes)
     changes.add_argument(
@@ -34,19 +34,19 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
     )
+    add_weights_only(parser)
 
 
-def add_weights_only(parser: argparse._ActionsContainer, default: str | None) -> None:
-    """Adds --weights-only.
+def weights_only_of(arguments: argparse.Namespace) -> str:
+    """Returns the value of --weights-only; its default if the subcommand does not have it."""
+    return getattr(arguments, "weights_only", None) or "keep"
 
-    Args:
-        parser: The parser.
-        default: The value if the option is not given: "keep", or None, which stands for it.
-    """
+
+def add_weights_only(parser: argparse._ActionsContainer) -> None:
+    """Adds --weights-only; :func:`weights_only_of` has its default."""
     parser.add_argument(
         "--weights-only",
         choices=("keep", "blocks", "two-term"),
-        default=default,
         help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
         "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
     )

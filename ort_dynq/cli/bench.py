@@ -151,7 +151,7 @@ class _Bench:
     options: tuple[tuple[str, str], ...] = ()
 
 
-_CHANGES = (("exact", "--exact"), ("fuse", "--fuse"))
+_CHANGES = (("exact", "--exact"), ("fuse", "--fuse"), ("weights_only", "--weights-only"))
 _DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
 _QUANTIZE = _Bench(
     "quantize",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_changes, add_data, add_weights_only, check_target, given_data
+from .arguments import add_changes, add_data, check_target, given_data, weights_only_of
 from .command import FAILED, Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, verification_text
@@ -36,7 +36,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
     add_changes(parser)
-    add_weights_only(parser, default="keep")
     add_data(parser)
 
 
@@ -75,7 +74,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
 
     genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
-        options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": arguments.weights_only}
+        options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": weights_only_of(arguments)}
         found = genai.rewrite_folder(source, **options)
     verifications = _verify_folder(arguments, found) if arguments.verify else {}
     passed = all(each.passed for each in verifications.values())

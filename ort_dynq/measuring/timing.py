@@ -73,7 +73,7 @@ class Settings:
         seconds: Time for each case, all contenders together.
         warmup: Untimed calls of each contender at the start.
         backend: How sessions get ort_dynq's operators.
-        exact, fuse: How models are rewritten, see :func:`ort_dynq.rewrite`.
+        exact, fuse, weights_only: How models are rewritten, see :func:`ort_dynq.rewrite`.
     """
 
     threads: tuple[int, ...] = (1,)
@@ -82,6 +82,7 @@ class Settings:
     backend: Backend = "native"
     exact: bool = False
     fuse: bool = False
+    weights_only: str = "keep"
 
 
 @dataclass(frozen=True)

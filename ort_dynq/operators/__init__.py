@@ -17,6 +17,7 @@ from . import (
     quantized_matmul,
     reduce,
     row_program,
+    two_term,
 )
 from .spec import Attribute, Family, Input, Operator, Signature
 
@@ -28,6 +29,7 @@ FAMILIES: tuple[Family, ...] = (
     granular.FAMILY,
     affine.FAMILY,
     dynamic_range.FAMILY,
+    two_term.FAMILY,
     quantized_matmul.FAMILY,
     quantized_conv.FAMILY,
     quantized_attention.FAMILY,

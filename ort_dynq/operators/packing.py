@@ -45,6 +45,30 @@ def pack(codes: npt.NDArray[np.int8] | npt.NDArray[np.uint8], bits: int = 8) -> 
     return np.ascontiguousarray(quads)
 
 
+def pack_columns(columns: npt.NDArray[np.uint8], bits: int = 8) -> npt.NDArray[np.int8]:
+    """Packs weights that are stored column after column, as :func:`pack` does, and some ten times as fast.
+
+    Args:
+        columns: uint8, [N, 4 * ceil(K * bits / 32)]: the codes of each column, low bits first, padded with 0.
+        bits: 8 or 4.
+
+    Returns:
+        As :func:`pack`.
+    """
+    words = np.ascontiguousarray(columns).view("<u4")
+    if bits == 4:  # codes 0 to 7 of a word become 0, 4, 1, 5, 2, 6, 3, 7
+        words = words & 0xFF0000FF | words >> 8 & 0xFF00 | (words & 0xFF00) << 8
+        words = words & 0xF00FF00F | words >> 4 & 0xF000F0 | (words & 0xF000F0) << 4
+    count, units = words.shape
+    blocks = -(-count // BLOCK_COLUMNS)
+    packed = np.zeros((blocks, units, BLOCK_COLUMNS), "<u4")
+    whole = count // BLOCK_COLUMNS
+    packed[:whole] = words[: whole * BLOCK_COLUMNS].reshape(whole, BLOCK_COLUMNS, units).transpose(0, 2, 1)
+    if blocks > whole:
+        packed[whole, :, : count % BLOCK_COLUMNS] = words[whole * BLOCK_COLUMNS :].T
+    return packed.view(np.int8).reshape(blocks, units, BLOCK_COLUMNS, QUAD)
+
+
 def unpack(packed: npt.NDArray[np.int8], depth: int, columns: int, bits: int = 8) -> npt.NDArray[np.int8]:
     """Returns the weights that :func:`pack` packed, [depth, columns]."""
     blocks, units = packed.shape[:2]

@@ -61,8 +61,8 @@ class Product:
     rounded: half of the distance between its numbers is subtracted from abs(result - reference). The reference is the
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
-    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). If A has a MatMulNBits, the reference of B has
-    B's activation: the rounding of the activation to codes is compared apart from it (nbits.py).
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). For a MatMulNBits of A, the reference of B
+    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py).
 
     Attributes:
         name: The name of the node in B, or of its result if the node has none.

@@ -340,21 +340,37 @@ uint64_t hash_bounded(const dynq::ElementwiseKernels& table, int scaling, int or
   });
 }
 
-// A row's extreme may be a zero of either sign.
-uint64_t hash_ranges(dynq::RangesKernel kernel, dynq::Parameters parameters) {
-  return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
-    const std::vector<float> src = problem.ties(random);
-    std::vector<float> low, high;
-    for (size_t i = 0; i < problem.scales.size(); ++i) {
-      low.push_back(random.of({kInfinity, 1.0f}));
-      high.push_back(random.of({-kInfinity, 1.0f}));
-    }
+// The ranges of columns that the kernel widens, or of rows of float or float16: whose extremes may be zeros of either
+// sign.
+uint64_t hash_ranges(const dynq::ElementwiseKernels& table, dynq::Parameters parameters, int kind, bool is_float16) {
+  return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
+    Floats src(table, problem.ties(random));
     const auto& [rows, cols, stride] = problem.extent;
-    kernel(src.data(), rows, cols, stride, low.data(), high.data());
-    for (std::vector<float>* values : {&low, &high}) {
-      for (float& value : *values)
-        if (parameters == dynq::kPerRow && value == 0) value = 0;
-      hash.add_floats(values->data(), values->size());
+    for (const bool finite : {false, true}) {
+      for (float& x : src.wide)
+        if (finite && !std::isfinite(x)) x = 0.0f;
+      if (is_float16) {
+        src.narrow();
+        src.widen();
+      }
+      std::vector<float> low, high;
+      for (size_t i = 0; i < problem.scales.size(); ++i) {
+        low.push_back(random.of({kInfinity, 1.0f}));
+        high.push_back(random.of({-kInfinity, 1.0f}));
+      }
+      const dynq::RowRangesKernel direct = is_float16 ? table.row_ranges_f16[kind] : nullptr;
+      bool is_finite = false;
+      if (parameters == dynq::kPerColumn)
+        table.column_ranges[kind](src.wide.data(), rows, cols, stride, low.data(), high.data());
+      else
+        is_finite = (direct != nullptr ? direct : table.row_ranges[kind])(src.data(direct != nullptr), rows, cols,
+                                                                          stride, low.data(), high.data());
+      hash.add(&is_finite, sizeof is_finite);
+      for (std::vector<float>* values : {&low, &high}) {
+        for (float& value : *values)
+          if (parameters == dynq::kPerRow && value == 0) value = 0;
+        hash.add_floats(values->data(), values->size());
+      }
     }
   });
 }
@@ -572,9 +588,10 @@ void run_kernels() {
   print("products/gemm_qb4w", hash_products(products.gemm_qb4w, 4, 3));
   for (const StepKind kind : steps::all_kinds())
     print(std::string("programs/") + steps::describe(kind).name, hash_step(table.run_pass, kind));
-  for (const Parameters p : {kPerRow, kPerColumn}) {
-    print(std::string("min_max_of/") + kinds[p], hash_ranges(table.min_max_of[p], p));
-    print(std::string("abs_max_of/") + kinds[p], hash_ranges(table.abs_max_of[p], p));
+  for (int kind = 0; kind < kExtremes; ++kind) {
+    const std::string of = kind == kAbsMax ? "abs_max_of/" : "min_max_of/";
+    for (const Parameters p : {kPerRow, kPerColumn}) print(of + kinds[p], hash_ranges(table, p, kind, false));
+    print(of + "row_f16", hash_ranges(table, kPerRow, kind, true));
   }
 }
 

@@ -390,6 +390,22 @@ RANGES: list[tuple[Shape, int]] = [
 ]
 
 
+# Shapes of src, and sizes of blocks: many blocks, and one in each row.
+BLOCKS: list[tuple[Shape, int]] = [
+    ((70, 64), 32),
+    ((2, 5, 15), 5),
+    ((4, 128), 16),
+    ((2, 384), 128),
+    ((512,), 256),
+    ((9, 21), 3),
+    ((2, 3, 32), 32),
+    ((33, 64), 64),
+    ((20, 4), 1),
+    ((0, 64), 32),
+    ((3, 0), 32),
+]
+
+
 def chain(code_type: int, to_codes: bool, **attributes: int) -> tuple[Attributes, list[Array]]:
     """The attributes of codes of that type, and the input `like`."""
     given: Attributes = {"code_type": code_type, "nan_code": 0, **attributes}
@@ -450,10 +466,54 @@ def range_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
                     src = range_rows(rng, max(rows, 1), cols, constants, one_zero)[:rows].reshape(shape)
                     like = [np.zeros((), dst_of(attributes)[0])] if to_codes else []
                     yield Case(attributes | {"axis": axis}, [src, constants, *like])
+            shape, block = BLOCKS[i % (len(BLOCKS) - (opset < 14))]
+            src = range_rows(rng, max(1, math.prod(shape) // block), block, constants, one_zero)
+            src = src.reshape(-1)[: math.prod(shape)].reshape(shape)
+            yield Case(attributes | {"block_size": block}, [src, constants, *like])
         yield from far_cases(rng, to_codes)
         yield from long_cases(rng, to_codes)
 
     return cases
+
+
+# TwoTermQuantize
+
+
+def two_term_row(rng: np.random.Generator, cols: int) -> Array:
+    """A row dense in ties of codes and of remainders, with special values; or a row whose scale under- or overflows."""
+    exponent = int(rng.choice([0, -5, 9, -100, -130, -149, 119]))
+    step = np.float32(2.0**exponent)
+    quarters = rng.integers(-508, 509, cols).astype(np.float32) / np.float32(4)  # the remainder of n + 1/4 is 63.5
+    quarters[rng.integers(cols)] = 127  # so that src * (127 / abs_max) is exact
+    row = quarters * step
+    row = np.where(rng.random(cols) < 0.3, np.nextafter(row, row * rng.choice(np.float32([0, 2]), cols)), row)
+    match rng.integers(6):
+        case 0:
+            row = np.where(rng.random(cols) < 0.3, rng.choice(SPECIALS, cols), row)
+        case 1:
+            row = np.where(rng.random(cols) < rng.choice([0.1, 0.9, 1]), np.float32(np.nan), row)
+        case 2:
+            row = rng.normal(0, 10, cols)
+        case 3:
+            row = row * 0
+    return np.asarray(row, np.float32)
+
+
+def two_term_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    layouts = [(shape, {"axis": axis}) for shape, axis in RANGES if len(shape) > 0]
+    layouts += [(shape, {"block_size": block}) for shape, block in BLOCKS]
+    layouts += [((4, 4096), {"block_size": 32}), ((3, 1000), {"axis": -1}), ((2, 150000), {"axis": -1})]
+    for shape, given in [each for each in layouts if opset >= 14 or 0 not in each[0]]:
+        cols = given.get("block_size") or math.prod(shape[given["axis"] % len(shape) :])
+        for _ in range(3 if cols > 1000 else 12):
+            rows = [two_term_row(rng, cols) for _ in range(math.prod(shape) // cols)]
+            with np.errstate(over="ignore"):
+                yield Case(
+                    {**given}, [np.concatenate([*rows, np.zeros(0, np.float32)]).astype(np.float32).reshape(shape)]
+                )
+    if opset >= 14:
+        yield Case({}, [np.zeros((3, 0), np.float32)])
 
 
 # QuantizedMatMul
@@ -717,6 +777,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "AffineDequantize": affine_dequantize_cases,
     "DynamicRangeQuantize": range_cases(to_codes=True),
     "DynamicRangeFakeQuantize": range_cases(to_codes=False),
+    "TwoTermQuantize": two_term_cases,
     "QuantizedMatMul": matmul_cases,
     "QuantizedConv": conv_cases,
     "QuantizedAttention": attention_cases,

@@ -86,3 +86,46 @@ def test_order_of_sums(length: int, isas: Sequence[str]) -> None:
         with kernels.use_isa(isa):
             assert_same(run("number = ReduceSum(x)", x, 5), expected)
             assert_same(run("number = ReduceSum(Mul(x, -1.0))", x, 5), np.where(expected == 0, expected, -expected))
+
+
+FUNCTIONS = {
+    "Gelu": "Gelu(x)",
+    "SiLU": "Mul(x, Sigmoid(x))",
+    "gate": "Mul(Mul(x, Sigmoid(x)), tensor1)",
+}
+QUANTIZATIONS = {
+    "symmetric": "s = Div(ReduceMax(Abs({0})), 127.0); codes = Round(Div({0}, s)); scale = s",
+    "asymmetric": """l = Clip(ReduceMin({0}), -inf, 0.0); s = Div(Sub(Clip(ReduceMax({0}), 0.0, inf), l), 15.0);
+        z = Int8(Clip(Sub(-8.0, Div(l, s)), -8.0, 7.0)); codes = Clip(Add(Round(Div({0}, s)), z), -8.0, 7.0);
+        zero_point = z; scale = s""",
+    "of three passes": "s = ReduceMax({0}); d = Mul({0}, s); codes = Mul(Div(d, ReduceMax(Abs(d))), 7.0); scale = s",
+}
+
+
+@pytest.mark.parametrize("code_type", [3, 22])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_that_several_passes_read(
+    function: str, quantization: str, dtype: type, code_type: int, isas: Sequence[str]
+) -> None:
+    """The bits of two programs: one computes the function, the other one reads its result. Short and long rows."""
+    quantized = " ".join(QUANTIZATIONS[quantization].split())
+    like = np.zeros(1, np.int8 if code_type == 3 else pytest.importorskip("ml_dtypes").int4)
+    rng = np.random.default_rng(0)
+    for shape, axis in (((5, 7), -1), ((40, 130), -1), ((3, 5000), -1), ((3, 60000), 0)):
+        x: Array = rng.normal(0, 3, shape).astype(dtype)
+        gate: Array = rng.normal(0, 3, shape).astype(np.float32)
+        options = {"axis": axis, "code_type": code_type}
+
+        def run_on(data: Array, program: str, gate: Array = gate, options: dict[str, int] = options) -> list[Array]:
+            return kernels.run("RowProgram", [data, like, gate, *[NOTHING] * 3], program=program, **options)
+
+        for isa in isas:
+            with kernels.use_isa(isa):
+                found = run_on(x, f"y = {FUNCTIONS[function]}; {quantized.format('y')}")
+                first = run_on(x.astype(np.float32), f"dst = {FUNCTIONS[function]}")[2]
+                expected = run_on(first, quantized.format("x"))
+            for output in (0, 1, 4):
+                assert_same(found[output], expected[output])
+            assert len(np.unique(found[0].astype(np.int32))) > 2

@@ -93,6 +93,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_half_token": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "ort_int8_negative": {"ort_dynq.DynamicQuantize": 2, "ort_dynq.ReduceMinMax": 2} | PRODUCTS,
+    "ort_nbits": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "ort_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_uint8_opset10": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "pt2e_dynamic": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
@@ -173,7 +174,10 @@ EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
 FLOAT16_OPERATORS = ("ort_half_optimized", "ort_half_token", "token_float16_glue", "torchao_half")
 
 # The oldest onnxruntime that runs the original, for models that need a newer one than this package does.
-OLDEST_RUNTIME = {"ort_dynamic_speech": (1, 24)}  # ConvInteger of int8 weights
+OLDEST_RUNTIME = {
+    "ort_dynamic_speech": (1, 24),  # ConvInteger of int8 weights
+    "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
+}
 RUNTIME = tuple(map(int, ort.__version__.split(".")[:2]))
 
 

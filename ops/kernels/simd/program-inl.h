@@ -314,10 +314,7 @@ void run_pass(const Pass& pass) {
   Best best[kMostReductions];
   for (int64_t row = 0; row < pass.rows; ++row) {
     for (int i = 0; i < count; ++i)
-      for (V::F& lanes : best[i].lanes)
-        lanes = V::set1(reductions[i]->kind == StepKind::kReduceMax   ? -kInfinity
-                        : reductions[i]->kind == StepKind::kReduceMin ? kInfinity
-                                                                      : 0.0f);
+      for (V::F& lanes : best[i].lanes) lanes = V::set1(identity_of(reductions[i]->kind));
     int64_t col = 0;
     for (; col + 8 * L <= pass.cols; col += 8 * L) run_tile<8>(pass, row, col, best);
     for (; col + 4 * L <= pass.cols; col += 4 * L) run_tile<4>(pass, row, col, best);

@@ -76,27 +76,81 @@ void widen(V::F v, V::F& low, V::F& high) {
   high = V::max(v, high);
 }
 
-// The last vector of a row overlaps the one before, so that it ends with the row.
+// The smallest and the largest elements of a row, lane by lane; NaN in `not_finite` if an element is not finite.
+struct RowExtremes {
+  V::F low, high, not_finite;
+};
+
 template <Extremes kKind>
-void row_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+void widen(V::F v, RowExtremes& extremes) {
+  extremes.not_finite = V::fmadd(v, V::set1(0.0f), extremes.not_finite);  // 0 while every element is finite
+  widen<kKind>(v, extremes.low, extremes.high);
+}
+
+template <Extremes kKind>
+RowExtremes united(const RowExtremes& a, const RowExtremes& b) {
+  return {kKind == kAbsMax ? a.low : V::min(a.low, b.low), V::max(a.high, b.high), V::add(a.not_finite, b.not_finite)};
+}
+
+// Widens the extremes by the elements of a row. The last vector overlaps the one before, so that it ends with the row.
+template <Extremes kKind, class Floats>
+ORT_DYNQ_INLINE inline RowExtremes widened_by_row(const typename Floats::Element* from, int64_t cols,
+                                                  const RowExtremes& before) {
   constexpr int64_t L = V::kLanes;
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * stride;
-    V::F h = V::set1(high[row]), l = kKind == kAbsMax ? h : V::set1(low[row]);
-    int64_t i = 0;
-    if (cols >= 4 * L) {
-      V::F ls[4] = {l, l, l, l}, hs[4] = {h, h, h, h};
-      for (; i + 4 * L <= cols; i += 4 * L)
-        for (int k = 0; k < 4; ++k) widen<kKind>(V::load(from + i + k * L), ls[k], hs[k]);
-      l = V::min(V::min(ls[0], ls[1]), V::min(ls[2], ls[3]));
-      h = V::max(V::max(hs[0], hs[1]), V::max(hs[2], hs[3]));
+  RowExtremes even = before, odd = before;
+  int64_t i = 0;
+  if (cols >= 4 * L) {
+    RowExtremes third = before, fourth = before;
+    for (; i + 4 * L <= cols; i += 4 * L) {
+      widen<kKind>(Floats::load(from + i), even);
+      widen<kKind>(Floats::load(from + i + L), odd);
+      widen<kKind>(Floats::load(from + i + 2 * L), third);
+      widen<kKind>(Floats::load(from + i + 3 * L), fourth);
     }
-    for (; i + L <= cols; i += L) widen<kKind>(V::load(from + i), l, h);
-    if (i < cols)
-      widen<kKind>(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), l, h);
-    if (kKind == kMinMax) low[row] = V::lowest(l);
-    high[row] = V::highest(h);
+    even = united<kKind>(even, third);
+    odd = united<kKind>(odd, fourth);
   }
+  if (i + 2 * L <= cols) {
+    widen<kKind>(Floats::load(from + i), even);
+    widen<kKind>(Floats::load(from + i + L), odd);
+    i += 2 * L;
+  }
+  if (i + L <= cols) {
+    widen<kKind>(Floats::load(from + i), even);
+    i += L;
+  }
+  if (i < cols) widen<kKind>(cols >= L ? Floats::load(from + cols - L) : Floats::load_part_or_first(from, cols), odd);
+  return united<kKind>(even, odd);
+}
+
+template <Extremes kKind, class Floats = Float32>
+bool row_ranges(const void* elements, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+  constexpr int64_t L = V::kLanes;
+  V::F not_finite = V::set1(0.0f);
+  const auto of_row = [&](int64_t row) {
+    const auto* from = static_cast<const typename Floats::Element*>(elements) + row * stride;
+    const V::F h = V::set1(high[row]), l = kKind == kAbsMax ? h : V::set1(low[row]);
+    return widened_by_row<kKind, Floats>(from, cols, {l, h, V::set1(0.0f)});
+  };
+  int64_t row = 0;
+  for (; row + L <= rows; row += L) {
+    V::F ls[L], hs[L];
+    for (int64_t k = 0; k < L; ++k) {
+      const RowExtremes extremes = of_row(row + k);
+      not_finite = V::add(not_finite, extremes.not_finite);
+      ls[k] = extremes.low;
+      hs[k] = extremes.high;
+    }
+    if (kKind == kMinMax) V::store<false>(low + row, V::combine_lanes(ls, [](V::F a, V::F b) { return V::min(a, b); }));
+    V::store<false>(high + row, V::combine_lanes(hs, [](V::F a, V::F b) { return V::max(a, b); }));
+  }
+  for (; row < rows; ++row) {
+    const RowExtremes extremes = of_row(row);
+    not_finite = V::add(not_finite, extremes.not_finite);
+    if (kKind == kMinMax) low[row] = V::lowest(extremes.low);
+    high[row] = V::highest(extremes.high);
+  }
+  return !V::has_nan(not_finite, not_finite);
 }
 
 template <Extremes kKind, int kRows>
@@ -119,7 +173,7 @@ void column_range_tile(const float* x, int64_t cols, int64_t stride, float* low,
 
 // Eight rows at once, so that low and high are loaded and stored once for all of them.
 template <Extremes kKind>
-void column_range(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+void column_ranges(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   int64_t row = 0;
   for (; row + 8 <= rows; row += 8) column_range_tile<kKind, 8>(x + row * stride, cols, stride, low, high);
   for (; row < rows; ++row) column_range_tile<kKind, 1>(x + row * stride, cols, stride, low, high);

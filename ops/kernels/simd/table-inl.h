@@ -52,6 +52,8 @@ struct VectorMembers {
   bool (*has_nan)(F, F) = V::has_nan;  // in either argument
   float (*lowest)(F) = V::lowest;
   float (*highest)(F) = V::highest;
+  // Of kLanes rows: the lanes of row i, combined by `op` in any order, become lane i.
+  F (*combine_lanes)(const F* rows, F (*const& op)(F, F)) = V::combine_lanes;
 
   I (*add_ints)(I, I) = V::add;
   I (*sub_ints)(I, I) = V::sub;
@@ -100,6 +102,7 @@ struct VectorMembers {
 #include "kernels/simd/affine-inl.h"
 #include "kernels/simd/bounded-inl.h"
 #include "kernels/simd/range-inl.h"
+#include "kernels/simd/two-term-inl.h"
 #include "kernels/simd/formats-inl.h"
 #include "kernels/simd/program-inl.h"
 #include "kernels/simd/attention-inl.h"
@@ -153,14 +156,17 @@ constexpr ElementwiseKernels elementwise_kernels() {
   set_bounded<kDivide>(table);
   set_bounded<kMultiplyByTheReciprocal>(table);
   set_bounded<kMultiply>(table);
+  table.two_terms = two_terms;
   table.ranges[kMinMax] = range<kMinMax>;
   table.ranges[kAbsMax] = range<kAbsMax>;
   table.ranges_f16[kMinMax] = range_f16<kMinMax>;
   table.ranges_f16[kAbsMax] = range_f16<kAbsMax>;
-  table.min_max_of[kPerRow] = row_range<kMinMax>;
-  table.min_max_of[kPerColumn] = column_range<kMinMax>;
-  table.abs_max_of[kPerRow] = row_range<kAbsMax>;
-  table.abs_max_of[kPerColumn] = column_range<kAbsMax>;
+  table.row_ranges[kMinMax] = row_ranges<kMinMax>;
+  table.row_ranges[kAbsMax] = row_ranges<kAbsMax>;
+  table.column_ranges[kMinMax] = column_ranges<kMinMax>;
+  table.column_ranges[kAbsMax] = column_ranges<kAbsMax>;
+  table.row_ranges_f16[kMinMax] = row_ranges<kMinMax, Float16>;
+  table.row_ranges_f16[kAbsMax] = row_ranges<kAbsMax, Float16>;
   table.widen[kF16] = convert<WidenF16>;
   table.widen[kBf16] = convert<WidenBf16>;
   table.widen[kU4] = convert<WidenCodes<kU8>>;

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.constants import constant_array, constant_scalar, is_number
+from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard, only_use, producer_of, skip_identity
+from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..analysis.values import Values
-from .heads import Heads, dims_of, heads_by_token, heads_of
+from .heads import Heads, heads_by_token, heads_of
 
 _LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
 _FARTHEST = 16  # nodes between the product and Softmax
-_SLICE_WITHOUT_STEPS = 3  # inputs after the data: starts, ends, axes
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "Sqrt": np.sqrt,
-    "Reciprocal": np.reciprocal,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Pow": np.power,
-}
 
 
 @dataclass(frozen=True)
@@ -145,7 +135,7 @@ def unscaled(value: ir.Value, scalars: list[Scalar], *, at_run_time: bool = Fals
         found = [
             (node.inputs[i], other) for i, other in _operands(node) if other is not None and has_one_element(other, 4)
         ]
-        if not found or found[0][0] is None or not (at_run_time or _number(found[0][1]) is not None):
+        if not found or found[0][0] is None or not (at_run_time or known_number(found[0][1]) is not None):
             break
         value = found[0][0]
         scalars.append(Scalar(found[0][1], node.op_type == "Div"))
@@ -168,7 +158,7 @@ def split_scalars(scalars: list[Scalar]) -> tuple[list[float], tuple[Scalar, ...
     """Returns the factors that are known before run time, and the other scalars."""
     constants, others = [], []
     for scalar in scalars:
-        number = _number(scalar.value)
+        number = known_number(scalar.value)
         if number is None:
             others.append(scalar)
         elif scalar.divides:
@@ -176,53 +166,6 @@ def split_scalars(scalars: list[Scalar]) -> tuple[list[float], tuple[Scalar, ...
         else:
             constants.append(number)
     return constants, tuple(others)
-
-
-def _number(value: ir.Value) -> float | None:
-    """Returns a number that is known before run time, or None."""
-    try:
-        with np.errstate(all="ignore"):
-            elements = _elements(value)
-    except (ArithmeticError, LookupError, ValueError):  # an index is not known, or out of range
-        return None
-    number = math.nan if elements is None or elements.size != 1 else float(elements.reshape(()))
-    return None if math.isnan(number) else number
-
-
-def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:
-    """Returns the elements of a number or a shape as exporters compute them; NaN for a length that is not known.
-
-    torch computes the scale from the shape of q, whose last dimension is known, also if others are not.
-    """
-    if value is None or distance > _FARTHEST:
-        return None
-    if (elements := constant_array(value)) is not None:
-        return elements.astype(np.float64) if is_number(elements.dtype) else None
-    node = producer_of(value, "Shape", "Identity", "Cast", "Slice", "Gather", "Squeeze", "Unsqueeze", *_ARITHMETIC)
-    if node is None or node.inputs[0] is None:
-        return None
-    if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or not value.dtype.is_floating_point()):
-        return None  # integers round
-    if node.op_type == "Shape":
-        if node.inputs[0].shape is None:
-            return None
-        dims = [dim if isinstance(dim, int) else math.nan for dim in dims_of(node.inputs[0])]
-        return np.array(dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(dims))])
-    inputs = [_elements(each, distance + 1) for each in node.inputs]
-    known = [each for each in inputs if each is not None]
-    if len(known) < len(inputs):
-        return None
-    first, *others = known
-    if node.op_type in _ARITHMETIC:
-        return np.asarray(_ARITHMETIC[node.op_type](*known))
-    if node.op_type == "Slice":
-        start, end = (int(each.reshape(-1)[0]) for each in others[:2])
-        return first[start:end] if first.ndim == 1 and len(others) <= _SLICE_WITHOUT_STEPS else None
-    if node.op_type == "Gather":
-        return first[others[0].astype(np.int64)] if first.ndim == 1 else None
-    if node.op_type in ("Squeeze", "Unsqueeze"):
-        return first.reshape(()) if first.size == 1 else None
-    return first
 
 
 def may_mask_rows(steps: list[Added | Masked], values: Values) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...operators.packing import BLOCK_COLUMNS, pack, packed_shape
+from ...operators.packing import BLOCK_COLUMNS, QUAD, pack_columns, packed_shape
 from ...operators.quantized_matmul import GROUP_UNIT
 from ...storage import ComputedTensor
 from ..analysis.constants import is_float16
@@ -31,6 +31,7 @@ from .tail import check_sums
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _BITS = (2, 4, 8)
+_FEW = 1024
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
 
 
@@ -70,26 +71,34 @@ class NBits:
         """The zeros that an activation needs at the end of each row; a single block needs none."""
         return self.blocks * self.block_size - self.depth if self.blocks > 1 else 0
 
+    @property
+    def _packed_shape(self) -> tuple[int, int, int, int]:
+        return packed_shape(self.depth + self.padding, self.columns, self.stored_bits)
+
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights. Weights beyond K have the code of the zero point."""
-        shape = packed_shape(self.depth + self.padding, self.columns, self.stored_bits)
-        return _computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, shape)
+        return _computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, self._packed_shape)
 
     def column_scale(self) -> ir.TensorProtocol:
         """Returns the scales as QuantizedMatMul takes them, [blocks, N], float16 if that represents all of them."""
-        dtype = ir.DataType.FLOAT16 if is_float16(self.scales.numpy()) else ir.DataType.FLOAT
+        scales = self.scales.numpy().reshape(-1)
+        # A few of them show most of the time that they are not.
+        is_narrow = is_float16(scales[:_FEW]) and is_float16(scales)
+        dtype = ir.DataType.FLOAT16 if is_narrow else ir.DataType.FLOAT
+        del scales
         release(self.scales)
-        element = dtype.numpy()
-        shape = self.blocks, self.columns
-        return _computed(
-            [self.scales], lambda: np.ascontiguousarray(self._by_block(self.scales.numpy()), element), dtype, shape
-        )
+
+        def compute() -> npt.NDArray[Any]:
+            elements = np.array(self._by_block(self.scales.numpy()), dtype.numpy(), order="C")
+            release(self.scales)
+            return elements
+
+        return _computed([self.scales], compute, dtype, (self.blocks, self.columns))
 
     def weight_zero_point(self) -> ir.TensorProtocol:
         """Returns the zero points as QuantizedMatMul takes them, int8: [blocks, N], or [1] if all are equal."""
-        first = self._zero_points()
-        if (first == first[0, 0]).all():
-            return ir.tensor(self._stored(first[:1, 0]))
+        if self.zero_points is None or np.ptp(self._zero_points()) == 0:
+            return ir.tensor(self._stored(self._zero_points()[:1, 0]))
         return _computed(
             [self.zero_points],
             lambda: self._stored(self._by_block(self._zero_points())),
@@ -113,19 +122,30 @@ class NBits:
         return found
 
     def _pack(self) -> npt.NDArray[np.int8]:
-        depth = self.depth + self.padding
-        packed = np.empty(packed_shape(depth, self.columns, self.stored_bits), np.int8)
-        rows = self.codes.numpy().reshape(self.columns, -1)
+        packed = np.empty(self._packed_shape, np.int8)
         zero_points = self._zero_points()
         for first in range(0, self.columns, _COLUMNS):
             part = slice(first, first + _COLUMNS)
-            codes = _unpacked(rows[part], self.bits)[:, :depth]
-            codes[:, self.depth :] = zero_points[part, -1:]
-            packed[first // BLOCK_COLUMNS : (first + _COLUMNS) // BLOCK_COLUMNS] = pack(
-                self._stored(codes).T, self.stored_bits
-            )
+            blocks = slice(first // BLOCK_COLUMNS, (first + _COLUMNS) // BLOCK_COLUMNS)
+            packed[blocks] = pack_columns(self._columns(part, zero_points[part, -1:]), self.stored_bits)
         release(self.codes)
         return packed
+
+    def _columns(self, part: slice, beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Returns some columns as :func:`pack_columns` takes them, with the codes `beyond` in place of those beyond K.
+
+        A single block has zeros there.
+        """
+        rows = self.codes.numpy().reshape(self.columns, -1)[part]
+        if self.bits == 2:
+            rows = _bytes_of(_unpacked(rows, 2))
+        rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
+        per_byte = 8 // self.stored_bits
+        start = self.depth // per_byte  # the first byte with a code beyond K
+        codes = _unpacked(rows[:, start:], self.stored_bits)
+        codes[:, self.depth - start * per_byte :] = self._stored(beyond).view(np.uint8) if self.padding else 0
+        rows[:, start:] = _bytes_of(codes) if per_byte == 2 else codes
+        return rows
 
 
 def nbits_of(node: ir.Node, facts: Facts) -> NBits:
@@ -197,6 +217,11 @@ def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """Returns the codes in rows of bytes, low bits first, one code in a byte."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
+
+
+def _bytes_of(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Returns codes of 4 bits, two in a byte."""
+    return np.asarray(codes[:, 0::2] | codes[:, 1::2] << 4)
 
 
 def _tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:

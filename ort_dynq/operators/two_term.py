@@ -1,0 +1,88 @@
+"""TwoTermQuantize: symmetric dynamic quantization to two int8 codes for each element, the second for what is left."""
+
+from __future__ import annotations
+
+from .dynamic_range import AXIS, BLOCK_SIZE, SCALE
+from .function_text import parameter_shape, reshape, rows
+from .spec import FLOATS, Family, Input, Operator, Signature
+
+
+def _body(opset: int) -> str:
+    # From opset 18 on, axes are an input of ReduceMax.
+    attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
+    return f"""{{
+    axes = Constant<value_ints = [1]>()
+    zero = Constant<value_float = 0.0>()
+    highest = Constant<value_float = 127.0>()
+    lowest = Constant<value_float = -127.0>()
+    fine_steps = Constant<value_float = 254.0>()
+    real_src = Cast<to = 1>(src)
+    {rows("real_src", opset)}
+    is_nan = IsNaN(rows)
+    numbers = Where(is_nan, zero, rows)
+    magnitudes = Abs(numbers)
+    largest = ReduceMax<keepdims = 1{attribute}>(magnitudes{axes})
+    abs_max = Max(largest, zero)
+    inverse = Div(highest, abs_max)
+    scaled = Mul(numbers, inverse)
+    is_undefined = IsNaN(scaled)
+    t = Where(is_undefined, zero, scaled)
+    rounded = Round(t)
+    code = Clip(rounded, lowest, highest)
+    rest = Sub(t, code)
+    fine_rest = Mul(rest, fine_steps)
+    rounded_rest = Round(fine_rest)
+    remainder = Clip(rounded_rest, lowest, highest)
+    coarse_step = Div(abs_max, highest)
+    row_scale = Div(coarse_step, fine_steps)
+    codes_int8 = Cast<to = 3>(code)
+    remainders_int8 = Cast<to = 3>(remainder)
+    codes = {reshape(opset)}(codes_int8, flat_shape)
+    remainders = {reshape(opset)}(remainders_int8, flat_shape)
+    both = Concat<axis = 1>(codes, remainders)
+    shape = Shape(src)
+    {parameter_shape(has_blocks=True)}
+    scale = {reshape(opset)}(row_scale, parameter_shape)
+    two = Constant<value_ints = [2]>()
+    second = Constant<value_ints = [1]>()
+    further_ones = Slice(ones, second, last)
+    factors = Concat<axis = 0>(two, further_ones)
+    doubled = Mul(row_lengths, factors)
+    dst_shape = Concat<axis = 0>(lead, doubled)
+    dst = {reshape(opset)}(both, dst_shape)
+}}"""
+
+
+FAMILY = Family(
+    "Two terms",
+    "Quantization to 8 bits keeps an error of up to half a step. `TwoTermQuantize` quantizes this error, too, so that "
+    "two integer products together are nearly as exact as a float product. A row consists of the elements along the "
+    "dimensions from `axis` on, or of `block_size` elements along the last dimension.",
+    (
+        Operator(
+            "TwoTermQuantize",
+            "Quantizes floats to int8 codes, and what the codes leave to further int8 codes. Every step is float32. A "
+            "NaN in `src` counts as 0.",
+            "abs_max = max(abs(src))\n"
+            "t = src * (127 / abs_max); 0 if that is NaN\n"
+            "code = clip(round(t), -127, 127)\n"
+            "remainder = clip(round((t - code) * 254), -127, 127)\n"
+            "scale = abs_max / 127 / 254\n"
+            "src = scale * (254 * code + remainder), nearly",
+            (Input("src", FLOATS, "At least one dimension."),),
+            (
+                Input(
+                    "dst",
+                    ("int8",),
+                    "The shape of `src`, with twice the length along `axis`: along the dimensions from `axis` on, all "
+                    "codes, then all remainders. With blocks, too: `[..., K]` becomes `[..., 2 * K]`, K codes and then "
+                    "K remainders.",
+                ),
+                SCALE,
+            ),
+            (AXIS, BLOCK_SIZE),
+            tuple(Signature((src,), ("int8", "float32")) for src in FLOATS),
+            _body,
+        ),
+    ),
+)
