@@ -31,6 +31,11 @@ FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
 LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 
+FUSIONS = frozenset(
+    rule.name for phases in (FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS) for phase in phases for rule in phase
+)
+"""The names of the rules of these phases."""
+
 IN_FLOAT32 = frozenset(
     rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE, row_program.RULE)
 )
