@@ -125,6 +125,11 @@ class Reason(Enum):
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
 
+    # Fusions
+    NEARLY_FUNCTION = (
+        "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
+    )
+
     # The sums of products, and their tail
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"
