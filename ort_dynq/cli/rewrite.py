@@ -73,7 +73,8 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     """Rewrites a folder of onnxruntime-genai."""
     from .. import genai
 
-    genai.check_target(genai.open_folder(source).path, target, force=arguments.force)
+    genai.open_folder(source)  # a folder of another kind is the first thing to say
+    genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": weights_only_of(arguments)}
         found = genai.rewrite_folder(source, **options)

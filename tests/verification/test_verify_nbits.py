@@ -12,7 +12,7 @@ from nbits import Array, Case, make, rewritten, run
 from onnx import numpy_helper
 
 import ort_dynq
-from ort_dynq.verification import float64
+from ort_dynq.verification import nbits
 from ort_dynq.verification.nbits import is_noise, is_within_steps
 from ort_dynq.verification.products import FLOOR, Product
 
@@ -41,7 +41,8 @@ def verified(case: Case, model: onnx.ModelProto, x: Array | None = None) -> Prod
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_correct(given: dict[str, Any]) -> None:
+def test_correct(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nbits, "_MOST_WEIGHTS", 1000)
     case = make(**given)
     model = rewritten(case, **options_of(given))
     product = verified(case, model)
@@ -151,12 +152,12 @@ def test_steps() -> None:
 def test_reference_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """If both the rewrite and the verification misread the weights, A's result shows it."""
     case = make()
-    correct = float64._weights_of_nbits
+    correct = nbits._weights_of
 
     def in_another_order(*arguments: Any) -> Array:
         return np.asarray(correct(*arguments).reshape(-1, 2, 40)[:, ::-1].reshape(-1, 40))
 
-    monkeypatch.setattr(float64, "_weights_of_nbits", in_another_order)
+    monkeypatch.setattr(nbits, "_weights_of", in_another_order)
     assert verified(case, rewritten(case)).problem.startswith("A's result is")
 
 

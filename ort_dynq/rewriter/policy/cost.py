@@ -30,9 +30,13 @@ _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inpu
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
-def has_few_elements(x: ir.Value, fewest: int = _FEWEST_ELEMENTS) -> bool:
+def has_few_elements(x: ir.Value) -> bool:
     """Returns whether a tensor is known to be so small that one vectorized node is as fast as a custom operator."""
-    return x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < fewest
+    return _has_fewer_elements(x, _FEWEST_ELEMENTS)
+
+
+def _has_fewer_elements(x: ir.Value, count: int) -> bool:
+    return x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < count
 
 
 def saves_passes(count: int) -> bool:
@@ -50,8 +54,8 @@ def saves_with_function(function: ir.Node, count: int) -> bool:
         function: The node of the function.
         count: The number of nodes that read or write a whole tensor in its place.
     """
-    is_quick = function.op_type != "Gelu"
-    return count >= (3 if is_quick else 2) and not has_few_elements(function.outputs[0], _FEWEST_ELEMENTS_OF_FUNCTION)
+    fewest = 2 if function.op_type == "Gelu" else 3
+    return count >= fewest and not _has_fewer_elements(function.outputs[0], _FEWEST_ELEMENTS_OF_FUNCTION)
 
 
 def too_small(node: ir.Node) -> Unconverted | None:
