@@ -77,7 +77,10 @@ def decoder_feeds(
     for each in declared:
         if each.name not in given and each.type not in DTYPES:
             raise DynqError(f"the decoder's input {each.name} is of type {each.type}, which cannot be generated")
-        feeds[each.name] = given[each.name] if each.name in given else values(each).astype(DTYPES[each.type])
+        try:
+            feeds[each.name] = given[each.name] if each.name in given else values(each).astype(DTYPES[each.type])
+        except (MemoryError, ValueError) as error:
+            raise DynqError(f"the decoder's input {each.name} cannot be generated: {error}") from error
     return feeds
 
 
@@ -119,6 +122,6 @@ def _size(folder: Folder, *keys: str) -> int:
     value: Any = folder.config
     for key in keys:
         value = value.get(key)
-    if not isinstance(value, int):
+    if not isinstance(value, int) or value < 1:
         raise DynqError(f"{folder.path / CONFIG} has no {'.'.join(keys)}, which the inputs of the decoder depend on")
     return value

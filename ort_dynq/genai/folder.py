@@ -107,6 +107,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+        copy.deepcopy(config)  # raises an error here, and not later, if it is nested too deeply
     except OSError as error:
         raise DynqError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -117,6 +118,8 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
             section = section.get(name) if isinstance(section, dict) else None
         if not isinstance(section, dict):
             raise DynqError(f"{file} has no section {'.'.join(names)}")
+    if not isinstance(config["model"]["decoder"].get("session_options", {}), dict):
+        raise DynqError(f"{file}: model.decoder.session_options is not an object")
     for options in _session_options(config):
         for provider in _providers(options):
             if provider.lower() not in _OF_CPUS:
@@ -156,7 +159,7 @@ def _session_options(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _providers(options: dict[str, Any]) -> Iterator[str]:
     """Yields the names of execution providers: ``{"cuda": {…}}`` in provider_options, and in newer versions a list."""
-    for each in options.get("provider_options") or ():
+    given, names = options.get("provider_options"), options.get("providers")
+    for each in given if isinstance(given, list) else ():
         yield from each if isinstance(each, dict) else ()
-    for each in options.get("providers") or ():
-        yield str(each)
+    yield from map(str, names if isinstance(names, list) else ())

@@ -171,9 +171,13 @@ def test_other_inputs(tmp_path: Path) -> None:
     with pytest.raises(DynqError, match=r"input_ids is of type tensor\(string\), which cannot be generated"):
         decoder_feeds(folder, [declared("input_ids", "tensor(string)")], tokens=3, past=4)
     edited = genai_folders.copy_of("llama", tmp_path / "llama")
-    edit_config(edited, lambda config: config["model"].pop("vocab_size"))
-    with pytest.raises(DynqError, match=r"genai_config\.json has no model\.vocab_size"):
-        decoder_feeds(open_folder(edited), [declared("input_ids")], tokens=3, past=4)
+    for size in (None, 0, "many"):
+        edit_config(edited, lambda config, size=size: config["model"].update(vocab_size=size))
+        with pytest.raises(DynqError, match=r"genai_config\.json has no model\.vocab_size"):
+            decoder_feeds(open_folder(edited), [declared("input_ids")], tokens=3, past=4)
+    edit_config(edited, lambda config: config["model"]["decoder"].update(hidden_size=2**62))
+    with pytest.raises(DynqError, match="the decoder's input inputs_embeds cannot be generated: "):
+        decoder_feeds(open_folder(edited), [declared("inputs_embeds", "tensor(float)")], tokens=3, past=4)
 
 
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,7 @@ def test_rewrite_twice(source: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert read_config(Path("fast")) == read_config(Path("again"))
 
 
-@pytest.mark.parametrize("name", ["phi"])
+@pytest.mark.parametrize("name", genai_folders.NAMES)
 def test_verify(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The decoder runs with a mask and with past keys and values that fit the tokens."""
     output = str(tmp_path / "fast")
@@ -228,6 +228,7 @@ def set_provider(config: Any) -> None:
         ),
         (lambda config: config["model"]["decoder"].update(filename="../m.onnx"), "names the model ../m.onnx, which is"),
         (lambda config: config["model"]["decoder"].pop("filename"), "names no model"),
+        (lambda config: config["model"]["decoder"].update(filename="\0.onnx"), "names the model"),
         (lambda config: config["model"].pop("decoder"), "has no section model.decoder"),
         (lambda config: config["model"].update(decoder=[]), "has no section model.decoder"),
         (lambda config: config.pop("model"), "has no section model"),
@@ -248,10 +249,26 @@ def test_a_provider_of_cpus(source: Path) -> None:
     assert rewrite_folder(source).folder.models == ("model.onnx",)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\x00", '{"model": 1}', '"model"', "[" * 100_000])
+NESTED = f'{{"model": {{"decoder": {{"filename": "model.onnx"}}, "more": {"[" * 900}{"]" * 900}}}}}'
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\x00", '{"model": 1}', '"model"', "[" * 100_000, NESTED])
 def test_files_that_are_no_configuration(content: str, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / CONFIG).write_text(content)
     assert f"{Path('llama', CONFIG)} " in error(capsys, "llama", "-o", "fast")
+
+
+@pytest.mark.parametrize("options", [None, [], 1, "text"])
+def test_options_that_are_no_object(options: object, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_config(source, lambda config: config["model"]["decoder"].update(session_options=options))
+    assert "model.decoder.session_options is not an object" in error(capsys, "llama", "-o", "fast")
+
+
+@pytest.mark.parametrize("providers", [None, 1, "cpu", {"cuda": {}}, [1], [[]]])
+def test_provider_options_in_no_known_form(providers: object, source: Path) -> None:
+    """onnxruntime-genai itself refuses them."""
+    edit_config(source, lambda config: config["model"]["decoder"]["session_options"].update(provider_options=providers))
+    assert rewrite_folder(source).folder.models == ("model.onnx",)
 
 
 def test_no_configuration(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,13 @@ def test_a_library_elsewhere(native: Path, tmp_path: Path) -> None:
     library.symlink_to(tmp_path / library.name)
     with pytest.raises(Exception, match="custom_ops_library path is not within an allowed directory"):
         generate(native)
+
+
+def test_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rewrite_folder(LLAMA).save("fast-phi")
+    page = (Path(ort_dynq.__file__).parent / "docs" / "deployment.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    values = {"onnxruntime_genai": genai}
+    exec(code, values)
+    assert values["generator"].token_count() == len("Hello")
