@@ -2,8 +2,8 @@
 
 namespace dynq {
 
-RowAttributes::RowAttributes(const char* op, const Attributes& attributes)
-    : op_(op), axis_(attributes.integer("axis", -1)), block_size_(attributes.integer("block_size", 0)) {
+RowAttributes::RowAttributes(const char* op, int64_t axis, int64_t block_size)
+    : op_(op), axis_(axis), block_size_(block_size) {
   if (block_size_ < 0)
     throw Error(std::string(op) + ": block_size is " + std::to_string(block_size_) + ", expected at least 0");
   if (block_size_ > 0 && axis_ != -1)

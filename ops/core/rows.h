@@ -36,7 +36,9 @@ struct Parts {
 class RowAttributes {
  public:
   // Throws Error for invalid values. `op` is the operator's name for messages; it outlives this object.
-  RowAttributes(const char* op, const Attributes& attributes);
+  RowAttributes(const char* op, int64_t axis, int64_t block_size);
+  RowAttributes(const char* op, const Attributes& attributes)
+      : RowAttributes(op, attributes.integer("axis", -1), attributes.integer("block_size", 0)) {}
 
   // Throws Error if the tensor does not have the axis, or if blocks do not divide its last dimension.
   Rows rows_of(const Shape& src) const;

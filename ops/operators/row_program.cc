@@ -16,7 +16,7 @@ class RowProgram : public Node {
   static constexpr const char* kName = "RowProgram";
 
   explicit RowProgram(const Attributes& attributes)
-      : rows_(kName, attributes),
+      : rows_(kName, attributes.integer("axis", -1), 0),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
         program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_),
         long_row_(longest_of(program_)) {}

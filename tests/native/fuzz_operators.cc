@@ -198,6 +198,19 @@ void fit_dynamic_range(std::vector<ort_dynq_attribute>& given, std::vector<Type>
   if (range_kind != 0) remove("inverse_scale");
 }
 
+// Makes src fit the attribute block_size of an operator whose rows may be blocks.
+void fit_blocks(std::vector<ort_dynq_attribute>& given, Shape& src) {
+  const int64_t block = find<int64_t>(given, "block_size", 0, &ort_dynq_attribute::integer);
+  if (block <= 0 || src.rank == 0) return;
+  const Shape given_src = src;
+  int64_t& length = src.dims[src.rank - 1];
+  length = (length + block - 1) / block * block;
+  if (src.elements() > kMostElements) src = given_src;
+  given.erase(
+      std::remove_if(given.begin(), given.end(), [](const auto& each) { return std::strcmp(each.name, "axis") == 0; }),
+      given.end());
+}
+
 // Makes the attributes of RowProgram fit its inputs.
 void fit_row_program(std::vector<ort_dynq_attribute>& given, const Shape& src, const std::vector<Type>& types) {
   const auto rank = static_cast<int64_t>(src.rank);
@@ -769,6 +782,8 @@ Problem make_problem(Bytes& bytes) {
   if (is_dynamic_range(name) && !wrong_attributes && !wrong_types) fit_dynamic_range(problem.attributes, types);
   const float scale = bytes.of(kScales);
   Shape src = make_src_shape(bytes, is_large);
+  const bool has_blocks = name == "TwoTermQuantize" || (is_dynamic_range(name) && !wrong_types);
+  if (has_blocks && !wrong_attributes) fit_blocks(problem.attributes, src);
   std::optional<Product> product;
   if (name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Convolution> conv;

@@ -340,6 +340,20 @@ uint64_t hash_bounded(const dynq::ElementwiseKernels& table, int scaling, int or
   });
 }
 
+// Rows are adjacent.
+uint64_t hash_two_terms(dynq::TwoTermKernel kernel) {
+  return hash_blocks(dynq::kPerRow, [=](Random& random, const Problem& problem, Hash& hash) {
+    const std::vector<float> src = problem.ties(random);
+    std::vector<float> inverses;
+    for (const float scale : problem.scales) inverses.push_back(1 / scale);
+    std::vector<int8_t> codes(problem.elements(), 99), remainders(problem.elements(), 99);
+    const auto [rows, cols, stride] = problem.extent;
+    kernel({{rows, cols, cols}, src.data(), codes.data(), remainders.data(), inverses.data()});
+    hash.add(codes.data(), codes.size());
+    hash.add(remainders.data(), remainders.size());
+  });
+}
+
 // The ranges of columns that the kernel widens, or of rows of float or float16: whose extremes may be zeros of either
 // sign.
 uint64_t hash_ranges(const dynq::ElementwiseKernels& table, dynq::Parameters parameters, int kind, bool is_float16) {
@@ -588,6 +602,7 @@ void run_kernels() {
   print("products/gemm_qb4w", hash_products(products.gemm_qb4w, 4, 3));
   for (const StepKind kind : steps::all_kinds())
     print(std::string("programs/") + steps::describe(kind).name, hash_step(table.run_pass, kind));
+  print("two_terms", hash_two_terms(table.two_terms));
   for (int kind = 0; kind < kExtremes; ++kind) {
     const std::string of = kind == kAbsMax ? "abs_max_of/" : "min_max_of/";
     for (const Parameters p : {kPerRow, kPerColumn}) print(of + kinds[p], hash_ranges(table, p, kind, false));

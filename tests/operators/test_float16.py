@@ -99,6 +99,15 @@ def test_rows_of_every_scale(isas: Sequence[str], operator: str) -> None:
                 compare(isas, operator, inputs, **kind, quant_min=-2 * largest, quant_max=2 * largest)
 
 
+@pytest.mark.parametrize("operator", ["DynamicRangeQuantize", "DynamicRangeFakeQuantize", "TwoTermQuantize"])
+def test_blocks(isas: Sequence[str], operator: str) -> None:
+    """All values in order, and shuffled, in blocks of several lengths."""
+    shuffled = np.random.default_rng(0).permutation(FINITE)[:61440]
+    others = {"DynamicRangeQuantize": [CONSTANTS, np.array(0, np.int8)], "DynamicRangeFakeQuantize": [CONSTANTS]}
+    for src, block in ((shuffled, 5), (shuffled, 16), (shuffled, 32), (EVERY, 32), (EVERY, 64), (shuffled, 128)):
+        compare(isas, operator, [src.reshape(16, -1), *others.get(operator, [])], block_size=block)
+
+
 def test_long_rows(isas: Sequence[str]) -> None:
     """They are split into parts."""
     rng = np.random.default_rng(0)
@@ -108,6 +117,7 @@ def test_long_rows(isas: Sequence[str]) -> None:
     for each in (src, some):
         for order in ORDERS:
             compare(isas, "DynamicRangeFakeQuantize", [each, CONSTANTS], rounding_order=order, axis=-1)
+        compare(isas, "TwoTermQuantize", [each])
 
 
 def test_dynamic_quantize_linear(isas: Sequence[str]) -> None:
@@ -231,7 +241,7 @@ def test_every_operator_that_takes_float16_is_tested() -> None:
     assert found - {"DynamicQuantize", "DynamicDequantize"} == {
         *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize"),
         *("QuantizedMatMul", "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
-        *("DynamicRangeQuantize", "DynamicRangeFakeQuantize"),
+        *("DynamicRangeQuantize", "DynamicRangeFakeQuantize", "TwoTermQuantize"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),
     }

@@ -281,9 +281,25 @@ CLIPPED = {"code_type": 3, "nan_code": 0}
             for op, shapes in (
                 ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
                 ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
+                ("TwoTermQuantize", ((2, 4),)),
             )
             for axis in (2, -3)
         ),
+        *(
+            (op, given, shapes, text)
+            for op, shapes in (
+                ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
+                ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
+                ("TwoTermQuantize", ((2, 4),)),
+            )
+            for given, text in (
+                ({"block_size": 3}, "block_size is 3, expected a divisor of the last dimension of src, 4"),
+                ({"block_size": 8}, "block_size is 8, expected a divisor of the last dimension of src, 4"),
+                ({"block_size": -1}, "block_size is -1, expected at least 0"),
+                ({"block_size": 4, "axis": 1}, "axis is 1 for block_size 4, expected -1"),
+            )
+        ),
+        ("TwoTermQuantize", {}, ((),), "src is a scalar, expected at least one dimension"),
         *(
             (op, given, ((2, 4),), f"{text} for src of shape 2x4")
             for op in ("ReduceAbsMax", "ReduceMinMax")

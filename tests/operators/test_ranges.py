@@ -18,7 +18,7 @@ from ort_dynq import kernels
 from ort_dynq.operators import OPERATORS
 
 LARGEST = np.finfo(np.float32).max
-SHAPES: tuple[Shape, ...] = ((5,), (3, 40), (2, 3, 33), (4, 257), (2, 1000))
+SHAPES: tuple[Shape, ...] = ((5,), (3, 40), (2, 3, 33), (40, 32), (4, 257), (2, 1000))
 CODES = {2: (np.uint8, 0, 255), 3: (np.int8, -128, 127)}
 EPSILONS = (0, 1e-5, 1e-8, 1.1920929e-07)
 
@@ -110,6 +110,12 @@ def test_ranges(isas: Sequence[str], operator: str) -> None:
             assert_equal_but_for_nan(actual[1], scale)
             assert_equal_but_for_nan(actual[2], zero_point)
             assert_equal_but_for_nan(actual[0], dst, src)
+            if axis in (-1, len(shape) - 1) and len(shape) > 1:  # the same rows as blocks
+                blocks = src.reshape(*shape[:-2], -1)
+                with kernels.use_isa(isa):
+                    actual = kernels.run(operator, [blocks, *others], **given, block_size=shape[-1])
+                for one, other in zip(actual, (dst, scale, zero_point), strict=True):
+                    assert_equal_but_for_nan(one, other.reshape(*shape[:-2], -1))
 
 
 @pytest.mark.parametrize("operator", ["DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"])
