@@ -15,6 +15,7 @@ from ..accuracy import Accuracy, Reference, measure
 from ..errors import DynqError
 from ..graphs import graphs, label, named
 from ..inputs import Array, Input, make_feeds
+from ..measuring.optimized import optimized
 from ..measuring.plain import plain
 from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
@@ -24,6 +25,7 @@ from ..rewriter.analysis.nodes import program_of
 from ..rewriter.loop import op_counts
 from ..storage import load
 from ..verification import Verification, verify
+from .fusions import FusionTime, fusion_times, has_fusions
 from .models import Samples, sample
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Pair:
         samples: The run times of both; None if they were not timed.
         before, after: The profiles of the model in stock ONNX Runtime and of the new model with the plugin; None for a
             model that does not run.
+        fusions: The time of the fusions in both profiles, by groups of equal layers.
         problem: Why one of the models does not run; empty if both run.
     """
 
@@ -70,6 +73,7 @@ class Pair:
     samples: Samples | None = None
     before: Profile | None = None
     after: Profile | None = None
+    fusions: tuple[FusionTime, ...] = ()
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +82,7 @@ class Pair:
             name: None if (value := getattr(self, name)) is None else value.to_dict()
             for name in ("rewrite_report", "verification", "accuracy")
         }
-        names = ("model", "bytes", "machine", "settings", "inputs", "seed", "quantized", "data", "problem")
+        names = ("model", "bytes", "machine", "settings", "inputs", "seed", "quantized", "data", "fusions", "problem")
         return {name: plain(getattr(self, name)) for name in names} | {
             key: plain(each) for key, each in results.items()
         }
@@ -94,6 +98,7 @@ def measure_pair(
     seed: int = 0,
     backend: Backend = "native",
     exact: bool = False,
+    fuse: bool = False,
     threads: int = 1,
     seconds: float = 5.0,
     track: Track = iter,
@@ -105,7 +110,7 @@ def measure_pair(
         quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
         data: With a quantized model: the path of the data (measuring/data.py); None for `inputs` or generated ones.
         inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
-        exact: As for :func:`ort_dynq.rewrite`.
+        exact, fuse: As for :func:`ort_dynq.rewrite`.
         threads: The number of intra-op threads of ONNX Runtime.
         seconds: The time for timing and profiling together.
         track: Shows the progress.
@@ -119,7 +124,7 @@ def measure_pair(
     steps = iter(track(_STEPS))
     next(steps)
     original = named(load(source))
-    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact)
+    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact, fuse=fuse)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
         "bytes": os.path.getsize(source),
@@ -129,7 +134,7 @@ def measure_pair(
     }
     given, feeds = dict(inputs or {}), None
     if quantized is None:
-        result = rewriter.rewrite(original, exact=exact)
+        result = rewriter.rewrite(original, exact=exact, fuse=fuse)
         next(steps)
         verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
         facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}
@@ -157,6 +162,10 @@ def measure_pair(
             facts["before"] = profile(original, feeds, nodes=sum(result.report.before.values()), **how)
         next(steps)
         facts["after"] = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **how)
+        if facts.get("before") is not None and has_fusions(result.model):
+            facts["fusions"] = fusion_times(
+                original, result.model, optimized(original), facts["before"], facts["after"]
+            )
     except SessionError as error:  # both models ran without the profiler
         raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
     next(steps, None)

@@ -34,22 +34,17 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
     )
-    add_weights_only(parser)
-
-
-def weights_only_of(arguments: argparse.Namespace) -> str:
-    """Returns the value of --weights-only; its default if the subcommand does not have it."""
-    return getattr(arguments, "weights_only", None) or "keep"
-
-
-def add_weights_only(parser: argparse._ActionsContainer) -> None:
-    """Adds --weights-only; :func:`weights_only_of` has its default."""
     parser.add_argument(
         "--weights-only",
         choices=("keep", "blocks", "two-term"),
         help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
-        "activation in the blocks of the weights, or to two codes of 8 bits, which is about as accurate as float32",
+        "activation in the blocks of the weights, or to two codes of 8 bits, which is more accurate than float16",
     )
+
+
+def weights_only_of(arguments: argparse.Namespace) -> str:
+    """Returns the value of --weights-only; its default if it is not given, or if the subcommand does not have it."""
+    return getattr(arguments, "weights_only", None) or "keep"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

@@ -170,7 +170,6 @@ _GENERATE = _Bench(
         ("report", "--report"),
         ("context", "--context"),
         ("rewritten", "--rewritten"),
-        ("weights_only", "--weights-only"),
     ),
 )
 _FOLDER = _Bench("FOLDER", _folder, 0.5, _CHANGES)

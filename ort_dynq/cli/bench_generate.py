@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_weights_only, check_page, positives, weights_only_of
+from .arguments import check_page, positives, weights_only_of
 from .command import Outcome
 from .render import Figure, one_line, ratio_style, table
 
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the folder that `rewrite` has made of it (default: rewrite it into a temporary folder)",
     )
-    add_weights_only(group)
 
 
 def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:

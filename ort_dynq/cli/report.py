@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .accuracy import accuracy_text, add_data_sets
-from .arguments import add_data, add_exact, check_page, given_data, positive, seconds
+from .arguments import add_changes, add_data, check_page, given_data, positive, seconds
 from .command import FAILED, Command, Outcome
 from .render import Figure, one_line, progress
 from .verify import inputs_text
@@ -32,7 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="compare IN with this model that `quantize` has made of it, instead of with a rewrite: accuracy and time",
     )
     add_data_sets(parser)
-    add_exact(parser)
+    add_changes(parser)
     add_data(parser)
 
 
@@ -53,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             seed=arguments.seed,
             backend=arguments.backend,
             exact=arguments.exact,
+            fuse=arguments.fuse,
             threads=arguments.threads,
             seconds=arguments.seconds,
             track=track,

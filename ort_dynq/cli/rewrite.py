@@ -49,7 +49,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
 
-        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=arguments.weights_only)
+        weights_only = weights_only_of(arguments)
+        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=weights_only)
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:
@@ -72,6 +73,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     """Rewrites a folder of onnxruntime-genai."""
     from .. import genai
 
+    genai.open_folder(source)  # a folder of another kind is the first thing to say
     genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": weights_only_of(arguments)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,13 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         loader=jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
     )
-    environment.filters |= {"shape": _shape, "count": _count, "size": _size, "decibels": _decibels}
+    environment.filters |= {
+        "shape": _shape,
+        "count": _count,
+        "size": _size,
+        "decibels": _decibels,
+        "operators": _operators,
+    }
     return environment.get_template(template).render(**values)
 
 
@@ -56,6 +62,11 @@ def _count(number: float) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _operators(counts: Mapping[str, int]) -> str:
+    """Writes the numbers of nodes of each operator: ``Abs, 2 Cast``."""
+    return ", ".join(f"{count} {operator}" if count > 1 else operator for operator, count in counts.items())
 
 
 def _decibels(ratio: float | None) -> str:

@@ -66,9 +66,10 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_on
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
-    doc strings, and refers to the same external data. Its results are the same bit for bit, with one exception: float
-    products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions.
-    Integer sums are exact, and float sums are rounded.
+    doc strings, and refers to the same external data. Its results are the same bit for bit, with two exceptions. Float
+    products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions:
+    integer sums are exact, and float sums are rounded. MatMulNBits of accuracy_level 4 quantizes its activation itself;
+    the operators in its place use other codes, with steps that are not larger.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.

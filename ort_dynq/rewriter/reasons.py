@@ -137,6 +137,11 @@ class Reason(Enum):
     NBITS_PREPACKED = "its weights are packed for another device"
     NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
 
+    # Fusions
+    NEARLY_FUNCTION = (
+        "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
+    )
+
     # The sums of products, and their tail
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"

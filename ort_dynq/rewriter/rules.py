@@ -8,7 +8,7 @@ from __future__ import annotations
 from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, truncation
 from .convolutions import float_conv, integer_conv
 from .float16 import operands as float16_operands
-from .fusion import activations, attention, normalization
+from .fusion import activations, attention, normalization, quantized_activations
 from .products import float_matmul, float_weights, integer_matmul, matmul_nbits, unconverted
 from .programs import row_program, tails
 
@@ -28,8 +28,13 @@ Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
-LAST_FUSIONS = ((normalization.RULE,),)
+LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
+
+FUSIONS = frozenset(
+    rule.name for phases in (FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS) for phase in phases for rule in phase
+)
+"""The names of the rules of these phases."""
 
 IN_FLOAT32 = frozenset(
     rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE, row_program.RULE)

@@ -56,8 +56,18 @@ class FloatProduct(NamedTuple):
         return np.asarray(x @ (weights.T if self.is_transposed else weights)) * alpha
 
     def reference(self, x: Array, weights: Array, known: Mapping[str, Array], size: Array) -> tuple[Array, Array]:
-        """Returns the result and the magnitude, with the arguments of :func:`errors_of`."""
-        reference, magnitude = self.multiply(x, weights), np.abs(self.multiply(size, np.abs(weights)))
+        """Returns the result and the magnitude.
+
+        Args:
+            x: The activation, float64.
+            weights: The weights, float64, in the shape of A's.
+            known: A's values.
+            size: The magnitude of the activation.
+        """
+        return self.after_steps(self.multiply(x, weights), np.abs(self.multiply(size, np.abs(weights))), known)
+
+    def after_steps(self, reference: Array, magnitude: Array, known: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Returns the result and the magnitude after the steps."""
         for operator, operand in self.steps:
             number = self.number(operand, known)
             if operator == "Reshape":
@@ -70,13 +80,8 @@ class FloatProduct(NamedTuple):
 
     @property
     def is_nbits(self) -> bool:
+        """Whether the product is a MatMulNBits; nbits.py reads its weights."""
         return self.node.op_type == "MatMulNBits"
-
-    def weights_in(self, known: Mapping[str, Array]) -> Array:
-        """Returns the weights, float64, in the shape that :meth:`multiply` takes."""
-        if self.is_nbits:
-            return _weights_of_nbits(self.node, known)
-        return known[name_of(self.weights)].astype(np.float64)
 
     def depth(self, weights: Array) -> int:
         """Returns K, the number of terms of each sum."""
@@ -136,25 +141,6 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     return None
 
 
-def _weights_of_nbits(node: ir.Node, known: Mapping[str, Array]) -> Array:
-    """Returns the weights of a MatMulNBits, float64, [K, N], as its specification defines them."""
-    depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
-    bits, size = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 32)
-    blocks = -(-depth // size)
-
-    def codes(value: ir.Value) -> Array:
-        stored = known[name_of(value)].reshape(columns, -1)
-        return np.stack([stored >> shift & (2**bits - 1) for shift in range(0, 8, bits)], -1).reshape(columns, -1)
-
-    _, packed, scales, zero_points = [*node.inputs, None][:4]
-    assert packed is not None
-    assert scales is not None
-    weights = codes(packed).reshape(columns, blocks, size).astype(np.float64)
-    weights -= 2 ** (bits - 1) if zero_points is None else codes(zero_points)[:, :blocks, None]
-    weights *= known[name_of(scales)].reshape(columns, blocks, 1).astype(np.float64)
-    return np.asarray(weights.reshape(columns, -1)[:, :depth].T)
-
-
 def _pads_with_zeros(node: ir.Node) -> bool:
     """Returns whether a node is a Pad with zeros along all axes, and its pads are constant and not negative."""
     if not is_standard(node, "Pad") or ("mode" in node.attributes and node.attributes["mode"].value != "constant"):
@@ -174,26 +160,18 @@ def _moved(x: Array, node: ir.Node) -> Array:
     return np.pad(x, pads.reshape(2, -1).T.tolist())
 
 
-def errors_of(
-    result: Array, product: FloatProduct, x: Array, weights: Array, known: Mapping[str, Array], size: Array
-) -> tuple[Array, npt.NDArray[np.bool_]]:
+def errors_of(result: Array, reference: Array, magnitude: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Returns the error of each element of a result, and which elements have a finite reference.
 
     Args:
         result: The result, float32 or float16.
-        product: The nodes in A.
-        x: The activation, float64.
-        weights: The weights, float64, in the shape of A's.
-        known: A's values.
-        size: The magnitude of the activation.
+        reference, magnitude: As :meth:`FloatProduct.reference` returns them.
 
     Returns:
         The errors in units, as :class:`ort_dynq.verification.products.Product` defines them.
     """
-    with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        reference, magnitude = product.reference(x, weights, known, size)
-        errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
-        return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
+    errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
+    return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
 
 
 def _distance(result: Array, reference: Array) -> Array:

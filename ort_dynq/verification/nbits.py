@@ -17,16 +17,66 @@ result is its product, except for noise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import onnx_ir as ir
 
 from ..inputs import Array
 from ..operators.quantized_matmul import TERM_RATIO
+from .layers import name_of
 
+_MOST_WEIGHTS = 1 << 22  # that are dequantized at a time
 _LARGEST_CODE = 127
 _ROUNDING = 1.02  # quotient, scale and remainder have float32 roundings: with two terms, 2**-7 of a step
 _LARGEST_NOISE = 0.25  # of A's result: the mean square, relative to that of a sum of independent terms
 _SMALLEST = 2.0**-140  # the distance of denormal scales, times the largest code
+
+
+def products_of(
+    node: ir.Node, known: Mapping[str, Array], *factors: tuple[Array, Callable[[Array], Array]]
+) -> list[Array]:
+    """Returns products of activations and the weights of a MatMulNBits, float64, [..., N].
+
+    Only a few columns of the weights are dequantized at a time: all columns of a last layer would take gigabytes.
+
+    Args:
+        node: The MatMulNBits.
+        known: A's values.
+        factors: Activations, [..., K], each with a function that is applied to the weights first.
+    """
+    depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
+    step = max(1, _MOST_WEIGHTS // depth)
+    parts: list[list[Array]] = [[] for _ in factors]
+    for first in range(0, columns, step):
+        weights = _weights_of(node, known, slice(first, first + step))
+        for (x, function), products in zip(factors, parts, strict=True):
+            products.append(x @ function(weights))
+    return [np.concatenate(products, -1) for products in parts]
+
+
+def _weights_of(node: ir.Node, known: Mapping[str, Array], part: slice) -> Array:
+    """Returns some columns of the weights, float64, [K, columns], as the specification of MatMulNBits defines them.
+
+    It does not use the rewriter's code, so the check is independent.
+    """
+    depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
+    bits, size = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 0)
+    blocks = -(-depth // size)
+
+    def rows(value: ir.Value | None) -> Array:
+        assert value is not None
+        return known[name_of(value)].reshape(columns, -1)[part]
+
+    def codes(value: ir.Value | None) -> Array:
+        stored = rows(value)
+        return np.stack([stored >> shift & (2**bits - 1) for shift in range(0, 8, bits)], -1).reshape(len(stored), -1)
+
+    _, packed, scales, zero_points = [*node.inputs, None][:4]
+    weights = codes(packed).reshape(-1, blocks, size).astype(np.float64)
+    weights -= 2 ** (bits - 1) if zero_points is None else codes(zero_points)[:, :blocks, None]
+    weights *= rows(scales).astype(np.float64)[:, :, None]
+    return np.asarray(weights.reshape(len(weights), -1)[:, :depth].T)
 
 
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:

@@ -27,7 +27,7 @@ from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import error_of, fused_values, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
-from .nbits import is_noise, is_within_steps, noise_of
+from .nbits import is_noise, is_within_steps, noise_of, products_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
@@ -247,18 +247,24 @@ def _judge_nbits(
     product, expected = Product(name), known[name_of(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         return replace(product, problem=_shapes(result, expected))
-    x, weights = known[name_of(chain.activation)].astype(np.float64), chain.weights_in(known)
-    depth, block_size = chain.depth(weights), chain.node.attributes.get_int("block_size", 32)
+    x, depth = known[name_of(chain.activation)].astype(np.float64), chain.node.attributes.get_int("K", 0)
+    block_size = chain.node.attributes.get_int("block_size", 0)
     if activation is None or activation.shape[:-1] != x.shape[:-1] or activation.shape[-1] < depth:
         return replace(product, problem="B's activation is not A's")
     activation = activation[..., :depth]
-    a_errors, a_compared = errors_of(expected, chain, x, weights, known, np.abs(x))
-    b_errors, b_compared = errors_of(result, chain, activation, weights, known, np.abs(activation))
+    with np.errstate(all="ignore"):  # elements that are not finite are skipped
+        of_a, size_of_a, of_b, size_of_b, of_squares = products_of(
+            chain.node,
+            known,
+            *((x, np.asarray), (np.abs(x), np.abs), (activation, np.asarray), (np.abs(activation), np.abs)),
+            (np.square(x), np.square),
+        )
+        reference, magnitude = chain.after_steps(of_a, size_of_a, known)
+        of_squares = of_squares.reshape(reference.shape)
+        a_errors, a_compared = errors_of(expected, reference, magnitude)
+        b_errors, b_compared = errors_of(result, *chain.after_steps(of_b, size_of_b, known))
     compared = a_compared & b_compared & np.isfinite(x).all(-1, keepdims=True)
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
-    with np.errstate(all="ignore"):
-        reference, _ = chain.reference(x, weights, known, np.abs(x))
-        of_squares = chain.multiply(np.square(x), np.square(weights)).reshape(reference.shape)
     in_float64 = reference[compared]
     a_result, b_result = (each.astype(np.float64)[compared] for each in (expected, result))
     allowed = float(FLOOR + -(-depth // block_size))
@@ -323,8 +329,9 @@ def _judge(
         if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
             return replace(product, problem="B's activation, rounded to float16, is not A's")
     size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
-    a_errors, a_compared = errors_of(expected, chain, x, weights, known, size)
-    b_errors, b_compared = errors_of(result, chain, x_of_b, of_b, known, size)
+    with np.errstate(all="ignore"):  # elements that are not finite are skipped
+        a_errors, a_compared = errors_of(expected, *chain.reference(x, weights, known, size))
+        b_errors, b_compared = errors_of(result, *chain.reference(x_of_b, of_b, known, size))
     compared = a_compared & b_compared
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     depth = chain.depth(weights)

@@ -195,7 +195,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("rewrite text.onnx -o fast.onnx", "text.onnx is not an ONNX model"),
         ("rewrite truncated.onnx -o fast.onnx", "truncated.onnx is not an ONNX model"),
         ("rewrite empty.onnx -o fast.onnx", "empty.onnx is not an ONNX model"),
-        ("rewrite . -o fast.onnx", ". is not an ONNX model"),
+        ("rewrite . -o fast.onnx", ". has no genai_config.json, so it is not a folder of onnxruntime-genai"),
         ("rewrite model.onnx -o nowhere/fast.onnx", "there is no folder nowhere to write fast.onnx in"),
         ("rewrite model.onnx -o .", ". is a folder; choose the name of a file"),
         ("rewrite model.onnx -o model.onnx", "model.onnx is the input itself; use --force to overwrite it"),

@@ -125,6 +125,26 @@ def test_report_on_special_models(name: str, title: str) -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+def test_fusions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page and JSON have the time of each fusion; which nodes it is the time of: tests/measuring."""
+    page = tmp_path / "report.html"
+    options = ("-o", str(page), "--seconds", "0.05", "--fuse", "--json")
+    assert cli.main(["report", str(MODELS / "encoder_token" / "model.onnx"), *options]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["settings"]["fuse"] is True
+    fusions = {each["node"]: each for each in data["fusions"]}
+    norm = fusions["layernormalization"]
+    assert norm["before"]["LayerNormalization"] == norm["after"]["RowProgram"] == 1
+    nodes = {node["name"]: node["ms"] for node in data["after_profile"]["profile"]["nodes"]}
+    assert norm["after_ms"] == nodes["layernormalization"]
+    assert norm["ratio"] == norm["before_ms"] / norm["after_ms"]
+    text = re.sub(r"\s+", " ", page.read_text())
+    assert re.search(r"LayerNormalization.{0,80}</td><td class=\"op\">RowProgram</td>", text)
+    assert f'<td class="n">{norm["ratio"]:.2f}</td>' in text
+    assert "not attributed: a part of the product" in text
+    assert "<td>with fusions</td>" in text
+
+
 def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ort_dynq import rewriter
 

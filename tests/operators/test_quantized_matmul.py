@@ -26,7 +26,7 @@ from helpers import (
 )
 
 from ort_dynq import DynqError, kernels
-from ort_dynq.operators.packing import pack, packed_shape, unpack
+from ort_dynq.operators.packing import pack, pack_columns, packed_shape, unpack
 
 NAMES = ("src", "scale", "zero_point", "weight", "weight_zero_point", "column_scale", "column_sum", "bias")
 CODES = (np.uint8, np.int8)
@@ -292,6 +292,9 @@ def test_packing() -> None:
             packed = pack(codes.astype(np.int8), bits)
             assert packed.shape == packed_shape(depth, columns, bits)
             assert_same(unpack(packed, depth, columns, bits), codes.astype(np.int8))
+            padded = np.pad(codes.T, [(0, 0), (0, -depth % (32 // bits))]).astype(np.int8).view(np.uint8)
+            in_bytes = padded if bits == 8 else padded[:, ::2] | padded[:, 1::2] << 4
+            assert_same(pack_columns(in_bytes, bits), packed)
             total = 0
             for k, n in itertools.product(range(depth), range(columns)):
                 if bits == 8:

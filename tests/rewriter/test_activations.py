@@ -23,6 +23,7 @@ from rewriting import F, nodes_of, parse
 from ort_dynq.rewriter.fusion.activations import RULE
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.normal_form import in_normal_form
+from ort_dynq.rewriter.reasons import Reason
 
 NUMBERS = {
     "half": 0.5,
@@ -360,6 +361,27 @@ NEAR_MISSES: dict[str, tuple[str, dict[str, float]]] = {
 def test_near_misses(name: str) -> None:
     body, numbers = NEAR_MISSES[name]
     assert microsoft(fused(model_of(body, numbers))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "function"),
+    [
+        ("TorchScript", {"root2": 1.4140625}, "Gelu"),  # rounded to float16, as the next two
+        ("dynamo", {"per_root2": 0.70703125}, "Gelu"),
+        ("tanh of Pow", {"tanh_scale": 0.7978515625, "tanh_cube": 0.04470825195}, "FastGelu"),
+        ("tanh of Pow", {"tanh_cube": 0.0447}, "FastGelu"),
+    ],
+)
+def test_rounded_constants(name: str, numbers: dict[str, float], function: str) -> None:
+    """The nodes stay, and the report says why: the difference is more than verification allows."""
+    report = convert(ir.from_proto(model_of(SPELLINGS[name][1], numbers)), ((RULE,),), fuse=True)
+    assert not report.rewritten
+    (finding,) = report.unconverted
+    assert finding.unconverted is not None
+    assert finding.unconverted.reason == Reason.NEARLY_FUNCTION
+    assert re.fullmatch(
+        rf"its constants are rounded: it differs from {function} by up to [0-9]e-0[56], .*", finding.reason
+    )
 
 
 @pytest.mark.parametrize("value", ["d", "e", "e1", "h", "m"])

@@ -4,7 +4,7 @@ the nodes from x to an activation function    -> com.microsoft.Gelu, FastGelu or
 
 A node in the middle of these functions is the anchor. The rule computes what the nodes around it make of many numbers x
 in float64, and compares that with the functions themselves. So the order of operands, factors and terms, and the way to
-write a sigmoid or a cube do not matter.
+write a sigmoid or a cube do not matter. Nodes whose constants were rounded to float16 stay: they are other functions.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import does_not_grow
 from ..edit import Edit
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 _Elements = npt.NDArray[np.float64]
@@ -45,6 +46,7 @@ class _Match(NamedTuple):
 def _match(node: ir.Node, context: Context) -> _Match | None:
     if not context.fuse or not is_standard(node, *_ANCHORS):
         return None
+    near: Unconverted | None = None
     for x in _candidates(node, context.facts):
         if x.dtype != ir.DataType.FLOAT:
             continue
@@ -54,6 +56,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
             found = None if elements is None or result.dtype != x.dtype else _activation(elements)
             if found is not None and _is_closed(x, result, functions):
                 return _Match(x, result, *found)
+            if found is None and elements is not None and (why := _near(elements)) is not None:
+                near = why if _is_closed(x, result, functions) else near
+    if near is not None:
+        raise near
     return None
 
 
@@ -129,8 +135,9 @@ _GRID = np.concatenate([[1.0, -1e-3, 1e-3], np.linspace(-12, 12, 1001), _LARGE, 
 _FINITE = np.abs(_GRID) <= 30  # an exponential may overflow beyond
 _ONE = 0  # the index of 1
 # Constants rounded to float32, or to six digits, change the functions by less than 5e-7. Rounded to float16 they make
-# other functions, which differ by up to 3e-5. The two forms of Gelu differ by 5e-4.
+# other functions, which differ by up to 3e-5: more than verification allows. The two forms of Gelu differ by 5e-4.
 _TOLERANCE = 1e-6 * np.maximum(1, np.abs(_GRID))
+_NEAR = 100  # of these tolerances
 _GELUS = {"Gelu": _gelu(_GRID), "FastGelu": _tanh_gelu(_GRID)}
 
 
@@ -144,6 +151,15 @@ def _activation(elements: _Elements) -> tuple[str, dict[str, float]] | None:
     with np.errstate(all="ignore"):  # sigmoid(alpha) is the function of 1
         alpha = float(np.float32(np.log(elements[_ONE] / (1 - elements[_ONE]))))
         return ("QuickGelu", {"alpha": alpha}) if _is_equal(elements, _swish(_GRID, alpha)) else None
+
+
+def _near(elements: _Elements) -> Unconverted | None:
+    """Returns why elements of the grid that nearly equal a Gelu are not fused; None if they do not."""
+    for operator, expected in _GELUS.items():
+        difference = np.abs(elements - expected)
+        if elements.ndim and (difference <= _NEAR * _TOLERANCE).all():
+            return Unconverted(Reason.NEARLY_FUNCTION, function=operator, difference=f"{difference.max():.1g}")
+    return None
 
 
 def _is_equal(elements: _Elements, expected: _Elements) -> bool:

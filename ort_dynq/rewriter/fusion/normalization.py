@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import onnx_ir as ir
 
 from ...operators.program import SUM
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, producer_of
-from ..policy.ort_fusions import is_fused_with_neighbors
+from ..analysis.nodes import is_standard
+from ..policy.float_fusions import is_left_alone
 from ..programs.building import build
 from ..programs.fused_steps import FusedRows, FusedTranslation, is_norm
 from ..programs.region import Region, region_of
 from ..programs.steps import SUMS
 from ..rule import Context, Rule
-
-_PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
@@ -28,12 +28,7 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
     if rows.of_result(node) is None:
         return None
 
-    def takes(other: ir.Node) -> bool:
-        is_constant = context.facts.is_constant
-        is_bias = is_standard(other, "Add") and any(map(is_constant, other.inputs))
-        is_fused = is_bias and any(producer_of(each, *_PRODUCTS) for each in other.inputs)
-        return not (is_fused or context.facts.is_folded(other) or is_fused_with_neighbors(other, is_constant))
-
+    takes = functools.partial(is_left_alone, facts=context.facts)
     region = region_of(node, rows, context, takes, FusedTranslation)
     if region is None or all(step.operator != SUM for step in region.program.steps):
         return None

@@ -26,17 +26,36 @@ _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_PASSES_SAVED = 3  # by a program
+_FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
 def has_few_elements(x: ir.Value) -> bool:
     """Returns whether a tensor is known to be so small that one vectorized node is as fast as a custom operator."""
-    return x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < _FEWEST_ELEMENTS
+    return _has_fewer_elements(x, _FEWEST_ELEMENTS)
+
+
+def _has_fewer_elements(x: ir.Value, count: int) -> bool:
+    return x.shape is not None and x.shape.is_static() and math.prod(x.shape.numpy()) < count
 
 
 def saves_passes(count: int) -> bool:
     """Returns whether a program saves enough: the number of nodes that read or write a whole tensor in its place."""
     return count - 1 >= _FEWEST_PASSES_SAVED
+
+
+def saves_with_function(function: ir.Node, count: int) -> bool:
+    """Returns whether a program of an activation function and the quantization of its result saves enough.
+
+    ONNX Runtime's Sigmoid, QuickGelu and FastGelu take less time than the steps of a program, its Gelu more. So a
+    program of such a function and a quantization alone saves nothing; with a factor between them it does.
+
+    Args:
+        function: The node of the function.
+        count: The number of nodes that read or write a whole tensor in its place.
+    """
+    fewest = 2 if function.op_type == "Gelu" else 3
+    return count >= fewest and not _has_fewer_elements(function.outputs[0], _FEWEST_ELEMENTS_OF_FUNCTION)
 
 
 def too_small(node: ir.Node) -> Unconverted | None:

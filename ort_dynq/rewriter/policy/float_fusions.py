@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, producer_of
+from .ort_fusions import is_fused_with_neighbors
 
 # Gelu, FastGelu, QuickGelu and the normalizations have one of these in their middle.
 _MIDDLES = ("Erf", "Tanh", "Sigmoid", "Pow", "ReduceMean", "Softmax", "Exp")
@@ -46,6 +48,13 @@ def may_end_fusion(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]
 def may_begin_fusion(node: ir.Node) -> bool:
     """Returns whether ONNX Runtime may fuse an elementwise node with the nodes after it."""
     return any(is_standard(use.node, *_MIDDLES) for output in node.outputs for use in output.uses())
+
+
+def is_left_alone(node: ir.Node, facts: Facts) -> bool:
+    """Returns whether ONNX Runtime neither folds a node, nor fuses it with a product or a quantization."""
+    is_bias = is_standard(node, "Add") and any(map(facts.is_constant, node.inputs))
+    is_fused = is_bias and any(producer_of(each, *_PRODUCTS) for each in node.inputs)
+    return not (is_fused or facts.is_folded(node) or is_fused_with_neighbors(node, facts.is_constant))
 
 
 def _is_elementwise(node: ir.Node) -> bool:
