@@ -9,6 +9,7 @@ from dataclasses import asdict, astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bench import language_cli
 from ort_dynq import DynqError
 from ort_dynq.cli import command
 from ort_dynq.cli.arguments import add_backend, add_changes, add_exact, positive, positives
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
-    return command.make_parser(PROGRAM, "Times ort_dynq's operators and seeded networks.", COMMANDS)
+    return command.make_parser(
+        PROGRAM, "Measures ort_dynq's operators, seeded networks and a small language model.", COMMANDS
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -393,4 +396,5 @@ COMMANDS = (
         _network_arguments,
         partial(timed, run=_networks, time=2.0),
     ),
+    *language_cli.COMMANDS,
 )
