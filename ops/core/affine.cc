@@ -72,10 +72,12 @@ bool AffineArithmetic::find_bounded(const RowParameters& rows, int64_t count, bo
   int32_t fits[kMostRows], all = 1;
   for (int64_t i = 0; i < padded(count); ++i) {
     const float scale = rows.scale[i], zp = rows.zero_point[i];
-    const int32_t is_safe = (scale >= kSmallestSafeScale) & (scale <= kLargestSafeScale);
-    const int32_t is_narrow = (std::fabs(zp) <= static_cast<float>(kNarrowZeroPoint)) & (zp == round_half_even(zp));
-    const int32_t fits_low = (lowest[i] >= low) & (lowest[i] <= high);
-    fits[i] = is_safe & is_narrow & fits_low & (highest[i] >= low) & (highest[i] <= high);
+    const int32_t is_not_tiny = scale >= kSmallestSafeScale, is_not_huge = scale <= kLargestSafeScale;
+    const int32_t is_narrow = std::fabs(zp) <= static_cast<float>(kNarrowZeroPoint),
+                  is_whole = zp == round_half_even(zp);
+    const int32_t starts_above = lowest[i] >= low, starts_below = lowest[i] <= high;
+    const int32_t ends_above = highest[i] >= low, ends_below = highest[i] <= high;
+    fits[i] = is_not_tiny & is_not_huge & is_narrow & is_whole & starts_above & starts_below & ends_above & ends_below;
     all &= fits[i];
   }
   for (int64_t i = 0; i < count; ++i) is_bounded[i] = fits[i] != 0;
