@@ -70,7 +70,7 @@ bool AffineArithmetic::find_bounded(const RowParameters& rows, int64_t count, bo
   find_codes(rows.high, rows.scale, rows.zero_point, count, highest);
   const float low = std::max(constants_.low, -kLargestSafeClip), high = std::min(constants_.high, kLargestSafeClip);
   int32_t fits[kMostRows], all = 1;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < padded(count); ++i) {
     const float scale = rows.scale[i], zp = rows.zero_point[i];
     const int32_t is_safe = (scale >= kSmallestSafeScale) & (scale <= kLargestSafeScale);
     const int32_t is_narrow = (std::fabs(zp) <= static_cast<float>(kNarrowZeroPoint)) & (zp == round_half_even(zp));
@@ -82,32 +82,47 @@ bool AffineArithmetic::find_bounded(const RowParameters& rows, int64_t count, bo
   return all != 0;
 }
 
-bool AffineArithmetic::may_wrap(float low, float high, float scale, float zero_point) const {
+bool AffineArithmetic::may_wrap(const RowParameters& rows, int64_t row) const {
   if (!constants_.wraps) return false;
   // As in find_bounded(). Without a zero point, a NaN code at an end hides no larger code. Either the scale is NaN; or
   // scale and x are 0, and the other end shows whether any element is not; or both are infinite, and finite x have code
   // 0.
-  for (const float x : {low, high}) {
-    float code;
-    find_codes(&x, &scale, &zero_point, 1, &code);
-    const bool fits = code >= constants_.low && code <= constants_.high;
-    if (!fits && !(std::isnan(code) && zero_point == 0)) return true;
+  float x[kRowsOfVectors], scales[kRowsOfVectors], zero_points[kRowsOfVectors], codes[kRowsOfVectors];
+  for (int64_t i = 0; i < kRowsOfVectors; ++i) {
+    x[i] = i == 0 ? rows.low[row] : rows.high[row];
+    scales[i] = rows.scale[row];
+    zero_points[i] = rows.zero_point[row];
   }
-  return false;
+  find_codes(x, scales, zero_points, 2, codes);
+  const auto wraps = [&](float code) {
+    const bool fits = code >= constants_.low && code <= constants_.high;
+    return !fits && !(std::isnan(code) && zero_points[0] == 0);
+  };
+  return wraps(codes[0]) || wraps(codes[1]);
 }
 
 void AffineArithmetic::find_codes(const float* x, const float* scales, const float* zero_points, int64_t count,
                                   float* codes) const {
-  const auto update = [&](const auto& function) {
-    for (int64_t i = 0; i < count; ++i) codes[i] = function(codes[i], zero_points[i]);
+  float* __restrict code = codes;
+  const auto set = [=](const auto& function) {
+    for (int64_t i = 0; i < padded(count); ++i) code[i] = function(x[i], scales[i]);
   };
-  for (int64_t i = 0; i < count; ++i)
-    codes[i] = scaling_ == kDivide ? x[i] / scales[i] : x[i] * (scaling_ == kMultiply ? scales[i] : 1.0f / scales[i]);
-  if (order_ == kFloat16Quotient) update([](float t, float) { return rounded_to_float16(t); });
-  if (adds_first(order_)) update([](float t, float zp) { return t + zp; });
-  if (order_ == kFloat16Sum) update([](float t, float) { return rounded_to_float16(t); });
-  update([](float t, float) { return round_half_even(t); });
-  if (order_ == kRoundThenAdd) update([](float t, float zp) { return t + zp; });
+  const auto add = [=](const auto& function) {
+    for (int64_t i = 0; i < padded(count); ++i) code[i] = function(code[i]) + zero_points[i];
+  };
+  if (scaling_ == kDivide)
+    set([](float value, float scale) { return value / scale; });
+  else if (scaling_ == kMultiply)
+    set([](float value, float scale) { return value * scale; });
+  else
+    set([](float value, float scale) { return value * (1.0f / scale); });
+  if (order_ == kFloat16Quotient) round_to_float16(code, count);
+  if (adds_first(order_)) add([](float t) { return t; });
+  if (order_ == kFloat16Sum) round_to_float16(code, count);
+  if (order_ == kRoundThenAdd)
+    add(round_half_even);
+  else
+    for (int64_t i = 0; i < padded(count); ++i) code[i] = round_half_even(code[i]);
 }
 
 bool AffineArithmetic::takes_float16(const ElementwiseKernels& table, const float* scales, int64_t count) const {
@@ -120,7 +135,7 @@ bool AffineArithmetic::takes_float16(const ElementwiseKernels& table, const floa
 void AffineArithmetic::store_zero_points(const float* zero_points, int64_t count, uint8_t* codes) const {
   const int32_t shift = offset();
   uint8_t stored[kMostRows];  // codes may alias anything
-  for (int64_t i = 0; i < count; ++i) stored[i] = static_cast<uint8_t>(low_byte(zero_points[i]) + shift);
+  for (int64_t i = 0; i < padded(count); ++i) stored[i] = static_cast<uint8_t>(low_byte(zero_points[i]) + shift);
   std::copy_n(stored, count, codes);
 }
 
@@ -151,7 +166,7 @@ void AffineArithmetic::run(const ElementwiseKernels& table, const void* src, voi
       codes[i] = offset() + (has_zero_point(order_) ? static_cast<int32_t>(zps[i]) : 0);
     to_codes({extent, src, dst, scales, codes, false});
   } else {
-    const bool wraps = !bounded && may_wrap(rows.low[first], rows.high[first], *scales, *zps);
+    const bool wraps = !bounded && may_wrap(rows, first);
     kernels(table,
             wraps)[kPerRow]({extent, static_cast<const float*>(src), dst, scales, zps, constants_.low, constants_.high,
                              constants_.nan_code, constants_.integer_codes, constants_.code_offset, wraps});

@@ -24,7 +24,7 @@ class AffineArithmetic {
   float quant_min() const { return static_cast<float>(quant_min_); }
   float quant_max() const { return static_cast<float>(quant_max_); }
 
-  // Converts zero points, integers of code_type, to codes of output_dtype.
+  // Converts zero points, integers of code_type, to codes of output_dtype. There are padded(count) zero points.
   void store_zero_points(const float* zero_points, int64_t count, uint8_t* codes) const;
 
   // The affine kernels, for each of Parameters, and their constants.
@@ -51,9 +51,9 @@ class AffineArithmetic {
   const AffineKernel* kernels(const ElementwiseKernels& table, bool wraps) const;
 
   // Whether the code of an element of a row may wrap around.
-  bool may_wrap(float low, float high, float scale, float zero_point) const;
+  bool may_wrap(const RowParameters& rows, int64_t row) const;
 
-  // The codes of x[i] before they are clipped.
+  // The codes of x[i] before they are clipped. All arrays have padded(count) elements.
   void find_codes(const float* x, const float* scales, const float* zero_points, int64_t count, float* codes) const;
 
   // Codes of output_dtype minus codes of code_type.

@@ -11,21 +11,22 @@ float clip(float value, float low, float high) {
   return value > high ? high : value;
 }
 
-// values[i] = function(values[i]) for the first `count` values.
+// values[i] = function(values[i]) for the first `count` values and the padding.
 template <class Function>
 void update(float* values, int64_t count, const Function& function) {
-  for (int64_t i = 0; i < count; ++i) values[i] = function(values[i]);
+  for (int64_t i = 0; i < padded(count); ++i) values[i] = function(values[i]);
 }
 
 // The values within their bounds; adds the lower one instead if `adds`.
-void bound(float* values, int64_t count, float low, float high, bool adds) {
-  if (adds)
-    update(values, count, [=](float value) { return clip(value + low, -kInfinity, high); });
-  else
-    update(values, count, [=](float value) { return clip(value, low, high); });
+ORT_DYNQ_ONE_COPY void bound(float* values, int64_t count, float low, float high, bool adds) {
+  if (!adds && low == -kInfinity && high == kInfinity) return;
+  const float addend = adds ? low : -0.0f, least = adds ? -kInfinity : low;
+  update(values, count, [=](float value) { return clip(value + addend, least, high); });
 }
 
 }  // namespace
+
+void round_to_float16(float* values, int64_t count) { update(values, count, rounded_to_float16); }
 
 ScaleRule::ScaleRule(const char* op, const Attributes& attributes, bool is_linear)
     : is_linear_(is_linear),
@@ -46,50 +47,11 @@ ScaleRule::ScaleRule(const char* op, const Attributes& attributes, bool is_linea
                 ", expected " + text_of(ZeroPointRule::kNone));
 }
 
-void ScaleRule::apply(const RangeConstants& constants, float quant_min, float quant_max, int64_t count,
-                      RowParameters& rows) const {
-  const RangeConstants c = constants;
-  alignas(64) float low[kMostRows], high[kMostRows], before_epsilon[kMostRows];
-  float* scale = rows.scale;
-  for (int64_t i = 0; i < count; ++i) {
-    low[i] = rows.low[i];
-    high[i] = rows.high[i];
-  }
-  if (float16_range_) {
-    update(low, count, rounded_to_float16);
-    update(high, count, rounded_to_float16);
-  }
-  if (kind_ == RangeKind::kMinMaxWithZero) {
-    update(low, count, [=](float value) { return clip(value, c.lowest_minimum, 0); });
-    update(high, count, [=](float value) { return clip(value, 0, c.highest_maximum); });
-  }
-  if (kind_ == RangeKind::kLargerSide) {
-    for (int64_t i = 0; i < count; ++i) {
-      const float above = high[i] / c.highest_maximum, below = low[i] / c.lowest_minimum;
-      scale[i] = below > above || below != below ? below : above;
-    }
-  } else {
-    for (int64_t i = 0; i < count; ++i) scale[i] = kind_ == RangeKind::kAbsMax ? high[i] : high[i] - low[i];
-  }
-  bound(scale, count, c.lowest_range, c.highest_range, added_epsilon_ == AddedEpsilon::kRange);
-  if (is_linear_) update(scale, count, [=](float span) { return span == 0 ? c.divisor : span; });
-  if (inverse_scale_ == InverseScale::kReciprocal) update(scale, count, [=](float span) { return 1.0f / span; });
-  if (inverse_scale_ == InverseScale::kQuotient)
-    update(scale, count, [=](float span) { return c.factor / (span / c.divisor); });
-  else
-    update(scale, count, [=](float span) { return span / c.divisor * c.factor; });
-  if (float16_scale_) update(scale, count, rounded_to_float16);
-  for (int64_t i = 0; i < count; ++i) before_epsilon[i] = scale[i];
-  bound(scale, count, c.lowest_scale, c.highest_scale, added_epsilon_ == AddedEpsilon::kScale);
-  update(scale, count, [=](float value) { return value == 0 ? c.scale_of_zero : value; });
-  set_zero_points(low, zero_point_before_epsilon_ ? before_epsilon : scale, quant_min, quant_max, count,
-                  rows.zero_point);
-}
-
-void ScaleRule::set_zero_points(const float* low, const float* scale, float quant_min, float quant_max, int64_t count,
-                                float* zero_point) const {
+// Inlined, so that compilers see which arrays overlap.
+ORT_DYNQ_INLINE inline void ScaleRule::set_zero_points(const float* low, const float* scale, float quant_min,
+                                                       float quant_max, int64_t count, float* zero_point) const {
   const auto set = [=](const auto& function) {
-    for (int64_t i = 0; i < count; ++i) zero_point[i] = function(low[i], scale[i]);
+    for (int64_t i = 0; i < padded(count); ++i) zero_point[i] = function(low[i], scale[i]);
   };
   switch (rule_) {
     case ZeroPointRule::kRoundClipped:
@@ -112,6 +74,52 @@ void ScaleRule::set_zero_points(const float* low, const float* scale, float quan
     update(zero_point, count, [](float value) { return static_cast<float>(low_byte(value)); });
   if (zero_point_type_ == kInt8)
     update(zero_point, count, [](float value) { return static_cast<float>(static_cast<int8_t>(low_byte(value))); });
+}
+
+void ScaleRule::apply(const RangeConstants& constants, float quant_min, float quant_max, int64_t count,
+                      RowParameters& rows) const {
+  const RangeConstants c = constants;
+  alignas(64) float low[kMostRows], high[kMostRows], step[kMostRows];
+  float* scale = rows.scale;
+  for (int64_t i = count; i < padded(count); ++i) {
+    rows.low[i] = rows.low[count - 1];
+    rows.high[i] = rows.high[count - 1];
+  }
+  for (int64_t i = 0; i < padded(count); ++i) {
+    low[i] = rows.low[i];
+    high[i] = rows.high[i];
+  }
+  if (float16_range_) {
+    round_to_float16(low, count);
+    round_to_float16(high, count);
+  }
+  if (kind_ == RangeKind::kMinMaxWithZero) {
+    update(low, count, [=](float value) { return clip(value, c.lowest_minimum, 0); });
+    update(high, count, [=](float value) { return clip(value, 0, c.highest_maximum); });
+  }
+  if (kind_ == RangeKind::kLargerSide) {
+    for (int64_t i = 0; i < padded(count); ++i) {
+      const float above = high[i] / c.highest_maximum, below = low[i] / c.lowest_minimum;
+      scale[i] = below > above || below != below ? below : above;
+    }
+  } else {
+    const bool is_width = kind_ != RangeKind::kAbsMax;
+    for (int64_t i = 0; i < padded(count); ++i) scale[i] = is_width ? high[i] - low[i] : high[i];
+  }
+  bound(scale, count, c.lowest_range, c.highest_range, added_epsilon_ == AddedEpsilon::kRange);
+  if (is_linear_) update(scale, count, [=](float span) { return span == 0 ? c.divisor : span; });
+  if (inverse_scale_ == InverseScale::kReciprocal) update(scale, count, [=](float span) { return 1.0f / span; });
+  if (inverse_scale_ == InverseScale::kQuotient)
+    update(scale, count, [=](float span) { return c.factor / (span / c.divisor); });
+  else
+    update(scale, count, [=](float span) { return span / c.divisor * c.factor; });
+  if (float16_scale_) round_to_float16(scale, count);
+  for (int64_t i = 0; i < padded(count); ++i) step[i] = scale[i];
+  bound(scale, count, c.lowest_scale, c.highest_scale, added_epsilon_ == AddedEpsilon::kScale);
+  update(scale, count, [=](float value) { return value == 0 ? c.scale_of_zero : value; });
+  if (!zero_point_before_epsilon_)
+    for (int64_t i = 0; i < padded(count); ++i) step[i] = scale[i];
+  set_zero_points(low, step, quant_min, quant_max, count, rows.zero_point);
 }
 
 }  // namespace dynq

@@ -6,13 +6,18 @@
 
 namespace dynq {
 
-// Rows whose parameters are computed at once. Loops over them are branch-free, so that compilers vectorize them.
-constexpr int64_t kMostRows = 256;
+// Rows whose parameters are computed at once. Loops over them are branch-free, so that compilers vectorize them; they
+// run over padded(count) rows, for which vectors need no remaining loop.
+constexpr int64_t kMostRows = 256, kRowsOfVectors = 8;
+constexpr int64_t padded(int64_t count) { return (count + kRowsOfVectors - 1) / kRowsOfVectors * kRowsOfVectors; }
 
 struct RowParameters {
   alignas(64) float low[kMostRows], high[kMostRows];  // the range: the smallest and the largest element
   alignas(64) float scale[kMostRows], zero_point[kMostRows];
 };
+
+// Rounds values to float16, which rarely happens.
+void round_to_float16(float* values, int64_t count);
 
 // The input `constants`. ort_dynq/operators/encodings.py has the same fields in the same order, and explains them.
 struct RangeConstants {
@@ -56,7 +61,7 @@ class ScaleRule {
     return any != 0 && !is_abs_max();
   }
 
-  // Sets scale and zero_point of the first `count` rows.
+  // Sets scale and zero_point of the first `count` rows. Rows of the padding become copies of the last row.
   void apply(const RangeConstants& constants, float quant_min, float quant_max, int64_t count,
              RowParameters& rows) const;
 

@@ -152,9 +152,8 @@ using RangeKernel = Range (*)(const void* x, int64_t count);
 
 // Widen low[i] and high[i], which the caller has initialized, by the elements of row or column i; kernels of the
 // largest magnitude widen high[i] only. NaN is ignored. If a column's extreme is a zero, the sign is that of its first
-// zero. For a row, it may be the sign of any zero. RowRangesKernel returns whether all elements are finite; x is float,
-// or float16 for row_ranges_f16.
-using RowRangesKernel = bool (*)(const void* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
+// zero. For a row, it may be the sign of any zero. RowRangesKernel returns whether all elements are finite.
+using RowRangesKernel = bool (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high);
 using ColumnRangesKernel = void (*)(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low,
                                     float* high);
 
@@ -180,7 +179,6 @@ struct ElementwiseKernels {
   DequantizeKernel dequantize_f16[kCodeKinds][kParameterKinds];
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];
   RangeKernel ranges_f16[kExtremes];
-  RowRangesKernel row_ranges_f16[kExtremes];
   // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales, dequantize for finite ones. All rows begin
   // at a byte, and have an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted
   // to and from 8 bits.

@@ -237,19 +237,34 @@ void bounded(const BoundedBlock& block) {
   });
 }
 
+// Copies up to kMost elements; most times kMost, which takes no call.
+template <int64_t kMost, class T>
+void copy_some(const T* from, T* to, int64_t count) {
+  if (count == kMost)
+    memcpy(to, from, kMost * sizeof(T));
+  else
+    memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
+}
+
 void two_terms(const TwoTermBlock& block) {
+  constexpr int64_t kSome = 16;
   for (int64_t row = 0; row < block.rows; ++row) {
-    const float* __restrict src = block.src + row * block.cols;
-    int8_t* __restrict codes = block.codes + row * block.cols;
-    int8_t* __restrict remainders = block.remainders + row * block.cols;
     const float inverse = block.inverses[row];
-    const int64_t cols = block.cols;
-    for (int64_t i = 0; i < cols; ++i) {
-      const float scaled = load(src + i) * inverse, t = scaled == scaled ? scaled : 0.0f;
-      const int32_t code = round_to_int(clamp(t, -127.0f, 127.0f));
-      codes[i] = static_cast<int8_t>(code);
-      const float rest = (t - static_cast<float>(code)) * 254.0f;
-      remainders[i] = static_cast<int8_t>(round_to_int(clamp(rest, -127.0f, 127.0f)));
+    for (int64_t col = 0; col < block.cols; col += kSome) {
+      const int64_t at = row * block.cols + col;
+      const int64_t count = block.cols - col < kSome ? block.cols - col : kSome;
+      float x[kSome] = {};
+      int8_t codes[kSome], remainders[kSome];
+      copy_some<kSome>(block.src + at, x, count);
+      for (int64_t i = 0; i < kSome; ++i) {
+        const float scaled = x[i] * inverse, t = scaled == scaled ? scaled : 0.0f;
+        const int32_t code = round_to_int(clamp(t, -127.0f, 127.0f));
+        const float rest = (t - static_cast<float>(code)) * 254.0f;
+        codes[i] = static_cast<int8_t>(code);
+        remainders[i] = static_cast<int8_t>(round_to_int(clamp(rest, -127.0f, 127.0f)));
+      }
+      copy_some<kSome>(codes, block.codes + at, count);
+      copy_some<kSome>(remainders, block.remainders + at, count);
     }
   }
 }
@@ -271,9 +286,8 @@ Range range(const void* elements, int64_t count) {
 }
 
 template <Extremes kKind>
-bool row_ranges(const void* elements, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+bool row_ranges(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t kLanes = 8;
-  const auto* x = static_cast<const float*>(elements);
   int32_t not_finite = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * stride;

@@ -120,17 +120,16 @@ class DynamicRangeQuantize : public Node {
 
   // Finds the ranges of `count` rows from element number `first` on, unless one has an element that is not finite.
   static bool find_finite_ranges(const Run& run, int64_t first, int64_t count, Batch& batch) {
+    constexpr int64_t kShort = 64;  // longer rows gain from kernels of float16
+    if (run.is_float16 && run.cols > kShort && run.table->ranges_f16[run.extremes] != nullptr) return false;
     std::fill_n(batch.low, count, INFINITY);
     std::fill_n(batch.high, count, run.extremes == kAbsMax ? 0.0f : -INFINITY);
-    const RowRangesKernel direct = run.is_float16 ? run.table->row_ranges_f16[run.extremes] : nullptr;
-    if (direct != nullptr && count == 1) return false;  // range_of() compares numbers of 16 bits, which is faster
-    if (direct != nullptr) return direct(run.src.at(first), count, run.cols, run.cols, batch.low, batch.high);
     const float* src = run.src.read(first, count * run.cols, batch.src);
     return run.table->row_ranges[run.extremes](src, count, run.cols, run.cols, batch.low, batch.high);
   }
 
   // Finds the scales and zero points of rows from their ranges, and writes them to the outputs.
-  void find_parameters(const Run& run, int64_t row, int64_t count, Batch& batch) const {
+  ORT_DYNQ_ONE_COPY void find_parameters(const Run& run, int64_t row, int64_t count, Batch& batch) const {
     if (rule_.may_depend_on_signs(batch, count))
       for (int64_t i = 0; i < count; ++i)
         if (rule_.depends_on_signs(batch.low[i], batch.high[i])) {
@@ -182,7 +181,8 @@ class DynamicRangeQuantize : public Node {
   }
 
   // Quantizes adjacent rows, or a part of one, that begin with element number `first`, as row number `i` of the batch.
-  void quantize(const Run& run, int64_t first, const Extent& extent, int64_t i, bool bounded, Batch& batch) const {
+  ORT_DYNQ_ONE_COPY void quantize(const Run& run, int64_t first, const Extent& extent, int64_t i, bool bounded,
+                                  Batch& batch) const {
     const int64_t count = extent.rows * extent.cols;
     const bool is_direct =
         run.is_float16 && bounded && arithmetic_.takes_float16(*run.table, batch.scale + i, extent.rows);

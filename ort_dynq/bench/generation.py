@@ -116,7 +116,6 @@ def bench_generation(
     rewritten: str | Path | None = None,
     prompts: Sequence[int] | None = None,
     contexts: Sequence[int] | None = None,
-    weights_only: str = "keep",
     seed: int = 0,
     track: Track = iter,
 ) -> GenerationBench:
@@ -128,7 +127,6 @@ def bench_generation(
         rewritten: A folder that was made from it; None to rewrite it into a temporary one.
         prompts: Lengths of prompts; None for those of :data:`PROMPTS` that the context length of the model allows.
         contexts: Numbers of tokens before a decoded one; None for :data:`CONTEXTS`, or the longest one that is allowed.
-        weights_only: As for :func:`ort_dynq.rewrite`.
         seed: The seed of the generated inputs.
         track: Shows the progress.
 
@@ -141,7 +139,7 @@ def bench_generation(
     cases = [GenerationCase(*each, threads) for threads in settings.threads for each in lengths]
     with temporary_folder() as temporary:
         if rewritten is None:
-            found = rewrite_folder(path, exact=settings.exact, fuse=settings.fuse, weights_only=weights_only)
+            found = rewrite_folder(path, exact=settings.exact, fuse=settings.fuse, weights_only=settings.weights_only)
             report = found.results[decoder_of(folder).name].report
             found.save(Path(temporary) / "rewritten")
             ours = open_folder(Path(temporary) / "rewritten")

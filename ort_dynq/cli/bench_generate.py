@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import check_page, positives, weights_only_of
+from .arguments import check_page, positives
 from .command import Outcome
 from .render import Figure, one_line, ratio_style, table
 
@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outc
         rewritten=arguments.rewritten,
         prompts=arguments.tokens,
         contexts=arguments.context,
-        weights_only=weights_only_of(arguments),
         seed=arguments.seed,
         track=track,
     )

@@ -25,7 +25,7 @@ from ort_dynq import cli
         ([".", "--input", "x=x.npy"], "--input is for `ort-dynq bench quantize` or `ort-dynq bench A.onnx`, not for ."),
         ([".", "--tokens", "3"], "--tokens is for `ort-dynq bench quantize` or `ort-dynq bench generate`, not for ."),
         ([".", "--context", "3"], "--context is for `ort-dynq bench generate`, not for ."),
-        ([TOKEN, "--weights-only", "keep"], "--weights-only is for `ort-dynq bench generate`, not for"),
+        ([TOKEN, "--rewritten", "fast"], "--rewritten is for `ort-dynq bench generate`, not for"),
         (["generate", "folder", "--opening"], "--opening is for `ort-dynq bench A.onnx`, not for generate"),
         (
             ["quantize", "f.onnx", "--exact"],

@@ -354,31 +354,24 @@ uint64_t hash_two_terms(dynq::TwoTermKernel kernel) {
   });
 }
 
-// The ranges of columns that the kernel widens, or of rows of float or float16: whose extremes may be zeros of either
-// sign.
-uint64_t hash_ranges(const dynq::ElementwiseKernels& table, dynq::Parameters parameters, int kind, bool is_float16) {
+// A row's extreme may be a zero of either sign.
+uint64_t hash_ranges(const dynq::ElementwiseKernels& table, dynq::Parameters parameters, int kind) {
   return hash_blocks(parameters, [&](Random& random, const Problem& problem, Hash& hash) {
-    Floats src(table, problem.ties(random));
+    std::vector<float> src = problem.ties(random);
     const auto& [rows, cols, stride] = problem.extent;
     for (const bool finite : {false, true}) {
-      for (float& x : src.wide)
+      for (float& x : src)
         if (finite && !std::isfinite(x)) x = 0.0f;
-      if (is_float16) {
-        src.narrow();
-        src.widen();
-      }
       std::vector<float> low, high;
       for (size_t i = 0; i < problem.scales.size(); ++i) {
         low.push_back(random.of({kInfinity, 1.0f}));
         high.push_back(random.of({-kInfinity, 1.0f}));
       }
-      const dynq::RowRangesKernel direct = is_float16 ? table.row_ranges_f16[kind] : nullptr;
       bool is_finite = false;
       if (parameters == dynq::kPerColumn)
-        table.column_ranges[kind](src.wide.data(), rows, cols, stride, low.data(), high.data());
+        table.column_ranges[kind](src.data(), rows, cols, stride, low.data(), high.data());
       else
-        is_finite = (direct != nullptr ? direct : table.row_ranges[kind])(src.data(direct != nullptr), rows, cols,
-                                                                          stride, low.data(), high.data());
+        is_finite = table.row_ranges[kind](src.data(), rows, cols, stride, low.data(), high.data());
       hash.add(&is_finite, sizeof is_finite);
       for (std::vector<float>* values : {&low, &high}) {
         for (float& value : *values)
@@ -605,8 +598,7 @@ void run_kernels() {
   print("two_terms", hash_two_terms(table.two_terms));
   for (int kind = 0; kind < kExtremes; ++kind) {
     const std::string of = kind == kAbsMax ? "abs_max_of/" : "min_max_of/";
-    for (const Parameters p : {kPerRow, kPerColumn}) print(of + kinds[p], hash_ranges(table, p, kind, false));
-    print(of + "row_f16", hash_ranges(table, kPerRow, kind, true));
+    for (const Parameters p : {kPerRow, kPerColumn}) print(of + kinds[p], hash_ranges(table, p, kind));
   }
 }
 

@@ -15,8 +15,6 @@ struct Float32 {
   static float element(const float* p) { return dynq::load(p); }
   static V::F load(const float* p) { return V::load(p); }
   static V::F load_part(const float* p, int64_t n) { return V::load_part(p, n); }
-  // The other lanes have the first element.
-  static V::F load_part_or_first(const float* p, int64_t n) { return V::load_part(p, n, V::set1(dynq::load(p))); }
   template <bool kStream>
   static void store(float* p, V::F a) {
     V::store<kStream>(p, a);
@@ -42,12 +40,6 @@ struct Float16 {
   static V::F load(const uint16_t* p) { return V::load_f16(reinterpret_cast<const uint8_t*>(p)); }
   static V::F load_part(const uint16_t* p, int64_t n) {
     uint16_t part[V::kLanes] = {};
-    memcpy(part, p, static_cast<size_t>(n) * sizeof *p);
-    return load(part);
-  }
-  static V::F load_part_or_first(const uint16_t* p, int64_t n) {
-    uint16_t part[V::kLanes];
-    for (uint16_t& each : part) each = dynq::load(p);
     memcpy(part, p, static_cast<size_t>(n) * sizeof *p);
     return load(part);
   }

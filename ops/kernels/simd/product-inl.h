@@ -387,9 +387,9 @@ inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileK
 template <int kBits, bool kOneGroup, int kRows>
 void gemm_few_rows(const ProductBlock& block) {
   const int64_t blocks = (block.cols + kBlockColumns - 1) / kBlockColumns, half = (blocks + 1) / 2 * kBlockColumns;
-  if constexpr (kBits == 4 && kRows > 1)
-    if (block.codes.has_ones && block.depth <= block.groups * kLongestTileGroup) {
-      for (int64_t col = 0; col < half; col += kBlockColumns) gemv_tile_4bit<kRows - 1>(block, col, half);
+  if constexpr (!kOneGroup && kRows > 1 && (kBits == 4 || P::kSteps == 1))
+    if (block.codes.has_ones && block.depth <= block.groups * kLongestSummed<kBits>) {
+      for (int64_t col = 0; col < half; col += kBlockColumns) gemv_tile<kBits, kRows - 1>(block, col, half);
       return;
     }
   for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);

@@ -16,15 +16,74 @@ struct NibbleSums {
   }
 };
 
-// One or two rows of 4-bit weights in groups, for blocks with a row of ones. The zero points of the weights are not
+// One group of up to two rows: adds the products to two halves of `sums`, and sets the sums of the weights.
+template <int kBits, int kRows, int kSums, int kBlocks>
+inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, int64_t pairs,
+                      P::I (&sums)[2][kRows][kSums], P::I (&of_weights)[kSums]) {
+  const auto address = [&](int v) { return weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad; };
+  if constexpr (kBits == 4) {
+    NibbleSums nibbles[kSums];
+    for (int64_t pair = 0; pair < pairs;) {
+      const int64_t end = pairs - pair < kPairs ? pairs : pair + kPairs;
+      for (; pair < end; pair += 2)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += 2 * kQuad) {
+          typename P::I low[kSums], high[kSums];
+#pragma GCC unroll 8
+          for (int v = 0; v < kSums; ++v) {
+            P::halves(address(v), P::set1(0), low[v], high[v]);
+            nibbles[v].add(low[v], high[v]);
+          }
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) {
+            const auto c0 = P::quad(codes + r * stride), c1 = P::quad(codes + r * stride + kQuad);
+#pragma GCC unroll 8
+            for (int v = 0; v < kSums; ++v) sums[i][r][v] = P::dot4(sums[i][r][v], c0, c1, low[v], high[v]);
+          }
+        }
+#pragma GCC unroll 8
+      for (int v = 0; v < kSums; ++v) nibbles[v].flush();
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) of_weights[v] = nibbles[v].sums;
+  } else {
+    constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
+    const auto ones = P::quad(kOnesOfQuad);
+    typename P::I parts[2][kSums] = {};
+    for (int64_t pair = 0; pair < pairs; ++pair)
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += kQuad)
+#pragma GCC unroll 8
+        for (int v = 0; v < kSums; ++v) {
+          const auto w = P::template weights_of<0>(P::load(static_cast<const void*>(address(v))));
+          parts[i][v] = P::dot(parts[i][v], ones, w);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) sums[i][r][v] = P::dot(sums[i][r][v], P::quad(codes + r * stride), w);
+        }
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) of_weights[v] = P::add(parts[0][v], parts[1][v]);
+  }
+}
+
+template <int kBits>
+inline P::I zps_of(P::I zps, P::I offset) {
+  return kBits == 4 ? P::low_nibbles(zps) : P::add(zps, offset);
+}
+
+// One or two rows of weights in groups, for blocks with a row of ones. The zero points of the weights are not
 // subtracted from every weight, but from the sums:
 //
 //   exact = sum of code * weight - zp * sum of weights - (sum of codes - size * zp) * weight_zp
 //
-// All of these are integers below 2^24, so floats have them exactly. They are: size is at most kLongestTileGroup.
-template <int kRows>
-void gemv_tile_4bit(const ProductBlock& block, int64_t col, int64_t gap) {
-  constexpr int kBlocks = 2, kSums = kBlocks * kVectors;
+// All of these are integers below 2^24, so floats have them exactly: size is at most kLongestSummed. If weights of 8
+// bits are unsigned, weight and weight_zp are both 128 larger.
+template <int kBits>
+constexpr int64_t kLongestSummed = kBits == 4 ? 512 : 256;
+static_assert(int64_t{255} * 15 * 512 < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24, "they are below 2^24");
+
+template <int kBits, int kRows>
+void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
+  constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kBits == 8 && P::kUnsignedWeights ? 128 : 0;
   const Weights<kBlocks> weights(block, col, gap);
   const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
   const int64_t pairs = block.depth / (2 * kQuad) / block.groups;
@@ -37,7 +96,7 @@ void gemv_tile_4bit(const ProductBlock& block, int64_t col, int64_t gap) {
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
     masks[v] = P::first(block.cols - col - column(v));
-    zps[v] = P::set1(static_cast<float>(block.weights.zp & 15));
+    zps[v] = P::set1(static_cast<float>(kBits == 4 ? block.weights.zp & 15 : block.weights.zp + kOffset));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) reals[r][v] = P::set1(-0.0f);
   }
@@ -53,30 +112,10 @@ void gemv_tile_4bit(const ProductBlock& block, int64_t col, int64_t gap) {
         else
           ORT_DYNQ_PREFETCH(halves + b * gap + ahead);
       }
-    typename P::I sums[2][kRows][kSums] = {};
-    NibbleSums of_weights[kSums];
-    for (int64_t pair = 0; pair < pairs;) {
-      const int64_t end = pairs - pair < kPairs ? pairs : pair + kPairs;
-      for (; pair < end; pair += 2)
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += 2 * kQuad) {
-          typename P::I low[kSums], high[kSums];
-#pragma GCC unroll 8
-          for (int v = 0; v < kSums; ++v) {
-            P::halves(weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad, P::set1(0), low[v], high[v]);
-            of_weights[v].add(low[v], high[v]);
-          }
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) {
-            const uint8_t* from = codes + r * block.codes.stride;
-            const auto c0 = P::quad(from), c1 = P::quad(from + kQuad);
-#pragma GCC unroll 8
-            for (int v = 0; v < kSums; ++v) sums[i][r][v] = P::dot4(sums[i][r][v], c0, c1, low[v], high[v]);
-          }
-        }
-#pragma GCC unroll 8
-      for (int v = 0; v < kSums; ++v) of_weights[v].flush();
-    }
+    typename P::I sums[2][kRows][kSums] = {}, sums_of_weights[kSums];
+    sum_group<kBits>(codes, block.codes.stride, weights, at, pairs, sums, sums_of_weights);
+    at += pairs * kBlockBytes * kBits / 4;
+    codes += pairs * 2 * kQuad;
     const int64_t parameter = row_varies ? group : 0;
     typename P::F row_zps[kRows], bases[kRows], row_scales[kRows];
 #pragma GCC unroll 8
@@ -90,8 +129,9 @@ void gemv_tile_4bit(const ProductBlock& block, int64_t col, int64_t gap) {
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
       const int64_t left = block.cols - col - column(v);
-      if (weight_zps != nullptr) zps[v] = P::to_float(P::low_nibbles(P::load_zps(weight_zps + column(v), left)));
-      const auto column_sum = P::to_float(of_weights[v].sums);
+      if (weight_zps != nullptr)
+        zps[v] = P::to_float(zps_of<kBits>(P::load_zps(weight_zps + column(v), left), P::set1(kOffset)));
+      const auto column_sum = P::to_float(sums_of_weights[v]);
       const auto column_scale =
           halves != nullptr ? load_halves(halves + column(v), left) : P::load_part(column_scales + column(v), masks[v]);
 #pragma GCC unroll 8

@@ -93,44 +93,42 @@ RowExtremes united(const RowExtremes& a, const RowExtremes& b) {
 }
 
 // Widens the extremes by the elements of a row. The last vector overlaps the one before, so that it ends with the row.
-template <Extremes kKind, class Floats>
-ORT_DYNQ_INLINE inline RowExtremes widened_by_row(const typename Floats::Element* from, int64_t cols,
-                                                  const RowExtremes& before) {
+template <Extremes kKind>
+ORT_DYNQ_INLINE inline RowExtremes widened_by_row(const float* from, int64_t cols, const RowExtremes& before) {
   constexpr int64_t L = V::kLanes;
   RowExtremes even = before, odd = before;
   int64_t i = 0;
   if (cols >= 4 * L) {
     RowExtremes third = before, fourth = before;
     for (; i + 4 * L <= cols; i += 4 * L) {
-      widen<kKind>(Floats::load(from + i), even);
-      widen<kKind>(Floats::load(from + i + L), odd);
-      widen<kKind>(Floats::load(from + i + 2 * L), third);
-      widen<kKind>(Floats::load(from + i + 3 * L), fourth);
+      widen<kKind>(V::load(from + i), even);
+      widen<kKind>(V::load(from + i + L), odd);
+      widen<kKind>(V::load(from + i + 2 * L), third);
+      widen<kKind>(V::load(from + i + 3 * L), fourth);
     }
     even = united<kKind>(even, third);
     odd = united<kKind>(odd, fourth);
   }
   if (i + 2 * L <= cols) {
-    widen<kKind>(Floats::load(from + i), even);
-    widen<kKind>(Floats::load(from + i + L), odd);
+    widen<kKind>(V::load(from + i), even);
+    widen<kKind>(V::load(from + i + L), odd);
     i += 2 * L;
   }
   if (i + L <= cols) {
-    widen<kKind>(Floats::load(from + i), even);
+    widen<kKind>(V::load(from + i), even);
     i += L;
   }
-  if (i < cols) widen<kKind>(cols >= L ? Floats::load(from + cols - L) : Floats::load_part_or_first(from, cols), odd);
+  if (i < cols) widen<kKind>(cols >= L ? V::load(from + cols - L) : V::load_part(from, cols, V::set1(load(from))), odd);
   return united<kKind>(even, odd);
 }
 
-template <Extremes kKind, class Floats = Float32>
-bool row_ranges(const void* elements, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+template <Extremes kKind>
+bool row_ranges(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   constexpr int64_t L = V::kLanes;
   V::F not_finite = V::set1(0.0f);
   const auto of_row = [&](int64_t row) {
-    const auto* from = static_cast<const typename Floats::Element*>(elements) + row * stride;
     const V::F h = V::set1(high[row]), l = kKind == kAbsMax ? h : V::set1(low[row]);
-    return widened_by_row<kKind, Floats>(from, cols, {l, h, V::set1(0.0f)});
+    return widened_by_row<kKind>(x + row * stride, cols, {l, h, V::set1(0.0f)});
   };
   int64_t row = 0;
   for (; row + L <= rows; row += L) {

@@ -165,8 +165,6 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.row_ranges[kAbsMax] = row_ranges<kAbsMax>;
   table.column_ranges[kMinMax] = column_ranges<kMinMax>;
   table.column_ranges[kAbsMax] = column_ranges<kAbsMax>;
-  table.row_ranges_f16[kMinMax] = row_ranges<kMinMax, Float16>;
-  table.row_ranges_f16[kAbsMax] = row_ranges<kAbsMax, Float16>;
   table.widen[kF16] = convert<WidenF16>;
   table.widen[kBf16] = convert<WidenBf16>;
   table.widen[kU4] = convert<WidenCodes<kU8>>;
