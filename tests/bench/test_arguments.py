@@ -58,7 +58,7 @@ def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str], argume
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["ops", "products", "convolutions", "chains", "networks"])
+@pytest.mark.parametrize("name", ["ops", "products", "convolutions", "chains", "networks", "train", "perplexity"])
 def test_help_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main([name, "--help"])
