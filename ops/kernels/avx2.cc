@@ -23,7 +23,7 @@ struct V : Vector256 {
   template <class Op>
   static F combine_lanes(const F* rows, const Op& op) {
     F fours[2];
-    for (int i = 0; i < 2; ++i) {
+    for (int64_t i = 0; i < 2; ++i) {
       const F* r = rows + 4 * i;
       const __m256d ab = _mm256_castps_pd(op(_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])));
       const __m256d cd = _mm256_castps_pd(op(_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3])));

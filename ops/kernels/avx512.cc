@@ -16,7 +16,7 @@ struct V : Vector512 {
   template <class Op>
   static F combine_lanes(const F* rows, const Op& op) {
     F fours[4];
-    for (int i = 0; i < 4; ++i) {
+    for (int64_t i = 0; i < 4; ++i) {
       const F* r = rows + 4 * i;
       const __m512d ab = _mm512_castps_pd(op(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1])));
       const __m512d cd = _mm512_castps_pd(op(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3])));
