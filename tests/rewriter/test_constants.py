@@ -65,7 +65,8 @@ CASES = {
 }
 CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Identity(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
-RULES = {rule.name: rule for phase in PHASES for rule in phase}
+# The parser of these cases has only standard operators; test_matmul_nbits.py has the products of com.microsoft.
+RULES = {rule.name: rule for phase in PHASES for rule in phase if rule.name != "MatMulNBits"}
 REPORT_ONLY = ("truncated codes", "unconverted product")
 
 
