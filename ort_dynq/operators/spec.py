@@ -108,13 +108,17 @@ class Operator:
         input.
         """
         outputs = {signature.inputs: signature.outputs for signature in self.signatures}
+        found: tuple[int, tuple[int, ...]] | None = None
         for index in range(len(self.inputs)):
             wide = [types for types in outputs if types[index] == "float32"]
             half = [(*types[:index], "float16", *types[index + 1 :]) for types in wide]
             if wide and all(types in outputs for types in half):
                 pairs = enumerate(zip(outputs[wide[0]], outputs[half[0]], strict=True))
-                return index, tuple(i for i, (one, other) in pairs if one != other)
-        return None
+                followers = tuple(i for i, (one, other) in pairs if one != other)
+                if followers:  # before an input that no output follows
+                    return index, followers
+                found = found or (index, followers)
+        return found
 
     def attribute(self, name: str) -> Attribute:
         """Returns the attribute of this name.
