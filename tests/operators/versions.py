@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 
 from ort_dynq.operators import DOMAIN, OPERATORS, VERSION, Operator
+from ort_dynq.rewriter.float16 import convert_in_float32
 from ort_dynq.rewriter.loop import convert
-from ort_dynq.rewriter.rules import FIRST_OF_QUANTIZATIONS, PHASES
+from ort_dynq.rewriter.report import Report
+from ort_dynq.rewriter.rules import FIRST_OF_QUANTIZATIONS, IN_FLOAT32, PHASES
 from ort_dynq.storage import load, to_proto
 
 HERE = Path(__file__).parent
@@ -115,11 +118,17 @@ def main() -> None:
         sys.exit("\n".join(found))
     SIGNATURES.write_text(json.dumps(signatures(), indent=1) + "\n")
     for folder in map(Path, sys.argv[1:]):
-        model = load(folder / "model.onnx")
-        convert(
-            model, (*FIRST_OF_QUANTIZATIONS, *PHASES), fuse=True
-        )  # a quantization has operators that no rewrite has
+        original = load(folder / "model.onnx")
+        in_float32 = convert_in_float32(original, _convert, IN_FLOAT32)
+        model = in_float32[0] if in_float32 else original
+        if not in_float32:
+            _convert(model)
         freeze(FROZEN / f"version-{VERSION}.npz", to_proto(model), folder)
+
+
+def _convert(model: ir.Model) -> Report:
+    # A quantization has operators that no rewrite has.
+    return convert(model, (*FIRST_OF_QUANTIZATIONS, *PHASES), fuse=True)
 
 
 if __name__ == "__main__":
