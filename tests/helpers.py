@@ -21,6 +21,8 @@ from ort_dynq.backends.options import Backend
 from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.packing import pack
+from ort_dynq.storage import to_proto
+from ort_dynq.verification.saturation import cpu_saturates, without_saturation
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -99,12 +101,22 @@ def options(threads: int, optimize: bool) -> ort.SessionOptions:
     return result
 
 
+def with_exact_products(model: bytes | onnx.ModelProto) -> bytes:
+    """A model whose products of uint8 by int8 are exact in ONNX Runtime on this CPU, too: see saturation.py.
+
+    Products that ort_dynq added stay as they are.
+    """
+    if cpu_saturates():
+        changed, count = without_saturation(model)
+        model = to_proto(changed) if count else model
+    return model if isinstance(model, bytes) else model.SerializeToString()
+
+
 def make_session(
     model: bytes | onnx.ModelProto, backend: Backend, *, optimize: bool = False, threads: int = 1
 ) -> ort.InferenceSession:
     """A session with ort_dynq's operators. Models from the rewriter must load without preparation."""
-    content = model if isinstance(model, bytes) else model.SerializeToString()
-    return open_registered(content, ort_dynq.register(options(threads, optimize), backend))
+    return open_registered(with_exact_products(model), ort_dynq.register(options(threads, optimize), backend))
 
 
 def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:
@@ -114,7 +126,7 @@ def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:
 
 def stock_session(model: bytes | onnx.ModelProto, *, optimize: bool = False, threads: int = 1) -> ort.InferenceSession:
     """A session of ONNX Runtime without ort_dynq."""
-    content = model if isinstance(model, bytes) else model.SerializeToString()
+    content = with_exact_products(model)
     return ort.InferenceSession(content, options(threads, optimize), providers=["CPUExecutionProvider"])
 
 

@@ -47,7 +47,7 @@ def ready_for_extensions(model: Model) -> Result:
     ready = inlined_if_possible(load_current(model))
     with explained(model):
         with Facts(ready) as facts:
-            halves = [(node, found) for node in _operators(ready) if (found := _float16_input(node)) is not None]
+            halves = [(node, found) for node in _operators(ready) for found in _float16_inputs(node)]
         for node, found in halves:
             _cast_float16(node, *found, facts)
         with Facts(ready):
@@ -65,10 +65,10 @@ def _operators(model: ir.Model) -> list[ir.Node]:
     return [node for node in nodes if node.domain == DOMAIN and node.op_type in OPERATORS]
 
 
-def _float16_input(node: ir.Node) -> tuple[int, tuple[int, ...]] | None:
-    """Returns Operator.float16_input, if that input is float16."""
-    found, types = OPERATORS[node.op_type].float16_input, _types(node)
-    return found if found is not None and types[found[0] : found[0] + 1] == ("float16",) else None
+def _float16_inputs(node: ir.Node) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns those of Operator.float16_inputs that are float16."""
+    types = _types(node)
+    return [found for found in OPERATORS[node.op_type].float16_inputs if types[found[0] : found[0] + 1] == ("float16",)]
 
 
 def _cast_float16(node: ir.Node, index: int, outputs: tuple[int, ...], facts: Facts) -> None:

@@ -101,24 +101,20 @@ class Operator:
     body_of_programs: Callable[[int, Sequence[str]], str] | None = None
 
     @functools.cached_property
-    def float16_input(self) -> tuple[int, tuple[int, ...]] | None:
-        """The index of the input that may be float16 or float32, and those of the outputs that have its type.
+    def float16_inputs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The inputs that may be float16 or float32: the index of each, and those of the outputs that have its type.
 
-        The types of the other inputs do not depend on it. Such an operator computes in float32. None: there is no such
-        input.
+        The types of the other inputs do not depend on it. The operator computes in float32.
         """
         outputs = {signature.inputs: signature.outputs for signature in self.signatures}
-        found: tuple[int, tuple[int, ...]] | None = None
+        found = []
         for index in range(len(self.inputs)):
             wide = [types for types in outputs if types[index] == "float32"]
             half = [(*types[:index], "float16", *types[index + 1 :]) for types in wide]
             if wide and all(types in outputs for types in half):
                 pairs = enumerate(zip(outputs[wide[0]], outputs[half[0]], strict=True))
-                followers = tuple(i for i, (one, other) in pairs if one != other)
-                if followers:  # before an input that no output follows
-                    return index, followers
-                found = found or (index, followers)
-        return found
+                found.append((index, tuple(i for i, (one, other) in pairs if one != other)))
+        return tuple(found)
 
     def attribute(self, name: str) -> Attribute:
         """Returns the attribute of this name.

@@ -207,7 +207,7 @@ def _ours(data: _Data, bits: int) -> _Product:
     groups = 1 if bits == 8 else depth // data.group_size
     group_size = 0 if bits == 8 else data.group_size
     return _Product(  # with all attributes: onnxruntime-extensions has no defaults
-        f"y# = ort_dynq.QuantizedMatMul<bits = {bits}, group_size = {group_size}, "
+        f"y# = ort_dynq.QuantizedMatMul<bits = {bits}, group_size = {group_size}, terms = 1, "
         f"scale_order = {ScaleOrder.COLUMN_FIRST.value}>"
         "(x, row_scale, row_zero_point, weights#, zero_point, scale, sum, bias)",
         {

@@ -18,6 +18,7 @@ from benching import QUICK, run_developers, run_developers_json
 from bench import product_contenders
 from ort_dynq import DynqError, runtime
 from ort_dynq.measuring.timing import session_contender
+from ort_dynq.verification.saturation import cpu_saturates
 
 TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
 
@@ -66,6 +67,11 @@ def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert not means
 
 
+def is_saturation(note: str) -> bool:
+    """ONNX Runtime's own integer sums are wrong on some CPUs."""
+    return note.startswith("MatMulInteger: ") and note.endswith("sums saturate on this CPU") and cpu_saturates()
+
+
 @pytest.mark.usefixtures("_no_torch")
 def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_developers(capsys, "products", "--rows", "1,40", "--sizes", "64x48", "--threads", "1").splitlines()
@@ -77,7 +83,7 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[:3] for row in rows] == [["1", "64x48", "1"], ["40", "64x48", "1"]]
     assert all(len(row) == 14 and row[10] == "-" for row in rows)
-    assert lines[-1].startswith("torch is not available: ")
+    assert [line for line in lines if not is_saturation(line)][-1].startswith("torch is not available: ")
     assert (
         sum(
             line.startswith(("MatMulInteger / ort_dynq", "MatMulNBits / ort_dynq", "plain read / ort_dynq"))
@@ -93,7 +99,7 @@ def test_every_contender_computes_the_same_product(rows: int, group_size: int) -
     """A wrong result would be an error or a note."""
     case = product_contenders.Case(rows, (256, 33), 1)
     found, notes = product_contenders.contenders(case, group_size, QUICK)
-    absent = {note.partition(" is not available: ")[0] for note in notes}
+    absent = {note.partition(" is not available: ")[0] for note in notes if not is_saturation(note)}
     assert absent <= {"torch", *(["MatMulNBits 8"] if runtime.version() < (1, 22) else [])}
     names = ["ort_dynq 8", "MatMulInteger", "ort_dynq 4", "MatMulNBits 4", "MatMulNBits 8", "float", "torch", "read"]
     assert [*found] == [name for name in names if name not in absent]

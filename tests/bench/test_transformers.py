@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from bench import transformers
 from ort_dynq import DynqError
+from ort_dynq.verification.saturation import cpu_saturates
 
 LAYERS, HIDDEN, HEADS = 2, 48, 4
 SIZES = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}
@@ -45,6 +46,8 @@ def test_network_is_valid(network: str, form: str) -> None:
 @pytest.mark.parametrize("optimize", [False, True])
 def test_quantized_network_is_close_to_the_float_network(network: str, form: str, optimize: bool) -> None:
     """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
+    if optimize and form == "tensor_u8" and cpu_saturates():
+        pytest.skip("ONNX Runtime's fused products saturate on this CPU")
     model, exact = build(network, form), build(network, "float")
     session, reference = stock_session(model, optimize=optimize), stock_session(exact)
     for tokens in (1, 7, 128):

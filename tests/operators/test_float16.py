@@ -5,6 +5,7 @@ DynamicQuantize and DynamicDequantize are in test_formats.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from convolutions import conv_inputs, random_conv
 from functions import run_function
 from helpers import Array, assert_same, matmul_inputs, with_one_nan
-from test_functions import Case, check
+from test_functions import Case, check, with_tail
 
 from ort_dynq.operators import OPERATORS
 
@@ -141,6 +142,20 @@ def test_products(isas: Sequence[str], bits: int, shape: tuple[int, ...]) -> Non
                 compare(isas, "QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
 
 
+@pytest.mark.parametrize("operator", ["QuantizedMatMul", "QuantizedMatMulProgram"])
+def test_every_value_as_the_scale_of_a_column(operator: str, isas: Sequence[str]) -> None:
+    """In products of one row and of many; of 8 bits, and of 4 bits in groups."""
+    rng = np.random.default_rng(0)
+    for rows, (bits, group_size) in itertools.product((1, 2, 20), ((8, 0), (4, 16), (8, 32))):
+        inputs, _ = matmul_inputs(rng, (rows, 32), 8200, bits=bits, group_size=group_size, column_groups=bits == 4)
+        for start in range(0, EVERY.size, inputs[5].size):
+            inputs[5] = np.resize(EVERY[start:], inputs[5].shape)
+            case = Case({"bits": bits, "group_size": group_size, "scale_order": 2}, inputs)
+            if operator == "QuantizedMatMulProgram":
+                case = with_tail(rng, "QuantizedMatMul", case, "dst = Mul(x, 3)")
+            check(operator, OPSET, case, isas)
+
+
 def test_every_value_as_a_bias(isas: Sequence[str]) -> None:
     """Biases of products that are 0, and biases that move the result to a tie or beyond float16."""
     rng = np.random.default_rng(0)
@@ -240,7 +255,7 @@ def test_every_operator_that_takes_float16_is_tested() -> None:
     }
     assert found - {"DynamicQuantize", "DynamicDequantize"} == {
         *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize"),
-        *("QuantizedMatMul", "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
+        *("QuantizedMatMul", "QuantizedMatMulProgram", "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
         *("DynamicRangeQuantize", "DynamicRangeFakeQuantize", "TwoTermQuantize"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),

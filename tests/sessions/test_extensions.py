@@ -106,7 +106,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     operands = [np.ones(1, np.float32) for value in operator.inputs if value.name.startswith("operand_")]
     if operator.name.startswith("QuantizedMatMul"):
         matrices = helpers.matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
-        return [*matrices[:-1], (matrices[-1] % 64).astype(types[7]), *operands]
+        matrices = [*matrices[:-1], matrices[-1] % 64]  # a bias that float16 has
+        return [*(array.astype(type_) for array, type_ in zip(matrices, types, strict=False)), *operands]
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
         return [*arrays[:7], arrays[7].astype(types[7]), arrays[8], *operands]
@@ -667,16 +668,16 @@ def test_a_prepared_model(inputs: str, output: str, body: str) -> None:
 
 def test_inside_functions_and_branches() -> None:
     """The types inside a function are not known before it is called."""
-    model = onnx.parser.parse_model("""
-        <ir_version: 10, opset_import: ["" : 21, "ort_dynq": 4, "own" : 1]>
-        g (bool flag, float[n] src, float scale) => (int8[n] dst) {
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21, "ort_dynq": {VERSION}, "own" : 1]>
+        g (bool flag, float[n] src, float scale) => (int8[n] dst) {{
             dst = If (flag) <
-                then_branch = yes () => (int8[n] a) { a = own.quantize(src, scale) },
-                else_branch = no () => (int8[n] b) { b = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale) }
+                then_branch = yes () => (int8[n] a) {{ a = own.quantize(src, scale) }},
+                else_branch = no () => (int8[n] b) {{ b = ort_dynq.DynamicQuantize<output_dtype = 3>(src, scale) }}
             >
-        }
-        <opset_import: ["" : 21, "ort_dynq": 4], domain: "own">
-        quantize (x, s) => (y) { y = ort_dynq.DynamicQuantize<output_dtype = 3, arithmetic = "onednn">(x, s) }
+        }}
+        <opset_import: ["" : 21, "ort_dynq": {VERSION}], domain: "own">
+        quantize (x, s) => (y) {{ y = ort_dynq.DynamicQuantize<output_dtype = 3, arithmetic = "onednn">(x, s) }}
     """)
     for flag in (True, False):
         feeds = {

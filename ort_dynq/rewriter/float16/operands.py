@@ -79,7 +79,9 @@ RULE = Rule("float16 operand", 13, _match, _build)
 
 
 def _operator(node: ir.Node, context: Context) -> _Match | None:
-    index, outputs = OPERATORS[node.op_type].float16_input or (None, ())
+    # An input that outputs follow is before one that none follows, such as the scales of columns.
+    inputs = sorted(OPERATORS[node.op_type].float16_inputs, key=lambda each: not each[1])
+    index, outputs = inputs[0] if inputs else (None, ())
     value = node.inputs[index] if index is not None and index < len(node.inputs) else None
     if index is None or value is None or not _takes_float16(node):
         return None
