@@ -55,12 +55,12 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     facts = context.facts
     check_constant(w, facts)
     check_activation(a)
-    weights, scale = _weights(floats_of(w, facts))
+    weights, scale = weights_of_floats(floats_of(w, facts))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, weights, geometry, _past_normalization(tail, facts))
+    return _Match(a, weights, geometry, past_normalization(tail, facts))
 
 
 def _build(match: _Match, edit: Edit) -> None:
@@ -75,7 +75,7 @@ def rule(options: Options) -> Rule[_Match]:
     return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)
 
 
-def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
+def weights_of_floats(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
     """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
 
     Raises:
@@ -88,7 +88,7 @@ def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np
     return weights_of(grid, elements.shape), grid.scale
 
 
-def _past_normalization(tail: Tail, facts: Facts) -> Tail:
+def past_normalization(tail: Tail, facts: Facts) -> Tail:
     """Returns the tail up to the end of a BatchNormalization with constant parameters, if one follows.
 
     It multiplies by gain / sqrt(variance + epsilon), and adds shift - mean * the same.

@@ -178,6 +178,10 @@ class Reason(Enum):
     CONV_PAD_AND_AUTO_PAD = "a Pad precedes a convolution whose pads auto_pad computes"
     CONV_PADS_NEGATIVE = "pads are negative"
     CONV_STRIDES_WITH_AUTO_PAD = "strides exceed the kernel's shape by more than 2, with auto_pad"
+    CONV_TRANSPOSE_TOO_SMALL = (
+        "an element of the output has too few products: interleaving costs more than integers save"
+    )
+    CONV_OUTPUT_SHAPE = "the pads of the ConvTranspose depend on the size of its output"
     CONV_INT32 = "an attribute exceeds int32"
     CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
+_FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
+_LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
@@ -147,6 +150,28 @@ def is_tiny_matrix(depth: int, columns: int) -> bool:
         columns: The number of output channels.
     """
     return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+
+
+def is_slow_transposed_convolution(
+    node: ir.Node, channels: int, kernel: Sequence[int], strides: Sequence[int], taps: Sequence[int]
+) -> bool:
+    """Returns whether a ConvTranspose takes less time in float than as a convolution whose channels are interleaved.
+
+    Interleaving takes the time of some hundred products for each element of the output.
+
+    Args:
+        node: The ConvTranspose.
+        channels: The number of input channels of a group.
+        kernel, strides: The shape of the kernel and the strides.
+        taps: The shape of the kernels of the convolution. They have more weights if strides do not divide the kernel.
+    """
+    depth = channels * math.prod(kernel) / math.prod(strides)  # products of an element of the output
+    if depth < max(_FEWEST_PRODUCTS_OF_INTERLEAVED, _LEAST_SHARE_OF_WEIGHTS * channels * math.prod(taps)):
+        return True
+    shape = node.outputs[0].shape
+    if shape is None or not shape.is_static():
+        return False
+    return math.prod(shape.numpy()) * depth < _FEWEST_PRODUCTS_OF_CONVOLUTION
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
