@@ -27,6 +27,7 @@ from ..rewriter.convolutions.convolution import (
 )
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
+from ..rewriter.policy.cost import has_short_sums
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.float_activations import FloatActivations, check_activation
 from ..rewriter.products.provenance import note_activation
@@ -82,7 +83,7 @@ def weights_of_floats(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.N
         Unconverted: They cannot become codes, or it does not pay.
     """
     check_rank(elements.ndim)
-    if elements.shape[1] == 1:
+    if has_short_sums(elements.shape):
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
     return weights_of(grid, elements.shape), grid.scale

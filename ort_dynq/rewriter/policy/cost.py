@@ -28,6 +28,7 @@ _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
+_FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 _FEWEST_PASSES_SAVED = 3  # by a program
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
@@ -174,6 +175,15 @@ def is_slow_transposed_convolution(
     return math.prod(shape.numpy()) * depth < _FEWEST_PRODUCTS_OF_CONVOLUTION
 
 
+def has_short_sums(shape: Sequence[int]) -> bool:
+    """Returns whether a convolution has the short sums of single channels, as a depthwise one does.
+
+    Args:
+        shape: The shape of its weights, [M, C / group, k1, ..., kr].
+    """
+    return shape[1] == 1 and math.prod(shape[2:]) < _FEWEST_WEIGHTS_OF_A_CHANNEL
+
+
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
     """Returns whether quantizing a Conv costs more than integers save; False if the size of the image is not known.
 
@@ -187,6 +197,6 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if weights.shape[1] == 1 else _FEWEST_POSITIONS):
+    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if has_short_sums(weights.shape) else _FEWEST_POSITIONS):
         return True
     return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION
