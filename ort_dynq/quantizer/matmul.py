@@ -55,7 +55,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     search = functools.partial(_grid_of, b, product.has_transposed_b, options, facts)
     grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
     check_length(grid)
-    channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
+    depth, columns = grid.codes.shape
+    if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
+        raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
+    channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
