@@ -73,8 +73,11 @@ class LayerAccuracy:
 
     @property
     def has_outlier(self) -> bool:
-        """Whether one channel dominates the range of the activation: more than :data:`OUTLIER` times the median."""
-        return self.range_ratio is not None and self.range_ratio > OUTLIER
+        """Whether one channel, more than :data:`OUTLIER` times the median, leaves few codes for the others.
+
+        With two terms, there are enough codes for all.
+        """
+        return self.terms == 1 and self.range_ratio is not None and self.range_ratio > OUTLIER
 
     @property
     def form(self) -> str:

@@ -118,7 +118,9 @@ def computing_nodes(model: Model, sets: Iterable[Mapping[str, Array]]) -> frozen
 
     _, events = _traced(model, runtime.session_options(optimize=False), run)
     nodes = (event for event in events if event["cat"] == "Node" and event["name"].endswith(_KERNEL))
-    return frozenset(event["name"].removesuffix(_KERNEL) for event in nodes if int(event["args"]["output_size"]) > 0)
+    return frozenset(
+        event["name"].removesuffix(_KERNEL) for event in nodes if int(event["args"].get("output_size", 1)) > 0
+    )
 
 
 def _traced(

@@ -31,6 +31,8 @@ from .activations import codes_of
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
+_FOR_MIN_SNR = "two terms, for the signal-to-noise ratio of the outputs"
+
 
 @dataclass(frozen=True)
 class _Match:
@@ -73,7 +75,8 @@ def _build(match: _Match, edit: Edit) -> None:
         note_activation(edit, a)
     codes = codes_of(a, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
-    edit.note = match.note
+    has_chosen = codes.terms == 2 and match.options.activations != "two-term"
+    edit.note = "; ".join(filter(None, (match.note, _FOR_MIN_SNR if has_chosen else "")))
 
 
 def rule(options: Options) -> Rule[_Match]:

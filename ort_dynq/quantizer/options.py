@@ -125,7 +125,7 @@ def checked(
         ("attention", attention, ATTENTION),
     ):
         if value not in choices:
-            raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")
+            raise DynqError(f"{name} is {value!r}, expected {', '.join(choices[:-1])} or {choices[-1]}")
     if group is not None and weights != "int4":
         raise DynqError("group is the number of 4-bit weights that share a scale; give weights int4 as well")
     if group is not None and group not in GROUPS:

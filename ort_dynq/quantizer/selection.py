@@ -163,7 +163,9 @@ def select(
         raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays in float; choose a smaller one")
     chosen = {step.name: step.stays_float for step in steps[:high]}
     selected = tuple(
-        Layer(stays_float, None if layers[name].terms == 2 else layers[name], with_two_terms.get(name))
+        Layer(stays_float, None, layers[name])
+        if layers[name].terms == 2
+        else Layer(stays_float, layers[name], with_two_terms.get(name))
         for name, stays_float in chosen.items()
     )
     return Selection(result, selected, idle, first.model, first_snr, snr)
@@ -216,7 +218,8 @@ def _others(model: ir.Model, measured: set[str]) -> dict[str, LayerAccuracy]:
 def _idle_layers(reference: Reference, model: ir.Model) -> tuple[str, ...]:
     """Returns the names of the quantized layers that compute no element on the data in the float model."""
     original = named(inlined_if_possible(load(reference.model)))
-    names = {node.name for _, graph in graphs(original) for node in graph}
+    # ONNX Runtime runs nodes of functions under other names.
+    names = {node.name for path, graph in graphs(original) if not path.startswith("function") for node in graph}
     idle = names - computing_nodes(original, reference.data.sets)
     return tuple(name for name in _others(model, set()) if name in idle)
 
