@@ -59,6 +59,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     weights, scale = weights_of_floats(floats_of(w, facts))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
+    if options.has_two_terms(node):
+        raise Unconverted(Reason.CONV_TWO_TERMS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
     return _Match(a, weights, geometry, past_normalization(tail, facts))

@@ -91,6 +91,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     weights, scale = weights_of_floats(by_channel)
     if is_slow_transposed_convolution(node, by_channel.shape[1], by_channel.shape[2:], axes.strides, axes.taps):
         raise Unconverted(Reason.CONV_TRANSPOSE_TOO_SMALL)
+    if options.has_two_terms(node):
+        raise Unconverted(Reason.CONV_TWO_TERMS)
     channels = Channels(len(by_channel), elements.ndim - 2)
     tail = Tail(node, channels, node.outputs[0], column=scale, bias=bias)
     tail = past_normalization(tail if bias is not None else tail.past_bias(facts), facts)

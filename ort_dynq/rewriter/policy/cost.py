@@ -143,14 +143,16 @@ def is_tiny_nbits(activation: ir.Value, depth: int, columns: int, terms: int) ->
     return rows * depth * columns < _FEWEST_PRODUCTS_OF_NBITS
 
 
-def is_tiny_matrix(depth: int, columns: int) -> bool:
+def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:
     """Returns whether quantizing the activation of a float product costs more than integers save, for any rows.
 
     Args:
         depth: The length of a row of the activation.
         columns: The number of output channels.
+        terms: The codes that an element of the activation gets.
     """
-    return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+    fewest = _FEWEST_WEIGHTS if terms == 1 else _FEWEST_WEIGHTS_OF_TWO_TERMS
+    return depth * columns < fewest or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
 
 
 def is_slow_transposed_convolution(
