@@ -94,6 +94,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="int8: fused attention has products of integers, except with --min-snr (default); float: it is ONNX "
         "Runtime's own operator",
     )
+    parser.add_argument(
+        "--embeddings",
+        choices=("int8", "keep"),
+        default="int8",
+        help="int8: rows of large tables have 8 bits and a scale for each row (default); keep: they stay floats",
+    )
     add_data_sets(parser)
     add_data(parser)
 
@@ -112,6 +118,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         min_snr=arguments.min_snr,
         fuse=arguments.fuse,
         attention=arguments.attention,
+        embeddings=arguments.embeddings,
     )
     reference = reference_of(arguments, source) if compares else None
 

@@ -22,7 +22,7 @@ from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
-from . import conv, matmul, other_layers
+from . import conv, embedding, matmul, other_layers
 from . import from_dynamic as from_dynamic_rule
 from .options import Options, checked
 from .quantized_models import CHAINS, check_is_float
@@ -49,6 +49,7 @@ def quantize(
     data: Source | None = None,
     fuse: bool = True,
     attention: str = "int8",
+    embeddings: str = "int8",
 ) -> Result:
     """Turns matrix products and convolutions with constant float weights into products of integers.
 
@@ -74,6 +75,8 @@ def quantize(
             quantization after them: see docs/rules.md.
         attention: "int8" for products of integers in fused attention, which is float with `min_snr`; "float" for
             ONNX Runtime's operator.
+        embeddings: "int8" for rows of 8 bits with one scale for each row, in large tables of embeddings; "keep" for
+            floats.
 
     Returns:
         The new model, and the report: the layers that were quantized, and the others with the reason.
@@ -84,7 +87,9 @@ def quantize(
             not fit the model, or the outputs do not reach `min_snr`.
     """
     given = weights, group, activations, symmetric, exclude
-    options = checked(*given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse, attention=attention)
+    options = checked(
+        *given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse, attention=attention, embeddings=embeddings
+    )
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
@@ -105,7 +110,8 @@ def quantize_layers(
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
     rules = [rule(options) for rule in RULES]
-    phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE)]
+    embeddings = embedding.rule(options)
+    phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
     if options.fuse:
         first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS
         phases = [*first, *phases, *LAST_FUSIONS]
@@ -116,11 +122,11 @@ def quantize_layers(
         quantized, report = in_normal_form(quantized, lambda model: (model, convert(model, phases, fuse=options.fuse)))
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))
-    names = {rule.name for rule in rules}
+    names = {rule.name for rule in (*rules, embeddings)}
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
-        raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
+        raise DynqError("the model has no weights to quantize: no MatMul, Gemm, Conv or Gather has constant ones")
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text

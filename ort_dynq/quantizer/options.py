@@ -15,12 +15,14 @@ from ..rewriter.reasons import Reason, Unconverted
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 ATTENTION = ("int8", "float")
+EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
 _QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
 WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
 """The standard operators with weights that have no integer form here."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
+RANK_OF_TABLE = 2  # of embeddings
 _MOST_NAMES = 3  # in a message
 
 
@@ -37,6 +39,7 @@ class Options:
         floats: The names of layers that stay in float for `min_snr` (selection.py).
         fuse: Whether normalizations, activation functions and attention are fused.
         attention: One of :data:`ATTENTION`: the products of fused attention.
+        embeddings: One of :data:`EMBEDDINGS`: what tables of embeddings become.
     """
 
     weights: str = "int8"
@@ -47,6 +50,7 @@ class Options:
     floats: frozenset[str] = frozenset()
     fuse: bool = True
     attention: str = "int8"
+    embeddings: str = "int8"
 
     @property
     def text(self) -> str:
@@ -91,6 +95,7 @@ def checked(
     min_snr: float | None = None,
     fuse: bool = True,
     attention: str = "int8",
+    embeddings: str = "int8",
 ) -> Options:
     """Returns the options.
 
@@ -106,6 +111,7 @@ def checked(
         ("weights", weights, WEIGHTS),
         ("activations", activations, ACTIVATIONS),
         ("attention", attention, ATTENTION),
+        ("embeddings", embeddings, EMBEDDINGS),
     ):
         if value not in choices:
             raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")
@@ -127,11 +133,21 @@ def checked(
         tuple(exclude),
         fuse=fuse,
         attention=attention,
+        embeddings=embeddings,
     )
 
 
 def is_layer(node: ir.Node) -> bool:
     """Returns whether rules of this package quantize a node or report it as unconverted, if it has weights."""
+    if is_embedding(node) and (table := node.inputs[0]) is not None:
+        tensor = ir.convenience.get_const_tensor(table)
+        return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
         return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
     return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER
+
+
+def is_embedding(node: ir.Node) -> bool:
+    """Returns whether a node gathers rows of its first input, which may be a table of embeddings."""
+    is_gather = node.domain in STANDARD_DOMAINS and node.op_type == "Gather" and node.inputs[0] is not None
+    return is_gather and node.attributes.get_int("axis", 0) == 0

@@ -100,6 +100,12 @@ def select(
         product = product_of(each.operator)
         if product is not None and each.node not in known:
             known[each.node] = LayerAccuracy(each.node, product, None)
+    if embeddings := [each.node for each in result.report.rewritten if each.operator == "AffineDequantize"]:
+        # All of them at once, without products: their noise is small.
+        snr = worst_snr(measured(quantize(frozenset(known)).model))
+        known |= {name: LayerAccuracy(name, "AffineDequantize", None, snr) for name in embeddings}
+        ratios = {name: math.inf if each.output_snr_db is None else each.output_snr_db for name, each in known.items()}
+        known = {name: known[name] for name in sorted(known, key=lambda name: ratios[name])}
     names = list(known)
     if (float_snr := worst_snr(measured(load(reference.model)))) < min_snr:
         raise DynqError(
