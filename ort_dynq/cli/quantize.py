@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from .accuracy import accuracy_text, add_data_sets, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
-from .command import Command, Outcome
+from .command import FAILED, Command, Outcome
 from .render import one_line, progress, table, working
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "Runtime's own operator",
     )
     parser.add_argument(
+        "--allow-none", action="store_true", help="write OUT and succeed even if no layer can be quantized"
+    )
+    parser.add_argument(
         "--embeddings",
         choices=("int8", "keep"),
         default="int8",
@@ -132,15 +135,17 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     else:
         selection, cost = _select(reference, quantize, arguments)
         result = selection.result
-    if reference is not None:
+    report = result.report
+    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    is_written = bool(quantized) or arguments.allow_none
+    if reference is not None and is_written:
         with progress() as track:
             from ..accuracy import measure
 
             accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
-    with working(f"writing {target}"):
-        result.save(target)
-    report = result.report
-    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    if is_written:
+        with working(f"writing {target}"):
+            result.save(target)
 
     def text() -> Iterator[RenderableType]:
         fused = f", {len(report.fused)} fusions" if report.fused else ""
@@ -150,11 +155,14 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from selection_text(selection, arguments.min_snr, cost)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
-        yield "\n" + one_line(f"{target} is written")
+        if is_written:
+            yield "\n" + one_line(f"{target} is written")
+        else:
+            yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
     data = {
         "input": str(source),
-        "output": str(target),
+        "output": str(target) if is_written else None,
         "quantized": [finding.to_dict() for finding in quantized],
         "fused": [finding.to_dict() for finding in report.fused],
         "unconverted": [finding.to_dict() for finding in report.unconverted],
@@ -163,7 +171,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
         "accuracy": None if accuracy is None else accuracy.to_dict(),
     }
-    return Outcome(data, text)
+    return Outcome(data, text, 0 if is_written else FAILED)
 
 
 def _select(

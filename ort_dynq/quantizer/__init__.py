@@ -7,6 +7,7 @@ has the same operators and functions as a rewritten model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from ..errors import DynqError
 from ..graphs import named
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
+from ..rewriter.float16 import operands as float16_operands
+from ..rewriter.float16 import quantize_in_float32
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.normal_form import in_normal_form
@@ -22,9 +25,9 @@ from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
-from . import conv, embedding, matmul, other_layers
+from . import conv, embedding, matmul, nbits, other_layers
 from . import from_dynamic as from_dynamic_rule
-from .options import Options, checked
+from .options import LAYERS, Options, checked
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-RULES = (matmul.rule, conv.rule, from_dynamic_rule.rule, other_layers.rule)
+RULES = (matmul.rule, conv.rule, nbits.rule, from_dynamic_rule.rule, other_layers.rule)
 
 
 def quantize(
@@ -112,21 +115,27 @@ def quantize_layers(
     rules = [rule(options) for rule in RULES]
     embeddings = embedding.rule(options)
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
+    names = {rule.name for rule in (*rules, embeddings)}
     if options.fuse:
         first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS
         phases = [*first, *phases, *LAST_FUSIONS]
+    phases.append((float16_operands.RULE,))
     with explained(model):
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, from_dynamic=from_dynamic)
         options.check_patterns(quantized)
-        quantized, report = in_normal_form(quantized, lambda model: (model, convert(model, phases, fuse=options.fuse)))
+        apply = functools.partial(convert, phases=phases, fuse=options.fuse)
+        quantized, report = in_normal_form(
+            quantized, lambda model: quantize_in_float32(model, apply, names, LAYERS) or (model, apply(model))
+        )
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))
-    names = {rule.name for rule in (*rules, embeddings)}
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
-        raise DynqError("the model has no weights to quantize: no MatMul, Gemm, Conv or Gather has constant ones")
+        raise DynqError(
+            "the model has no weights to quantize: no MatMul, Gemm, Conv, MatMulNBits or Gather has constant ones"
+        )
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text

@@ -17,7 +17,10 @@ ACTIVATIONS = ("token", "tensor")
 ATTENTION = ("int8", "float")
 EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
-_QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
+LAYERS = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
+"""The standard operators with weights that become products of integers."""
+NBITS = ("MatMulNBits", "QMoE")
+"""The operators of com.microsoft whose weights have few bits."""
 WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
 """The standard operators with weights that have no integer form here."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
@@ -143,8 +146,8 @@ def is_layer(node: ir.Node) -> bool:
         tensor = ir.convenience.get_const_tensor(table)
         return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
-        return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
-    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER
+        return node.op_type in LAYERS + WITHOUT_INTEGERS
+    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER + NBITS
 
 
 def is_embedding(node: ir.Node) -> bool:
