@@ -62,7 +62,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="keep layers whose name matches in float, such as 'lm_head' or '*/attention/*'; may be repeated",
     )
-    parser.add_argument(
+    quantized_models = parser.add_mutually_exclusive_group()
+    quantized_models.add_argument(
+        "--from-static",
+        action="store_true",
+        help="IN is a model that onnxruntime's quantize_static made, with QuantizeLinear and DequantizeLinear: keep "
+        "its weights, and quantize its activations at run time",
+    )
+    quantized_models.add_argument(
         "--from-dynamic",
         action="store_true",
         help="IN is a model that onnxruntime's quantize_dynamic made: keep its weights, and quantize its activations "
@@ -71,8 +78,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare OUT with the float model (with --from-dynamic: with IN): accuracy of outputs and layers; for "
-        "data see --data",
+        help="compare OUT with the float model (with --from-dynamic or --from-static: with IN): accuracy of outputs "
+        "and layers; for data see --data",
     )
     parser.add_argument(
         "--min-snr",
@@ -118,6 +125,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     options = checked(
         *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
         from_dynamic=arguments.from_dynamic,
+        from_static=arguments.from_static,
         min_snr=arguments.min_snr,
         fuse=arguments.fuse,
         attention=arguments.attention,
@@ -126,7 +134,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     reference = reference_of(arguments, source) if compares else None
 
     def quantize(floats: frozenset[str] = frozenset()) -> Result:
-        return quantize_layers(source, options, floats, from_dynamic=arguments.from_dynamic)
+        return quantize_layers(source, options, floats)
 
     selection, cost, accuracy = None, None, None
     if reference is None or arguments.min_snr is None:

@@ -27,6 +27,7 @@ from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
 from . import conv, embedding, matmul, nbits, other_layers
 from . import from_dynamic as from_dynamic_rule
+from . import from_static as from_static_rule
 from .options import LAYERS, Options, checked
 from .quantized_models import CHAINS, check_is_float
 
@@ -48,6 +49,7 @@ def quantize(
     symmetric: bool = False,
     exclude: Iterable[str] = (),
     from_dynamic: bool = False,
+    from_static: bool = False,
     min_snr: float | None = None,
     data: Source | None = None,
     fuse: bool = True,
@@ -70,6 +72,9 @@ def quantize(
             of its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
             weights, and products of matrices get activations as given here. Not with `min_snr`.
+        from_static: Whether the model has QuantizeLinear and DequantizeLinear with constant scales, as onnxruntime's
+            quantize_static writes it: its products and convolutions keep their weights, and get activations as given
+            here, within the bounds of the constant scales. Not with `min_snr`.
         min_snr: Keeps the layers that harm the outputs most in float, until each output has this signal-to-noise ratio
             on `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
@@ -91,12 +96,18 @@ def quantize(
     """
     given = weights, group, activations, symmetric, exclude
     options = checked(
-        *given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse, attention=attention, embeddings=embeddings
+        *given,
+        from_dynamic=from_dynamic,
+        from_static=from_static,
+        min_snr=min_snr,
+        fuse=fuse,
+        attention=attention,
+        embeddings=embeddings,
     )
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
-        return quantize_layers(model, options, from_dynamic=from_dynamic)
+        return quantize_layers(model, options)
     from ..accuracy import Reference
     from .selection import select
 
@@ -106,9 +117,7 @@ def quantize(
     return select(Reference(model, data), without, min_snr).result
 
 
-def quantize_layers(
-    model: Model, options: Options, floats: frozenset[str] = frozenset(), *, from_dynamic: bool = False
-) -> Result:
+def quantize_layers(model: Model, options: Options, floats: frozenset[str] = frozenset()) -> Result:
     """Quantizes a model with checked options; `floats` are the layers that stay in float for `min_snr`."""
     options = dataclasses.replace(options, floats=floats)
     quantized = load(model)
@@ -116,13 +125,15 @@ def quantize_layers(
     embeddings = embedding.rule(options)
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
     names = {rule.name for rule in (*rules, embeddings)}
+    if options.from_static:
+        phases.insert(0, (from_static_rule.RULE,))
     if options.fuse:
         first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS
         phases = [*first, *phases, *LAST_FUSIONS]
     phases.append((float16_operands.RULE,))
     with explained(model):
         named(quantized)  # so that layers keep their names
-        check_is_float(quantized, from_dynamic=from_dynamic)
+        check_is_float(quantized, options)
         options.check_patterns(quantized)
         apply = functools.partial(convert, phases=phases, fuse=options.fuse)
         quantized, report = in_normal_form(

@@ -43,6 +43,8 @@ class Options:
         fuse: Whether normalizations, activation functions and attention are fused.
         attention: One of :data:`ATTENTION`: the products of fused attention.
         embeddings: One of :data:`EMBEDDINGS`: what tables of embeddings become.
+        from_dynamic: Whether the model is one that quantize_dynamic made.
+        from_static: Whether the model is one that quantize_static made.
     """
 
     weights: str = "int8"
@@ -54,6 +56,8 @@ class Options:
     fuse: bool = True
     attention: str = "int8"
     embeddings: str = "int8"
+    from_dynamic: bool = False
+    from_static: bool = False
 
     @property
     def text(self) -> str:
@@ -95,6 +99,7 @@ def checked(
     exclude: Iterable[str],
     *,
     from_dynamic: bool = False,
+    from_static: bool = False,
     min_snr: float | None = None,
     fuse: bool = True,
     attention: str = "int8",
@@ -105,11 +110,14 @@ def checked(
     Raises:
         DynqError: One has a wrong value, or two contradict each other.
     """
-    if from_dynamic and min_snr is not None:
-        raise DynqError(
-            "min_snr keeps layers in float, but a model that quantize_dynamic made has no float layers; leave out "
-            "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
-        )
+    if from_dynamic and from_static:
+        raise DynqError("from_dynamic and from_static are for two kinds of models; give one of them")
+    for given, function in ((from_dynamic, "dynamic"), (from_static, "static")):
+        if given and min_snr is not None:
+            raise DynqError(
+                f"min_snr keeps layers in float, but a model that quantize_{function} made has no float layers; leave "
+                f"out --min-snr (min_snr), or quantize the float model without --from-{function} (from_{function})"
+            )
     for name, value, choices in (
         ("weights", weights, WEIGHTS),
         ("activations", activations, ACTIVATIONS),
@@ -137,6 +145,8 @@ def checked(
         fuse=fuse,
         attention=attention,
         embeddings=embeddings,
+        from_dynamic=from_dynamic,
+        from_static=from_static,
     )
 
 
