@@ -31,6 +31,8 @@ from .activations import codes_of
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
+_FOR_MIN_SNR = "two terms, for the signal-to-noise ratio of the outputs"
+
 
 @dataclass(frozen=True)
 class _Match:
@@ -55,7 +57,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     search = functools.partial(_grid_of, b, product.has_transposed_b, options, facts)
     grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
     check_length(grid)
-    channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
+    depth, columns = grid.codes.shape
+    if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
+        raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
+    channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
@@ -70,7 +75,8 @@ def _build(match: _Match, edit: Edit) -> None:
         note_activation(edit, a)
     codes = codes_of(a, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
-    edit.note = match.note
+    has_chosen = codes.terms == 2 and match.options.activations != "two-term"
+    edit.note = "; ".join(filter(None, (match.note, _FOR_MIN_SNR if has_chosen else "")))
 
 
 def rule(options: Options) -> Rule[_Match]:

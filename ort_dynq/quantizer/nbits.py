@@ -1,8 +1,9 @@
 """The rule for MatMulNBits, whose weights have few bits already: they stay as they are.
 
 MatMulNBits    -> DynamicRangeQuantize in the blocks of the weights, QuantizedMatMul
+               -> TwoTermQuantize in the blocks of the weights, QuantizedMatMul of two terms
 
-It is the rewriter's rule with `weights_only="blocks"`, for layers that are not excluded.
+It is the rewriter's rule with `weights_only` "blocks" or "two-term", for layers that are not excluded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.Ma
     if node.domain != MICROSOFT or node.op_type not in NBITS:
         return None
     options.check(node)
-    return _RULE.match(node, dataclasses.replace(context, weights_only="blocks"))
+    weights_only = "two-term" if options.has_two_terms(node) else "blocks"
+    return _RULE.match(node, dataclasses.replace(context, weights_only=weights_only))
 
 
 def rule(options: Options) -> Rule[matmul_nbits.Match]:

@@ -213,8 +213,6 @@ LSTM = helper.make_node("LSTM", ["x", "b", "r"], ["y"], hidden_size=8)
 STAYING["ort_dynq has no integer LSTM"] = model_of(
     [LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K)
 )
-TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
-STAYING["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
 OVERRIDABLE = product(W)
 OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
 STAYING["the weights are also an input of the model, which may override them; remove this input"] = OVERRIDABLE

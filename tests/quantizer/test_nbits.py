@@ -43,13 +43,24 @@ def test_excluded() -> None:
     assert reasons(ort_dynq.quantize(model, exclude=[name])) == [f"excluded by {name}"]
 
 
+@pytest.mark.parametrize("level", [0, 4])
+def test_two_terms(level: int) -> None:
+    """At level 4, ONNX Runtime quantizes the activation itself: one term is enough."""
+    case = nbits.make(level=level, columns=1024)
+    result = ort_dynq.quantize(case.model, activations="two-term")
+    assert operators(result) == {"DynamicRangeQuantize" if level == 4 else "TwoTermQuantize": 1, "QuantizedMatMul": 1}
+    assert nbits.noise(nbits.run(result.to_proto(), case.x), case.reference) > (35 if level == 4 else 80)
+
+
 def test_min_snr() -> None:
-    """The noise of the product is measured, and it may stay as it is."""
-    case = nbits.make(level=0)
+    """The noise of the product is measured, and its activation may get two terms, or it may stay."""
+    case = nbits.make(level=0, columns=1024)
     data = {"x": case.x}
-    assert ort_dynq.quantize(case.model, min_snr=20, data=data).report.rewritten
-    with pytest.raises(ort_dynq.DynqError, match="only if every layer stays in float"):
-        ort_dynq.quantize(case.model, min_snr=80, data=data)
+    for wanted, operator in ((20, "DynamicRangeQuantize"), (70, "TwoTermQuantize")):
+        result = ort_dynq.quantize(case.model, min_snr=wanted, data=data)
+        assert operators(result) == {operator: 1, "QuantizedMatMul": 1}
+    with pytest.raises(ort_dynq.DynqError, match="choose a smaller one"):
+        ort_dynq.quantize(case.model, min_snr=200, data=data)
 
 
 def test_no_weights() -> None:
