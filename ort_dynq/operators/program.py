@@ -43,11 +43,13 @@ OUTPUTS = {"codes": True, "zero_point": False, "dst": True, "dst_2": True, "scal
 
 OPERANDS, TAIL_OPERANDS = 4, 3
 """The number of operands, besides x, of RowProgram and of products with a program."""
+MOST_GATES, COLUMNS = 4, 3
+"""The operands of recurrent layers: the gates, then the second state, then numbers of the elements of a state."""
 
 MOST_STEPS = 64
 _MOST_CHARACTERS = 8192
 _TEXT = re.compile(r"[\w .,;=()+-]*", re.ASCII)
-INPUT = re.compile(rf"x|(row|column|tensor)([1-{OPERANDS}])")
+INPUT = re.compile(rf"x|(row|column|tensor)([1-{MOST_GATES + 1 + COLUMNS}])")
 _VECTORS = ("x", "column", "tensor")
 # The first of the operands that must be literals, and the error if they are not.
 _LITERALS = {

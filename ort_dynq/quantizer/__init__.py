@@ -22,7 +22,7 @@ from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
-from . import conv, matmul, other_layers
+from . import conv, matmul, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
 from .options import Options, checked
 from .quantized_models import CHAINS, check_is_float
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-RULES = (matmul.rule, conv.rule, from_dynamic_rule.rule, other_layers.rule)
+RULES = (matmul.rule, conv.rule, recurrent.rule, from_dynamic_rule.rule, other_layers.rule)
 
 
 def quantize(

@@ -16,8 +16,8 @@ WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor")
 ATTENTION = ("int8", "float")
 GROUPS = (32, 64, 128)
-_QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
-WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
+_QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
+WITHOUT_INTEGERS = ("ConvTranspose",)
 """The standard operators with weights that have no integer form here."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""

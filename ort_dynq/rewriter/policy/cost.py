@@ -23,6 +23,7 @@ _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
+_FEWEST_WEIGHTS_OF_RECURRENCE = 1  # of a direction
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_PASSES_SAVED = 3  # by a program
@@ -147,6 +148,16 @@ def is_tiny_matrix(depth: int, columns: int) -> bool:
         columns: The number of output channels.
     """
     return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+
+
+def is_tiny_recurrence(depth: int, columns: int) -> bool:
+    """Returns whether quantizing the states of a recurrent layer costs more than integers save, for any batch.
+
+    Args:
+        depth: The elements of a state.
+        columns: The gates times the elements of a state.
+    """
+    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
