@@ -169,6 +169,10 @@ class QuantizedRecurrence : public Node {
       }
       const int64_t at = (direction_ * n_.batch + first_) * n_.size;
       for (int64_t row = 0; row < rows_; ++row) {
+        if (lengths_[row] == 0) {  // as in ONNX Runtime
+          std::fill_n(state_.get() + row * n_.size, n_.size, 0.0f);
+          std::fill_n(second(row), n_.size, 0.0f);
+        }
         copy(state_.get() + row * n_.size, layer_.last + at + row * n_.size);
         if (node_.has_second_state()) copy(second(row), layer_.last_2 + at + row * n_.size);
         for (int64_t step = lengths_[row]; step < n_.steps; ++step)

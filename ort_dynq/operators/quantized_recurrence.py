@@ -58,6 +58,7 @@ def _operands(gates: str, prefix: str) -> str:
 
 
 def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
+    # The steps are a Loop: a Scan must know the ranks of its outputs.
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
     bounds = "\n".join(
@@ -153,10 +154,13 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     gate_space = Concat<axis = 0>(directions, batch, gate_{MOST_GATES})
     no_gates = Expand(zero, gate_space)
 
-    last_h, last_c, last_step, results = Scan<
-        num_scan_inputs = 1,
-        body = one_step (float[] x, float[] c, int64 step, float[] input) =>
-            (float[] x_next, float[] c_next, int64 step_next, float[] result) {{
+    step_count = Squeeze(steps)
+    always = Equal(step_count, step_count)
+    last_h, last_c, results = Loop(step_count, always, first, first_2) <
+        body = one_step (int64 step, bool goes_on, float[] x, float[] c) =>
+            (bool still, float[] x_next, float[] c_next, float[] result) {{
+            still = Identity(goes_on)
+            input = Gather<axis = 0>(inputs, step)
             {_codes("x", "codes", opset)}
             {_product("codes", "product", "")}
             sums = Add(product, input)
@@ -194,13 +198,15 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
                 else_branch = without_second () => (float[] second_kept) {{ second_kept = Identity(c) }}
             >
             result = Where(is_there_2d, new, zero)
-            step_next = Add(step, i1)
         }}
-    >(first, first_2, i0, inputs)
+    >
 
-    final_state = Identity(last_h)
+    has_steps = Greater(length, n0)
+    has_steps_2d = Unsqueeze(has_steps, n1)
+    final_state = Where(has_steps_2d, last_h, zero)
+    final_c = Where(has_steps_2d, last_c, zero)
     nothing = Constant<value = float[0] {{}}>()
-    {select("final_state_2", "has_second", "last_c", "nothing")}
+    {select("final_state_2", "has_second", "final_c", "nothing")}
     by_sequence = Transpose<perm = [0, 2, 1, 3]>(results)
     {_ordered("by_sequence", "in_order")}
     dst = Transpose<perm = [0, 2, 1, 3]>(in_order)
@@ -253,7 +259,9 @@ QUANTIZED_RECURRENCE = Operator(
     ),
     (
         Input("dst", ("float32",), "[T, D, B, H]: the states after each step; 0 after the end of a sequence."),
-        Input("final_state", ("float32",), "[D, B, H]: the states after the last step of each sequence."),
+        Input(
+            "final_state", ("float32",), "[D, B, H]: the states after the last step of each sequence; 0 without steps."
+        ),
         Input("final_state_2", ("float32",), "Likewise; [0] if there is no second state."),
     ),
     (

@@ -22,6 +22,7 @@ from ..rewriter.edit import Edit, call
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_recurrence
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import Grid
+from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import check_sums
 from ..rewriter.products.unsigned_codes import UnsignedCodes
 from ..rewriter.reasons import Reason, Unconverted
@@ -75,7 +76,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
         raise Unconverted(Reason.RECURRENT_WEIGHTS)
     if node.attributes.get_int("hidden_size", size) != size:
         raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="hidden_size")
-    if is_tiny_recurrence(size, columns):
+    if is_tiny_recurrence(x, size, columns):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=size, columns=columns)
     check_sums(max(depth, size), np.zeros(1, np.int8))
     recurrence = Recurrence(
@@ -105,6 +106,7 @@ def _constant(value: ir.Value, rank: int, facts: Facts) -> npt.NDArray[np.float3
 
 
 def _build(match: _Match, edit: Edit) -> None:
+    note_activation(edit, match.activation)
     x = steps_first(match.recurrence, match.activation, edit)
     build_recurrence(match.recurrence, _products(match, x, edit), edit)
     notes = ["int8"] if match.options.weights == "int4" else []

@@ -209,10 +209,6 @@ STAYING = {
 MICROSOFT = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
 STAYING[MICROSOFT] = _staying(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
 STAYING[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
-LSTM = helper.make_node("LSTM", ["x", "b", "r"], ["y"], hidden_size=8)
-STAYING["ort_dynq has no integer LSTM"] = model_of(
-    [LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K)
-)
 TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
 STAYING["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
 OVERRIDABLE = product(W)

@@ -23,7 +23,7 @@ _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
-_FEWEST_WEIGHTS_OF_RECURRENCE = 1  # of a direction
+_FEWEST_WEIGHTS_OF_RECURRENCE = 49152  # of a direction
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_PASSES_SAVED = 3  # by a program
@@ -150,14 +150,16 @@ def is_tiny_matrix(depth: int, columns: int) -> bool:
     return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
 
 
-def is_tiny_recurrence(depth: int, columns: int) -> bool:
-    """Returns whether quantizing the states of a recurrent layer costs more than integers save, for any batch.
+def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
+    """Returns whether a recurrent layer of integers takes more time than one of floats, for any batch.
 
     Args:
+        x: Its input, [steps, batch, elements]. If there is one step, calling two more operators counts twice as much.
         depth: The elements of a state.
         columns: The gates times the elements of a state.
     """
-    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE
+    is_one_step = x.shape is not None and len(x.shape) == 3 and x.shape[0] == 1
+    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (2 if is_one_step else 1)
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:

@@ -15,10 +15,10 @@ from ..reasons import Reason, Unconverted
 _OPERATORS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 """The layers, and the activation functions of a direction that has no others."""
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_ALPHA = {"LeakyRelu": 0.01, "ThresholdedRelu": 1.0, "HardSigmoid": 0.2}
+_ALPHA = {"LeakyRelu": 0.01, "HardSigmoid": 0.2}
 _BETA = {"HardSigmoid": 0.5}
-_WITHOUT_DEFAULT = ("Affine", "ScaledTanh")  # ONNX gives them no numbers
-_TAKE_ALPHA, _TAKE_BETA = (*_ALPHA, *_WITHOUT_DEFAULT), (*_BETA, *_WITHOUT_DEFAULT)
+# The default of ThresholdedRelu is 1 in ONNX, and 0 in ONNX Runtime's RNN; the other two have none.
+_TAKE_ALPHA, _TAKE_BETA = (*_ALPHA, "ThresholdedRelu", "Affine", "ScaledTanh"), (*_BETA, "Affine", "ScaledTanh")
 _PLAIN = ("Sigmoid", "Tanh", "Relu", "Softsign")
 _STATE, _SECOND = "x", "tensor5"
 
@@ -48,9 +48,9 @@ class _Builder:
     def add(self, operator: str, *operands: str) -> str:
         return self.program.add(operator, *operands)
 
-    def apply(self, function: _Function, value: str) -> str:
+    def apply(self, function: _Function, value: str, *, clips: bool = True) -> str:
         """Returns an activation function of a value."""
-        if math.isfinite(self._clip):
+        if clips and math.isfinite(self._clip):
             value = self.add("Clip", value, literal(-self._clip), literal(self._clip))
         add, alpha, beta = self.add, literal(function.alpha), literal(function.beta)
         match function.name:
@@ -128,7 +128,8 @@ def _lstm(builder: _Builder, functions: list[_Function], couples: bool, has_peep
     kept = add("Sub", literal(1), admitted) if couples else gate(3, _SECOND)
     second = add("Add", add("Mul", kept, _SECOND), add("Mul", admitted, apply(of_cell, "tensor4")))
     builder.program.assign("dst_2", second)
-    builder.program.assign("dst", add("Mul", gate(2, second), apply(of_output, second)))
+    # ONNX Runtime does not clip here.
+    builder.program.assign("dst", add("Mul", gate(2, second), apply(of_output, second, clips=False)))
     return LastGate.SUM
 
 
