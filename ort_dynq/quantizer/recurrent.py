@@ -15,19 +15,17 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
-from ..operators.packing import pack
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.edit import Edit, call
+from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_recurrence
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import Grid
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import check_sums
-from ..rewriter.products.unsigned_codes import UnsignedCodes
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.cell import GATES, cell_of
-from ..rewriter.recurrent.layer import DIRECTIONS, Recurrence, build_recurrence, steps_first
+from ..rewriter.recurrent.layer import DIRECTIONS, Recurrence, build_recurrence, input_products, steps_first
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
 from .activations import codes_of
@@ -116,16 +114,11 @@ def _build(match: _Match, edit: Edit) -> None:
 
 def _products(match: _Match, x: ir.Value, edit: Edit) -> ir.Value:
     """Returns the products of the inputs of all steps, with their bias."""
-    shared, before = edit.shared(SharedInitializers), edit.node
-    bias = shared.of(match.bias, edit)
-    if match.grid is None:
-        product = edit.insert(ir.node("MatMul", [x, shared.of(match.weights, edit)]), before=before)
-        return edit.insert(ir.node("Add", [product, bias]), before=before)
-    codes, grid = codes_of(x, edit, match.options), match.grid
-    assert codes.scale is not None
-    row = edit.shared(UnsignedCodes).scale_of(codes.scale)
-    weights = (shared.of(each, edit) for each in (pack(grid.codes), grid.zero_point, grid.scale, grid.sums))
-    return edit.insert(call("QuantizedMatMul", [codes.codes, row, codes.zero_point, *weights, bias]), before=before)
+    if match.grid is not None:
+        return input_products(codes_of(x, edit, match.options), match.grid, match.bias, edit)
+    weights, bias = (edit.shared(SharedInitializers).of(each, edit) for each in (match.weights, match.bias))
+    product = edit.insert(ir.node("MatMul", [x, weights]), before=edit.node)
+    return edit.insert(ir.node("Add", [product, bias]), before=edit.node)
 
 
 def rule(options: Options) -> Rule[_Match]:

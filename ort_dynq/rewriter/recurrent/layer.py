@@ -11,7 +11,9 @@ import onnx_ir as ir
 from ...operators.encodings import Direction
 from ...operators.packing import pack
 from ..edit import Edit, call
+from ..products.codes import Codes
 from ..products.grid import Grid
+from ..products.unsigned_codes import UnsignedCodes
 from ..shared_initializers import SharedInitializers
 from .cell import Cell
 
@@ -83,6 +85,22 @@ def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
     for old, new, order in zip(node.outputs, main.outputs, ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2]), strict=False):
         if old.uses() or old.is_graph_output():
             edit.replace(old, _transposed(new, order, layer, edit))
+
+
+def input_products(codes: Codes, grid: Grid, bias: npt.NDArray[np.float32], edit: Edit) -> ir.Value:
+    """Returns the products of the inputs of all steps by their weights.
+
+    Args:
+        codes: The codes of the inputs, [steps, batch, I], with a scale for each row, or for all.
+        grid: The weights, [I, directions * gates * hidden_size].
+        bias: The bias, [directions * gates * hidden_size].
+        edit: The edit of the layer.
+    """
+    assert codes.scale is not None
+    shared, row = edit.shared(SharedInitializers), edit.shared(UnsignedCodes).scale_of(codes.scale)
+    constants = (shared.of(each, edit) for each in (pack(grid.codes), grid.zero_point, grid.scale, grid.sums, bias))
+    product = call("QuantizedMatMul", [codes.codes, row, codes.zero_point, *constants])
+    return edit.insert(product, before=edit.node)
 
 
 def steps_first(layer: Recurrence, value: ir.Value, edit: Edit) -> ir.Value:
