@@ -19,6 +19,8 @@ GROUPS = (32, 64, 128)
 _QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
 WITHOUT_INTEGERS = ("ConvTranspose",)
 """The standard operators with weights that have no integer form here."""
+DYNAMIC = "DynamicQuantizeLSTM"
+"""The layer of com.microsoft that quantize_dynamic makes of an LSTM."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 _MOST_NAMES = 3  # in a message
@@ -134,4 +136,4 @@ def is_layer(node: ir.Node) -> bool:
     """Returns whether rules of this package quantize a node or report it as unconverted, if it has weights."""
     if node.domain in STANDARD_DOMAINS:
         return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
-    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER
+    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, DYNAMIC)

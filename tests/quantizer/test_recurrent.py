@@ -6,6 +6,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import onnx
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
 from recurrence import tanh
 
 import ort_dynq
@@ -83,9 +85,9 @@ def layer(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), feeds
 
 
-def quantized(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
+def quantized(model: onnx.ModelProto, feeds: dict[str, Array], **options: Any) -> list[Array]:
     """The outputs of the quantized model; without the plugin, they are the same, bit for bit, and with two threads."""
-    result = ort_dynq.quantize(model)
+    result = ort_dynq.quantize(model, **options)
     assert [each.operator for each in result.report.rewritten] == ["QuantizedRecurrence"]
     content = result.to_proto()
     onnx.checker.check_model(content)
@@ -318,6 +320,47 @@ def test_options() -> None:
     with pytest.raises(ort_dynq.DynqError, match="no layer matches"):
         ort_dynq.quantize(model, exclude=["other"])
     assert not ort_dynq.quantize(model, exclude=["lay*"]).report.rewritten
+
+
+@pytest.mark.parametrize("type_", [QuantType.QInt8, QuantType.QUInt8])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_from_dynamic(type_: QuantType, per_channel: bool, tmp_path: Path) -> None:
+    """The weights of DynamicQuantizeLSTM stay, which itself saturates on CPUs without VNNI."""
+    model, feeds = layer("LSTM", 2, given=["lengths", "state", "cell", "peepholes"])
+    onnx.save(model, tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", weight_type=type_, per_channel=per_channel)
+    with pytest.raises(ort_dynq.DynqError, match=r"1 integer products.*--from-dynamic"):
+        ort_dynq.quantize(tmp_path / "int8.onnx")
+    given = onnx.load(tmp_path / "int8.onnx")
+    (node,) = given.graph.node
+    assert node.op_type == "DynamicQuantizeLSTM"
+    found = quantized(given, feeds, from_dynamic=True)
+    # The model with the same weights as floats.
+    weights = {each.name: numpy_helper.to_array(each) for each in given.graph.initializer}
+    for name, index in (("w", 1), ("r", 2)):
+        codes, scale, zero_point = (weights[node.input[k]] for k in (index, 6 + 2 * index, 7 + 2 * index))
+        shape = (2, 1, -1)
+        floats = (codes - zero_point.reshape(shape).astype(np.float32)) * scale.reshape(shape)
+        tensor = next(each for each in model.graph.initializer if each.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(floats.swapaxes(1, 2).astype(np.float32), name))
+    for one, two in zip(stock_session(model).run(None, feeds), found, strict=True):
+        assert decibels(one, two) >= 36
+
+
+def test_codes_that_do_not_fit() -> None:
+    """Codes minus their zero point exceed 8 bits."""
+    codes = np.full((1, DEPTH, 4 * H), 255, np.uint8)
+    constants = {"w": codes, "r": codes[:, :1].repeat(H, 1), "s": np.ones(1, np.float32), "z": np.array([7], np.uint8)}
+    inputs = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
+    node = helper.make_node("DynamicQuantizeLSTM", inputs, ["y"], name="layer", hidden_size=H, domain="com.microsoft")
+    model, _ = layer("LSTM", outputs=["y", "", ""])
+    model.graph.node[0].CopyFrom(node)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    result = ort_dynq.quantize(model, from_dynamic=True)
+    (finding,) = result.report.findings
+    assert "not a matrix of integers of 8 bits" in str(finding.unconverted)
 
 
 def test_min_snr() -> None:

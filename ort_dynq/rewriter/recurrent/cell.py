@@ -91,17 +91,18 @@ class _Function:
     beta: float = 0
 
 
-def cell_of(node: ir.Node, directions: int) -> Cell:
+def cell_of(node: ir.Node, directions: int, operator: str) -> Cell:
     """Returns the cell of an LSTM, GRU or RNN.
 
     Args:
-        node: The layer.
+        node: The layer, which has ONNX's attributes and inputs.
         directions: The number of its directions.
+        operator: LSTM, GRU or RNN.
 
     Raises:
         Unconverted: A program cannot compute it.
     """
-    functions = _functions_of(node, directions)
+    functions = _functions_of(node, directions, _OPERATORS[operator])
     builder = _Builder(node.attributes.get_float("clip", math.inf))
     has_peepholes = len(node.inputs) > 7 and node.inputs[7] is not None
     parts: dict[str, Callable[[], LastGate]] = {
@@ -109,8 +110,8 @@ def cell_of(node: ir.Node, directions: int) -> Cell:
         "GRU": lambda: _gru(builder, functions, bool(node.attributes.get_int("linear_before_reset", 0))),
         "RNN": lambda: _rnn(builder, functions),
     }
-    last_gate = parts[node.op_type]()
-    return Cell(GATES[node.op_type], str(builder.program), last_gate)
+    last_gate = parts[operator]()
+    return Cell(GATES[operator], str(builder.program), last_gate)
 
 
 def _lstm(builder: _Builder, functions: list[_Function], couples: bool, has_peepholes: bool) -> LastGate:
@@ -153,13 +154,12 @@ def _rnn(builder: _Builder, functions: list[_Function]) -> LastGate:
     return LastGate.SUM
 
 
-def _functions_of(node: ir.Node, directions: int) -> list[_Function]:
+def _functions_of(node: ir.Node, directions: int, defaults: tuple[str, ...]) -> list[_Function]:
     """Returns the activation functions of a direction.
 
     Raises:
         Unconverted: A program does not have one, their numbers are not clear, or the directions differ.
     """
-    defaults = _OPERATORS[node.op_type]
     names = list(node.attributes.get_strings("activations", ())) or [*defaults] * directions
     alphas = list(node.attributes.get_floats("activation_alpha", ()))
     betas = list(node.attributes.get_floats("activation_beta", ()))
