@@ -19,6 +19,7 @@ from recurrence import tanh
 
 import ort_dynq
 from ort_dynq import kernels
+from ort_dynq.rewriter.listing import listing_of
 from ort_dynq.rewriter.policy import cost
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -345,6 +346,20 @@ def test_from_dynamic(type_: QuantType, per_channel: bool, tmp_path: Path) -> No
         tensor.CopyFrom(numpy_helper.from_array(floats.swapaxes(1, 2).astype(np.float32), name))
     for one, two in zip(stock_session(model).run(None, feeds), found, strict=True):
         assert decibels(one, two) >= 36
+
+
+def test_listing_of_the_program() -> None:
+    """What `ort-dynq inspect --program` shows of a quantized model."""
+    model, _ = layer("LSTM", given=["peepholes"])
+    listing = listing_of(ort_dynq.quantize(model).model, "layer")
+    assert listing.operator == "QuantizedRecurrence"
+    sources = {each.name: each.nodes[0] for each in listing.inputs}
+    assert sources == {
+        **{f"tensor{i}": f"gate {i}" for i in range(1, 5)},
+        "tensor5": "the second state",
+        **{f"column{5 + i}": f"part {i} of columns" for i in range(1, 4)},
+    }
+    assert [(each.name, each.value) for each in listing.outputs] == [("dst", "y"), ("dst_2", "y_c")]
 
 
 def test_codes_that_do_not_fit() -> None:
