@@ -159,7 +159,7 @@ class QuantizedRecurrence : public Node {
       for (int64_t step = 0; step < longest; ++step) {
         quantize(state_.get());
         if (node_.reset_) {
-          reset(step);
+          reset(step, *node_.reset_);
         } else {
           multiply(0, columns_, work_.get(), stride_);
           add_inputs(step);
@@ -286,7 +286,7 @@ class QuantizedRecurrence : public Node {
     }
 
     // The gates of a step if the last one has products of a state that the others reset.
-    void reset(int64_t step) {
+    void reset(int64_t step, const Program& program) {
       const int64_t others = columns_ - n_.size, col = others / kBlockColumns * kBlockColumns;
       if (others > 0) multiply(0, others, work_.get(), stride_);
       for (int64_t row = 0; row < rows_; ++row) {
@@ -295,7 +295,7 @@ class QuantizedRecurrence : public Node {
         add(from, others, gate(row, 0));
         copy(from + others, gate(row, n_.gates - 1));
       }
-      run_program(*node_.reset_);
+      run_program(program);
       quantize(next_2_.get());
       multiply(col, columns_ - col, products_.get(), n_.size + kBlockColumns);
       for (int64_t row = 0; row < rows_; ++row)

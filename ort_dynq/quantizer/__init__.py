@@ -120,7 +120,7 @@ def quantize_layers(
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
-        raise DynqError("the model has no weights to quantize: no MatMul, Gemm or Conv has constant ones")
+        raise DynqError("the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU or RNN has constant ones")
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
