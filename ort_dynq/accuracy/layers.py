@@ -23,6 +23,7 @@ from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import load
 from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
+from ..verification.rounded import terms_of
 from .reference import Reference
 from .signals import Channels, Noise
 
@@ -42,6 +43,13 @@ def product_of(operator: str | None) -> str | None:
     return name if name in _PRODUCTS else None
 
 
+def is_layer(node: ir.Node) -> bool:
+    """Returns whether a node is a quantized layer, not the products of the inputs of a recurrent layer."""
+    if node.domain != DOMAIN or product_of(node.op_type) is None:
+        return False
+    return all(use.node.op_type != "QuantizedRecurrence" for use in node.outputs[0].uses())
+
+
 @dataclass(frozen=True)
 class LayerAccuracy:
     """A quantized layer.
@@ -58,6 +66,7 @@ class LayerAccuracy:
         channel: The channel of the activation with the largest magnitude over all data.
         range_ratio: The magnitude of that channel / the median over the channels that are not zero; None for fewer than
             8 of them.
+        terms: The codes of an element of the activation, 1 or 2.
     """
 
     name: str
@@ -67,11 +76,26 @@ class LayerAccuracy:
     share: float | None = None
     channel: int | None = None
     range_ratio: float | None = None
+    terms: int = 1
 
     @property
     def has_outlier(self) -> bool:
-        """Whether one channel dominates the range of the activation: more than :data:`OUTLIER` times the median."""
-        return self.range_ratio is not None and self.range_ratio > OUTLIER
+        """Whether one channel, more than :data:`OUTLIER` times the median, leaves few codes for the others.
+
+        With two terms, there are enough codes for all.
+        """
+        return self.terms == 1 and self.range_ratio is not None and self.range_ratio > OUTLIER
+
+    @property
+    def form(self) -> str:
+        """The operator and, if there are two, its terms."""
+        return f"{self.operator}, two terms" if self.terms == 2 else self.operator
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Orders layers: the worst first."""
+        keys = [math.inf if ratio is None else ratio for ratio in (self.output_snr_db, self.snr_db)]
+        return keys[0], keys[1]
 
 
 def measure_layers(
@@ -106,7 +130,7 @@ def measure_layers(
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
     found = [
-        _Found(label(node), node.op_type, _name(activation), _name(result))
+        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node))
         for node, activation, result in zip(layers.nodes, activations, results, strict=True)
     ]
     if found:
@@ -126,16 +150,9 @@ def measure_layers(
                 disturbed = disturbed or Disturbed(model_a, values, known)
                 for each, error in errors:
                     each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
-    ordered = sorted((each.layer(shares or {}) for each in found), key=_order)
+    ordered = sorted((each.layer(shares or {}) for each in found), key=lambda layer: layer.order)
     all_nodes = [node for _, graph in graphs(b) for node in graph]
-    return tuple(ordered), sum(map(_is_layer, all_nodes)) - len(found)
-
-
-def _is_layer(node: ir.Node) -> bool:
-    """Returns whether a node is a quantized layer, not the products of the inputs of a recurrent layer."""
-    if node.domain != DOMAIN or product_of(node.op_type) is None:
-        return False
-    return all(use.node.op_type != "QuantizedRecurrence" for use in node.outputs[0].uses())
+    return tuple(ordered), sum(map(is_layer, all_nodes)) - len(found)
 
 
 @dataclass
@@ -145,6 +162,7 @@ class _Found:
     Attributes:
         name, operator: As in :class:`LayerAccuracy`.
         activation, result: The names of its values in A; None for a value that A does not have.
+        terms: As in :class:`LayerAccuracy`.
         noise: The noise of its result.
         outputs: The noise that it alone causes in each output of A that is of floats.
         channels: The channels of its activation.
@@ -154,6 +172,7 @@ class _Found:
     operator: str
     activation: str | None
     result: str | None
+    terms: int
     noise: Noise = field(default_factory=Noise)
     outputs: dict[int, Noise] = field(default_factory=dict)
     channels: Channels = field(init=False)
@@ -187,13 +206,8 @@ class _Found:
             shares.get(self.name),
             channel,
             range_ratio,
+            self.terms,
         )
-
-
-def _order(layer: LayerAccuracy) -> tuple[float, float]:
-    """Orders layers: the worst first."""
-    keys = [math.inf if ratio is None else ratio for ratio in (layer.output_snr_db, layer.snr_db)]
-    return keys[0], keys[1]
 
 
 def _is_float(value: Any) -> bool:

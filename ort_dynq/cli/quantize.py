@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..accuracy import Reference
+    from ..quantizer.options import Forms
     from ..quantizer.selection import Selection
     from ..rewriter import Finding, Report, Result
 
@@ -41,9 +43,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--activations",
-        choices=("token", "tensor"),
+        choices=("token", "tensor", "two-term"),
         default="token",
-        help="token: one scale for each row of a matrix (default); tensor: one for all, as quantize_dynamic does",
+        help="token: one scale for each row of a matrix (default); tensor: one for all, as quantize_dynamic does; "
+        "two-term: two codes for each element of a row, nearly as exact as floats; convolutions and attention stay in "
+        "float. Many rows take longer than in float on CPUs without VNNI",
     )
     zero_points = parser.add_mutually_exclusive_group()
     zero_points.add_argument(
@@ -78,8 +82,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--min-snr",
         type=decibels,
         metavar="DB",
-        help="keep the layers that harm the outputs most in float, until each output has this signal-to-noise ratio on "
-        "the data",
+        help="give the layers that harm the outputs most activations of two terms, or keep them in float, until each "
+        "output has this signal-to-noise ratio on the data",
     )
     parser.add_argument(
         "--no-fusion",
@@ -91,8 +95,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--attention",
         choices=("int8", "float"),
         default="int8",
-        help="int8: fused attention has products of integers, except with --min-snr (default); float: it is ONNX "
-        "Runtime's own operator",
+        help="int8: fused attention has products of integers, except with --min-snr and two terms (default); float: "
+        "it is ONNX Runtime's own operator",
     )
     add_data_sets(parser)
     add_data(parser)
@@ -115,8 +119,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     )
     reference = reference_of(arguments, source) if compares else None
 
-    def quantize(floats: frozenset[str] = frozenset()) -> Result:
-        return quantize_layers(source, options, floats, from_dynamic=arguments.from_dynamic)
+    def quantize(forms: Forms = options.forms) -> Result:
+        return quantize_layers(source, replace(options, forms=forms), from_dynamic=arguments.from_dynamic)
 
     selection, cost, accuracy = None, None, None
     if reference is None or arguments.min_snr is None:
@@ -160,16 +164,16 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
 
 def _select(
-    reference: Reference, quantize: Callable[[frozenset[str]], Result], arguments: argparse.Namespace
+    reference: Reference, quantize: Callable[[Forms], Result], arguments: argparse.Namespace
 ) -> tuple[Selection, float | None]:
-    """Returns the selection for --min-snr, and its cost, a ratio of times; None if no layer stays in float."""
+    """Returns the selection for --min-snr, and its cost, a ratio of times; None if all layers have one form."""
     from ..quantizer.selection import cost, select
 
     with progress() as track:
         selection = select(reference, quantize, arguments.min_snr, backend=arguments.backend, track=track)
     if not selection.layers:
         return selection, None
-    with working("timing the model with and without these layers"):
+    with working("timing the model with and without these forms"):
         return selection, cost(selection, reference, backend=arguments.backend)
 
 
@@ -199,6 +203,7 @@ COMMAND = Command(
         "ort-dynq quantize float.onnx -o int8.onnx",
         "ort-dynq quantize float.onnx -o int8.onnx --data samples.npz --min-snr 30",
         "ort-dynq quantize float.onnx -o int4.onnx --weights int4 --exclude lm_head",
+        "ort-dynq quantize float.onnx -o int8.onnx --activations two-term",
     ),
     _arguments,
     _run,

@@ -22,9 +22,9 @@ from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
-from . import conv, matmul, other_layers, recurrent
+from . import conv, conv_transpose, matmul, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
-from .options import Options, checked
+from .options import Forms, Options, checked
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-RULES = (matmul.rule, conv.rule, recurrent.rule, from_dynamic_rule.rule, other_layers.rule)
+RULES = (matmul.rule, conv.rule, conv_transpose.rule, recurrent.rule, from_dynamic_rule.rule, other_layers.rule)
 
 
 def quantize(
@@ -59,21 +59,23 @@ def quantize(
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         weights: "int8" with one scale for each output channel, or "int4" with one for each group.
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
-        activations: "token" for one scale for each row of a matrix, or "tensor" for one for all.
+        activations: "token" for one scale for each row of a matrix, "tensor" for one for all, or "two-term" for two
+            codes for each element, the second for what the first leaves: the activations are nearly as exact as
+            floats. Conv and the products of attention have no such form and stay in float then.
         symmetric: Whether activations per token have no zero point. Activations of Conv are per tensor and always have
             one.
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay in float. A layer has the name
             of its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
             weights, and products of matrices get activations as given here. Not with `min_snr`.
-        min_snr: Keeps the layers that harm the outputs most in float, until each output has this signal-to-noise ratio
-            on `data`, in decibels; see quantizer/selection.py.
+        min_snr: Gives the activations of the layers that harm the outputs most two terms, or keeps these layers in
+            float, until each output has this signal-to-noise ratio on `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
             files; arrays by the name of the input; or a list of these. None for generated data, which show little.
         fuse: Whether normalizations, activation functions and attention are fused, with each other and with the
             quantization after them: see docs/rules.md.
-        attention: "int8" for products of integers in fused attention, which is float with `min_snr`; "float" for
-            ONNX Runtime's operator.
+        attention: "int8" for products of integers in fused attention, which is float with `min_snr` and with
+            activations of two terms; "float" for ONNX Runtime's operator.
 
     Returns:
         The new model, and the report: the layers that were quantized, and the others with the reason.
@@ -92,17 +94,14 @@ def quantize(
     from ..accuracy import Reference
     from .selection import select
 
-    def without(floats: frozenset[str]) -> Result:
-        return quantize_layers(model, options, floats)
+    def with_forms(forms: Forms) -> Result:
+        return quantize_layers(model, dataclasses.replace(options, forms=forms))
 
-    return select(Reference(model, data), without, min_snr).result
+    return select(Reference(model, data), with_forms, min_snr).result
 
 
-def quantize_layers(
-    model: Model, options: Options, floats: frozenset[str] = frozenset(), *, from_dynamic: bool = False
-) -> Result:
-    """Quantizes a model with checked options; `floats` are the layers that stay in float for `min_snr`."""
-    options = dataclasses.replace(options, floats=floats)
+def quantize_layers(model: Model, options: Options, *, from_dynamic: bool = False) -> Result:
+    """Quantizes a model with checked options."""
     quantized = load(model)
     rules = [rule(options) for rule in RULES]
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE)]
@@ -120,7 +119,9 @@ def quantize_layers(
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
-        raise DynqError("the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU or RNN has constant ones")
+        raise DynqError(
+            "the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU or RNN has constant ones"
+        )
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text

@@ -31,7 +31,7 @@ from ..rewriter.recurrent.cell import GATES, cell_of
 from ..rewriter.recurrent.layer import DIRECTIONS, Recurrence, build_recurrence, input_products, steps_first
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
-from .activations import codes_of
+from .activations import codes_of, note_on
 from .options import DYNAMIC, Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
@@ -77,7 +77,11 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     direction = DIRECTIONS.get(node.attributes.get_string("direction", "forward"))
     if direction is None:
         raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="direction")
-    weights = _weights_of_codes(node, facts) if is_dynamic else _weights_of_floats(node, x, w, r, facts)
+    weights = (
+        _weights_of_codes(node, facts)
+        if is_dynamic
+        else _weights_of_floats(x, w, r, 2 if options.has_two_terms(node) else 1, facts)
+    )
     directions, (size, columns) = len(weights.recurrent), weights.recurrent[0].codes.shape
     cell = cell_of(node, directions, "LSTM" if is_dynamic else node.op_type)
     bias = np.zeros((directions, 2 * columns), np.float32) if b is None else _constant(b, 2, facts)
@@ -98,7 +102,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     return _Match(x, recurrence, weights, np.ascontiguousarray(bias[:, :columns]).reshape(-1), options)
 
 
-def _weights_of_floats(node: ir.Node, x: ir.Value, w: ir.Value, r: ir.Value, facts: Facts) -> _Weights:
+def _weights_of_floats(x: ir.Value, w: ir.Value, r: ir.Value, terms: int, facts: Facts) -> _Weights:
     """Returns W and R, [directions, columns, I or hidden_size], with a scale for each row."""
     inputs, recurrent = (_constant(each, 3, facts) for each in (w, r))
     directions, columns, size = recurrent.shape
@@ -111,7 +115,7 @@ def _weights_of_floats(node: ir.Node, x: ir.Value, w: ir.Value, r: ir.Value, fac
     matrix = np.ascontiguousarray(inputs.reshape(directions * columns, depth).T)
     for each in (w, r):
         release(each)
-    if is_tiny_matrix(depth, directions * columns):
+    if is_tiny_matrix(depth, directions * columns, terms=terms):
         return _Weights(depth, grids, None, matrix)
     return _Weights(depth, grids, grid_of_columns(matrix), None)
 
@@ -168,21 +172,20 @@ def _constant(value: ir.Value, rank: int, facts: Facts) -> npt.NDArray[np.float3
 
 def _build(match: _Match, edit: Edit) -> None:
     note_activation(edit, match.activation)
-    x = steps_first(match.recurrence, match.activation, edit)
-    build_recurrence(match.recurrence, _products(match, x, edit), edit)
-    notes = ["int8"] if match.options.weights == "int4" else []
-    notes += ["the products of the inputs stay in float"] if match.weights.inputs is None else []
-    edit.note = "; ".join(notes)
-
-
-def _products(match: _Match, x: ir.Value, edit: Edit) -> ir.Value:
-    """Returns the products of the inputs of all steps, with their bias."""
-    if match.weights.inputs is not None:
-        return input_products(codes_of(x, edit, match.options), match.weights.inputs, match.bias, edit)
-    assert match.weights.floats is not None
-    weights, bias = (edit.shared(SharedInitializers).of(each, edit) for each in (match.weights.floats, match.bias))
-    product = edit.insert(ir.node("MatMul", [x, weights]), before=edit.node)
-    return edit.insert(ir.node("Add", [product, bias]), before=edit.node)
+    x, weights, options = steps_first(match.recurrence, match.activation, edit), match.weights, match.options
+    notes = ["int8"] if options.weights == "int4" else []
+    if weights.inputs is not None:
+        codes = codes_of(x, edit, options)
+        src = input_products(codes, weights.inputs, match.bias, edit)
+        notes.append(note_on(codes, options))
+    else:
+        assert weights.floats is not None
+        matrix, bias = (edit.shared(SharedInitializers).of(each, edit) for each in (weights.floats, match.bias))
+        product = edit.insert(ir.node("MatMul", [x, matrix]), before=edit.node)
+        src = edit.insert(ir.node("Add", [product, bias]), before=edit.node)
+        notes.append("the products of the inputs stay in float")
+    build_recurrence(match.recurrence, src, edit)
+    edit.note = "; ".join(filter(None, notes))
 
 
 def rule(options: Options) -> Rule[_Match]:

@@ -209,8 +209,6 @@ STAYING = {
 MICROSOFT = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
 STAYING[MICROSOFT] = _staying(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
 STAYING[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
-TRANSPOSED = helper.make_node("ConvTranspose", ["x", "b"], ["y"])
-STAYING["ort_dynq has no integer ConvTranspose"] = model_of([TRANSPOSED], {"b": floats(8, 4, 3, 3)}, shape=(1, 8, 5, 5))
 OVERRIDABLE = product(W)
 OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
 STAYING["the weights are also an input of the model, which may override them; remove this input"] = OVERRIDABLE

@@ -88,7 +88,7 @@ def _build(match: _Match, edit: Edit) -> None:
         inputs,
         bits=weights.stored_bits,
         group_size=group_size,
-        terms=match.terms,
+        terms=codes.terms,
         scale_order=int(ScaleOrder.COLUMN_FIRST),
     )
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))

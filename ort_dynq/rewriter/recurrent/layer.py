@@ -99,7 +99,7 @@ def input_products(codes: Codes, grid: Grid, bias: npt.NDArray[np.float32], edit
     assert codes.scale is not None
     shared, row = edit.shared(SharedInitializers), edit.shared(UnsignedCodes).scale_of(codes.scale)
     constants = (shared.of(each, edit) for each in (pack(grid.codes), grid.zero_point, grid.scale, grid.sums, bias))
-    product = call("QuantizedMatMul", [codes.codes, row, codes.zero_point, *constants])
+    product = call("QuantizedMatMul", [codes.codes, row, codes.zero_point, *constants], terms=codes.terms)
     return edit.insert(product, before=edit.node)
 
 
