@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from ..backends.options import Backend
 
+_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedRecurrence")
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -138,7 +140,7 @@ def select(
         )
     layers = layers_of(first.model)
     one_term = (each for each in layers.values() if each.terms == 1)
-    matrices = frozenset(each.name for each in one_term if each.operator == "QuantizedMatMul")
+    matrices = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
     with_two_terms: dict[str, LayerAccuracy] = {}
     if matrices:
         found = layers_of(quantize(Forms(matrices, frozenset(layers) - matrices)).model)
