@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .encodings import Direction, LastGate
 from .function_text import integer, integers, reshape, select
-from .program import COLUMNS, MOST_GATES, parse
+from .program import COLUMNS, MOST_GATES, RECURRENT_OPERANDS, parse
 from .quantized_matmul import LONGEST_SYMMETRIC_SUM
 from .row_program import ROW_PROGRAM, selected
 from .spec import Attribute, Family, Input, Operator, Signature
@@ -71,7 +71,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     of_last = "\n".join(
         f"{name}_last = Slice({name}, others, end, last)" for name in ("weights", "corrections", "scales", "biases")
     )
-    seconds = ", ".join(str(int("dst_2" in parse(each).outputs)) for each in programs)
+    seconds = ", ".join(str(int("dst_2" in parse(each, RECURRENT_OPERANDS).outputs)) for each in programs)
     return f"""{{
     {integers(3)}
     {vectors}
@@ -173,7 +173,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
             gates = If(is_of_reset) <
                 then_branch = of_reset () => (float[] gates_of_reset) {{
                     {_operands("gates_given", "given_")}
-                    {selected(programs, {"dst_2": "reset"}, opset, prefix="r", operands="given_")}
+                    {selected(programs, {"dst_2": "reset"}, opset, "r", "given_", RECURRENT_OPERANDS)}
                     reset_state = {flat}(reset, shape)
                     {_codes("reset_state", "reset_codes", opset)}
                     {_product("reset_codes", "reset_product", "_last")}
@@ -185,7 +185,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
                 }}
             >
             {_operands("gates", "operand_")}
-            {selected(programs, {"dst": "dst_real", "dst_2": "dst_2_real"}, opset)}
+            {selected(programs, {"dst": "dst_real", "dst_2": "dst_2_real"}, opset, operand_count=RECURRENT_OPERANDS)}
             is_there = Less(step, length)
             is_there_2d = Unsqueeze(is_there, n1)
             new = Add(dst_real, zero)

@@ -74,7 +74,12 @@ def tail_text(programs: Sequence[str], opset: int) -> str:
 
 
 def selected(
-    programs: Sequence[str], results: Mapping[str, str], opset: int, prefix: str = "p", operands: str = "operand_"
+    programs: Sequence[str],
+    results: Mapping[str, str],
+    opset: int,
+    prefix: str = "p",
+    operands: str = "operand_",
+    operand_count: int = OPERANDS,
 ) -> str:
     """Sets `results`, names by output, to the outputs of the program that the attribute `branch` selects.
 
@@ -86,6 +91,7 @@ def selected(
         opset: The version of the standard operators.
         prefix: What the names of all other values begin with.
         operands: What the names of the programs' operands begin with.
+        operand_count: The number of operands.
     """
     middles = "\n".join(
         f"{prefix}middle_{i} = Constant<value_int = {i}>()\n{prefix}is_below_{i} = Less(branch, {prefix}middle_{i})"
@@ -95,7 +101,7 @@ def selected(
     def branches(first: int, end: int, results: Mapping[str, str]) -> str:
         # The Ifs form a tree: protocol buffers limit how deep subgraphs are nested.
         if end - first == 1:
-            return body_of(parse(programs[first]), f"{prefix}{first}_", results, opset, operands)
+            return body_of(parse(programs[first], operand_count), f"{prefix}{first}_", results, opset, operands)
         middle = (first + end) // 2
 
         def branch(which: str, first: int, end: int) -> str:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import graphs, label, named
 from ..operators import OPERATORS
-from ..operators.program import COLUMNS, MOST_GATES, OPERANDS, OUTPUTS, parse
+from ..operators.program import COLUMNS, MOST_GATES, OPERANDS, OUTPUTS, RECURRENT_OPERANDS, parse
 from ..operators.quantized_recurrence import FIRST_COLUMN, QUANTIZED_RECURRENCE
 from ..operators.row_program import ROW_PROGRAM
 from ..storage import load
@@ -102,8 +102,8 @@ def listing_of(model: Model, name: str, *, exact: bool = False) -> Listing:
 
 def _listing(node: ir.Node, path: str) -> Listing:
     text = program_of(node)
-    program = parse(text)
     operator = OPERATORS[node.op_type.partition("_")[0]]  # ready_for_extensions adds "_" and an output type
+    program = parse(text, RECURRENT_OPERANDS if operator is QUANTIZED_RECURRENCE else OPERANDS)
     values = dict(zip((each.name for each in operator.inputs), node.inputs, strict=False))
     sources = {"x": values.get("src")}
     for form in ("row", "column", "tensor"):
