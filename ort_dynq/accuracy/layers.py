@@ -19,10 +19,12 @@ import onnx_ir as ir
 from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
+from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import load
 from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
+from ..verification.rounded import terms_of
 from .reference import Reference
 from .signals import Channels, Noise
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..measuring.progress import Track
 
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 OUTLIER = 8.0
 """A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
@@ -42,13 +44,20 @@ def product_of(operator: str | None) -> str | None:
     return name if name in _PRODUCTS else None
 
 
+def is_layer(node: ir.Node) -> bool:
+    """Returns whether a node is a quantized layer, not the products of the inputs of a recurrent layer."""
+    if node.domain != DOMAIN or product_of(node.op_type) is None:
+        return False
+    return all(use.node.op_type != "QuantizedRecurrence" for use in node.outputs[0].uses())
+
+
 @dataclass(frozen=True)
 class LayerAccuracy:
     """A quantized layer.
 
     Attributes:
         name: The name of its node.
-        operator: What it became: QuantizedMatMul or QuantizedConv.
+        operator: What it became: QuantizedMatMul, QuantizedConv or QuantizedRecurrence.
         snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
             None if A does not have them, or without elements.
         output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
@@ -58,6 +67,7 @@ class LayerAccuracy:
         channel: The channel of the activation with the largest magnitude over all data.
         range_ratio: The magnitude of that channel / the median over the channels that are not zero; None for fewer than
             8 of them.
+        terms: The codes of an element of the activation, 1 or 2.
     """
 
     name: str
@@ -67,11 +77,26 @@ class LayerAccuracy:
     share: float | None = None
     channel: int | None = None
     range_ratio: float | None = None
+    terms: int = 1
 
     @property
     def has_outlier(self) -> bool:
-        """Whether one channel dominates the range of the activation: more than :data:`OUTLIER` times the median."""
-        return self.range_ratio is not None and self.range_ratio > OUTLIER
+        """Whether one channel, more than :data:`OUTLIER` times the median, leaves few codes for the others.
+
+        With two terms, there are enough codes for all.
+        """
+        return self.terms == 1 and self.range_ratio is not None and self.range_ratio > OUTLIER
+
+    @property
+    def form(self) -> str:
+        """The operator and, if there are two, its terms."""
+        return f"{self.operator}, two terms" if self.terms == 2 else self.operator
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Orders layers: the worst first."""
+        keys = [math.inf if ratio is None else ratio for ratio in (self.output_snr_db, self.snr_db)]
+        return keys[0], keys[1]
 
 
 def measure_layers(
@@ -93,19 +118,21 @@ def measure_layers(
 
     Returns:
         The layers, the worst first, and the number of layers that are not measured: layers in subgraphs and functions,
-        Gemm with transA, whose activation A does not have, and ConvInteger.
+        Gemm with transA, whose activation A does not have, ConvInteger, and recurrent layers whose states of all
+        steps nothing uses.
 
     Raises:
         SessionError: B does not run.
         DynqError: The float model does not run with its intermediate values as outputs.
     """
     model_a = inlined_if_possible(load(reference.model))
+    write_casts_as_converted(model_a, b)
     split_tails(b)
     layers = Layers(model_a, b)
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
     found = [
-        _Found(label(node), node.op_type, _name(activation), _name(result))
+        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node))
         for node, activation, result in zip(layers.nodes, activations, results, strict=True)
     ]
     if found:
@@ -125,10 +152,9 @@ def measure_layers(
                 disturbed = disturbed or Disturbed(model_a, values, known)
                 for each, error in errors:
                     each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
-    ordered = sorted((each.layer(shares or {}) for each in found), key=_order)
+    ordered = sorted((each.layer(shares or {}) for each in found), key=lambda layer: layer.order)
     all_nodes = [node for _, graph in graphs(b) for node in graph]
-    count = sum(node.domain == DOMAIN and product_of(node.op_type) is not None for node in all_nodes)
-    return tuple(ordered), count - len(found)
+    return tuple(ordered), sum(map(is_layer, all_nodes)) - len(found)
 
 
 @dataclass
@@ -138,6 +164,7 @@ class _Found:
     Attributes:
         name, operator: As in :class:`LayerAccuracy`.
         activation, result: The names of its values in A; None for a value that A does not have.
+        terms: As in :class:`LayerAccuracy`.
         noise: The noise of its result.
         outputs: The noise that it alone causes in each output of A that is of floats.
         channels: The channels of its activation.
@@ -147,6 +174,7 @@ class _Found:
     operator: str
     activation: str | None
     result: str | None
+    terms: int
     noise: Noise = field(default_factory=Noise)
     outputs: dict[int, Noise] = field(default_factory=dict)
     channels: Channels = field(init=False)
@@ -180,13 +208,8 @@ class _Found:
             shares.get(self.name),
             channel,
             range_ratio,
+            self.terms,
         )
-
-
-def _order(layer: LayerAccuracy) -> tuple[float, float]:
-    """Orders layers: the worst first."""
-    keys = [math.inf if ratio is None else ratio for ratio in (layer.output_snr_db, layer.snr_db)]
-    return keys[0], keys[1]
 
 
 def _is_float(value: Any) -> bool:

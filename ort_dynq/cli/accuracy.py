@@ -78,25 +78,43 @@ def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableTy
 
 
 def selection_text(selection: Selection, min_snr: float, cost: float | None) -> Iterator[RenderableType]:
-    """Renders which layers stay in float for --min-snr, and how much time they cost.
+    """Renders which layers get two terms or stay in float for --min-snr, and how much time they cost.
 
     Args:
         selection: The selection.
         min_snr: The ratio that was asked for.
-        cost: The time with these layers in float / the time with all layers quantized; None if no layer stays in float.
+        cost: The time with these forms / the time with all layers quantized alike; None if they are.
     """
     yield ""
     if not selection.layers or cost is None:
         yield f"The outputs reach {min_snr:g} dB with all layers quantized: {selection.snr_db:.1f} dB"
-        return
-    count = len(selection.layers)
-    yield (
-        f"{count} layer{'s stay' if count > 1 else ' stays'} in float to reach {min_snr:g} dB: "
-        f"{selection.all_snr_db:.1f} dB without, {selection.snr_db:.1f} dB with. "
-        f"The model takes {cost:.2f} times as long (1 thread)"
-    )
-    rows = [(each.name, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)) for each in selection.layers]
-    yield table(("stays in float", "own SNR dB", "outputs SNR dB"), rows)
+    else:
+        floats = sum(each.stays_float for each in selection.layers)
+        two = len(selection.layers) - floats
+        counts = (
+            f"{two} layer{'s get' if two > 1 else ' gets'} two terms" if two else "",
+            f"{floats} layer{'s stay' if floats > 1 else ' stays'} in float" if floats else "",
+        )
+        yield (
+            f"{' and '.join(filter(None, counts))} to reach {min_snr:g} dB: {selection.all_snr_db:.1f} dB without, "
+            f"{selection.snr_db:.1f} dB with. The model takes {cost:.2f} times as long (1 thread)"
+        )
+        rows = [
+            (each.name, "float" if each.stays_float else "two terms", *_ratios(each.one_term), *_ratios(each.two_terms))
+            for each in selection.layers
+        ]
+        head = ("layer, worst first", "becomes", "own SNR dB", "outputs SNR dB", "own, two terms", "outputs, two terms")
+        yield table(head, rows)
+    if names := selection.not_measured:
+        yield one_line(
+            f"not measured: {len(names)} quantized layer{'s' if len(names) > 1 else ''} that no data reached: "
+            f"{', '.join([*names[:_MOST_LAYERS], *(['...'] if len(names) > _MOST_LAYERS else [])])}"
+        )
+
+
+def _ratios(layer: LayerAccuracy | None) -> tuple[Figure, Figure]:
+    ratios = (None, None) if layer is None else (layer.snr_db, layer.output_snr_db)
+    return Figure(ratios[0], 1), Figure(ratios[1], 1)
 
 
 def _outputs(outputs: Sequence[OutputAccuracy]) -> Iterator[RenderableType]:
@@ -117,7 +135,7 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
     outliers = {each.name: each for each in layers if each.has_outlier}
     rows = [
         (
-            *(each.name, each.operator, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)),
+            *(each.name, each.form, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)),
             Figure(None if each.share is None else 100 * each.share, 1),
             *("-" if each.channel is None else each.channel, Figure(each.range_ratio, 1)),
         )

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from .accuracy import accuracy_text, add_data_sets, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
-from .command import Command, Outcome
+from .command import FAILED, Command, Outcome
 from .render import one_line, progress, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..accuracy import Reference
+    from ..quantizer.options import Forms
     from ..quantizer.selection import Selection
     from ..rewriter import Finding, Report, Result
 
@@ -41,9 +43,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--activations",
-        choices=("token", "tensor"),
+        choices=("token", "tensor", "two-term"),
         default="token",
-        help="token: one scale for each row of a matrix (default); tensor: one for all, as quantize_dynamic does",
+        help="token: one scale for each row of a matrix (default); tensor: one for all, as quantize_dynamic does; "
+        "two-term: two codes for each element of a row, nearly as exact as floats; convolutions and attention stay in "
+        "float. Many rows take longer than in float on CPUs without VNNI",
     )
     zero_points = parser.add_mutually_exclusive_group()
     zero_points.add_argument(
@@ -62,7 +66,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="keep layers whose name matches in float, such as 'lm_head' or '*/attention/*'; may be repeated",
     )
-    parser.add_argument(
+    quantized_models = parser.add_mutually_exclusive_group()
+    quantized_models.add_argument(
+        "--from-static",
+        action="store_true",
+        help="IN is a model that onnxruntime's quantize_static made, with QuantizeLinear and DequantizeLinear: keep "
+        "its weights, and quantize its activations at run time",
+    )
+    quantized_models.add_argument(
         "--from-dynamic",
         action="store_true",
         help="IN is a model that onnxruntime's quantize_dynamic made: keep its weights, and quantize its activations "
@@ -71,15 +82,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare OUT with the float model (with --from-dynamic: with IN): accuracy of outputs and layers; for "
-        "data see --data",
+        help="compare OUT with the float model (with --from-dynamic or --from-static: with IN): accuracy of outputs "
+        "and layers; for data see --data",
     )
     parser.add_argument(
         "--min-snr",
         type=decibels,
         metavar="DB",
-        help="keep the layers that harm the outputs most in float, until each output has this signal-to-noise ratio on "
-        "the data",
+        help="give the layers that harm the outputs most activations of two terms, or keep them in float, until each "
+        "output has this signal-to-noise ratio on the data",
     )
     parser.add_argument(
         "--no-fusion",
@@ -91,8 +102,17 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--attention",
         choices=("int8", "float"),
         default="int8",
-        help="int8: fused attention has products of integers, except with --min-snr (default); float: it is ONNX "
-        "Runtime's own operator",
+        help="int8: fused attention has products of integers, except with --min-snr and two terms (default); float: "
+        "it is ONNX Runtime's own operator",
+    )
+    parser.add_argument(
+        "--allow-none", action="store_true", help="write OUT and succeed even if no layer can be quantized"
+    )
+    parser.add_argument(
+        "--embeddings",
+        choices=("int8", "keep"),
+        default="int8",
+        help="int8: rows of large tables have 8 bits and a scale for each row (default); keep: they stay floats",
     )
     add_data_sets(parser)
     add_data(parser)
@@ -109,14 +129,16 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     options = checked(
         *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
         from_dynamic=arguments.from_dynamic,
+        from_static=arguments.from_static,
         min_snr=arguments.min_snr,
         fuse=arguments.fuse,
         attention=arguments.attention,
+        embeddings=arguments.embeddings,
     )
     reference = reference_of(arguments, source) if compares else None
 
-    def quantize(floats: frozenset[str] = frozenset()) -> Result:
-        return quantize_layers(source, options, floats, from_dynamic=arguments.from_dynamic)
+    def quantize(forms: Forms = options.forms) -> Result:
+        return quantize_layers(source, replace(options, forms=forms))
 
     selection, cost, accuracy = None, None, None
     if reference is None or arguments.min_snr is None:
@@ -125,15 +147,17 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     else:
         selection, cost = _select(reference, quantize, arguments)
         result = selection.result
-    if reference is not None:
+    report = result.report
+    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    is_written = bool(quantized) or arguments.allow_none
+    if reference is not None and is_written:
         with progress() as track:
             from ..accuracy import measure
 
             accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
-    with working(f"writing {target}"):
-        result.save(target)
-    report = result.report
-    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    if is_written:
+        with working(f"writing {target}"):
+            result.save(target)
 
     def text() -> Iterator[RenderableType]:
         fused = f", {len(report.fused)} fusions" if report.fused else ""
@@ -143,11 +167,14 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from selection_text(selection, arguments.min_snr, cost)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
-        yield "\n" + one_line(f"{target} is written")
+        if is_written:
+            yield "\n" + one_line(f"{target} is written")
+        else:
+            yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
     data = {
         "input": str(source),
-        "output": str(target),
+        "output": str(target) if is_written else None,
         "quantized": [finding.to_dict() for finding in quantized],
         "fused": [finding.to_dict() for finding in report.fused],
         "unconverted": [finding.to_dict() for finding in report.unconverted],
@@ -156,20 +183,20 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
         "accuracy": None if accuracy is None else accuracy.to_dict(),
     }
-    return Outcome(data, text)
+    return Outcome(data, text, 0 if is_written else FAILED)
 
 
 def _select(
-    reference: Reference, quantize: Callable[[frozenset[str]], Result], arguments: argparse.Namespace
+    reference: Reference, quantize: Callable[[Forms], Result], arguments: argparse.Namespace
 ) -> tuple[Selection, float | None]:
-    """Returns the selection for --min-snr, and its cost, a ratio of times; None if no layer stays in float."""
+    """Returns the selection for --min-snr, and its cost, a ratio of times; None if all layers have one form."""
     from ..quantizer.selection import cost, select
 
     with progress() as track:
         selection = select(reference, quantize, arguments.min_snr, backend=arguments.backend, track=track)
     if not selection.layers:
         return selection, None
-    with working("timing the model with and without these layers"):
+    with working("timing the model with and without these forms"):
         return selection, cost(selection, reference, backend=arguments.backend)
 
 
@@ -199,6 +226,7 @@ COMMAND = Command(
         "ort-dynq quantize float.onnx -o int8.onnx",
         "ort-dynq quantize float.onnx -o int8.onnx --data samples.npz --min-snr 30",
         "ort-dynq quantize float.onnx -o int4.onnx --weights int4 --exclude lm_head",
+        "ort-dynq quantize float.onnx -o int8.onnx --activations two-term",
     ),
     _arguments,
     _run,

@@ -6,10 +6,10 @@ import bisect
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnxruntime as ort
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _WARMUP, _MIN_RUNS = 2, 5
 _MAX_EVENTS = 20_000  # of about a kilobyte each in the trace
 _KERNEL = "_kernel_time"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -90,25 +91,57 @@ def profile(
         SessionError: The model does not load or run.
         DynqError: The operators cannot be registered, or the temporary folder cannot be written.
     """
+    options = runtime.session_options(threads=threads)
+    if backend:
+        register(options, backend)
+
+    def run(session: ort.InferenceSession) -> int:
+        return _run(session, dict(feeds), seconds, _MAX_EVENTS // max(1, nodes))
+
+    runs, events = _traced(model, options, run)
+    return _summarize(events, runs)
+
+
+def computing_nodes(model: Model, sets: Iterable[Mapping[str, Array]]) -> frozenset[str]:
+    """Returns the names of the nodes of a model that compute any elements on the given inputs, in subgraphs, too.
+
+    Stock ONNX Runtime runs the model, all optimizations off.
+
+    Raises:
+        SessionError: The model does not load or run.
+        DynqError: The temporary folder cannot be written.
+    """
+
+    def run(session: ort.InferenceSession) -> None:
+        for feeds in sets:
+            session.run(None, dict(feeds))
+
+    _, events = _traced(model, runtime.session_options(optimize=False), run)
+    nodes = (event for event in events if event["cat"] == "Node" and event["name"].endswith(_KERNEL))
+    return frozenset(
+        event["name"].removesuffix(_KERNEL) for event in nodes if int(event["args"].get("output_size", 1)) > 0
+    )
+
+
+def _traced(
+    model: Model, options: ort.SessionOptions, run: Callable[[ort.InferenceSession], _T]
+) -> tuple[_T, list[Mapping[str, Any]]]:
+    """Returns the result of a function that runs a session, and the events of the profiler."""
     with temporary_folder() as folder:
-        options = runtime.session_options(threads=threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        if backend:
-            register(options, backend)
         try:
             session = open_registered(model, options)
-            runs = _run(session, dict(feeds), seconds, _MAX_EVENTS // max(1, nodes))
+            result = run(session)
         except DynqError:
             raise
         except Exception as error:
             raise SessionError(message(error)) from error
         trace = Path(session.end_profiling()).read_text(encoding="utf-8", errors="replace")
         try:
-            events = json.loads(trace)
+            return result, json.loads(trace)
         except ValueError as error:  # onnxruntime does not say that it cannot write
             raise unwritable(folder, Exception("the profile is incomplete")) from error
-    return _summarize(events, runs)
 
 
 def _run(session: ort.InferenceSession, feeds: dict[str, Any], seconds: float, max_runs: int) -> int:

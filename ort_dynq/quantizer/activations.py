@@ -13,6 +13,14 @@ from .options import Options
 def codes_of(value: ir.Value, edit: Edit, options: Options) -> Codes:
     """Returns the codes of a matrix, float32 [..., K]; new nodes are inserted before the product of the edit."""
     activations = edit.shared(FloatActivations)
+    if options.has_two_terms(edit.node):
+        return activations.of_two_terms(value, edit)
     if options.activations == "tensor":
         return activations.of_tensor(value, edit)
     return activations.of_rows(value, edit, symmetric=options.symmetric)
+
+
+def note_on(codes: Codes, options: Options) -> str:
+    """Returns the remark for the report if codes have two terms that the options do not ask for; else an empty text."""
+    has_chosen = codes.terms == 2 and options.activations != "two-term"
+    return "two terms, for the signal-to-noise ratio of the outputs" if has_chosen else ""

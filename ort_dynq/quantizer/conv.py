@@ -27,6 +27,7 @@ from ..rewriter.convolutions.convolution import (
 )
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
+from ..rewriter.policy.cost import has_short_sums
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.float_activations import FloatActivations, check_activation
 from ..rewriter.products.provenance import note_activation
@@ -55,12 +56,14 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     facts = context.facts
     check_constant(w, facts)
     check_activation(a)
-    weights, scale = _weights(floats_of(w, facts))
+    weights, scale = weights_of_floats(floats_of(w, facts))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
+    if options.has_two_terms(node):
+        raise Unconverted(Reason.CONV_TWO_TERMS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, weights, geometry, _past_normalization(tail, facts))
+    return _Match(a, weights, geometry, past_normalization(tail, facts))
 
 
 def _build(match: _Match, edit: Edit) -> None:
@@ -75,20 +78,20 @@ def rule(options: Options) -> Rule[_Match]:
     return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)
 
 
-def _weights(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
+def weights_of_floats(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
     """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
 
     Raises:
         Unconverted: They cannot become codes, or it does not pay.
     """
     check_rank(elements.ndim)
-    if elements.shape[1] == 1:
+    if has_short_sums(elements.shape):
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
     return weights_of(grid, elements.shape), grid.scale
 
 
-def _past_normalization(tail: Tail, facts: Facts) -> Tail:
+def past_normalization(tail: Tail, facts: Facts) -> Tail:
     """Returns the tail up to the end of a BatchNormalization with constant parameters, if one follows.
 
     It multiplies by gain / sqrt(variance + epsilon), and adds shift - mean * the same.

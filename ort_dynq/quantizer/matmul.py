@@ -27,7 +27,7 @@ from ..rewriter.products.shared_grids import SharedGrids
 from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import codes_of
+from .activations import codes_of, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
@@ -55,7 +55,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     search = functools.partial(_grid_of, b, product.has_transposed_b, options, facts)
     grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
     check_length(grid)
-    channels = Channels(grid.codes.shape[1], rank=1 if a.shape is None else len(a.shape))
+    depth, columns = grid.codes.shape
+    if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
+        raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
+    channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
@@ -70,7 +73,7 @@ def _build(match: _Match, edit: Edit) -> None:
         note_activation(edit, a)
     codes = codes_of(a, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
-    edit.note = match.note
+    edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
 
 
 def rule(options: Options) -> Rule[_Match]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -13,15 +14,32 @@ from ..graphs import STANDARD_DOMAINS, graphs, label
 from ..rewriter.reasons import Reason, Unconverted
 
 WEIGHTS = ("int8", "int4")
-ACTIVATIONS = ("token", "tensor")
+ACTIVATIONS = ("token", "tensor", "two-term")
 ATTENTION = ("int8", "float")
+EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
-_QUANTIZED = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger")
-WITHOUT_INTEGERS = ("ConvTranspose", "LSTM", "GRU", "RNN")
-"""The standard operators with weights that have no integer form here."""
+LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
+"""The standard operators with weights that become products of integers."""
+NBITS = ("MatMulNBits", "QMoE")
+"""The operators of com.microsoft whose weights have few bits."""
+DYNAMIC = "DynamicQuantizeLSTM"
+"""The layer of com.microsoft that quantize_dynamic makes of an LSTM."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
+RANK_OF_TABLE = 2  # of embeddings
 _MOST_NAMES = 3  # in a message
+
+
+class Forms(NamedTuple):
+    """The names of layers that have another form than the options give them, for `min_snr` (selection.py).
+
+    Attributes:
+        two_terms: Layers whose activation gets two terms.
+        floats: Layers that stay in float.
+    """
+
+    two_terms: frozenset[str] = frozenset()
+    floats: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -32,11 +50,14 @@ class Options:
         weights: One of :data:`WEIGHTS`.
         group: One of :data:`GROUPS`: the number of adjacent 4-bit weights along K that share a scale.
         activations: One of :data:`ACTIVATIONS`.
-        symmetric: Whether the codes of activations per token have no zero point.
+        symmetric: Whether the codes of activations per token have no zero point; those of two terms never have one.
         exclude: Patterns of the names of layers that stay in float, as :mod:`fnmatch` has them.
-        floats: The names of layers that stay in float for `min_snr` (selection.py).
+        forms: The layers that have another form.
         fuse: Whether normalizations, activation functions and attention are fused.
         attention: One of :data:`ATTENTION`: the products of fused attention.
+        embeddings: One of :data:`EMBEDDINGS`: what tables of embeddings become.
+        from_dynamic: Whether the model is one that quantize_dynamic made.
+        from_static: Whether the model is one that quantize_static made.
     """
 
     weights: str = "int8"
@@ -44,9 +65,12 @@ class Options:
     activations: str = "token"
     symmetric: bool = False
     exclude: tuple[str, ...] = ()
-    floats: frozenset[str] = frozenset()
+    forms: Forms = field(default_factory=Forms)
     fuse: bool = True
     attention: str = "int8"
+    embeddings: str = "int8"
+    from_dynamic: bool = False
+    from_static: bool = False
 
     @property
     def text(self) -> str:
@@ -54,13 +78,17 @@ class Options:
         group = f" group={self.group}" if self.weights == "int4" else ""
         return f"weights={self.weights}{group} activations={self.activations} symmetric={int(self.symmetric)}"
 
+    def has_two_terms(self, node: ir.Node) -> bool:
+        """Returns whether the activation of a matrix product gets two terms."""
+        return self.activations == "two-term" or label(node) in self.forms.two_terms
+
     def check(self, node: ir.Node) -> None:
         """Checks that a layer is not excluded.
 
         Raises:
             Unconverted: Its name matches a pattern, or it stays in float for `min_snr`.
         """
-        if label(node) in self.floats:
+        if label(node) in self.forms.floats:
             raise Unconverted(Reason.FOR_MIN_SNR)
         for pattern in self.exclude:
             if fnmatch.fnmatchcase(label(node), pattern):
@@ -88,37 +116,43 @@ def checked(
     exclude: Iterable[str],
     *,
     from_dynamic: bool = False,
+    from_static: bool = False,
     min_snr: float | None = None,
     fuse: bool = True,
     attention: str = "int8",
+    embeddings: str = "int8",
 ) -> Options:
     """Returns the options.
 
     Raises:
         DynqError: One has a wrong value, or two contradict each other.
     """
-    if from_dynamic and min_snr is not None:
-        raise DynqError(
-            "min_snr keeps layers in float, but a model that quantize_dynamic made has no float layers; leave out "
-            "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
-        )
+    if from_dynamic and from_static:
+        raise DynqError("from_dynamic and from_static are for two kinds of models; give one of them")
+    for given, function in ((from_dynamic, "dynamic"), (from_static, "static")):
+        if given and min_snr is not None:
+            raise DynqError(
+                f"min_snr keeps layers in float, but a model that quantize_{function} made has no float layers; leave "
+                f"out --min-snr (min_snr), or quantize the float model without --from-{function} (from_{function})"
+            )
     for name, value, choices in (
         ("weights", weights, WEIGHTS),
         ("activations", activations, ACTIVATIONS),
         ("attention", attention, ATTENTION),
+        ("embeddings", embeddings, EMBEDDINGS),
     ):
         if value not in choices:
-            raise DynqError(f"{name} is {value!r}, expected {' or '.join(choices)}")
+            raise DynqError(f"{name} is {value!r}, expected {', '.join(choices[:-1])} or {choices[-1]}")
     if group is not None and weights != "int4":
         raise DynqError("group is the number of 4-bit weights that share a scale; give weights int4 as well")
     if group is not None and group not in GROUPS:
         raise DynqError(f"group is {group!r}, expected {', '.join(map(str, GROUPS[:-1]))} or {GROUPS[-1]}")
-    if symmetric and activations == "tensor":
+    if symmetric and activations != "token":
         raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
-    if min_snr is not None:
-        attention = "float"  # no layer can be left out to remove its noise
+    if min_snr is not None or activations == "two-term":
+        attention = "float"  # its products have one term, and no layer can be left out to remove their noise
     return Options(
         weights,
         group or GROUPS[0],
@@ -127,11 +161,23 @@ def checked(
         tuple(exclude),
         fuse=fuse,
         attention=attention,
+        embeddings=embeddings,
+        from_dynamic=from_dynamic,
+        from_static=from_static,
     )
 
 
 def is_layer(node: ir.Node) -> bool:
     """Returns whether rules of this package quantize a node or report it as unconverted, if it has weights."""
+    if is_embedding(node) and (table := node.inputs[0]) is not None:
+        tensor = ir.convenience.get_const_tensor(table)
+        return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
-        return node.op_type in _QUANTIZED + WITHOUT_INTEGERS
-    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER
+        return node.op_type in LAYERS
+    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC)
+
+
+def is_embedding(node: ir.Node) -> bool:
+    """Returns whether a node gathers rows of its first input, which may be a table of embeddings."""
+    is_gather = node.domain in STANDARD_DOMAINS and node.op_type == "Gather" and node.inputs[0] is not None
+    return is_gather and node.attributes.get_int("axis", 0) == 0

@@ -8,7 +8,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, graphs
+from ..graphs import MICROSOFT, STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.chains import decomposed
@@ -16,6 +16,7 @@ from ..rewriter.metadata import QUANTIZED
 from ..rewriter.reasons import Unconverted
 from ..rewriter.rule import Context, Rule
 from .from_dynamic import PRODUCTS
+from .options import DYNAMIC, Options
 
 _RUN_TIME = (
     "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
@@ -24,7 +25,7 @@ _RUN_TIME = (
 _STATIC = ("QLinearMatMul", "QLinearConv", "QGemm", "QLinearAdd")
 
 
-def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
+def check_is_float(model: ir.Model, options: Options) -> None:
     """Checks that a model is not quantized, or only as quantize_dynamic does it.
 
     DequantizeLinear of constant weights does not count: the activations are floats.
@@ -35,22 +36,33 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
     found = Counter(filter(None, (_kind(node) for _, graph in graphs(model) for node in graph)))
     if found["converted"] or QUANTIZED in model.metadata_props:
         raise DynqError("the model has operators of ort_dynq already; quantize the float model that it was made from")
-    if found["static"]:
+    if found["operator"]:
         raise DynqError(
-            f"the model is quantized with constant scales ({found['static']} nodes), which ONNX Runtime runs well; "
-            "run it as it is, or quantize the float model that it was made from"
+            f"the model has operators with constant scales such as QLinearConv ({found['operator']} nodes); run it as "
+            "it is, or quantize the float model that it was made from"
+        )
+    if found["static"] and not options.from_static:
+        raise DynqError(
+            f"the model is quantized with constant scales ({found['static']} QuantizeLinear); quantize the float model "
+            "that it was made from, or use --from-static (from_static=True) to keep these weights"
+        )
+    if options.from_static and not found["static"]:
+        raise DynqError(
+            "--from-static (from_static=True) needs a model with QuantizeLinear of constant scales, but there is none; "
+            "leave it out to quantize a float model"
         )
     if found["run-time"] or (found["product"] and not found["quantizer"]):
         raise DynqError(_RUN_TIME)
-    if found["product"] and not from_dynamic:
+    integers = found["product"] + found["layer"]
+    if integers and not options.from_dynamic:
         raise DynqError(
-            f"the model is quantized by quantize_dynamic ({found['product']} integer products); quantize the float "
+            f"the model is quantized by quantize_dynamic ({integers} integer products); quantize the float "
             "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
         )
-    if from_dynamic and not found["product"]:
+    if options.from_dynamic and not integers:
         raise DynqError(
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
-            f"{' or '.join(PRODUCTS)}; leave it out to quantize a float model"
+            f"{', '.join(PRODUCTS)} or {DYNAMIC}; leave it out to quantize a float model"
         )
 
 
@@ -74,9 +86,11 @@ def _kind(node: ir.Node) -> str | None:
     if node.domain == DOMAIN:
         return "converted"
     if node.op_type in _STATIC:
-        return "static"
+        return "operator"
     if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
         return "product"
+    if node.domain == MICROSOFT and node.op_type == DYNAMIC:
+        return "layer"
     if node.domain in STANDARD_DOMAINS and node.op_type == "DynamicQuantizeLinear":
         return "quantizer"
     if node.domain not in STANDARD_DOMAINS or node.op_type != "QuantizeLinear" or _is_stored(node.inputs[0]):

@@ -1,28 +1,57 @@
-"""Selects the layers that stay in float, so that the outputs reach a signal-to-noise ratio on the user's data."""
+"""Selects the layers that get two terms or stay in float, so that the outputs reach a signal-to-noise ratio."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..accuracy import LayerAccuracy, OutputAccuracy, Reference, measure_outputs, worst_snr
-from ..accuracy.layers import measure_layers, product_of
+from ..accuracy import LayerAccuracy, Reference, measure_outputs, worst_snr
+from ..accuracy.layers import is_layer, measure_layers, product_of
 from ..accuracy.outputs import running
 from ..errors import DynqError
+from ..graphs import graphs, label, named
 from ..measuring.plain import plain
+from ..measuring.profile import computing_nodes
 from ..measuring.progress import Track
 from ..measuring.timing import Settings, interleave, session_contender
 from ..rewriter import Result
+from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
+from ..verification.rounded import terms_of
+from .options import Forms
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ..backends.options import Backend
+
+_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedRecurrence")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that gets two terms or stays in float.
+
+    Attributes:
+        stays_float: Whether it stays in float.
+        one_term: Its ratios in the form that the options give, if they do not give two terms.
+        two_terms: Its ratios with two terms; None if it cannot have them.
+    """
+
+    stays_float: bool
+    one_term: LayerAccuracy | None
+    two_terms: LayerAccuracy | None
+
+    @property
+    def name(self) -> str:
+        """The name of its node."""
+        found = self.one_term or self.two_terms
+        assert found is not None
+        return found.name
 
 
 @dataclass(frozen=True)
@@ -31,14 +60,16 @@ class Selection:
 
     Attributes:
         result: The model and its report.
-        layers: The layers that stay in float for it, the worst first, with their ratios when all layers are quantized.
-        all_quantized: The model with all layers quantized.
+        layers: The layers that get two terms or stay in float for it, the worst first.
+        not_measured: The names of the layers that no data reached. They are quantized as the options say.
+        all_quantized: The model with all layers quantized as the options say.
         all_snr_db: The smallest ratio of an output of that model, in decibels.
         snr_db: The smallest ratio of an output of the result, in decibels.
     """
 
     result: Result
-    layers: tuple[LayerAccuracy, ...]
+    layers: tuple[Layer, ...]
+    not_measured: tuple[str, ...]
     all_quantized: ir.Model
     all_snr_db: float
     snr_db: float
@@ -46,29 +77,32 @@ class Selection:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON: the names of the layers and the ratios."""
         return {
-            "floats": [each.name for each in self.layers],
+            "two_terms": [each.name for each in self.layers if not each.stays_float],
+            "floats": [each.name for each in self.layers if each.stays_float],
+            "not_measured": list(self.not_measured),
             **{name: plain(getattr(self, name)) for name in ("all_snr_db", "snr_db")},
         }
 
 
 def select(
     reference: Reference,
-    quantize: Callable[[frozenset[str]], Result],
+    quantize: Callable[[Forms], Result],
     min_snr: float,
     *,
     backend: Backend = "native",
     track: Track = iter,
 ) -> Selection:
-    """Keeps the layers that harm the outputs most in float, until each output reaches `min_snr`.
+    """Gives each layer one term, two terms or float, the cheapest first, so that each output reaches `min_snr`.
 
-    The layers are ordered by the harm that each one alone does to the outputs, which is measured once
-    (:attr:`LayerAccuracy.output_snr_db`). Bisection finds how many of them, from the worst on, must stay in float: the
-    outputs reach `min_snr` with this number, and miss it with one layer fewer. So about log2(layers) models are made
-    and run.
+    The harm that each layer alone does to the outputs is measured once with one term, and once with two
+    (:attr:`LayerAccuracy.output_snr_db`). For a limit of this ratio, each layer gets the cheapest form that reaches it.
+    Bisection finds the lowest limit with which the outputs reach `min_snr`: with the next lower one they miss it. So
+    about log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in subgraphs, come
+    last. Those that no data reached keep their form.
 
     Args:
         reference: The outputs of the float model.
-        quantize: Quantizes the model, without the layers of these names.
+        quantize: Quantizes the model, with other forms for the layers of these names.
         min_snr: The ratio in decibels that each output must reach over all data.
         backend: How the sessions get the operators.
         track: Shows the progress.
@@ -79,47 +113,120 @@ def select(
     if not math.isfinite(min_snr):
         raise DynqError(f"min_snr is {min_snr}, expected a number of decibels")
 
-    def measured(model: ir.Model) -> tuple[OutputAccuracy, ...]:
+    def snr_of(model: ir.Model) -> float:
         with running():
-            return measure_outputs(reference, model, backend=backend)
+            return worst_snr(measure_outputs(reference, model, backend=backend))
+
+    def layers_of(model: ir.Model) -> dict[str, LayerAccuracy]:
+        with running():
+            layers, _ = measure_layers(reference, load(model), backend=backend, track=track)
+        return {**{each.name: each for each in layers}, **_others(model, {each.name for each in layers})}
 
     start = iter(track(["quantizing all layers"]))
     next(start)
-    result = quantize(frozenset())
-    outputs = measured(result.model)
+    first = quantize(Forms())
+    with running():
+        outputs = measure_outputs(reference, first.model, backend=backend)
     if all(each.snr_db is None for each in outputs):
         raise DynqError("min_snr needs an output that has finite floats on the data; the model has none")
+    first_snr, idle = worst_snr(outputs), _idle_layers(reference, first.model)
     next(start, None)
-    first, first_snr = result.model, worst_snr(outputs)
     if first_snr >= min_snr:
-        return Selection(result, (), first, first_snr, first_snr)
-    with running():
-        layers, _ = measure_layers(reference, load(first), backend=backend, track=track)
-    known = {each.name: each for each in layers}
-    for each in result.report.rewritten:  # layers that are not measured come last
-        product = product_of(each.operator)
-        if product is not None and each.node not in known:
-            known[each.node] = LayerAccuracy(each.node, product, None)
-    names = list(known)
-    if (float_snr := worst_snr(measured(load(reference.model)))) < min_snr:
+        return Selection(first, (), idle, first.model, first_snr, first_snr)
+    if (float_snr := snr_of(load(reference.model))) < min_snr:
         raise DynqError(
             f"min_snr is {min_snr:g} dB, but the float model itself has {float_snr:.1f} dB between ONNX Runtime's "
             "optimization levels; choose a smaller one"
         )
-    low, high, best_snr = 0, len(names), first_snr  # `low` layers are too few, `high` are enough
-    for _ in track([f"quantizing fewer layers, run {i + 1}" for i in range(math.ceil(math.log2(max(2, len(names)))))]):
+    layers = layers_of(first.model)
+    if embeddings := [each.node for each in first.report.rewritten if each.operator == "AffineDequantize"]:
+        # All of them at once, without products: their noise is small.
+        joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
+        layers |= {name: LayerAccuracy(name, "AffineDequantize", None, joint) for name in embeddings}
+    one_term = (each for each in layers.values() if each.terms == 1)
+    matrices = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
+    with_two_terms: dict[str, LayerAccuracy] = {}
+    if matrices:
+        found = layers_of(quantize(Forms(matrices, frozenset(layers) - matrices)).model)
+        with_two_terms = {name: each for name, each in found.items() if each.terms == 2}
+    steps = _steps([each for name, each in layers.items() if name not in idle], with_two_terms)
+    result, snr = None, first_snr
+    low, high = 0, len(steps)  # `low` steps are too few, `high` are enough
+    for _ in track([f"choosing forms, run {i + 1}" for i in range(math.ceil(math.log2(max(2, len(steps)))))]):
         if high - low <= 1:
             continue
         middle = (low + high) // 2
-        candidate = quantize(frozenset(names[:middle]))
-        snr = worst_snr(measured(candidate.model))
-        if snr >= min_snr:
-            high, result, best_snr = middle, candidate, snr
+        candidate = quantize(_forms(steps[:middle]))
+        if (candidate_snr := snr_of(candidate.model)) >= min_snr:
+            high, result, snr = middle, candidate, candidate_snr
         else:
             low = middle
-    if high == len(names):
+    if result is None and idle:  # which stay quantized if all others stay in float
+        result = quantize(_forms(steps))
+        snr = snr_of(result.model)
+    if result is None or snr < min_snr:
         raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays in float; choose a smaller one")
-    return Selection(result, tuple(known[name] for name in names[:high]), first, first_snr, best_snr)
+    chosen = {step.name: step.stays_float for step in steps[:high]}
+    selected = tuple(
+        Layer(stays_float, None, layers[name])
+        if layers[name].terms == 2
+        else Layer(stays_float, layers[name], with_two_terms.get(name))
+        for name, stays_float in chosen.items()
+    )
+    return Selection(result, selected, idle, first.model, first_snr, snr)
+
+
+class _Step(NamedTuple):
+    """The next form of a layer.
+
+    Attributes:
+        order: The harm of its form before, see :attr:`LayerAccuracy.order`, and whether that has two terms.
+        name: The layer.
+        stays_float: Whether it stays in float now; otherwise it gets two terms.
+    """
+
+    order: tuple[float, float, bool]
+    name: str
+    stays_float: bool
+
+
+def _steps(layers: Sequence[LayerAccuracy], with_two_terms: Mapping[str, LayerAccuracy]) -> list[_Step]:
+    """Returns the steps from the form that the options give to float, the most harmful form first."""
+    steps = []
+    for layer in layers:
+        better = with_two_terms.get(layer.name)
+        has_two = better is not None and (better.order > layer.order or better.snr_db is None)
+        if better is not None and has_two:
+            steps.append(_Step((*layer.order, False), layer.name, stays_float=False))
+        last = better if better is not None and has_two else layer
+        steps.append(_Step((*last.order, has_two), layer.name, stays_float=True))
+    return sorted(steps, key=lambda step: step.order)
+
+
+def _forms(steps: Sequence[_Step]) -> Forms:
+    """Returns the forms after some steps."""
+    floats = frozenset(step.name for step in steps if step.stays_float)
+    return Forms(frozenset(step.name for step in steps) - floats, floats)
+
+
+def _others(model: ir.Model, measured: set[str]) -> dict[str, LayerAccuracy]:
+    """Returns the quantized layers of a model that are not among the measured ones."""
+    found = {}
+    for _, graph in graphs(model):
+        for node in graph:
+            product = product_of(node.op_type) if is_layer(node) else None
+            if product is not None and label(node) not in measured:
+                found[label(node)] = LayerAccuracy(label(node), product, None, terms=terms_of(node))
+    return found
+
+
+def _idle_layers(reference: Reference, model: ir.Model) -> tuple[str, ...]:
+    """Returns the names of the quantized layers that compute no element on the data in the float model."""
+    original = named(inlined_if_possible(load(reference.model)))
+    # ONNX Runtime runs nodes of functions under other names.
+    names = {node.name for path, graph in graphs(original) if not path.startswith("function") for node in graph}
+    idle = names - computing_nodes(original, reference.data.sets)
+    return tuple(name for name in _others(model, set()) if name in idle)
 
 
 def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> float:

@@ -122,6 +122,9 @@ class Reason(Enum):
     WEIGHTS_ZERO_POINTS = "the zero points of the weights are not one number for each output channel"
     WEIGHTS_ZERO_POINT_TYPE = "the zero points of the weights are of another type than the weights"
     WEIGHTS_TOO_FEW = "{depth} x {columns} weights are too few: quantizing the activation costs more than integers save"
+    WEIGHTS_TOO_FEW_FOR_TWO_TERMS = (
+        "{depth} x {columns} weights are too few: two terms cost more than integers save; use --activations token"
+    )
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
 
@@ -172,20 +175,31 @@ class Reason(Enum):
     CONV_TRANSPOSE = "ort_dynq has no integer product for a transposed convolution"
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
     CONV_SINGLE_CHANNELS = "a convolution of single channels is faster in float"
+    CONV_TWO_TERMS = "activations of convolutions cannot have two terms; --activations token quantizes it to 8 bits"
     CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
     CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
     CONV_STRIDES_DILATIONS_GROUP = "the attribute strides, dilations or group is not valid"
     CONV_PAD_AND_AUTO_PAD = "a Pad precedes a convolution whose pads auto_pad computes"
     CONV_PADS_NEGATIVE = "pads are negative"
     CONV_STRIDES_WITH_AUTO_PAD = "strides exceed the kernel's shape by more than 2, with auto_pad"
+    CONV_TRANSPOSE_TOO_SMALL = (
+        "an element of the output has too few products: interleaving costs more than integers save"
+    )
+    CONV_OUTPUT_SHAPE = "the pads of the ConvTranspose depend on the size of its output"
     CONV_INT32 = "an attribute exceeds int32"
     CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"
+
+    # Recurrent layers
+    RECURRENT_ACTIVATION = "ort_dynq has no integer layer with the activation function {function}"
+    RECURRENT_DIRECTIONS = "its directions have different activation functions"
+    RECURRENT_ATTRIBUTE = "the attribute {name} is not valid, or its meaning is not clear"
+    RECURRENT_WEIGHTS = "its weights do not have the shapes that ONNX gives"
 
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
     EXCLUDED = "excluded by {pattern}"
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
-    NO_INTEGER_LAYER = "ort_dynq has no integer {operator}"
+    TABLE_SHARED = "other nodes read its table as floats: the file would have it twice"
 
     @property
     def code(self) -> str:

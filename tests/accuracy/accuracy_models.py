@@ -11,15 +11,18 @@ from onnx import numpy_helper
 
 F = np.float32
 K = 128  # with K * K weights, a quantization pays
+WIDE = 256  # likewise one of two terms
 
 
 def floats(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, F)
 
 
-def model_of(body: str, constants: Mapping[str, Array], *, inputs: str = "", outputs: str = "") -> onnx.ModelProto:
-    """A model with the input x, [n, K], the output y, [n, K], and these constants."""
-    model = parse(inputs or f"float[n, {K}] x", outputs or f"float[n, {K}] y", body, opset=18)
+def model_of(
+    body: str, constants: Mapping[str, Array], *, inputs: str = "", outputs: str = "", width: int = K
+) -> onnx.ModelProto:
+    """A model with the input x, [n, width], the output y, [n, width], and these constants."""
+    model = parse(inputs or f"float[n, {width}] x", outputs or f"float[n, {width}] y", body, opset=18)
     del model.opset_import[1:]
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     for node in model.graph.node:
@@ -42,4 +45,23 @@ def with_outlier() -> onnx.ModelProto:
     return model_of(
         "a = MatMul(x, w) b = MatMul(a, v) s = Mul(b, scale) c = MatMul(s, u) y = MatMul(c, t)",
         {**constants, "scale": scale},
+    )
+
+
+def with_three_forms() -> onnx.ModelProto:
+    """Three layers of WIDE channels. One term suffices for to_h.
+
+    Channel 5 of the activation of to_c is 300 times as large as the others, and its weights are small: two terms
+    suffice. The weights of to_y for channel 7 are 300 times as large as the others, and the activation is small there:
+    their own noise is large, so the layer must stay in float.
+    """
+    large, small = np.ones(WIDE, F), np.ones(WIDE, F)
+    large[5], small[7] = 300, F(300) ** -2
+    constants = {name: floats(WIDE, WIDE, seed=seed) / F(WIDE**0.5) for seed, name in enumerate(("w", "v", "u"))}
+    constants["v"][5] /= 300**2
+    constants["u"][7] *= 300
+    return model_of(
+        "h = MatMul(x, w) s = Mul(h, large) c = MatMul(s, v) t = Mul(c, small) y = MatMul(t, u)",
+        {**constants, "large": large, "small": small},
+        width=WIDE,
     )

@@ -183,7 +183,12 @@ def test_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.Monk
         training.train(tmp_path / "lm", steps=3, track=interrupting)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("lm")] == ["lm.training"]
     left: list[int] = []
-    training.train(tmp_path / "lm", steps=3, track=lambda steps: left.extend(steps) or steps)
+
+    def recording(steps: Sequence[int]) -> Sequence[int]:
+        left.extend(steps)
+        return steps
+
+    training.train(tmp_path / "lm", steps=3, track=recording)
     assert left == [2]
     weights = [(tmp_path / name / "torch" / "model.safetensors").read_bytes() for name in ("whole", "lm")]
     assert weights[0] == weights[1]

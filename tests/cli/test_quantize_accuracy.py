@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from accuracy_models import K, floats, model_of, with_outlier
+from accuracy_models import WIDE, K, floats, model_of, with_outlier, with_three_forms
 from commands import run_json
 
 from ort_dynq import cli
@@ -75,6 +75,47 @@ def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
     assert selection["cost"] > 0
     text = text_of(capsys, *QUANTIZE, "--min-snr", "5", "--data", "data.npz")
     assert "The outputs reach 5 dB with all layers quantized: " in text
+
+
+def test_min_snr_with_all_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(with_three_forms(), "float.onnx")
+    np.savez("data.npz", x=floats(20, WIDE, seed=7))
+    given = (*QUANTIZE, "--min-snr", "30", "--data", "data.npz")
+    text = text_of(capsys, *given, "--verify")
+    assert "1 layer gets two terms and 1 layer stays in float to reach 30 dB: " in text
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[:3] for line in lines if line[:1] == ["to_y"]] == [["to_y", "float", "4.9"]]
+    assert [line[:3] for line in lines if line[:1] == ["to_c"]] == [
+        ["to_c", "two", "terms"],
+        ["to_c", "QuantizedMatMul,", "two"],
+    ]
+    assert "QuantizedMatMulProgram: two terms, for the signal-to-noise ratio of the outputs" in text
+    assert "One channel dominates" not in text  # two terms have enough codes
+    data = run_json(capsys, *given)
+    assert (data["selection"]["two_terms"], data["selection"]["floats"]) == (["to_c"], ["to_y"])
+    assert {each["name"]: each["terms"] for each in data["accuracy"]["layers"]} == {"to_h": 1, "to_c": 2}
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
+    text_of(capsys, *report, "--data", "data.npz")
+    assert '<td class="name">to_c<small>two terms</small></td>' in Path("report.html").read_text()
+
+
+def test_layers_that_no_data_reach(capsys: pytest.CaptureFixture[str]) -> None:
+    body = f"""y = If (flag) <then_branch = g1 () => (float[n, {K}] a) {{ a = MatMul(x, w) }},
+        else_branch = g2 () => (float[n, {K}] b) {{ b = MatMul(x, w) }}>"""
+    onnx.save(model_of(body, {"w": floats(K, K)}, inputs=f"float[n, {K}] x, bool flag"), "float.onnx")
+    np.savez("data.npz", x=floats(4, K), flag=np.array(True))
+    given = (*QUANTIZE, "--data", "data.npz", "--min-snr")
+    for wanted in ("20", "100"):
+        assert "not measured: 1 quantized layer that no data reached: b\n" in text_of(capsys, *given, wanted)
+    assert run_json(capsys, *given, "100")["selection"]["not_measured"] == ["b"]
+
+
+def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(with_three_forms(), "float.onnx")
+    found = run_json(capsys, *QUANTIZE, "--activations", "two-term", "--verify")
+    assert [each["terms"] for each in found["accuracy"]["layers"]] == [2, 2, 2]
+    metadata = {each.key: each.value for each in onnx.load("int8.onnx").metadata_props}
+    assert metadata["ort_dynq.quantized"] == "weights=int8 activations=two-term symmetric=0"
 
 
 @pytest.mark.parametrize(

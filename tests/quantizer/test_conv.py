@@ -57,6 +57,17 @@ def test_forms(form: str, biased: bool) -> None:
     assert squared_error(actual, run_float(model, X)) < 1e-4
 
 
+def test_one_channel_with_a_long_kernel() -> None:
+    """The Fourier transform of sound is a convolution of one channel; short kernels are faster in float."""
+    x = floats(1, 1, 4000, seed=1)
+    model = _conv(floats(258, 1, 256, seed=2), None, {"strides": [64]}, x)
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert squared_error(run(result, x), run_float(model, x)) < 2e-4  # codes of 8 bits for normal data
+    short = ort_dynq.quantize(_conv(floats(258, 1, 127, seed=2), None, {"strides": [64]}, x))
+    assert reasons(short) == ["a convolution of single channels is faster in float"]
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_codes_of_dequantized_weights_stay(weights: str) -> None:
     """The codes stay, and none is 127; quantizing the weights anew would give each channel this code."""

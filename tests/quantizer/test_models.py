@@ -90,7 +90,7 @@ def test_the_same_bytes_in_every_run(weights: str) -> None:
     ("options", "text"),
     [
         ({"weights": "int2"}, "weights is 'int2', expected int8 or int4"),
-        ({"activations": "row"}, "activations is 'row', expected token or tensor"),
+        ({"activations": "row"}, "activations is 'row', expected token, tensor or two-term"),
         ({"weights": "int4", "group": 48}, "group is 48, expected 32, 64 or 128"),
         ({"group": 64}, "give weights int4 as well"),
         ({"activations": "tensor", "symmetric": True}, "symmetric is for activations per token"),
@@ -178,7 +178,7 @@ def _with_chain(*, opset_of_function: int | None = None) -> onnx.ModelProto:
 
 NO_WEIGHTS = "the model has no weights to quantize"
 REFUSED = {
-    "static": (_with_codes("constant"), "quantized with constant scales (1 nodes)"),
+    "static": (_with_codes("constant"), "quantized with constant scales (1 QuantizeLinear)"),
     "run-time scales": (_with_codes("computed"), "use ort-dynq rewrite"),
     "chain": (_with_chain(), "use ort-dynq rewrite"),
     "integer products": (_with_own_codes(), "use ort-dynq rewrite"),

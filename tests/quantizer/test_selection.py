@@ -1,18 +1,24 @@
-"""min_snr: the layers that stay in float, and errors for ratios that are not reached."""
+"""min_snr: the layers that get two terms or stay in float, and errors for ratios that are not reached."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from accuracy_models import K, floats, model_of, with_outlier
-from helpers import Array, make_session, stock_session
+from accuracy_models import WIDE, F, K, floats, model_of, with_outlier, with_three_forms
+from helpers import Array, assert_same, make_session, stock_session
 
 import ort_dynq
 from ort_dynq import DynqError
+from ort_dynq.accuracy import Reference
+from ort_dynq.backends.options import BACKENDS, Backend
+from ort_dynq.quantizer import checked, quantize_layers
+from ort_dynq.quantizer.options import Forms
+from ort_dynq.quantizer.selection import Selection, select
 from ort_dynq.rewriter import Result
 
 DATA = {"x": floats(20, K, seed=7)}
@@ -20,13 +26,98 @@ DATA = {"x": floats(20, K, seed=7)}
 
 def snr_of(model: onnx.ModelProto, result: Result, x: Array) -> float:
     """The signal-to-noise ratio of y in decibels, from its definition."""
-    a = stock_session(model).run(["y"], {"x": x})[0].astype(np.float64)
-    b = make_session(result.to_proto(), "native", optimize=True).run(["y"], {"x": x})[0].astype(np.float64)
+    name = model.graph.input[0].name
+    a = stock_session(model).run(["y"], {name: x})[0].astype(np.float64)
+    b = make_session(result.to_proto(), "native", optimize=True).run(["y"], {name: x})[0].astype(np.float64)
     return float(10 * np.log10((a**2).sum() / ((b - a) ** 2).sum()))
 
 
 def floats_of(result: Result) -> list[str]:
     return [each.node for each in result.report.unconverted if "signal-to-noise" in each.reason]
+
+
+def selected(
+    model: onnx.ModelProto, min_snr: float, data: Any, *, activations: str = "token", backend: Backend = "native"
+) -> Selection:
+    options = checked("int8", None, activations, False, (), min_snr=min_snr)
+
+    def quantize(forms: Forms) -> Result:
+        return quantize_layers(model, replace(options, forms=forms))
+
+    return select(Reference(model, data), quantize, min_snr, backend=backend)
+
+
+def two_terms_of(result: Result) -> list[str]:
+    """The layers whose product has two terms."""
+    terms = {each.name: {a.name: a.i for a in each.attribute}.get("terms", 1) for each in result.to_proto().graph.node}
+    return [name for name, count in terms.items() if count == 2]
+
+
+WIDE_DATA = {"x": floats(20, WIDE, seed=7)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_three_forms(backend: Backend) -> None:
+    """Each layer has the cheapest form that suffices."""
+    model = with_three_forms()
+    found = selected(model, 30, WIDE_DATA, backend=backend)
+    assert (two_terms_of(found.result), floats_of(found.result)) == (["to_c"], ["to_y"])
+    assert found.all_snr_db < 5
+    assert found.snr_db == pytest.approx(snr_of(model, found.result, WIDE_DATA["x"]), abs=0.01)
+    assert found.snr_db > 30
+    assert [(each.name, each.stays_float) for each in found.layers] == [("to_y", True), ("to_c", False)]
+    for each in found.layers:
+        assert each.one_term is not None
+        assert each.two_terms is not None
+        assert each.one_term.output_snr_db is not None
+        assert each.two_terms.output_snr_db is not None
+        assert each.one_term.output_snr_db < 15
+        assert (each.two_terms.output_snr_db > 40) == (each.name == "to_c")
+    notes = {each.node: each.reason for each in found.result.report.rewritten}
+    assert notes == {"to_h": "", "to_c": "two terms, for the signal-to-noise ratio of the outputs"}
+    forms = {name: found.to_dict()[name] for name in ("two_terms", "floats", "not_measured")}
+    assert forms == {"two_terms": ["to_c"], "floats": ["to_y"], "not_measured": []}
+    (stock,) = stock_session(found.result.to_proto()).run(None, WIDE_DATA)
+    (actual,) = make_session(found.result.to_proto(), backend).run(None, WIDE_DATA)
+    assert_same(np.asarray(actual), np.asarray(stock))
+
+
+@pytest.mark.parametrize(
+    ("min_snr", "two_terms", "in_float"),
+    [(3, [], []), (8, [], ["to_y"]), (30, ["to_c"], ["to_y"]), (39, ["to_h", "to_c"], ["to_y"])],
+)
+def test_forms_of_higher_ratios(min_snr: float, two_terms: list[str], in_float: list[str]) -> None:
+    result = ort_dynq.quantize(with_three_forms(), min_snr=min_snr, data=WIDE_DATA)
+    assert (two_terms_of(result), floats_of(result)) == (two_terms, in_float)
+
+
+def test_no_layer_has_one_term_if_two_are_asked_for() -> None:
+    found = selected(with_three_forms(), 20, WIDE_DATA, activations="two-term")
+    assert (two_terms_of(found.result), floats_of(found.result)) == (["to_h", "to_c"], ["to_y"])
+    assert [(each.name, each.one_term) for each in found.layers] == [("to_y", None)]
+    assert {each.reason for each in found.result.report.rewritten} == {""}
+
+
+def test_small_layers_have_no_two_terms() -> None:
+    """to_c would gain from them, but has 128 x 128 weights."""
+    result = ort_dynq.quantize(with_outlier(), min_snr=30, data=DATA)
+    assert (two_terms_of(result), floats_of(result)) == ([], ["to_c"])
+
+
+def test_convolutions_have_no_two_terms() -> None:
+    """The worst layer is a convolution; the other one has one term."""
+    channels, side = 64, 16
+    constants = {
+        "w": floats(WIDE, WIDE) / F(WIDE**0.5),
+        "f": floats(channels, channels, 1, 1, seed=1) / F(channels**0.5),
+        "image": np.array([-1, channels, side, side], np.int64),
+        "rows": np.array([-1, WIDE], np.int64),
+        "spread": np.exp(2 * floats(WIDE, seed=2)),
+    }
+    body = "h = MatMul(x, w) s = Mul(h, spread) i = Reshape(s, image) c = Conv(i, f) y = Reshape(c, rows)"
+    data = {"x": floats(channels, WIDE, seed=3)}
+    result = ort_dynq.quantize(model_of(body, constants, width=WIDE), min_snr=35, data=data)
+    assert (two_terms_of(result), floats_of(result)) == ([], ["to_c"])
 
 
 def test_the_layer_that_harms_the_outputs_stays_float() -> None:
@@ -66,7 +157,7 @@ def test_layers_without_names() -> None:
 
 
 def test_layers_in_subgraphs() -> None:
-    """They come last, since their own noise is not measured."""
+    """They come last, since their own noise is not measured. Those that no data reach stay quantized."""
     model = model_of(
         f"""y = If (flag) <then_branch = g1 () => (float[n, {K}] a) {{ a = MatMul(x, w) }},
         else_branch = g2 () => (float[n, {K}] b) {{ b = MatMul(x, w) }}>""",
@@ -75,7 +166,83 @@ def test_layers_in_subgraphs() -> None:
     )
     data = {**DATA, "flag": np.array(True)}
     assert floats_of(ort_dynq.quantize(model, min_snr=20, data=data)) == []
-    assert floats_of(ort_dynq.quantize(model, min_snr=100, data=data)) == ["a"]  # the other one does not run
+    found = selected(model, 100, data)
+    assert floats_of(found.result) == ["a"]
+    assert found.not_measured == ("b",)
+    assert [each.node for each in found.result.report.rewritten] == ["b"]
+    assert selected(model, 20, data).not_measured == ("b",)
+    both = [data, {**data, "flag": np.array(False)}]
+    assert selected(model, 20, both).not_measured == ()
+    with pytest.raises(DynqError, match="only if every layer stays in float"):
+        selected(model, 100, both)
+
+
+def test_layers_in_subgraphs_get_two_terms() -> None:
+    """Their harm is not known, so they get two terms before they stay in float."""
+    large, small = np.ones(WIDE, F), np.ones(WIDE, F)
+    large[5], small[5] = 300, F(300) ** -2
+    model = model_of(
+        f"""s = Mul(x, large) y = If (flag) <then_branch = g1 () => (float[n, {WIDE}] a) {{ a = MatMul(s, w) }},
+        else_branch = g2 () => (float[n, {WIDE}] b) {{ b = MatMul(s, w) }}>""",
+        {"w": floats(WIDE, WIDE) * small[:, None], "large": large},
+        inputs=f"float[n, {WIDE}] x, bool flag",
+        width=WIDE,
+    )
+    found = selected(model, 30, {**WIDE_DATA, "flag": np.array(True)})
+    assert found.to_dict()["two_terms"] == ["a"]
+    assert (found.to_dict()["floats"], found.not_measured) == ([], ("b",))
+    assert found.all_snr_db < 15
+    assert found.snr_db > 40
+    (layer,) = found.layers
+    assert layer.one_term is not None
+    assert layer.one_term.snr_db is None
+
+
+def test_layers_that_no_data_reach_are_not_in_the_way() -> None:
+    """Ten layers in a branch that does not run: none of them is in float, whatever else is."""
+    layers = "".join(f"b{i + 1} = MatMul(b{i}, w) " for i in range(9))
+    model = model_of(
+        f"""h = MatMul(x, w) y = If (flag) <then_branch = g1 () => (float[n, {K}] a) {{ a = MatMul(h, w) }},
+        else_branch = g2 () => (float[n, {K}] b9) {{ b0 = MatMul(h, w) {layers} }}>""",
+        {"w": floats(K, K) / F(K**0.5)},
+        inputs=f"float[n, {K}] x, bool flag",
+    )
+    idle = tuple(f"b{i}" for i in range(10))
+    found = selected(model, 100, {**DATA, "flag": np.array(True)})
+    assert found.not_measured == idle
+    assert [(each.name, each.stays_float) for each in found.layers] == [("to_h", True), ("a", True)]
+    assert {each.node for each in found.result.report.rewritten} == {*idle}
+
+
+def test_layers_of_empty_rows_are_not_measured() -> None:
+    """The second input has no rows in the data."""
+    model = model_of(
+        "p = MatMul(x, w) q = MatMul(z, w) y = Concat<axis = 0>(p, q)",
+        {"w": floats(K, K)},
+        inputs=f"float[n, {K}] x, float[m, {K}] z",
+        outputs=f"float[k, {K}] y",
+    )
+    data = {**DATA, "z": floats(0, K)}
+    assert selected(model, 20, data).not_measured == ("to_q",)
+    found = selected(model, 100, data)
+    assert (floats_of(found.result), found.not_measured) == (["to_p"], ("to_q",))
+
+
+def test_embeddings_are_layers() -> None:
+    """Their own noise is that of the outputs with all products in float."""
+    table, ids = floats(1024, K, seed=3), np.arange(20) * 7
+    model = model_of(
+        "rows = Gather(table, ids) y = MatMul(rows, w)",
+        {"table": table, "w": floats(K, K)},
+        inputs="int64[n] ids",
+    )
+    data = {"ids": ids}
+    assert floats_of(ort_dynq.quantize(model, min_snr=20, data=data)) == []
+    ratios = {name: snr_of(model, ort_dynq.quantize(model, exclude=[name]), ids) for name in ("to_rows", "to_y")}
+    worst = max(ratios, key=lambda name: ratios[name])  # without which the ratio is the larger one
+    assert floats_of(ort_dynq.quantize(model, min_snr=ratios[worst] - 0.5, data=data)) == [worst]
+    with pytest.raises(DynqError, match="only if every layer stays in float"):
+        ort_dynq.quantize(model, min_snr=ratios[worst] + 20, data=data)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ def geometry_of(node: ir.Node, weights: Weights, more_pads: Sequence[int] = ()) 
         Unconverted: An attribute is given by a function's caller, or has a value that QuantizedConv does not have.
     """
     rank, kernel = weights.spatial_rank, list(weights.codes.shape[2:])
-    strides, dilations = (_integers(node, name, [1] * rank) for name in ("strides", "dilations"))
-    pads = _integers(node, "pads", [0] * 2 * rank)
-    if _integers(node, "kernel_shape", kernel) != kernel:
+    strides, dilations = (integers_of(node, name, [1] * rank) for name in ("strides", "dilations"))
+    pads = integers_of(node, "pads", [0] * 2 * rank)
+    if integers_of(node, "kernel_shape", kernel) != kernel:
         raise Unconverted(Reason.CONV_KERNEL_SHAPE)
     group = node.attributes["group"].value if "group" in node.attributes else 1
     auto_pad = node.attributes["auto_pad"].value if "auto_pad" in node.attributes else "NOTSET"
@@ -192,7 +192,7 @@ def geometry_of_floats(
     return geometry
 
 
-def _integers(node: ir.Node, name: str, default: list[int]) -> list[int]:
+def integers_of(node: ir.Node, name: str, default: list[int]) -> list[int]:
     """Returns an attribute of as many integers as its default has.
 
     Raises:

@@ -22,7 +22,14 @@ from .convolution import Geometry, Weights
 def build_quantized_conv(
     tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit, correction: Correction | None = None
 ) -> None:
-    """Puts QuantizedConv in place of a convolution and its tail.
+    """Puts QuantizedConv in place of a convolution and its tail: see :func:`insert_quantized_conv`."""
+    edit.replace(tail.last, insert_quantized_conv(tail, codes, weights, geometry, edit, correction))
+
+
+def insert_quantized_conv(
+    tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit, correction: Correction | None = None
+) -> ir.Value:
+    """Inserts QuantizedConv before the last node of a convolution and its tail, and returns its result.
 
     Args:
         tail: The nodes after the product: scales and bias.
@@ -61,7 +68,7 @@ def build_quantized_conv(
         result = edit.insert(
             ir.node("Add", [result, _of_offset(codes.offset, tail, codes, weights, geometry, edit)]), before=edit.node
         )
-    edit.replace(tail.last, result)
+    return result
 
 
 def _of_offset(

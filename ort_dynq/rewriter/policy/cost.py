@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,18 @@ _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
+_FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
+_LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
+_FEWEST_WEIGHTS_OF_RECURRENCE = 49152  # of a direction
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
+_FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 _FEWEST_PASSES_SAVED = 3  # by a program
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
+# Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
+_FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
@@ -139,14 +146,64 @@ def is_tiny_nbits(activation: ir.Value, depth: int, columns: int, terms: int) ->
     return rows * depth * columns < _FEWEST_PRODUCTS_OF_NBITS
 
 
-def is_tiny_matrix(depth: int, columns: int) -> bool:
+def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:
     """Returns whether quantizing the activation of a float product costs more than integers save, for any rows.
 
     Args:
         depth: The length of a row of the activation.
         columns: The number of output channels.
+        terms: The codes that an element of the activation gets.
     """
-    return depth * columns < _FEWEST_WEIGHTS or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+    fewest = _FEWEST_WEIGHTS if terms == 1 else _FEWEST_WEIGHTS_OF_TWO_TERMS
+    return depth * columns < fewest or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+
+
+def is_slow_transposed_convolution(
+    node: ir.Node, channels: int, kernel: Sequence[int], strides: Sequence[int], taps: Sequence[int]
+) -> bool:
+    """Returns whether a ConvTranspose takes less time in float than as a convolution whose channels are interleaved.
+
+    Interleaving takes the time of some hundred products for each element of the output.
+
+    Args:
+        node: The ConvTranspose.
+        channels: The number of input channels of a group.
+        kernel, strides: The shape of the kernel and the strides.
+        taps: The shape of the kernels of the convolution. They have more weights if strides do not divide the kernel.
+    """
+    depth = channels * math.prod(kernel) / math.prod(strides)  # products of an element of the output
+    if depth < max(_FEWEST_PRODUCTS_OF_INTERLEAVED, _LEAST_SHARE_OF_WEIGHTS * channels * math.prod(taps)):
+        return True
+    shape = node.outputs[0].shape
+    if shape is None or not shape.is_static():
+        return False
+    return math.prod(shape.numpy()) * depth < _FEWEST_PRODUCTS_OF_CONVOLUTION
+
+
+def has_short_sums(shape: Sequence[int]) -> bool:
+    """Returns whether a convolution has the short sums of single channels, as a depthwise one does.
+
+    Args:
+        shape: The shape of its weights, [M, C / group, k1, ..., kr].
+    """
+    return shape[1] == 1 and math.prod(shape[2:]) < _FEWEST_WEIGHTS_OF_A_CHANNEL
+
+
+def is_small_table(rows: int, columns: int) -> bool:
+    """Returns whether 8 bits for the numbers of a table of embeddings save too few bytes."""
+    return rows * columns < _FEWEST_NUMBERS_OF_TABLE or columns < _FEWEST_COLUMNS_OF_TABLE
+
+
+def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
+    """Returns whether a recurrent layer of integers takes more time than one of floats, for any batch.
+
+    Args:
+        x: Its input, [steps, batch, elements]. If there is one step, calling two more operators counts twice as much.
+        depth: The elements of a state.
+        columns: The gates times the elements of a state.
+    """
+    is_one_step = x.shape is not None and len(x.shape) == 3 and x.shape[0] == 1
+    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (2 if is_one_step else 1)
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
@@ -162,6 +219,6 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if weights.shape[1] == 1 else _FEWEST_POSITIONS):
+    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if has_short_sums(weights.shape) else _FEWEST_POSITIONS):
         return True
     return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION

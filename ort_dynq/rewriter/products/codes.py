@@ -36,13 +36,15 @@ class Codes(NamedTuple):
     """The codes of an activation, with their scales and zero points.
 
     Attributes:
-        codes: uint8, [..., M, K]; for a convolution uint8 or int8, [N, C, D1, ..., Dr].
+        codes: uint8, [..., M, K]; for a convolution uint8 or int8, [N, C, D1, ..., Dr]; of two terms int8,
+            [..., M, 2 * K].
         scale: One for each row, [..., M, 1], or for each group of a row, [..., M, K / group_size], or one for all; None
             if the codes are not scaled, or the product's tail has the scale.
         zero_point: Of the type of the codes, as many as there are scales, or one for all.
         offset: What every element of a row has in addition, float32, [..., M, 1] or one number, or [..., M, K /
             group_size] for each group of it; None for 0.
         has_offset_of_groups: Whether the offset has one number for each group.
+        terms: The codes of an element, 1 or 2.
     """
 
     codes: ir.Value
@@ -50,6 +52,7 @@ class Codes(NamedTuple):
     zero_point: ir.Value
     offset: ir.Value | None = None
     has_offset_of_groups: bool = False
+    terms: int = 1
 
 
 class ActivationCodes:

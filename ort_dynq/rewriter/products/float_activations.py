@@ -94,7 +94,8 @@ class FloatActivations:
             codes, scale = quantizer.outputs
             self._facts.note(codes, ir.DataType.INT8, None)
             self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, block_size))
-            self._codes[key] = Codes(codes, scale, edit.add_constant(np.zeros((), np.int8), before=edit.node))
+            zero_point = edit.add_constant(np.zeros((), np.int8), before=edit.node)
+            self._codes[key] = Codes(codes, scale, zero_point, terms=2)
         return self._codes[key]
 
     def of_tensor(self, value: ir.Value, edit: Edit) -> Codes:

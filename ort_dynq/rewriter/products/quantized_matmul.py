@@ -22,7 +22,7 @@ def build_quantized_matmul(
 
     Args:
         tail: The nodes after the product: scales and bias.
-        codes: The codes of the activation, uint8.
+        codes: The codes of the activation.
         grid: The weights. The tail has their scales.
         edit: The edit of the product.
         correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
@@ -36,6 +36,7 @@ def build_quantized_matmul(
         [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
         bits=grid.bits,
         group_size=grid.group_size,
+        terms=codes.terms,
         scale_order=int(tail.scale_order),
     )
     before = tail.last_node
