@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
+from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import load
@@ -125,6 +126,7 @@ def measure_layers(
         DynqError: The float model does not run with its intermediate values as outputs.
     """
     model_a = inlined_if_possible(load(reference.model))
+    write_casts_as_converted(model_a, b)
     split_tails(b)
     layers = Layers(model_a, b)
     activations = list(map(layers.activation, layers.nodes))

@@ -50,5 +50,6 @@ class Reference:
         self.data = load_data(source, session.get_inputs(), inputs=inputs, shapes=shapes, seed=seed)
         self.names = [output.name for output in session.get_outputs()]
         self.outputs = [
-            run_original(session, self.names, feeds, self.data.inputs, any_type=True) for feeds in self.data.sets
+            run_original(session, self.names, feeds, self.data.inputs, any_type=True, option="--data")
+            for feeds in self.data.sets
         ]

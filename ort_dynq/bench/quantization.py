@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 from .. import storage
 from ..accuracy import Reference, measure_outputs, worst_snr
@@ -46,6 +47,7 @@ from ..measuring.timing import (
     session_contender,
 )
 from ..quantizer import quantize
+from ..runtime import open_session, session_options
 from . import openvino
 
 FLOAT, OURS = "float", "ort_dynq"
@@ -263,9 +265,14 @@ def _writers() -> dict[str, _Writer]:
         def write(source: Path, target: Path) -> None:
             from onnxruntime.quantization import quantize_dynamic
 
-            quantize_dynamic(
-                source, target, per_channel=per_channel, use_external_data_format=_bytes(source) > _LARGEST_PROTOBUF
-            )
+            options = {"per_channel": per_channel, "use_external_data_format": _bytes(source) > _LARGEST_PROTOBUF}
+            try:
+                quantize_dynamic(source, target, **options)
+            except ValueError:  # weights that are no initializers, as Paddle's converter writes them
+                folded = target.with_name("folded.onnx")
+                _fold(source, folded)
+                quantize_dynamic(folded, target, **options)
+                folded.unlink()
 
         return write
 
@@ -281,6 +288,14 @@ def _writers() -> dict[str, _Writer]:
         f"{OURS} int8": ours("int8"),
         f"{OURS} int4": ours("int4"),
     }
+
+
+def _fold(source: Path, target: Path) -> None:
+    """Writes a model after ONNX Runtime's basic optimizations, which turn constants into initializers."""
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(target)
+    open_session(source, options)
 
 
 def _write_nbits(source: Path, target: Path, bits: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from .accuracy import accuracy_text, add_data_sets, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
-from .command import Command, Outcome
+from .command import FAILED, Command, Outcome
 from .render import one_line, progress, table, working
 
 if TYPE_CHECKING:
@@ -66,7 +66,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="keep layers whose name matches in float, such as 'lm_head' or '*/attention/*'; may be repeated",
     )
-    parser.add_argument(
+    quantized_models = parser.add_mutually_exclusive_group()
+    quantized_models.add_argument(
+        "--from-static",
+        action="store_true",
+        help="IN is a model that onnxruntime's quantize_static made, with QuantizeLinear and DequantizeLinear: keep "
+        "its weights, and quantize its activations at run time",
+    )
+    quantized_models.add_argument(
         "--from-dynamic",
         action="store_true",
         help="IN is a model that onnxruntime's quantize_dynamic made: keep its weights, and quantize its activations "
@@ -75,8 +82,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare OUT with the float model (with --from-dynamic: with IN): accuracy of outputs and layers; for "
-        "data see --data",
+        help="compare OUT with the float model (with --from-dynamic or --from-static: with IN): accuracy of outputs "
+        "and layers; for data see --data",
     )
     parser.add_argument(
         "--min-snr",
@@ -98,6 +105,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="int8: fused attention has products of integers, except with --min-snr and two terms (default); float: "
         "it is ONNX Runtime's own operator",
     )
+    parser.add_argument(
+        "--allow-none", action="store_true", help="write OUT and succeed even if no layer can be quantized"
+    )
+    parser.add_argument(
+        "--embeddings",
+        choices=("int8", "keep"),
+        default="int8",
+        help="int8: rows of large tables have 8 bits and a scale for each row (default); keep: they stay floats",
+    )
     add_data_sets(parser)
     add_data(parser)
 
@@ -113,14 +129,16 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     options = checked(
         *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
         from_dynamic=arguments.from_dynamic,
+        from_static=arguments.from_static,
         min_snr=arguments.min_snr,
         fuse=arguments.fuse,
         attention=arguments.attention,
+        embeddings=arguments.embeddings,
     )
     reference = reference_of(arguments, source) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
-        return quantize_layers(source, replace(options, forms=forms), from_dynamic=arguments.from_dynamic)
+        return quantize_layers(source, replace(options, forms=forms))
 
     selection, cost, accuracy = None, None, None
     if reference is None or arguments.min_snr is None:
@@ -129,15 +147,17 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     else:
         selection, cost = _select(reference, quantize, arguments)
         result = selection.result
-    if reference is not None:
+    report = result.report
+    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    is_written = bool(quantized) or arguments.allow_none
+    if reference is not None and is_written:
         with progress() as track:
             from ..accuracy import measure
 
             accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
-    with working(f"writing {target}"):
-        result.save(target)
-    report = result.report
-    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    if is_written:
+        with working(f"writing {target}"):
+            result.save(target)
 
     def text() -> Iterator[RenderableType]:
         fused = f", {len(report.fused)} fusions" if report.fused else ""
@@ -147,11 +167,14 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from selection_text(selection, arguments.min_snr, cost)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
-        yield "\n" + one_line(f"{target} is written")
+        if is_written:
+            yield "\n" + one_line(f"{target} is written")
+        else:
+            yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
     data = {
         "input": str(source),
-        "output": str(target),
+        "output": str(target) if is_written else None,
         "quantized": [finding.to_dict() for finding in quantized],
         "fused": [finding.to_dict() for finding in report.fused],
         "unconverted": [finding.to_dict() for finding in report.unconverted],
@@ -160,7 +183,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
         "accuracy": None if accuracy is None else accuracy.to_dict(),
     }
-    return Outcome(data, text)
+    return Outcome(data, text, 0 if is_written else FAILED)
 
 
 def _select(

@@ -112,13 +112,8 @@ def _verify_folder(arguments: argparse.Namespace, found: FolderResult) -> dict[s
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:
-    counts = ((op, report.before.get(op, 0), report.after.get(op, 0)) for op in {**report.before, **report.after})
-    yield table(
-        ("operator", "before", "after"),
-        [*sorted(counts), ("total", sum(report.before.values()), sum(report.after.values()))],
-        style=lambda row: "green" if row[2] < row[1] else "cyan" if row[2] > row[1] else "",
-    )
     if report.rewritten:
+        yield _counts(report)
         yield ""
         yield _rewritten(report)
     if report.unconverted:
@@ -127,6 +122,16 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         yield table(
             ("unconverted", "operator", "reason"), [(count, *reason) for reason, count in reasons.most_common()]
         )
+
+
+def _counts(report: Report) -> RenderableType:
+    """Returns a table: the nodes of each operator before and after the rewrite."""
+    counts = ((op, report.before.get(op, 0), report.after.get(op, 0)) for op in {**report.before, **report.after})
+    return table(
+        ("operator", "before", "after"),
+        [*sorted(counts), ("total", sum(report.before.values()), sum(report.after.values()))],
+        style=lambda row: "green" if row[2] < row[1] else "cyan" if row[2] > row[1] else "",
+    )
 
 
 def _rewritten(report: Report) -> RenderableType:

@@ -99,18 +99,27 @@ def run_original(
     resolved: Sequence[Input],
     *,
     any_type: bool = False,
+    option: str = "--input",
 ) -> list[Array]:
-    """Runs A as :func:`run` does.
+    """Runs A, the original model, as :func:`run` does.
+
+    Args:
+        session, names, feeds, any_type: As for :func:`run`.
+        resolved: The inputs; empty if all values are the user's.
+        option: The option by which the user gives values.
 
     Raises:
-        DynqError: A does not run. The message names the shapes that were assumed.
+        DynqError: A does not run. If values are generated, the message names the shapes that were assumed, and the
+            options to give others.
     """
     try:
         return run(session, names, feeds, any_type=any_type)
     except SessionError as error:
         assumed = [f"--shape {each.name}={'x'.join(map(str, each.shape))}" for each in resolved if each.assumed]
-        advice = f" (assumed {' '.join(assumed)}; set other shapes like this)" if assumed else ""
-        raise DynqError(f"A does not run in stock ONNX Runtime{advice}: {error}") from error
+        shapes = f"assumed {' '.join(assumed)}; set other shapes like this, or " if assumed else ""
+        is_generated = any(not each.given for each in resolved)
+        advice = f" with generated values ({shapes}give your own values with {option})" if is_generated else ""
+        raise DynqError(f"A, the original model, does not run in stock ONNX Runtime{advice}: {error}") from error
 
 
 def signature(session: ort.InferenceSession) -> list[str]:

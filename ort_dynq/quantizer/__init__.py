@@ -7,6 +7,7 @@ has the same operators and functions as a rewritten model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from ..errors import DynqError
 from ..graphs import named
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
+from ..rewriter.float16 import operands as float16_operands
+from ..rewriter.float16 import quantize_in_float32
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, QUANTIZED
 from ..rewriter.normal_form import in_normal_form
@@ -22,9 +25,10 @@ from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
-from . import conv, conv_transpose, matmul, other_layers, recurrent
+from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
-from .options import Forms, Options, checked
+from . import from_static as from_static_rule
+from .options import LAYERS, Forms, Options, checked
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
@@ -33,7 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-RULES = (matmul.rule, conv.rule, conv_transpose.rule, recurrent.rule, from_dynamic_rule.rule, other_layers.rule)
+RULES = (
+    matmul.rule,
+    conv.rule,
+    conv_transpose.rule,
+    recurrent.rule,
+    nbits.rule,
+    from_dynamic_rule.rule,
+    other_layers.rule,
+)
 
 
 def quantize(
@@ -45,10 +57,12 @@ def quantize(
     symmetric: bool = False,
     exclude: Iterable[str] = (),
     from_dynamic: bool = False,
+    from_static: bool = False,
     min_snr: float | None = None,
     data: Source | None = None,
     fuse: bool = True,
     attention: str = "int8",
+    embeddings: str = "int8",
 ) -> Result:
     """Turns matrix products and convolutions with constant float weights into products of integers.
 
@@ -68,6 +82,9 @@ def quantize(
             of its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
             weights, and products of matrices get activations as given here. Not with `min_snr`.
+        from_static: Whether the model has QuantizeLinear and DequantizeLinear with constant scales, as onnxruntime's
+            quantize_static writes it: its products and convolutions keep their weights, and get activations as given
+            here, within the bounds of the constant scales. Not with `min_snr`.
         min_snr: Gives the activations of the layers that harm the outputs most two terms, or keeps these layers in
             float, until each output has this signal-to-noise ratio on `data`, in decibels; see quantizer/selection.py.
         data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
@@ -76,6 +93,8 @@ def quantize(
             quantization after them: see docs/rules.md.
         attention: "int8" for products of integers in fused attention, which is float with `min_snr` and with
             activations of two terms; "float" for ONNX Runtime's operator.
+        embeddings: "int8" for rows of 8 bits with one scale for each row, in large tables of embeddings; "keep" for
+            floats.
 
     Returns:
         The new model, and the report: the layers that were quantized, and the others with the reason.
@@ -86,11 +105,19 @@ def quantize(
             not fit the model, or the outputs do not reach `min_snr`.
     """
     given = weights, group, activations, symmetric, exclude
-    options = checked(*given, from_dynamic=from_dynamic, min_snr=min_snr, fuse=fuse, attention=attention)
+    options = checked(
+        *given,
+        from_dynamic=from_dynamic,
+        from_static=from_static,
+        min_snr=min_snr,
+        fuse=fuse,
+        attention=attention,
+        embeddings=embeddings,
+    )
     if min_snr is None:
         if data is not None:
             raise DynqError("data are for min_snr; give min_snr as well")
-        return quantize_layers(model, options, from_dynamic=from_dynamic)
+        return quantize_layers(model, options)
     from ..accuracy import Reference
     from .selection import select
 
@@ -100,27 +127,35 @@ def quantize(
     return select(Reference(model, data), with_forms, min_snr).result
 
 
-def quantize_layers(model: Model, options: Options, *, from_dynamic: bool = False) -> Result:
+def quantize_layers(model: Model, options: Options) -> Result:
     """Quantizes a model with checked options."""
     quantized = load(model)
     rules = [rule(options) for rule in RULES]
-    phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE)]
+    embeddings = embedding.rule(options)
+    phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
+    names = {rule.name for rule in (*rules, embeddings)}
     if options.fuse:
         first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS
         phases = [*first, *phases, *LAST_FUSIONS]
+    if options.from_static:
+        phases.insert(0, (from_static_rule.RULE,))
+    phases.append((float16_operands.RULE,))
     with explained(model):
         named(quantized)  # so that layers keep their names
-        check_is_float(quantized, from_dynamic=from_dynamic)
+        check_is_float(quantized, options)
         options.check_patterns(quantized)
-        quantized, report = in_normal_form(quantized, lambda model: (model, convert(model, phases, fuse=options.fuse)))
+        apply = functools.partial(convert, phases=phases, fuse=options.fuse)
+        quantized, report = in_normal_form(
+            quantized, lambda model: quantize_in_float32(model, apply, names, LAYERS) or (model, apply(model))
+        )
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))
-    names = {rule.name for rule in rules}
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
         raise DynqError(
-            "the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU or RNN has constant ones"
+            "the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU, RNN, MatMulNBits or Gather has "
+            "constant ones"
         )
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"

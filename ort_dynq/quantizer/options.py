@@ -16,12 +16,17 @@ from ..rewriter.reasons import Reason, Unconverted
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor", "two-term")
 ATTENTION = ("int8", "float")
+EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
-_QUANTIZED = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
+LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
+"""The standard operators with weights that become products of integers."""
+NBITS = ("MatMulNBits", "QMoE")
+"""The operators of com.microsoft whose weights have few bits."""
 DYNAMIC = "DynamicQuantizeLSTM"
 """The layer of com.microsoft that quantize_dynamic makes of an LSTM."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
+RANK_OF_TABLE = 2  # of embeddings
 _MOST_NAMES = 3  # in a message
 
 
@@ -50,6 +55,9 @@ class Options:
         forms: The layers that have another form.
         fuse: Whether normalizations, activation functions and attention are fused.
         attention: One of :data:`ATTENTION`: the products of fused attention.
+        embeddings: One of :data:`EMBEDDINGS`: what tables of embeddings become.
+        from_dynamic: Whether the model is one that quantize_dynamic made.
+        from_static: Whether the model is one that quantize_static made.
     """
 
     weights: str = "int8"
@@ -60,6 +68,9 @@ class Options:
     forms: Forms = field(default_factory=Forms)
     fuse: bool = True
     attention: str = "int8"
+    embeddings: str = "int8"
+    from_dynamic: bool = False
+    from_static: bool = False
 
     @property
     def text(self) -> str:
@@ -105,24 +116,30 @@ def checked(
     exclude: Iterable[str],
     *,
     from_dynamic: bool = False,
+    from_static: bool = False,
     min_snr: float | None = None,
     fuse: bool = True,
     attention: str = "int8",
+    embeddings: str = "int8",
 ) -> Options:
     """Returns the options.
 
     Raises:
         DynqError: One has a wrong value, or two contradict each other.
     """
-    if from_dynamic and min_snr is not None:
-        raise DynqError(
-            "min_snr keeps layers in float, but a model that quantize_dynamic made has no float layers; leave out "
-            "--min-snr (min_snr), or quantize the float model without --from-dynamic (from_dynamic)"
-        )
+    if from_dynamic and from_static:
+        raise DynqError("from_dynamic and from_static are for two kinds of models; give one of them")
+    for given, function in ((from_dynamic, "dynamic"), (from_static, "static")):
+        if given and min_snr is not None:
+            raise DynqError(
+                f"min_snr keeps layers in float, but a model that quantize_{function} made has no float layers; leave "
+                f"out --min-snr (min_snr), or quantize the float model without --from-{function} (from_{function})"
+            )
     for name, value, choices in (
         ("weights", weights, WEIGHTS),
         ("activations", activations, ACTIVATIONS),
         ("attention", attention, ATTENTION),
+        ("embeddings", embeddings, EMBEDDINGS),
     ):
         if value not in choices:
             raise DynqError(f"{name} is {value!r}, expected {', '.join(choices[:-1])} or {choices[-1]}")
@@ -144,11 +161,23 @@ def checked(
         tuple(exclude),
         fuse=fuse,
         attention=attention,
+        embeddings=embeddings,
+        from_dynamic=from_dynamic,
+        from_static=from_static,
     )
 
 
 def is_layer(node: ir.Node) -> bool:
     """Returns whether rules of this package quantize a node or report it as unconverted, if it has weights."""
+    if is_embedding(node) and (table := node.inputs[0]) is not None:
+        tensor = ir.convenience.get_const_tensor(table)
+        return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
-        return node.op_type in _QUANTIZED
-    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, DYNAMIC)
+        return node.op_type in LAYERS
+    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC)
+
+
+def is_embedding(node: ir.Node) -> bool:
+    """Returns whether a node gathers rows of its first input, which may be a table of embeddings."""
+    is_gather = node.domain in STANDARD_DOMAINS and node.op_type == "Gather" and node.inputs[0] is not None
+    return is_gather and node.attributes.get_int("axis", 0) == 0

@@ -16,7 +16,7 @@ from ..rewriter.metadata import QUANTIZED
 from ..rewriter.reasons import Unconverted
 from ..rewriter.rule import Context, Rule
 from .from_dynamic import PRODUCTS
-from .options import DYNAMIC
+from .options import DYNAMIC, Options
 
 _RUN_TIME = (
     "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
@@ -25,7 +25,7 @@ _RUN_TIME = (
 _STATIC = ("QLinearMatMul", "QLinearConv", "QGemm", "QLinearAdd")
 
 
-def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
+def check_is_float(model: ir.Model, options: Options) -> None:
     """Checks that a model is not quantized, or only as quantize_dynamic does it.
 
     DequantizeLinear of constant weights does not count: the activations are floats.
@@ -36,20 +36,30 @@ def check_is_float(model: ir.Model, *, from_dynamic: bool) -> None:
     found = Counter(filter(None, (_kind(node) for _, graph in graphs(model) for node in graph)))
     if found["converted"] or QUANTIZED in model.metadata_props:
         raise DynqError("the model has operators of ort_dynq already; quantize the float model that it was made from")
-    if found["static"]:
+    if found["operator"]:
         raise DynqError(
-            f"the model is quantized with constant scales ({found['static']} nodes), which ONNX Runtime runs well; "
-            "run it as it is, or quantize the float model that it was made from"
+            f"the model has operators with constant scales such as QLinearConv ({found['operator']} nodes); run it as "
+            "it is, or quantize the float model that it was made from"
+        )
+    if found["static"] and not options.from_static:
+        raise DynqError(
+            f"the model is quantized with constant scales ({found['static']} QuantizeLinear); quantize the float model "
+            "that it was made from, or use --from-static (from_static=True) to keep these weights"
+        )
+    if options.from_static and not found["static"]:
+        raise DynqError(
+            "--from-static (from_static=True) needs a model with QuantizeLinear of constant scales, but there is none; "
+            "leave it out to quantize a float model"
         )
     if found["run-time"] or (found["product"] and not found["quantizer"]):
         raise DynqError(_RUN_TIME)
     integers = found["product"] + found["layer"]
-    if integers and not from_dynamic:
+    if integers and not options.from_dynamic:
         raise DynqError(
             f"the model is quantized by quantize_dynamic ({integers} integer products); quantize the float "
             "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
         )
-    if from_dynamic and not integers:
+    if options.from_dynamic and not integers:
         raise DynqError(
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
             f"{', '.join(PRODUCTS)} or {DYNAMIC}; leave it out to quantize a float model"
@@ -76,7 +86,7 @@ def _kind(node: ir.Node) -> str | None:
     if node.domain == DOMAIN:
         return "converted"
     if node.op_type in _STATIC:
-        return "static"
+        return "operator"
     if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
         return "product"
     if node.domain == MICROSOFT and node.op_type == DYNAMIC:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +94,31 @@ def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:
         # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
         codes[:, block] = np.clip(np.rint(quotients, out=quotients), -_LARGEST_CODE, _LARGEST_CODE, out=quotients)
     return Grid(codes, np.zeros(1, np.int8), scale)
+
+
+def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[Any]]:
+    """Returns the rows of a table as int8 codes with one scale for each row, of the type of the table.
+
+    scale[n] = max(abs(table[n])) / 127, rounded to float16 if that is the type; or 1 if that is 0
+    code[n, k] = clip(round(table[n, k] / scale[n]), -127, 127), ties to even
+
+    Args:
+        table: float32 or float16, [N, K].
+
+    Raises:
+        Unconverted: The table has NaN or an infinity.
+    """
+    codes, scales = np.empty(table.shape, np.int8), np.empty((len(table), 1), table.dtype)
+    for block in _blocks(len(table)):
+        part = table[block].astype(np.float32)
+        largest = _largest(np.abs(part).max(1, keepdims=True))
+        scale = (largest / _LARGEST_CODE).astype(table.dtype)
+        scale[scale == 0] = 1
+        scales[block] = scale
+        part /= scale.astype(np.float32)
+        # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
+        codes[block] = np.clip(np.rint(part, out=part), -_LARGEST_CODE, _LARGEST_CODE, out=part)
+    return codes, scales
 
 
 def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:

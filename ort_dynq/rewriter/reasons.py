@@ -199,6 +199,7 @@ class Reason(Enum):
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
     EXCLUDED = "excluded by {pattern}"
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
+    TABLE_SHARED = "other nodes read its table as floats: the file would have it twice"
 
     @property
     def code(self) -> str:

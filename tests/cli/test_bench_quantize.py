@@ -260,6 +260,23 @@ def inputs(*shapes: list[int | str | None], kind: str = "tensor(int64)") -> list
     return [SimpleNamespace(name=f"x{i}", shape=shape, type=kind) for i, shape in enumerate(shapes)]
 
 
+def test_weights_that_quantize_dynamic_does_not_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Paddle's converter writes weights as Constant nodes, which ONNX Runtime's basic optimizations fold."""
+    w = onnx.numpy_helper.from_array(quantizing.floats(32, 32, 3, 3))
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["w"], value=w),
+        onnx.helper.make_node("Conv", ["x", "w", "b"], ["y"]),
+    ]
+    bias = {"b": quantizing.floats(32)}
+    path = tmp_path / "paddle.onnx"
+    onnx.save(quantizing.model_of(nodes, bias, shape=(1, 32, 16, 16)), path)
+    with pytest.raises(ValueError, match="to be an initializer"):
+        quantize_dynamic(path, tmp_path / "dynamic.onnx")
+    found = run_bench_json(capsys, "quantize", str(path))
+    problems = {form["name"]: form["problem"] for form in found["forms"]}
+    assert problems["quantize_dynamic"] == problems["quantize_dynamic, per channel"] == ""
+
+
 def test_sequence_axes() -> None:
     ids: list[int | str | None] = ["batch", "sequence"]
     assert sequence_axes(inputs(ids, ids)) == {"x0": [1], "x1": [1]}

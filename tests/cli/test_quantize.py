@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,21 @@ def test_text_says_where_options_differ(folder: Path, capsys: pytest.CaptureFixt
     onnx.save(model, "float.onnx")
     assert cli.main(["quantize", "float.onnx", "-o", "int4.onnx", "--weights", "int4"]) == 0
     assert "QuantizedMatMul: int8, since no group divides 200 rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is written, unless that is asked for."""
+    given = ["quantize", "float.onnx", "-o", "same.onnx", "--exclude", "*"]
+    assert cli.main(given) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "FAILED: no layer is quantized, so same.onnx is not written; --allow-none writes it"
+    )
+    assert not (folder / "same.onnx").exists()
+    assert cli.main([*given, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["output"] is None
+    assert cli.main([*given, "--allow-none"]) == 0
+    assert "FAILED" not in capsys.readouterr().out
+    assert onnx.load("same.onnx").graph.node == onnx.load("float.onnx").graph.node
 
 
 def test_json_and_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

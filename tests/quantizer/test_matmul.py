@@ -191,8 +191,8 @@ STAYING = {
         MATMUL, b=W[:, :8]
     ),
     "the weights are of rank 3, expected 2": _staying(MATMUL, b=W[None]),
-    "the activation is float16, expected float32": model_of(
-        [MATMUL], {"b": W.astype(np.float16)}, type_=TensorProto.FLOAT16
+    "the activation is double, expected float32": model_of(
+        [MATMUL], {"b": W.astype(np.float64)}, type_=TensorProto.DOUBLE
     ),
     "the bias is not one number for each output channel": _staying(
         helper.make_node("Gemm", ["x", "b", "c"], ["y"]), b=W, c=floats(9, 1)

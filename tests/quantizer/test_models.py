@@ -178,7 +178,7 @@ def _with_chain(*, opset_of_function: int | None = None) -> onnx.ModelProto:
 
 NO_WEIGHTS = "the model has no weights to quantize"
 REFUSED = {
-    "static": (_with_codes("constant"), "quantized with constant scales (1 nodes)"),
+    "static": (_with_codes("constant"), "quantized with constant scales (1 QuantizeLinear)"),
     "run-time scales": (_with_codes("computed"), "use ort-dynq rewrite"),
     "chain": (_with_chain(), "use ort-dynq rewrite"),
     "integer products": (_with_own_codes(), "use ort-dynq rewrite"),

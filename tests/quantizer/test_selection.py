@@ -26,8 +26,9 @@ DATA = {"x": floats(20, K, seed=7)}
 
 def snr_of(model: onnx.ModelProto, result: Result, x: Array) -> float:
     """The signal-to-noise ratio of y in decibels, from its definition."""
-    a = stock_session(model).run(["y"], {"x": x})[0].astype(np.float64)
-    b = make_session(result.to_proto(), "native", optimize=True).run(["y"], {"x": x})[0].astype(np.float64)
+    name = model.graph.input[0].name
+    a = stock_session(model).run(["y"], {name: x})[0].astype(np.float64)
+    b = make_session(result.to_proto(), "native", optimize=True).run(["y"], {name: x})[0].astype(np.float64)
     return float(10 * np.log10((a**2).sum() / ((b - a) ** 2).sum()))
 
 
@@ -225,6 +226,23 @@ def test_layers_of_empty_rows_are_not_measured() -> None:
     assert selected(model, 20, data).not_measured == ("to_q",)
     found = selected(model, 100, data)
     assert (floats_of(found.result), found.not_measured) == (["to_p"], ("to_q",))
+
+
+def test_embeddings_are_layers() -> None:
+    """Their own noise is that of the outputs with all products in float."""
+    table, ids = floats(1024, K, seed=3), np.arange(20) * 7
+    model = model_of(
+        "rows = Gather(table, ids) y = MatMul(rows, w)",
+        {"table": table, "w": floats(K, K)},
+        inputs="int64[n] ids",
+    )
+    data = {"ids": ids}
+    assert floats_of(ort_dynq.quantize(model, min_snr=20, data=data)) == []
+    ratios = {name: snr_of(model, ort_dynq.quantize(model, exclude=[name]), ids) for name in ("to_rows", "to_y")}
+    worst = max(ratios, key=lambda name: ratios[name])  # without which the ratio is the larger one
+    assert floats_of(ort_dynq.quantize(model, min_snr=ratios[worst] - 0.5, data=data)) == [worst]
+    with pytest.raises(DynqError, match="only if every layer stays in float"):
+        ort_dynq.quantize(model, min_snr=ratios[worst] + 20, data=data)
 
 
 @pytest.mark.parametrize(

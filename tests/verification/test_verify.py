@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_dynq
+from ort_dynq.accuracy import Reference
 from ort_dynq.operators import VERSION
 from ort_dynq.verification import Comparison
 
@@ -293,3 +294,17 @@ def test_a_that_does_not_run_with_assumed_shapes() -> None:
     with pytest.raises(ort_dynq.DynqError, match=r"assumed --shape x=2x8; set other shapes like this"):
         ort_dynq.verify(fixed, fixed)
     assert ort_dynq.verify(fixed, fixed, shapes={"x": (2, 6)}).passed
+
+
+def test_a_that_does_not_run_with_generated_values() -> None:
+    """Which model A is, and which option gives other values."""
+    static = model(
+        "c = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0]>() y = Reshape(c, s)", "int64[2] s", "float[a, b] y"
+    )
+    start, numbers = "A, the original model, does not run in stock ONNX Runtime", np.array([3, 7])
+    for run, option in ((lambda: ort_dynq.verify(static, static), "--input"), (lambda: Reference(static), "--data")):
+        with pytest.raises(ort_dynq.DynqError) as caught:
+            run()
+        assert str(caught.value).startswith(f"{start} with generated values (give your own values with {option}): ")
+    with pytest.raises(ort_dynq.DynqError, match=rf"^{start}: "):
+        ort_dynq.verify(static, static, inputs={"s": numbers})

@@ -12,8 +12,10 @@ import onnx_ir as ir
 
 from ..metadata import FLOAT16_CASTS
 from ..report import Report
-from .casts import has_float16_chains, mentions_float16, write_casts
+from .casts import has_float16_node, has_node, mentions_float16, widen, write_casts
 from .graph import restore_zeros
+
+_ENDS = ("Round", "Floor", "Ceil", "DequantizeLinear")  # of chains; they or the products after them may be of float16
 
 
 def convert_in_float32(
@@ -30,14 +32,39 @@ def convert_in_float32(
         The new model and the report. None if the model has no chains, or if the Casts have no use: none of `rules`
         converted a node, or its chains are of float32, and as many nodes are converted without Casts.
     """
-    if not mentions_float16(model) or not write_casts(copy := model.clone()):
+    if not mentions_float16(model) or not has_node(model, _ENDS) or not write_casts(copy := model.clone()):
         return None
     report = convert(copy)
     found, plain = _count(report, rules), 0
-    if found and not has_float16_chains(model):
+    if found and not has_float16_node(model, _ENDS):
         plain = _count(convert(model.clone()), rules)
-    if found <= plain:
+    return _finished(copy, report) if found > plain else None
+
+
+def quantize_in_float32(
+    model: ir.Model, convert: Callable[[ir.Model], Report], rules: Container[str], layers: Container[str]
+) -> tuple[ir.Model, Report] | None:
+    """Quantizes a copy of a float16 model whose layers compute in float32.
+
+    Args:
+        model: The model, which stays as it is.
+        convert: Applies the rules to a model, which it changes.
+        rules: The names of the rules of layers.
+        layers: The operators that they quantize.
+
+    Returns:
+        The new model and the report. None if the model has no layer of float16, or if `rules` converted none.
+    """
+    if not mentions_float16(model) or not has_float16_node(model, layers):
         return None
+    copy = model.clone()
+    write_casts(copy)
+    widen(copy, layers)
+    report = convert(copy)
+    return _finished(copy, report) if _count(report, rules) else None
+
+
+def _finished(copy: ir.Model, report: Report) -> tuple[ir.Model, Report]:
     restore_zeros(copy)
     copy.metadata_props[FLOAT16_CASTS] = "1"
     return copy, report

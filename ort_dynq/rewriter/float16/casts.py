@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
+from collections.abc import Container
 from typing import Any
 
 import numpy.typing as npt
@@ -32,21 +33,18 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to
 from .graph import PREFIX, SELECTING, GraphCasts, is_cast
 
-_ENDS = ("Round", "Floor", "Ceil", "DequantizeLinear")  # of chains; they or the products after them may be of float16
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 
 
 def write_casts(model: ir.Model) -> bool:
-    """Writes the Casts into the main graph and its subgraphs, if there is a Round or DequantizeLinear.
-
-    Results stay the same.
+    """Writes the Casts into the main graph and its subgraphs. Results stay the same.
 
     Args:
         model: The model, which is changed.
 
     Returns:
-        Whether the model has such a node, and ONNX Runtime runs the model with and without the Casts, and rounds the
-        same values to float16. Otherwise it is unchanged.
+        Whether ONNX Runtime runs the model with and without the Casts, and rounds the same values to float16. Otherwise
+        it is unchanged.
     """
     untouched = model.graph
     model.graph = untouched.clone()
@@ -59,10 +57,8 @@ def write_casts(model: ir.Model) -> bool:
 
 
 def _written(model: ir.Model) -> GraphCasts | None:
-    """Writes the Casts; returns None if the model does not need them, or if they change a result."""
+    """Writes the Casts; returns None if they change a result."""
     all_graphs = [graph for _, graph in with_subgraphs(model.graph)]
-    if not any(node.op_type in _ENDS for graph in all_graphs for node in graph):
-        return None
     with Facts(model):
         types = {value: value.dtype for graph in all_graphs for value in values_of(graph)}
     names = {value.name for value in types if value.name}
@@ -78,10 +74,54 @@ def _written(model: ir.Model) -> GraphCasts | None:
     return None if written is None or _expressions(written, numbers) != expected else casts
 
 
-def has_float16_chains(model: ir.Model) -> bool:
-    """Returns whether a Round or the like gives float16."""
+def widen(model: ir.Model, operators: Container[str]) -> bool:
+    """Lets nodes of some operators that give float16 compute in float32, with Casts around them.
+
+    Where ONNX Runtime has no float16 kernel, :func:`write_casts` has done so already, with fewer Casts.
+
+    Returns:
+        Whether there is such a node.
+    """
+    with Facts(model) as facts:
+        nodes = [
+            node
+            for _, graph in with_subgraphs(model.graph)
+            for node in graph
+            if node.op_type in operators and node.domain in STANDARD_DOMAINS
+            if node.outputs[0].dtype == ir.DataType.FLOAT16
+        ]
+        for node in nodes:
+            graph, result = node.graph, node.outputs[0]
+            assert graph is not None
+            for i, value in enumerate(node.inputs):
+                if value is not None and value.dtype == ir.DataType.FLOAT16:
+                    cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)})
+                    _describe(cast.outputs[0], facts.new_name(), ir.DataType.FLOAT, value.shape)
+                    graph.insert_before(node, cast)
+                    node.replace_input_with(i, cast.outputs[0])
+            cast = ir.node("Cast", [result], {"to": int(ir.DataType.FLOAT16)})
+            graph.insert_after(node, cast)
+            ir.convenience.replace_all_uses_with([result], [cast.outputs[0]], replace_graph_outputs=True)
+            cast.replace_input_with(0, result)
+            assert result.name is not None
+            _describe(cast.outputs[0], result.name, ir.DataType.FLOAT16, result.shape)
+            _describe(result, facts.new_name(), ir.DataType.FLOAT, result.shape)
+    return bool(nodes)
+
+
+def _describe(value: ir.Value, name: str, dtype: ir.DataType, shape: ir.Shape | None) -> None:
+    value.name, value.type, value.shape = name, ir.TensorType(dtype), None if shape is None else shape.copy()
+
+
+def has_node(model: ir.Model, operators: Container[str]) -> bool:
+    """Returns whether the main graph or one of its subgraphs has a node of one of some operators."""
+    return any(node.op_type in operators for _, graph in with_subgraphs(model.graph) for node in graph)
+
+
+def has_float16_node(model: ir.Model, operators: Container[str]) -> bool:
+    """Returns whether a node of one of some operators gives float16."""
     with Facts(model):
-        nodes = (node for _, graph in with_subgraphs(model.graph) for node in graph if node.op_type in _ENDS)
+        nodes = (node for _, graph in with_subgraphs(model.graph) for node in graph if node.op_type in operators)
         return any(node.outputs[0].dtype == ir.DataType.FLOAT16 for node in nodes)
 
 

@@ -32,6 +32,8 @@ _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 _FEWEST_PASSES_SAVED = 3  # by a program
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
+# Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
+_FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128
 _ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
 
 
@@ -185,6 +187,11 @@ def has_short_sums(shape: Sequence[int]) -> bool:
         shape: The shape of its weights, [M, C / group, k1, ..., kr].
     """
     return shape[1] == 1 and math.prod(shape[2:]) < _FEWEST_WEIGHTS_OF_A_CHANNEL
+
+
+def is_small_table(rows: int, columns: int) -> bool:
+    """Returns whether 8 bits for the numbers of a table of embeddings save too few bytes."""
+    return rows * columns < _FEWEST_NUMBERS_OF_TABLE or columns < _FEWEST_COLUMNS_OF_TABLE
 
 
 def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:

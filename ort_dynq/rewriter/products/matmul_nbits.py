@@ -33,7 +33,17 @@ _BIAS = 5
 
 
 @dataclass(frozen=True)
-class _Match:
+class Match:
+    """A product that is converted.
+
+    Attributes:
+        activation: The left factor.
+        weights: The weights.
+        bias: The bias; None if there is none.
+        level: The attribute accuracy_level.
+        terms: The codes that an element of the activation gets.
+    """
+
     activation: ir.Value
     weights: NBits
     bias: ir.Value | None
@@ -41,7 +51,7 @@ class _Match:
     terms: int
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> Match | None:
     if node.domain != MICROSOFT or node.op_type not in ("MatMulNBits", "QMoE"):
         return None
     if node.op_type == "QMoE":
@@ -61,10 +71,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if is_tiny_nbits(activation, weights.depth, weights.columns, terms):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
-    return _Match(activation, weights, bias, level, terms)
+    return Match(activation, weights, bias, level, terms)
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: Match, edit: Edit) -> None:
     weights, node = match.weights, edit.node
     activations, shared = edit.shared(FloatActivations), edit.shared(SharedInitializers)
     group_size = weights.block_size if weights.blocks > 1 else 0

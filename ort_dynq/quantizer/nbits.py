@@ -1,0 +1,34 @@
+"""The rule for MatMulNBits, whose weights have few bits already: they stay as they are.
+
+MatMulNBits    -> DynamicRangeQuantize in the blocks of the weights, QuantizedMatMul
+               -> TwoTermQuantize in the blocks of the weights, QuantizedMatMul of two terms
+
+It is the rewriter's rule with `weights_only` "blocks" or "two-term", for layers that are not excluded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import onnx_ir as ir
+
+from ..graphs import MICROSOFT
+from ..rewriter.products import matmul_nbits
+from ..rewriter.rule import Context, Rule
+from .options import NBITS, Options
+
+_RULE = matmul_nbits.RULE
+
+
+def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.Match | None:
+    if node.domain != MICROSOFT or node.op_type not in NBITS:
+        return None
+    options.check(node)
+    weights_only = "two-term" if options.has_two_terms(node) else "blocks"
+    return _RULE.match(node, dataclasses.replace(context, weights_only=weights_only))
+
+
+def rule(options: Options) -> Rule[matmul_nbits.Match]:
+    """Returns the rule with these options."""
+    return dataclasses.replace(_RULE, match=functools.partial(_match, options=options))
