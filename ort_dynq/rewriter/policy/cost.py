@@ -198,7 +198,7 @@ def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
     """Returns whether a recurrent layer of integers takes more time than one of floats, for any batch.
 
     Args:
-        x: Its input, [steps, batch, elements]. If there is one step, calling two more operators counts three times as much.
+        x: Its input, [steps, batch, elements]. If there is one step, it has to save the calls of two more operators.
         depth: The elements of a state.
         columns: The gates times the elements of a state.
     """
