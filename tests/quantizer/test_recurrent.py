@@ -113,7 +113,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         ("both", 2, {"given": ["lengths", "state"]}),
         ("with a clip", 1, {"clip": 0.3}),
         ("without bias", 1, {"given": ["no bias"]}),
-        ("one step, one sequence", 1, {"steps": 1, "batch": 1, "given": ["state"], "size": 320}),
+        ("one step, one sequence", 1, {"steps": 1, "batch": 1, "given": ["state"], "size": 384}),
         ("many sequences", 2, {"batch": 50, "steps": 3}),
         ("of few inputs", 1, {"depth": 3}),
         ("with small states", 1, {"spread": 0.05}),

@@ -198,12 +198,12 @@ def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
     """Returns whether a recurrent layer of integers takes more time than one of floats, for any batch.
 
     Args:
-        x: Its input, [steps, batch, elements]. If there is one step, calling two more operators counts twice as much.
+        x: Its input, [steps, batch, elements]. If there is one step, it has to save the calls of two more operators.
         depth: The elements of a state.
         columns: The gates times the elements of a state.
     """
     is_one_step = x.shape is not None and len(x.shape) == 3 and x.shape[0] == 1
-    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (2 if is_one_step else 1)
+    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (3 if is_one_step else 1)
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
