@@ -43,6 +43,18 @@ const NamedValues& values_of(QuadAxis) {
   return values;
 }
 
+const NamedValues& values_of(Direction) {
+  static const NamedValues values = {named(Direction::kForward, "forward"), named(Direction::kReverse, "reverse"),
+                                     named(Direction::kBidirectional, "bidirectional")};
+  return values;
+}
+
+const NamedValues& values_of(LastGate) {
+  static const NamedValues values = {named(LastGate::kSum, "sum"), named(LastGate::kApart, "apart"),
+                                     named(LastGate::kOfReset, "of reset")};
+  return values;
+}
+
 const NamedValues& values_of(RangeKind) {
   static const NamedValues values = {named(RangeKind::kAbsMax, "abs max"), named(RangeKind::kMinMax, "min max"),
                                      named(RangeKind::kMinMaxWithZero, "min max with zero"),

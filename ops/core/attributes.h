@@ -22,6 +22,8 @@ const NamedValues& values_of(RoundingOrder);
 const NamedValues& values_of(ScaleOrder);
 const NamedValues& values_of(AutoPad);
 const NamedValues& values_of(QuadAxis);
+const NamedValues& values_of(Direction);
+const NamedValues& values_of(LastGate);
 const NamedValues& values_of(RangeKind);
 const NamedValues& values_of(InverseScale);
 const NamedValues& values_of(AddedEpsilon);

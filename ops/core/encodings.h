@@ -20,6 +20,10 @@ enum class AutoPad { kExplicit = 0, kSameUpper = 1, kSameLower = 2 };
 
 enum class QuadAxis { kChannels = 0, kWidth = 1 };
 
+enum class Direction { kForward = 0, kReverse = 1, kBidirectional = 2 };
+
+enum class LastGate { kSum = 0, kApart = 1, kOfReset = 2 };
+
 enum class RangeKind { kAbsMax = 0, kMinMax = 1, kMinMaxWithZero = 2, kLargerSide = 3 };
 
 enum class InverseScale { kNone = 0, kReciprocal = 1, kQuotient = 2 };

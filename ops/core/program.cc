@@ -232,11 +232,22 @@ class Program::Run {
   uint8_t zero_points_[kMostRows];
 };
 
-Program::Program(const char* op, const std::string& text, size_t operands, Type code_type)
+namespace {
+
+ProgramText with_only(std::optional<ProgramOutput> only, ProgramText program) {
+  for (size_t i = 0; only && i < kProgramOutputs; ++i)
+    if (i != static_cast<size_t>(*only)) program.outputs[i] = -1;
+  return program;
+}
+
+}  // namespace
+
+Program::Program(const char* op, const std::string& text, size_t operands, Type code_type,
+                 std::optional<ProgramOutput> only)
     : op_(op),
       operands_(operands),
       code_type_(code_type),
-      text_(parse_program(op, text, operands)),
+      text_(with_only(only, parse_program(op, text, operands))),
       passes_(compile_program(op, text_, code_type, true)),
       passes_of_float16_(compile_program(op, text_, code_type, false)) {}
 
@@ -244,9 +255,11 @@ const ProgramPasses& Program::passes_of(const ProgramTensors& tensors) const {
   return tensors.dst_type == kFloat16 ? passes_of_float16_ : passes_;
 }
 
-bool Program::is_elementwise() const {
+bool Program::is_elementwise(bool may_have_dst_2) const {
   for (size_t i = 0; i < kProgramOutputs; ++i)
-    if ((text_.outputs[i] >= 0) != (i == static_cast<size_t>(ProgramOutput::kDst))) return false;
+    if (!(may_have_dst_2 && i == static_cast<size_t>(ProgramOutput::kDst2)) &&
+        (text_.outputs[i] >= 0) != (i == static_cast<size_t>(ProgramOutput::kDst)))
+      return false;
   for (const PlacedPass& pass : passes_.passes)
     for (const PlacedStep& step : pass.steps)
       if (is_reduction(step.kind)) return false;

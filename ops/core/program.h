@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/operator.h"
@@ -32,14 +33,16 @@ struct ProgramTensors {
 class Program {
  public:
   // The name of the operator is for messages. `code_type` is the type of the outputs codes and zero_point. Throws Error
-  // if the text is not a valid program.
-  Program(const char* op, const std::string& text, size_t operands, Type code_type);
+  // if the text is not a valid program. `only`: the program has no other output.
+  Program(const char* op, const std::string& text, size_t operands, Type code_type,
+          std::optional<ProgramOutput> only = std::nullopt);
 
   bool has_output(ProgramOutput output) const { return text_.outputs[static_cast<size_t>(output)] >= 0; }
   OperandForm form(size_t operand) const { return text_.forms[operand]; }
 
-  // Whether the program only changes elements: it has no reductions, and dst is its only output.
-  bool is_elementwise() const;
+  // Whether the program only changes elements: it has no reductions, and assigns dst and no other output, but perhaps
+  // dst_2.
+  bool is_elementwise(bool may_have_dst_2 = false) const;
 
   // Whether it has sums over rows. Such rows are not split, since that would change the order of the additions.
   bool has_sums() const;

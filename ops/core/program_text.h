@@ -11,7 +11,7 @@ namespace dynq {
 
 enum class ProgramOutput { kCodes, kZeroPoint, kDst, kDst2, kScale, kNumber };
 constexpr size_t kProgramOutputs = 6;
-constexpr size_t kMostOperands = 4;
+constexpr size_t kMostOperands = 8;
 constexpr const char* kIdentityProgram = "dst = x";  // of a node without the attribute
 
 constexpr bool takes_vectors(size_t output) {

@@ -221,6 +221,13 @@ struct P : Product256 {
     const I four = _mm256_add_epi16(_mm256_maddubs_epi16(codes0, low), _mm256_maddubs_epi16(codes1, high));
     return add(sums, _mm256_madd_epi16(four, _mm256_set1_epi16(1)));
   }
+  // Parts of dot4: the sums of two products of bytes with weights, in int16; additions that wrap; the sums of two
+  // words.
+  static I words(I codes, I weights) { return _mm256_maddubs_epi16(codes, weights); }
+  static I add16(I a, I b) { return _mm256_add_epi16(a, b); }
+  static I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
+  static I sum_words(I words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
+  static I same_bytes(int32_t byte) { return _mm256_set1_epi8(static_cast<char>(byte)); }
 };
 
 using C = P;

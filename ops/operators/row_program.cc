@@ -9,7 +9,7 @@
 namespace dynq {
 namespace {
 
-constexpr size_t kFirstOperand = 2;
+constexpr size_t kFirstOperand = 2, kOperands = 4;
 
 class RowProgram : public Node {
  public:
@@ -18,7 +18,7 @@ class RowProgram : public Node {
   explicit RowProgram(const Attributes& attributes)
       : rows_(kName, attributes.integer("axis", -1), 0),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
-        program_(kName, attributes.text("program", kIdentityProgram), kMostOperands, code_type_),
+        program_(kName, attributes.text("program", kIdentityProgram), kOperands, code_type_),
         long_row_(longest_of(program_)) {}
 
   void compute(Context& context) const override {
@@ -67,7 +67,7 @@ class RowProgram : public Node {
 }  // namespace
 
 Operator row_program() {
-  Operator op = {RowProgram::kName, kFirstOperand + kMostOperands, {}, make_node<RowProgram>, type_of_input<1>};
+  Operator op = {RowProgram::kName, kFirstOperand + kOperands, {}, make_node<RowProgram>, type_of_input<1>};
   for (const Type src : {kFloat, kFloat16})
     for (const Type code : {kUint8, kInt8, kUint4, kInt4})
       op.signatures.push_back({{src, code, kFloat, kFloat, kFloat, kFloat}, {code, code, src, src, kFloat, kFloat}});

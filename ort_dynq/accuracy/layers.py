@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..measuring.progress import Track
 
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 OUTLIER = 8.0
 """A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
@@ -44,13 +44,20 @@ def product_of(operator: str | None) -> str | None:
     return name if name in _PRODUCTS else None
 
 
+def is_layer(node: ir.Node) -> bool:
+    """Returns whether a node is a quantized layer, not the products of the inputs of a recurrent layer."""
+    if node.domain != DOMAIN or product_of(node.op_type) is None:
+        return False
+    return all(use.node.op_type != "QuantizedRecurrence" for use in node.outputs[0].uses())
+
+
 @dataclass(frozen=True)
 class LayerAccuracy:
     """A quantized layer.
 
     Attributes:
         name: The name of its node.
-        operator: What it became: QuantizedMatMul or QuantizedConv.
+        operator: What it became: QuantizedMatMul, QuantizedConv or QuantizedRecurrence.
         snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
             None if A does not have them, or without elements.
         output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
@@ -111,7 +118,8 @@ def measure_layers(
 
     Returns:
         The layers, the worst first, and the number of layers that are not measured: layers in subgraphs and functions,
-        Gemm with transA, whose activation A does not have, and ConvInteger.
+        Gemm with transA, whose activation A does not have, ConvInteger, and recurrent layers whose states of all
+        steps nothing uses.
 
     Raises:
         SessionError: B does not run.
@@ -146,8 +154,7 @@ def measure_layers(
                     each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
     ordered = sorted((each.layer(shares or {}) for each in found), key=lambda layer: layer.order)
     all_nodes = [node for _, graph in graphs(b) for node in graph]
-    count = sum(node.domain == DOMAIN and product_of(node.op_type) is not None for node in all_nodes)
-    return tuple(ordered), count - len(found)
+    return tuple(ordered), sum(map(is_layer, all_nodes)) - len(found)
 
 
 @dataclass

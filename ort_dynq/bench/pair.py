@@ -99,6 +99,7 @@ def measure_pair(
     backend: Backend = "native",
     exact: bool = False,
     fuse: bool = False,
+    weights_only: str = "keep",
     threads: int = 1,
     seconds: float = 5.0,
     track: Track = iter,
@@ -110,7 +111,7 @@ def measure_pair(
         quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
         data: With a quantized model: the path of the data (measuring/data.py); None for `inputs` or generated ones.
         inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
-        exact, fuse: As for :func:`ort_dynq.rewrite`.
+        exact, fuse, weights_only: As for :func:`ort_dynq.rewrite`.
         threads: The number of intra-op threads of ONNX Runtime.
         seconds: The time for timing and profiling together.
         track: Shows the progress.
@@ -124,7 +125,8 @@ def measure_pair(
     steps = iter(track(_STEPS))
     next(steps)
     original = named(load(source))
-    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, exact=exact, fuse=fuse)
+    how: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only}
+    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
         "bytes": os.path.getsize(source),
@@ -134,7 +136,7 @@ def measure_pair(
     }
     given, feeds = dict(inputs or {}), None
     if quantized is None:
-        result = rewriter.rewrite(original, exact=exact, fuse=fuse)
+        result = rewriter.rewrite(original, **how)
         next(steps)
         verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
         facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}
@@ -155,13 +157,15 @@ def measure_pair(
     next(steps)
     samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
     facts |= {"samples": samples, "problem": samples.problem}
-    how: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
+    profiling: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
     try:
         next(steps)
         if not samples.problem:
-            facts["before"] = profile(original, feeds, nodes=sum(result.report.before.values()), **how)
+            facts["before"] = profile(original, feeds, nodes=sum(result.report.before.values()), **profiling)
         next(steps)
-        facts["after"] = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **how)
+        facts["after"] = profile(
+            result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **profiling
+        )
         if facts.get("before") is not None and has_fusions(result.model):
             facts["fusions"] = fusion_times(
                 original, result.model, optimized(original), facts["before"], facts["after"]

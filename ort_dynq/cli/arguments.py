@@ -34,6 +34,11 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
     )
+    add_weights_only(parser)
+
+
+def add_weights_only(parser: argparse.ArgumentParser) -> None:
+    """Adds --weights-only."""
     parser.add_argument(
         "--weights-only",
         choices=("keep", "blocks", "two-term"),

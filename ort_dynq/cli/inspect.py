@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
-from .arguments import add_exact, positive
+from .arguments import add_exact, add_weights_only, positive, weights_only_of
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -23,6 +23,7 @@ _OPSET, _OLDEST_OPSET = 21, 10
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
     add_exact(parser)
+    add_weights_only(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--values",
@@ -53,11 +54,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
     if arguments.program is not None:
-        return _program(arguments.model, arguments.program, exact=arguments.exact)
+        return _program(arguments.model, arguments.program, **_changes(arguments))
     with working(f"inspecting {arguments.model}"):
         from ..rewriter.grouping import grouped, inspect
 
-        report = inspect(arguments.model, exact=arguments.exact)
+        report = inspect(arguments.model, **_changes(arguments))
     groups = grouped(report.findings)
 
     def text() -> Iterator[RenderableType]:
@@ -68,6 +69,10 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
     data = {"input": arguments.model, **report.to_dict(), "groups": list(map(asdict, groups))}
     return Outcome(data, text)
+
+
+def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"exact": arguments.exact, "weights_only": weights_only_of(arguments)}
 
 
 def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Iterator[RenderableType]:
@@ -99,11 +104,11 @@ def _values(model: str, name: str) -> Outcome:
     return Outcome({"input": model, "values": list(map(asdict, values))}, text)
 
 
-def _program(model: str, node: str, *, exact: bool) -> Outcome:
+def _program(model: str, node: str, **changes: Any) -> Outcome:
     with working(f"inspecting {model}"):
         from ..rewriter.listing import listing_of
 
-        found = listing_of(model, node, exact=exact)
+        found = listing_of(model, node, **changes)
 
     def text() -> Iterator[RenderableType]:
         counted = f"{found.steps} step{'s' if found.steps != 1 else ''}"

@@ -15,6 +15,7 @@ from . import (
     quantized_attention,
     quantized_conv,
     quantized_matmul,
+    quantized_recurrence,
     reduce,
     row_program,
     two_term,
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     quantized_matmul.FAMILY,
     quantized_conv.FAMILY,
     quantized_attention.FAMILY,
+    quantized_recurrence.FAMILY,
     reduce.FAMILY,
     row_program.FAMILY,
 )

@@ -140,6 +140,26 @@ class AutoPad(Encoding):
     SAME_LOWER = 2, "The output has ceil(length / stride) elements; an odd number of pads has one more leading pad"
 
 
+class Direction(Encoding):
+    """The order of the steps of a recurrent layer."""
+
+    FORWARD = 0, "From the first step of a sequence to its last one"
+    REVERSE = 1, "From the last step of a sequence to its first one"
+    BIDIRECTIONAL = 2, "Both: the first direction is forward, the second one is reverse"
+
+
+class LastGate(Encoding):
+    """What the last gate of a recurrent layer is."""
+
+    SUM = 0, "As the others: the products of the state and of the input, added"
+    APART = 1, "Two gates: the product of the state with its bias, then that of the input"
+    OF_RESET = (
+        2,
+        "As the others, but of another state: the program's dst_2, which is computed before, when the gate is only the "
+        "product of the input. So dst_2 is no second state",
+    )
+
+
 class QuadAxis(Encoding):
     """The axis of a convolution's weights along which four adjacent packed weights run."""
 

@@ -43,11 +43,14 @@ OUTPUTS = {"codes": True, "zero_point": False, "dst": True, "dst_2": True, "scal
 
 OPERANDS, TAIL_OPERANDS = 4, 3
 """The number of operands, besides x, of RowProgram and of products with a program."""
+MOST_GATES, COLUMNS = 4, 3
+RECURRENT_OPERANDS = MOST_GATES + 1 + COLUMNS
+"""The operands of recurrent layers: the gates, the second state, numbers of the elements of a state."""
 
 MOST_STEPS = 64
 _MOST_CHARACTERS = 8192
 _TEXT = re.compile(r"[\w .,;=()+-]*", re.ASCII)
-INPUT = re.compile(rf"x|(row|column|tensor)([1-{OPERANDS}])")
+INPUT = re.compile(rf"x|(row|column|tensor)([1-{RECURRENT_OPERANDS}])")
 _VECTORS = ("x", "column", "tensor")
 # The first of the operands that must be literals, and the error if they are not.
 _LITERALS = {
@@ -186,19 +189,29 @@ def is_literal(operand: str) -> bool:
     return operand[0] in "-i0123456789"
 
 
-def parse(text: str) -> Program:
+def is_input(name: str, operands: int) -> bool:
+    """Returns whether a name is x or one of so many operands."""
+    found = INPUT.fullmatch(name)
+    return found is not None and int(found[2] or 0) <= operands
+
+
+def parse(text: str, operands: int = OPERANDS) -> Program:
     """Returns the program of a text.
+
+    Args:
+        text: The text.
+        operands: The number of operands that its operator has.
 
     Raises:
         DynqError: The text is not a program.
     """
     try:
-        return _parse(text)
+        return _parse(text, operands)
     except DynqError as error:
         raise DynqError(f"program: {error}") from None
 
 
-def _parse(text: str) -> Program:
+def _parse(text: str, operands: int) -> Program:
     if len(text) > _MOST_CHARACTERS:
         raise DynqError(f"the text has {len(text)} characters, expected at most {_MOST_CHARACTERS}")
     if not _TEXT.fullmatch(text):
@@ -212,10 +225,10 @@ def _parse(text: str) -> Program:
         target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
         if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name):
             raise DynqError(f"{_source(statement)} is not a statement, expected name = Operator(...)")
-        name, value = target.id, _value(statement.value, program, names)
+        name, value = target.id, _value(statement.value, program, names, operands)
         if name in OUTPUTS:
             program.assign(name, value)
-        elif name in names or INPUT.fullmatch(name) or name == "inf":
+        elif name in names or is_input(name, operands) or name == "inf":
             raise DynqError(f"{name} has a value already, expected another name")
         else:
             names[name] = value
@@ -224,7 +237,7 @@ def _parse(text: str) -> Program:
     return program
 
 
-def _value(expression: ast.expr, program: Program, names: dict[str, str]) -> str:
+def _value(expression: ast.expr, program: Program, names: dict[str, str], operands: int) -> str:
     """Adds the steps of an expression to the program, and returns its value."""
     match expression:
         case ast.Name(id="inf"):
@@ -232,7 +245,7 @@ def _value(expression: ast.expr, program: Program, names: dict[str, str]) -> str
         case ast.Name(id=name):
             if name in names:
                 return names[name]
-            if INPUT.fullmatch(name):
+            if is_input(name, operands):
                 return name
             raise DynqError(f"{name} has no value, expected x, row1, column1, tensor1, ... or an earlier name")
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
@@ -241,8 +254,8 @@ def _value(expression: ast.expr, program: Program, names: dict[str, str]) -> str
             return _literal(-float(number)) if not isinstance(number, bool) else _fail(expression)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return "-inf"
-        case ast.Call(func=ast.Name(id=operator), args=operands, keywords=[]):
-            return program.add(operator, *(_value(each, program, names) for each in operands))
+        case ast.Call(func=ast.Name(id=operator), args=arguments, keywords=[]):
+            return program.add(operator, *(_value(each, program, names, operands) for each in arguments))
     return _fail(expression)
 
 

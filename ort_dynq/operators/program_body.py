@@ -11,7 +11,7 @@ from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, Pr
 _CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
 
 
-def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: int) -> str:
+def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: int, operands: str = "operand_") -> str:
     """The nodes that compute a program with standard operators, in the text syntax of ``onnx.parser``.
 
     They read ``x``, the operands, ``zero``, ``one``, ``axes`` ([1]), and the shapes ``shape``, ``rows_shape`` and
@@ -20,9 +20,12 @@ def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: in
     Args:
         program: The program.
         prefix: What the names of its values begin with.
-        results: The names of the outputs, by output: float32 tensors of the shapes of the operator's outputs.
+        results: The names of the outputs, by output: float32 tensors of the shapes of the operator's outputs. Other
+            outputs are not computed.
         opset: The version of the standard operators.
+        operands: What the names of its operands begin with.
     """
+    program = Program(program.steps, {name: each for name, each in program.outputs.items() if name in results})
     uses, lines = program.live(), list[str]()
 
     def name(value: str) -> str:
@@ -30,18 +33,18 @@ def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: in
             known = {"inf": "infinity", "-inf": "minus_infinity"}
             return known.get(value) or f"{prefix}c{sorted(filter(is_literal, uses)).index(value)}"
         operand = INPUT.fullmatch(value)
-        return f"{prefix}{value}" if operand is None else f"operand_{operand[2]}" if operand[2] else "x"
+        return f"{prefix}{value}" if operand is None else f"{operands}{operand[2]}" if operand[2] else "x"
 
     for value in filter(is_literal, uses):
         if math.isfinite(float(value)):
             lines.append(f"{name(value)} = Constant<value_float = {value}>()")
     for index, step in enumerate(program.steps):
         if uses[f"v{index}"]:
-            operands = [*map(name, step.operands)]
+            given = [*map(name, step.operands)]
             if program.is_mixed_choice(step):
-                lines.append(f"{name(f'v{index}')}_e = Expand({operands[0]}, shape)")
-                operands[0] = f"{name(f'v{index}')}_e"
-            lines += _step(step, name(f"v{index}"), operands, opset)
+                lines.append(f"{name(f'v{index}')}_e = Expand({given[0]}, shape)")
+                given[0] = f"{name(f'v{index}')}_e"
+            lines += _step(step, name(f"v{index}"), given, opset)
     for output, result in results.items():
         if output in program.outputs:
             shape = "shape" if OUTPUTS[output] else "parameter_shape"

@@ -44,7 +44,8 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     shape = Shape(src)
     like_real = Cast<to = 1>(like)
     {parameter_shape()}
-    {_selected(programs, tuple(OUTPUTS), opset)}
+    branch = Constant<value_int: int = @branch>()
+    {selected(programs, {output: f"{output}_real" for output in OUTPUTS}, opset)}
     lows = Constant<value_floats = [{lowest}]>()
     highs = Constant<value_floats = [{highest}]>()
     code_type = Constant<value_int: int = @code_type>()
@@ -67,42 +68,53 @@ def tail_text(programs: Sequence[str], opset: int) -> str:
         infinity = Div(one, zero)
         minus_infinity = Neg(infinity)
         shape = Shape(x)
-        {_selected(programs, ("dst",), opset)}
+        branch = Constant<value_int: int = @branch>()
+        {selected(programs, {"dst": "dst_real"}, opset)}
     """
 
 
-def _selected(programs: Sequence[str], outputs: Sequence[str], opset: int) -> str:
-    """Sets the outputs, with the suffix ``_real``, to those of the program that the attribute `branch` selects."""
+def selected(
+    programs: Sequence[str],
+    results: Mapping[str, str],
+    opset: int,
+    prefix: str = "p",
+    operands: str = "operand_",
+    operand_count: int = OPERANDS,
+) -> str:
+    """Sets `results`, names by output, to the outputs of the program that the attribute `branch` selects.
+
+    The body must define ``branch``, and what :func:`body_of` reads.
+
+    Args:
+        programs: The programs of the model.
+        results: The names, by output.
+        opset: The version of the standard operators.
+        prefix: What the names of all other values begin with.
+        operands: What the names of the programs' operands begin with.
+        operand_count: The number of operands.
+    """
     middles = "\n".join(
-        f"middle_{i} = Constant<value_int = {i}>()\nis_below_{i} = Less(branch, middle_{i})"
+        f"{prefix}middle_{i} = Constant<value_int = {i}>()\n{prefix}is_below_{i} = Less(branch, {prefix}middle_{i})"
         for i in range(1, len(programs))
     )
-    results = {output: f"{output}_real" for output in outputs}
-    return f"""
-    branch = Constant<value_int: int = @branch>()
-    {middles}
-    {_branches(programs, 0, len(programs), results, opset)}
-    """
 
+    def branches(first: int, end: int, results: Mapping[str, str]) -> str:
+        # The Ifs form a tree: protocol buffers limit how deep subgraphs are nested.
+        if end - first == 1:
+            return body_of(parse(programs[first], operand_count), f"{prefix}{first}_", results, opset, operands)
+        middle = (first + end) // 2
 
-def _branches(programs: Sequence[str], first: int, end: int, results: Mapping[str, str], opset: int) -> str:
-    """Sets `results`, names by output, to those of the program that `branch` selects, from `first` to before `end`.
+        def branch(which: str, first: int, end: int) -> str:
+            names = {output: f"{result}_{first}_{end}" for output, result in results.items()}
+            outputs = ", ".join(f"float[] {name}" for name in names.values())
+            return f"{prefix}{which}_{first}_{end} () => ({outputs}) {{\n{branches(first, end, names)}\n}}"
 
-    The Ifs form a tree: protocol buffers limit how deep subgraphs are nested.
-    """
-    if end - first == 1:
-        return body_of(parse(programs[first]), f"p{first}_", results, opset)
-    middle = (first + end) // 2
+        return f"""{", ".join(results.values())} = If({prefix}is_below_{middle}) <
+            then_branch = {branch("then", first, middle)},
+            else_branch = {branch("else", middle, end)}
+        >"""
 
-    def branch(which: str, first: int, end: int) -> str:
-        names = {output: f"{result}_{first}_{end}" for output, result in results.items()}
-        outputs = ", ".join(f"float[] {name}" for name in names.values())
-        return f"{which}_{first}_{end} () => ({outputs}) {{\n{_branches(programs, first, end, names, opset)}\n}}"
-
-    return f"""{", ".join(results.values())} = If(is_below_{middle}) <
-        then_branch = {branch("then", first, middle)},
-        else_branch = {branch("else", middle, end)}
-    >"""
+    return f"{middles}\n{branches(0, len(programs), results)}"
 
 
 _OPERAND = "If the program reads `row{0}`, it broadcasts to the shape of `scale`; `column{0}`: the dimensions of `src` "

@@ -25,7 +25,7 @@ from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
 from ..storage import explained, load
-from . import conv, conv_transpose, embedding, matmul, nbits, other_layers
+from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
 from . import from_static as from_static_rule
 from .options import LAYERS, Forms, Options, checked
@@ -37,7 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["checked", "quantize", "quantize_layers"]
 
-RULES = (matmul.rule, conv.rule, conv_transpose.rule, nbits.rule, from_dynamic_rule.rule, other_layers.rule)
+RULES = (
+    matmul.rule,
+    conv.rule,
+    conv_transpose.rule,
+    recurrent.rule,
+    nbits.rule,
+    from_dynamic_rule.rule,
+    other_layers.rule,
+)
 
 
 def quantize(
@@ -146,7 +154,8 @@ def quantize_layers(model: Model, options: Options) -> Result:
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
         raise DynqError(
-            "the model has no weights to quantize: no MatMul, Gemm, Conv, MatMulNBits or Gather has constant ones"
+            "the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU, RNN, MatMulNBits or Gather has "
+            "constant ones"
         )
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"

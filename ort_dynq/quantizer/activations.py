@@ -18,3 +18,9 @@ def codes_of(value: ir.Value, edit: Edit, options: Options) -> Codes:
     if options.activations == "tensor":
         return activations.of_tensor(value, edit)
     return activations.of_rows(value, edit, symmetric=options.symmetric)
+
+
+def note_on(codes: Codes, options: Options) -> str:
+    """Returns the remark for the report if codes have two terms that the options do not ask for; else an empty text."""
+    has_chosen = codes.terms == 2 and options.activations != "two-term"
+    return "two terms, for the signal-to-noise ratio of the outputs" if has_chosen else ""

@@ -27,11 +27,9 @@ from ..rewriter.products.shared_grids import SharedGrids
 from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import codes_of
+from .activations import codes_of, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
-
-_FOR_MIN_SNR = "two terms, for the signal-to-noise ratio of the outputs"
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,7 @@ def _build(match: _Match, edit: Edit) -> None:
         note_activation(edit, a)
     codes = codes_of(a, edit, match.options)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
-    has_chosen = codes.terms == 2 and match.options.activations != "two-term"
-    edit.note = "; ".join(filter(None, (match.note, _FOR_MIN_SNR if has_chosen else "")))
+    edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
 
 
 def rule(options: Options) -> Rule[_Match]:

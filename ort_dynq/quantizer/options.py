@@ -18,12 +18,12 @@ ACTIVATIONS = ("token", "tensor", "two-term")
 ATTENTION = ("int8", "float")
 EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger")
+LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
 """The standard operators with weights that become products of integers."""
 NBITS = ("MatMulNBits", "QMoE")
 """The operators of com.microsoft whose weights have few bits."""
-WITHOUT_INTEGERS = ("LSTM", "GRU", "RNN")
-"""The standard operators with weights that have no integer form here."""
+DYNAMIC = "DynamicQuantizeLSTM"
+"""The layer of com.microsoft that quantize_dynamic makes of an LSTM."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 RANK_OF_TABLE = 2  # of embeddings
@@ -173,8 +173,8 @@ def is_layer(node: ir.Node) -> bool:
         tensor = ir.convenience.get_const_tensor(table)
         return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
-        return node.op_type in LAYERS + WITHOUT_INTEGERS
-    return node.domain == "com.microsoft" and node.op_type in OF_OPTIMIZER + NBITS
+        return node.op_type in LAYERS
+    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC)
 
 
 def is_embedding(node: ir.Node) -> bool:

@@ -1,4 +1,4 @@
-"""The rule for layers with weights that have no integer form here: it gives the reason why they stay in float."""
+"""The rule for layers that ONNX Runtime's optimizer made: it gives the reason why they stay in float."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import onnx_ir as ir
 from ..opsets import OPSET
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .options import OF_OPTIMIZER, WITHOUT_INTEGERS, Options, is_layer
+from .options import OF_OPTIMIZER, Options, is_layer
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
     """Reports a layer whose weights are constant."""
-    if not is_layer(node) or node.op_type not in WITHOUT_INTEGERS + OF_OPTIMIZER:
+    if not is_layer(node) or node.op_type not in OF_OPTIMIZER:
         return
     if len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):
         return
     options.check(node)
-    if node.op_type in WITHOUT_INTEGERS:
-        raise Unconverted(Reason.NO_INTEGER_LAYER, operator=node.op_type)
     raise Unconverted(Reason.MADE_BY_OPTIMIZER)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, graphs
+from ..graphs import MICROSOFT, STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.chains import decomposed
@@ -16,7 +16,7 @@ from ..rewriter.metadata import QUANTIZED
 from ..rewriter.reasons import Unconverted
 from ..rewriter.rule import Context, Rule
 from .from_dynamic import PRODUCTS
-from .options import Options
+from .options import DYNAMIC, Options
 
 _RUN_TIME = (
     "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
@@ -53,15 +53,16 @@ def check_is_float(model: ir.Model, options: Options) -> None:
         )
     if found["run-time"] or (found["product"] and not found["quantizer"]):
         raise DynqError(_RUN_TIME)
-    if found["product"] and not options.from_dynamic:
+    integers = found["product"] + found["layer"]
+    if integers and not options.from_dynamic:
         raise DynqError(
-            f"the model is quantized by quantize_dynamic ({found['product']} integer products); quantize the float "
+            f"the model is quantized by quantize_dynamic ({integers} integer products); quantize the float "
             "model that it was made from, or use --from-dynamic (from_dynamic=True) to keep these weights"
         )
-    if options.from_dynamic and not found["product"]:
+    if options.from_dynamic and not integers:
         raise DynqError(
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
-            f"{' or '.join(PRODUCTS)}; leave it out to quantize a float model"
+            f"{', '.join(PRODUCTS)} or {DYNAMIC}; leave it out to quantize a float model"
         )
 
 
@@ -88,6 +89,8 @@ def _kind(node: ir.Node) -> str | None:
         return "operator"
     if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
         return "product"
+    if node.domain == MICROSOFT and node.op_type == DYNAMIC:
+        return "layer"
     if node.domain in STANDARD_DOMAINS and node.op_type == "DynamicQuantizeLinear":
         return "quantizer"
     if node.domain not in STANDARD_DOMAINS or node.op_type != "QuantizeLinear" or _is_stored(node.inputs[0]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..accuracy import LayerAccuracy, Reference, measure_outputs, worst_snr
-from ..accuracy.layers import measure_layers, product_of
+from ..accuracy.layers import is_layer, measure_layers, product_of
 from ..accuracy.outputs import running
 from ..errors import DynqError
 from ..graphs import graphs, label, named
@@ -18,7 +18,6 @@ from ..measuring.plain import plain
 from ..measuring.profile import computing_nodes
 from ..measuring.progress import Track
 from ..measuring.timing import Settings, interleave, session_contender
-from ..operators import DOMAIN
 from ..rewriter import Result
 from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ..backends.options import Backend
+
+_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedRecurrence")
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def select(
         joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
         layers |= {name: LayerAccuracy(name, "AffineDequantize", None, joint) for name in embeddings}
     one_term = (each for each in layers.values() if each.terms == 1)
-    matrices = frozenset(each.name for each in one_term if each.operator == "QuantizedMatMul")
+    matrices = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
     with_two_terms: dict[str, LayerAccuracy] = {}
     if matrices:
         found = layers_of(quantize(Forms(matrices, frozenset(layers) - matrices)).model)
@@ -213,7 +214,7 @@ def _others(model: ir.Model, measured: set[str]) -> dict[str, LayerAccuracy]:
     found = {}
     for _, graph in graphs(model):
         for node in graph:
-            product = product_of(node.op_type) if node.domain == DOMAIN else None
+            product = product_of(node.op_type) if is_layer(node) else None
             if product is not None and label(node) not in measured:
                 found[label(node)] = LayerAccuracy(label(node), product, None, terms=terms_of(node))
     return found

@@ -15,18 +15,18 @@ _LONGEST_PROGRAM = 80
 _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
 
 
-def inspect(model: Model, *, exact: bool = False) -> Report:
+def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep") -> Report:
     """Rewrites a copy of a model and returns the report alone.
 
     Args:
-        model, exact: As for :func:`ort_dynq.rewrite`.
+        model, exact, weights_only: As for :func:`ort_dynq.rewrite`.
 
     Raises:
-        DynqError: The file is missing or is not an ONNX model.
+        DynqError: As :func:`ort_dynq.rewrite`.
     """
     from . import rewrite
 
-    return rewrite(model, exact=exact).report
+    return rewrite(model, exact=exact, weights_only=weights_only).report
 
 
 @dataclass(frozen=True)

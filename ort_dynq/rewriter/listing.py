@@ -10,7 +10,8 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import graphs, label, named
 from ..operators import OPERATORS
-from ..operators.program import OPERANDS, OUTPUTS, parse
+from ..operators.program import COLUMNS, MOST_GATES, OPERANDS, OUTPUTS, RECURRENT_OPERANDS, parse
+from ..operators.quantized_recurrence import FIRST_COLUMN, QUANTIZED_RECURRENCE
 from ..operators.row_program import ROW_PROGRAM
 from ..storage import load
 from . import rewrite
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from ..storage import Model
 
 _MOST_NAMES = 8  # of nodes in an error
+_OF_STEP = {
+    **{f"tensor{i}": f"gate {i}" for i in range(1, MOST_GATES + 1)},
+    f"tensor{MOST_GATES + 1}": "the second state",
+    **{f"column{FIRST_COLUMN + i}": f"part {i + 1} of columns" for i in range(COLUMNS)},
+}
+"""What a program of QuantizedRecurrence reads besides the state."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +74,18 @@ class Listing:
         return [statement.strip() for statement in self.program.split(";") if statement.strip()]
 
 
-def listing_of(model: Model, name: str, *, exact: bool = False) -> Listing:
+def listing_of(model: Model, name: str, *, exact: bool = False, weights_only: str = "keep") -> Listing:
     """Rewrites a copy of a model, and returns the program of one of its nodes.
 
     Args:
-        model, exact: As for :func:`ort_dynq.rewrite`. A model that was rewritten before keeps its programs.
+        model, exact, weights_only: As for :func:`ort_dynq.rewrite`. A model that was rewritten before keeps its
+            programs.
         name: The name of the node, as a report has it.
 
     Raises:
         DynqError: The model cannot be rewritten, or its rewritten form has no node of this name with a program.
     """
-    result = rewrite(named(load(model)), exact=exact)
+    result = rewrite(named(load(model)), exact=exact, weights_only=weights_only)
     nodes = [(path, node) for path, graph in graphs(result.model) for node in graph]
     having = [(path, node) for path, node in nodes if program_of(node)]
     for path, node in having:
@@ -95,8 +103,8 @@ def listing_of(model: Model, name: str, *, exact: bool = False) -> Listing:
 
 def _listing(node: ir.Node, path: str) -> Listing:
     text = program_of(node)
-    program = parse(text)
     operator = OPERATORS[node.op_type.partition("_")[0]]  # ready_for_extensions adds "_" and an output type
+    program = parse(text, RECURRENT_OPERANDS if operator is QUANTIZED_RECURRENCE else OPERANDS)
     values = dict(zip((each.name for each in operator.inputs), node.inputs, strict=False))
     sources = {"x": values.get("src")}
     for form in ("row", "column", "tensor"):
@@ -104,11 +112,15 @@ def _listing(node: ir.Node, path: str) -> Listing:
     used = {*program.outputs.values()} | {name for step in program.steps for name in step.operands}
     inputs = [_input(name, source) for name, source in sources.items() if name in used]
     axis = node.attributes.get_int("axis", -1)
-    if operator is not ROW_PROGRAM:
+    if operator is QUANTIZED_RECURRENCE:
+        names = [name for name in ("x", *_OF_STEP) if name in used]
+        inputs = [Connection(name, "", "", (_OF_STEP.get(name, "the state"),)) for name in names]
+    elif operator is not ROW_PROGRAM:
         product = operator.name.removesuffix("Program")
         inputs[:1] = [Connection("x", "", "", (f"the result of {product}",))]
         axis = axis_of_rows(product)
     outputs = dict(zip((each.name for each in operator.outputs), node.outputs, strict=False))
+    outputs.setdefault("dst_2", outputs.get("final_state_2", node.outputs[0]))
     return Listing(
         label(node),
         operator.name,

@@ -189,12 +189,17 @@ class Reason(Enum):
     CONV_INT32 = "an attribute exceeds int32"
     CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"
 
+    # Recurrent layers
+    RECURRENT_ACTIVATION = "ort_dynq has no integer layer with the activation function {function}"
+    RECURRENT_DIRECTIONS = "its directions have different activation functions"
+    RECURRENT_ATTRIBUTE = "the attribute {name} is not valid, or its meaning is not clear"
+    RECURRENT_WEIGHTS = "its weights do not have the shapes that ONNX gives"
+
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
     EXCLUDED = "excluded by {pattern}"
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
     TABLE_SHARED = "other nodes read its table as floats: the file would have it twice"
-    NO_INTEGER_LAYER = "ort_dynq has no integer {operator}"
 
     @property
     def code(self) -> str:

@@ -71,6 +71,9 @@ def codes_of(node: ir.Node) -> list[ir.Value]:
 
 def terms_of(node: ir.Node) -> int:
     """Returns the codes that an integer product has of an element of its activation."""
+    if node.op_type == "QuantizedRecurrence":  # the products of its inputs are another node
+        inputs = None if node.inputs[0] is None else node.inputs[0].producer()
+        return 1 if inputs is None else terms_of(inputs)
     return node.attributes.get_int("terms", 1)
 
 

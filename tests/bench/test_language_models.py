@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -161,10 +162,41 @@ def test_texts() -> None:
     assert len(long & training_texts) < len(long) / 20
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
+needs_torch = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in training._NEEDED), reason="needs torch and onnxruntime-genai"
 )
+
+
+@pytest.mark.exhaustive
+@needs_torch
+def test_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It repeats no step that is saved, and its weights are those of a training that was not interrupted."""
+    monkeypatch.setattr(training, "_SAVED_STEPS", 1)
+    monkeypatch.setattr(training, "_export", lambda *_: None)
+    training.train(tmp_path / "whole", steps=3)
+
+    def interrupting(steps: Sequence[int]) -> Iterator[int]:
+        yield from steps[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(tmp_path / "lm", steps=3, track=interrupting)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("lm")] == ["lm.training"]
+    left: list[int] = []
+
+    def recording(steps: Sequence[int]) -> Sequence[int]:
+        left.extend(steps)
+        return steps
+
+    training.train(tmp_path / "lm", steps=3, track=recording)
+    assert left == [2]
+    weights = [(tmp_path / name / "torch" / "model.safetensors").read_bytes() for name in ("whole", "lm")]
+    assert weights[0] == weights[1]
+    assert not (tmp_path / "lm.training").exists()
+
+
+@pytest.mark.exhaustive
+@needs_torch
 def test_training(tmp_path: Path) -> None:
     """Two steps of training; the text is more probable than with equal probabilities for all tokens."""
     training.train(tmp_path / "lm", steps=2)

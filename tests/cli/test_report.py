@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import nbits
 import onnx
 import onnx_ir as ir
 import pytest
@@ -176,6 +177,16 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert data["machine"]["isa"] == ort_dynq.kernels.isa()
     assert {"before", "after", "ratio", "operators", "before_profile", "after_profile", "versions"} <= {*data}
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_report_on_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model.onnx"
+    onnx.save(nbits.make(level=0).model, model)
+    options = ("-o", str(tmp_path / "report.html"), "--seconds", "0.05", "--weights-only", "blocks", "--json")
+    assert cli.main(["report", str(model), *options]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [each["node"] for each in data["rewrite_report"]["rewritten"]] == ["product"]
+    assert data["settings"]["weights_only"] == "blocks"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import numpy as np
 import onnx
 import pytest
 from commands import run_json
-from genai_folders import CONFIG, FOLDERS, edit_config, read_config
+from genai_folders import CONFIG, FOLDERS, LLAMA, edit_config, read_config
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
-from ort_dynq import cli, files, library
+from ort_dynq import cli, files, library, rewriter
+from ort_dynq.errors import DynqError
 from ort_dynq.genai import rewrite_folder
 
 LIBRARY = Path(library.get_library_path()).name
@@ -414,3 +415,14 @@ def test_killed_at_each_point(tmp_path: Path) -> None:
     assert {tuple(each) for each in after} == {("11",), ("22",)}
     assert {tuple(each) for each in last} == {("33",)}
     assert {tuple(each) for each in left} == {("model",)}
+
+
+def test_a_mistake_of_a_rule_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnx's checker does not know SimplifiedLayerNormalization, which ONNX Runtime adds to the standard domain."""
+
+    def mistaken(*_: object, **__: object) -> None:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(rewriter, "convert", mistaken)
+    with pytest.raises(DynqError, match="cannot be converted: ValueError: a mistake"):
+        rewriter.rewrite(LLAMA / "model.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import helpers
+import nbits
 import numpy as np
 import onnx
 import pytest
@@ -144,6 +145,16 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
     assert "ONNX Runtime fuses" in lines[10]  # lines are not wrapped if there is no terminal
     assert lines[11].split()[0] == "4"
     assert len(lines) == 12
+
+
+def test_inspect_of_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Products that ask for floats are listed as `rewrite` would leave or convert them."""
+    model = tmp_path / "model.onnx"
+    onnx.save(nbits.make(level=0).model, model)
+    data = run_json(capsys, "inspect", str(model))
+    assert [each["node"] for each in data["unconverted"]] == ["product"]
+    data = run_json(capsys, "inspect", str(model), "--weights-only", "blocks")
+    assert (data["unconverted"], [each["node"] for each in data["rewritten"]]) == ([], ["product"])
 
 
 def test_inspect_prints_what_is_known_of_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

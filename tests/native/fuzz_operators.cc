@@ -117,6 +117,8 @@ const Choices kAttributes[] = {
     {"auto_pad", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"quad_axis", {}, {0, 1}, {2, -1, kHuge}},
     {"branch", {}, {0, 1, 7}, {-1, kHuge, kLeast}},
+    {"direction", {}, {0, 1, 2}, {3, -1, kHuge}},
+    {"last_gate", {}, {0, 1, 2}, {3, -1, kLeast}},
 };
 
 std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {
@@ -297,6 +299,54 @@ struct Attention {
         return shape_of({1});
     }
   }
+};
+
+// QuantizedRecurrence: the cell, and the lengths that src does not have.
+struct Recurrence {
+  int64_t directions, gates, size, columns;
+  const char* program;
+
+  Recurrence(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src)
+      : directions(find<int64_t>(given, "direction", 0, &ort_dynq_attribute::integer) == 2 ? 2 : 1),
+        gates(1 + static_cast<int64_t>(bytes.below(4))),
+        size(1 + static_cast<int64_t>(bytes.below(40))),
+        columns(static_cast<int64_t>(bytes.below(4))) {
+    static constexpr const char* kCells[] = {
+        "dst = Sub(Mul(Sigmoid(Mul(tensor1, 2)), 2), 1)",
+        "dst_2 = Add(Mul(Sigmoid(tensor3), tensor5), Mul(Sigmoid(tensor1), tensor4)); dst = Mul(Sigmoid(tensor2), "
+        "dst_2)",
+        "z = Sigmoid(tensor1); dst_2 = Mul(Sigmoid(tensor2), x); dst = Add(Mul(Sub(1, z), tensor3), Mul(z, x))",
+        "dst = Clip(Add(tensor1, Mul(column6, tensor2)), 0, inf)",
+        "dst = Add(tensor3, Mul(tensor4, column8))",
+        "dst = x; dst_2 = x",
+        "dst = Add(x, ReduceMax(x))",
+    };
+    program = bytes.of(kCells);
+    given.push_back({"program", program, 0});
+    given.push_back({"hidden_size", nullptr, bytes.one_in(32) ? bytes.of(kWrongSizes) : size});
+    src = shape_of(
+        {static_cast<int64_t>(bytes.below(7)), static_cast<int64_t>(bytes.below(30)), directions * gates * size});
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
+    const auto some = [&](int64_t length) { return bytes.one_in(2) ? int64_t{1} : length; };
+    switch (index) {
+      case 1:
+        return shape_of({directions, (gates * size + 15) / 16, (size + 3) / 4, 16, 4});
+      case 5:
+      case 6:
+        return shape_of({some(directions), some(src.dims[1]), some(size)});
+      case 7:
+        return shape_of({some(src.dims[1])});
+      case 8:
+        return shape_of({directions, columns * size});
+      default:
+        return shape_of({directions, gates * size});
+    }
+  }
+
+ private:
+  static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLeast};
 };
 
 struct Product {
@@ -790,6 +840,8 @@ Problem make_problem(Bytes& bytes) {
   if (name.rfind("QuantizedConv", 0) == 0) conv.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Attention> attention;
   if (name == "QuantizedAttention") attention.emplace(bytes, problem.attributes, src);
+  std::optional<Recurrence> recurrence;
+  if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;
   std::optional<ProgramText> program;
   if (name.find("Program") != std::string::npos) {
@@ -815,6 +867,7 @@ Problem make_problem(Bytes& bytes) {
                   : product                       ? product->shape_of_input(bytes, i, src, scales)
                   : conv                          ? conv->shape_of_input(bytes, i, src)
                   : attention                     ? attention->shape_of_input(bytes, i, src)
+                  : recurrence                    ? recurrence->shape_of_input(bytes, i, src)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))

@@ -26,6 +26,7 @@ import pytest
 from convolutions import output_shape
 from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, make_session, parse
 from programs import CHAINS, FINITE, STEPS, TAILS, operands
+from recurrence import CELLS, attributes_of
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
@@ -70,6 +71,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         for b, s, t, h, d, e in ((1, n, 3, 1, 4, 4), (1, 3, n, 2, 5, 3), (2, 2, 17, 1, n, 2), (1, 2, 3, 2, 4, n)):
             for bias in ((1, 1, 1, 1), (b, 1, s, t), (1, h, 1, t)):
                 yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, ()], {"num_heads": h}
+    elif operator.name == "QuantizedRecurrence":
+        yield from recurrences(n)
     elif "program" in names:
         yield from programs(operator, n)
     elif len(operator.inputs) == 1:
@@ -105,6 +108,24 @@ def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
             shapes = [(3, depth), rows, rows, packed_shape(depth, n, bits), (groups, n)]
             given = {"bits": bits, "group_size": size, "scale_order": 2}
             yield [*shapes, (column_groups, n), (groups, n), (n,)], given
+
+
+def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    """n steps, n sequences, n elements of a state; every cell in every direction."""
+    for i, cell in enumerate(CELLS.values()):
+        direction = (i + n) % 3
+        steps, batch, size = [(n, 2, 5), (2, n, 3), (3, 2, n)][i % 3]
+        lead, columns = 1 + (direction == 2), cell.gates * size
+        shapes: list[Shape] = [
+            (steps, batch, lead * columns),
+            (lead, *packed_shape(size, columns)),
+            *[(lead, columns)] * 3,
+            (lead, batch, size),
+            (1, batch, 1),
+            (batch,) if i % 2 else (1,),
+            (lead, cell.columns * size),
+        ]
+        yield shapes, attributes_of(cell, size, direction)
 
 
 def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
@@ -372,7 +393,7 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         return
     if count == 1:  # every shape is valid
         return
-    if "program" in names:
+    if "program" in names and operator.name != "QuantizedRecurrence":
         yield from wrong_operands(operator)
         return
     if operator.name == "QuantizedMatMul":
@@ -412,6 +433,20 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         ):
             for shape in wrong:
                 yield [*heads[:index], shape, *heads[index + 1 :]], {"num_heads": 2}, heads
+        return
+    if operator.name == "QuantizedRecurrence":
+        gates: list[Given] = [(3, 2, 34), (1, 3, 5, 16, 4), (1, 34), (1, 34), (1, 34), (1, 2, 17), (), (), (1, 51)]
+        gates[6:8] = [(1, 1, 1), (2,)]
+        for index, wrong in (
+            (0, [(), (2, 34), (3, 2, 33), (3, 2, 17), (3, 2, 85), (3, 2, 0), (3, 3, 34), (3, 2, 34, 1)]),
+            (1, [(), (3, 5, 16, 4), (1, 2, 5, 16, 4), (1, 3, 4, 16, 4), (2, 3, 5, 16, 4), (0, 3, 5, 16, 4)]),
+            *((index, [(), (34,), (2, 34), (1, 35), (1, 0)]) for index in (2, 3, 4)),
+            *((index, [(), (2, 17), (2, 2, 17), (1, 3, 17), (1, 2, 16), (1, 0, 17)]) for index in (5, 6)),
+            (7, [(3,), (0,), (1, 2), (2, 1)]),
+            (8, [(), (51,), (1, 68), (1, 16), (2, 51), (1, 52)]),
+        ):
+            for shape in wrong:
+                yield [*gates[:index], shape, *gates[index + 1 :]], {"hidden_size": 17}, gates
         return
     if operator.name == "QuantizedConv":
         geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)
@@ -556,10 +591,10 @@ def test_wrong_types_and_counts(operator: Operator) -> None:
 
 @every_signature
 def test_too_many_dimensions(backend: str, operator: Operator, signature: Signature) -> None:
-    given = with_types(operator, signature, {}, 0)
+    shapes, attributes = next(fitting(operator, 4))
+    given = with_types(operator, signature, attributes, 0)
     session = make_session(handwritten(node(operator, signature, given), backend), backend)
     rng = np.random.default_rng(0)
-    shapes, _ = next(fitting(operator, 4))
     names = [value.name for value in operator.inputs]
     arrays = inputs_of(rng, operator, signature, shapes)
     for index, array in enumerate(arrays):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from convolutions import conv_inputs
 from helpers import Array, assert_same
+from recurrence import recurrence_inputs
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS, Attribute, Operator, encodings
@@ -34,6 +35,8 @@ def arrays_of(operator: Operator) -> list[Array]:
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(np.random.default_rng(0), (4, 2, 1, 1), 2, (1, 1))[0]
         return [*arrays, *(np.ones((), each) for each in types[len(arrays) :])]
+    if operator.name == "QuantizedRecurrence":
+        return recurrence_inputs(np.random.default_rng(0), 2, 3, 1, 1)
     if operator.name == "QuantizedAttention":
         return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), np.float32(1)]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]
@@ -56,7 +59,7 @@ def message(operator: Operator, **given: Any) -> str:
 
 
 def test_every_encoding_is_used() -> None:
-    assert len(ENCODINGS) == 11
+    assert len(ENCODINGS) == 13
     assert {attribute.encoding for operator in OPERATORS.values() for attribute in operator.attributes} == {
         None,
         *ENCODINGS,

@@ -42,6 +42,8 @@ from helpers import (
     with_one_nan,
 )
 from programs import CHAINS, FINITE, REDUCTIONS, STEPS, TAILS, any_numbers, finite_numbers, operands
+from recurrence import CELLS, recurrence_inputs
+from recurrence import attributes_of as recurrence_attributes
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.documentation import body_text
@@ -650,6 +652,32 @@ def attention_cases(opset: int) -> Iterator[Case]:
             yield Case({"num_heads": h}, [*tensors, bias, scale])
 
 
+# QuantizedRecurrence
+
+
+def recurrence_cases(opset: int) -> Iterator[Case]:
+    """Every cell in every direction; sizes around those of vectors, quads and blocks; sequences of every length."""
+    rng = np.random.default_rng(opset)
+    sizes = [(1, 1, 16), (5, 3, 17), (4, 30, 7), (3, 2, 40), (6, 5, 1), (2, 13, 33), (9, 1, 4)]
+    for i, cell in enumerate(CELLS.values()):
+        for direction in range(3):
+            steps, batch, size = sizes[(2 * i + direction) % len(sizes)]
+            inputs = recurrence_inputs(rng, steps, batch, 1 + (direction == 2), size, cell)
+            shape = (1 + (direction == 2), batch, size)
+            if (i + direction) % 3:  # with -0
+                inputs[5] = np.where(rng.random(shape) < 0.2, np.float32(-0.0), rng.standard_normal(shape, np.float32))
+                inputs[6] = rng.standard_normal((1, batch, 1), np.float32)
+                inputs[7] = rng.integers(-1, steps + 2, batch).astype(np.int32)
+            if (i + direction) % 4 == 3:
+                inputs[0] *= np.float32(30)
+                inputs[0].reshape(-1)[:: 7 * size + 1] = rng.choice([np.nan, np.inf, -np.inf, 1e30])
+            if (i + direction) % 5 == 4:
+                inputs[0] *= np.float32(0)
+                inputs[4] = np.full_like(inputs[4], -0.0)
+                inputs[5] = (rng.integers(-200, 200, shape) * np.float32(1e-45)).astype(np.float32)
+            yield Case(recurrence_attributes(cell, size, direction), inputs)
+
+
 # RowProgram, QuantizedMatMulProgram and QuantizedConvProgram
 
 CASTS_4_BITS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 23)
@@ -781,6 +809,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "QuantizedMatMul": matmul_cases,
     "QuantizedConv": conv_cases,
     "QuantizedAttention": attention_cases,
+    "QuantizedRecurrence": recurrence_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,
     "DynamicQuantizeLinear": linear_cases,

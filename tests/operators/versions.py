@@ -20,6 +20,8 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from ort_dynq.operators import DOMAIN, OPERATORS, VERSION, Operator
+from ort_dynq.quantizer import recurrent
+from ort_dynq.quantizer.options import Options
 from ort_dynq.rewriter.float16 import convert_in_float32
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.report import Report
@@ -128,7 +130,7 @@ def main() -> None:
 
 def _convert(model: ir.Model) -> Report:
     # A quantization has operators that no rewrite has.
-    return convert(model, (*FIRST_OF_QUANTIZATIONS, *PHASES), fuse=True)
+    return convert(model, (*FIRST_OF_QUANTIZATIONS, (recurrent.rule(Options()),), *PHASES), fuse=True)
 
 
 if __name__ == "__main__":

@@ -209,10 +209,6 @@ STAYING = {
 MICROSOFT = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
 STAYING[MICROSOFT] = _staying(helper.make_node("FusedMatMul", ["x", "b"], ["y"], domain="com.microsoft"), b=W)
 STAYING[MICROSOFT].opset_import.append(helper.make_opsetid("com.microsoft", 1))
-LSTM = helper.make_node("LSTM", ["x", "b", "r"], ["y"], hidden_size=8)
-STAYING["ort_dynq has no integer LSTM"] = model_of(
-    [LSTM], {"b": floats(1, 32, K), "r": floats(1, 32, 8)}, shape=(2, 1, K)
-)
 OVERRIDABLE = product(W)
 OVERRIDABLE.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (K, N)))
 STAYING["the weights are also an input of the model, which may override them; remove this input"] = OVERRIDABLE

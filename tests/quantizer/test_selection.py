@@ -177,6 +177,27 @@ def test_layers_in_subgraphs() -> None:
         selected(model, 100, both)
 
 
+def test_layers_in_subgraphs_get_two_terms() -> None:
+    """Their harm is not known, so they get two terms before they stay in float."""
+    large, small = np.ones(WIDE, F), np.ones(WIDE, F)
+    large[5], small[5] = 300, F(300) ** -2
+    model = model_of(
+        f"""s = Mul(x, large) y = If (flag) <then_branch = g1 () => (float[n, {WIDE}] a) {{ a = MatMul(s, w) }},
+        else_branch = g2 () => (float[n, {WIDE}] b) {{ b = MatMul(s, w) }}>""",
+        {"w": floats(WIDE, WIDE) * small[:, None], "large": large},
+        inputs=f"float[n, {WIDE}] x, bool flag",
+        width=WIDE,
+    )
+    found = selected(model, 30, {**WIDE_DATA, "flag": np.array(True)})
+    assert found.to_dict()["two_terms"] == ["a"]
+    assert (found.to_dict()["floats"], found.not_measured) == ([], ("b",))
+    assert found.all_snr_db < 15
+    assert found.snr_db > 40
+    (layer,) = found.layers
+    assert layer.one_term is not None
+    assert layer.one_term.snr_db is None
+
+
 def test_layers_that_no_data_reach_are_not_in_the_way() -> None:
     """Ten layers in a branch that does not run: none of them is in float, whatever else is."""
     layers = "".join(f"b{i + 1} = MatMul(b{i}, w) " for i in range(9))

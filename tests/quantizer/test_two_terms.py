@@ -125,25 +125,28 @@ def test_activations_are_shared() -> None:
 
 
 CONV = helper.make_node("Conv", ["x", "w"], ["y"])
-STAYING = {
-    "activations of convolutions cannot have two terms; --activations token quantizes it to 8 bits": model_of(
-        [CONV], {"w": floats(24, 8, 3, 3)}, shape=(1, 8, 28, 28)
+TRANSPOSED = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[8], pads=[4, 4])
+CONVOLUTION = "activations of convolutions cannot have two terms; --activations token quantizes it to 8 bits"
+STAYING = [
+    (CONVOLUTION, model_of([CONV], {"w": floats(24, 8, 3, 3)}, shape=(1, 8, 28, 28))),
+    (CONVOLUTION, model_of([TRANSPOSED], {"w": floats(256, 16, 16)}, shape=(1, 256, 60))),
+    (
+        "a convolution of single channels is faster in float",
+        model_of([CONV], {"w": floats(8, 1, 3, 3)}, shape=(1, 1, 28, 28)),
     ),
-    "a convolution of single channels is faster in float": model_of(
-        [CONV], {"w": floats(8, 1, 3, 3)}, shape=(1, 1, 28, 28)
+    (
+        "256 x 255 weights are too few: two terms cost more than integers save; use --activations token",
+        product(floats(256, 255), shape=("M", 256)),
     ),
-    "256 x 255 weights are too few: two terms cost more than integers save; use --activations token": product(
-        floats(256, 255), shape=("M", 256)
+    (
+        "256 x 8 weights are too few: quantizing the activation costs more than integers save",
+        product(floats(256, 8), shape=("M", 256)),
     ),
-    "256 x 8 weights are too few: quantizing the activation costs more than integers save": product(
-        floats(256, 8), shape=("M", 256)
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("reason", STAYING)
-def test_layers_that_stay(reason: str) -> None:
-    model = STAYING[reason]
+@pytest.mark.parametrize(("reason", "model"), STAYING)
+def test_layers_that_stay(reason: str, model: onnx.ModelProto) -> None:
     assert reasons(quantized(model)) == [reason]
     assert operators(quantized(model)) == {}
     has_one_term = bool(operators(ort_dynq.quantize(model)))

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.parser
 import onnx_ir as ir
 from rewriting import FOLDERS, MODELS
 
@@ -88,10 +90,29 @@ def test_match_changes_nothing() -> None:
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
 
 
+TRANSPOSED = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[1, 512, 8, 8] x) => (float[1, 4, 16, 16] y) {
+        shape = Constant<value_ints = [512, 4, 2, 2]>()
+        w = ConstantOfShape<value = float[1] {0.5}>(shape)
+        y = ConvTranspose<strides = [2, 2]>(x, w)
+    }""")
+
+
+RECURRENT = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[8, 2, 64] x) => (float[8, 1, 2, 128] y) {
+        shape_w = Constant<value_ints = [1, 512, 64]>()
+        w = ConstantOfShape<value = float[1] {0.5}>(shape_w)
+        shape_r = Constant<value_ints = [1, 512, 128]>()
+        r = ConstantOfShape<value = float[1] {0.5}>(shape_r)
+        y = LSTM<hidden_size = 128>(x, w, r)
+    }""")
+
+
 def test_match_of_the_quantizer_changes_nothing() -> None:
     rules, concerned = [rule(Options(weights="int4")) for rule in quantizer.RULES], set[str]()
-    for name in ("ort_dynamic", "ort_dynamic_mobile", "torch_conv_u8", "torch_token"):
-        model = load(MODELS / name / "model.onnx")
+    names = ("ort_dynamic", "ort_dynamic_mobile", "torch_conv_u8", "torch_token", "ort_nbits")
+    for source in (TRANSPOSED, RECURRENT, *(MODELS / name / "model.onnx" for name in names)):
+        model = load(source)
         meet = meets_every_node(model, concerned, rules), meets_every_node(model, concerned, rules)
         convert(model, [[meet[0]], rules, [meet[1]]])
     assert concerned == {rule.name for rule in rules} - {"other layer"}

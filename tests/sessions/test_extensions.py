@@ -24,6 +24,7 @@ import onnxruntime as ort
 import pytest
 from convolutions import conv_inputs
 from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
+from recurrence import recurrence_inputs
 
 import ort_dynq
 from ort_dynq import DynqError, kernels, library
@@ -111,6 +112,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
         return [*arrays[:7], arrays[7].astype(types[7]), arrays[8], *operands]
+    if operator.name == "QuantizedRecurrence":
+        return recurrence_inputs(rng, 3, 2, 1, 1)
     if operator.name == "QuantizedAttention":
         return [
             *rng.normal(0, 1, (3, 2, 5, 8)).astype(np.float32),

@@ -46,7 +46,7 @@ struct ProductMembers {
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
   F (*load_f16)(const uint8_t*) = P::load_f16;
-  // Also widen if kSteps is 2, and sum_codes if kUnsignedWeights.
+  // Also widen, words, add16, sub16, sum_words and same_bytes if kSteps is 2, and sum_codes if kUnsignedWeights.
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
@@ -233,6 +233,10 @@ inline P::F load_halves(const uint16_t* p, int64_t count) {
   return P::load_f16(reinterpret_cast<const uint8_t*>(p));
 }
 
+// Scales of a group are a row apart from those of the next one: hardware does not prefetch them. They are in no cache
+// when a model is larger than the caches, so tiles prefetch theirs some groups ahead.
+constexpr int64_t kGroupsAhead = 8;
+
 // A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
@@ -274,6 +278,13 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
         if (column_varies && halves == nullptr) ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
         if (column_varies && halves != nullptr) ORT_DYNQ_PREFETCH(halves + b * gap + ahead);
       }
+    for (int64_t b = 0; b < kBlocks && row == 0 && column_varies && group + kGroupsAhead < groups; ++b) {
+      const int64_t ahead = b * gap + kGroupsAhead * block.columns.scales_stride;
+      if (halves == nullptr)
+        ORT_DYNQ_PREFETCH(column_scales + ahead);
+      else
+        ORT_DYNQ_PREFETCH(halves + ahead);
+    }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.codes.zps + row * block.codes.scale_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8

@@ -65,6 +65,44 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
   }
 }
 
+// The same for 4-bit weights if P::kSteps is 2: subtracts the sums of the weights times the zero points of rows. The
+// products of four quads are added as int16, (code - zp) * weight: eight of them are within 255 * 15 * 8 = 30600. `zps`
+// are those of the group, zps_stride apart. Two vectors at once: the sums of four do not fit the registers. `Type` is
+// P: only a template may call functions that P does not have.
+template <int kRows, int kSums, int kBlocks, class Type = P>
+inline void sum_group_words(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at,
+                            int64_t pairs, const int32_t* zps, int64_t zps_stride, P::I (&sums)[kRows][kSums]) {
+  constexpr int kAtOnce = 2;
+  static_assert(kSums % kAtOnce == 0, "parts of two vectors");
+#pragma GCC unroll 8
+  for (int first = 0; first < kSums; first += kAtOnce)
+    for (int64_t pair = 0; pair < pairs; pair += 2) {
+      typename P::I w[kAtOnce][4], of_weights[kAtOnce];
+#pragma GCC unroll 8
+      for (int v = 0; v < kAtOnce; ++v) {
+        const int8_t* from =
+            weights.of[(first + v) / kVectors] + at + pair * kBlockBytes + (first + v) % kVectors * P::kLanes * kQuad;
+        P::halves(from, P::set1(0), w[v][0], w[v][1]);
+        P::halves(from + kBlockBytes, P::set1(0), w[v][2], w[v][3]);
+        of_weights[v] = P::add(P::add(w[v][0], w[v][1]), P::add(w[v][2], w[v][3]));  // of bytes, up to 60
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* quads = codes + r * stride + pair * 2 * kQuad;
+        const auto c0 = P::quad(quads), c1 = P::quad(quads + kQuad), c2 = P::quad(quads + 2 * kQuad),
+                   c3 = P::quad(quads + 3 * kQuad);
+        const auto zp = Type::same_bytes(zps[r * zps_stride]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kAtOnce; ++v) {
+          auto words = Type::sub16(Type::words(c0, w[v][0]), Type::words(zp, of_weights[v]));
+          words = Type::add16(Type::add16(Type::words(c1, w[v][1]), Type::words(c2, w[v][2])),
+                              Type::add16(words, Type::words(c3, w[v][3])));
+          sums[r][first + v] = P::add(sums[r][first + v], Type::sum_words(words));
+        }
+      }
+    }
+}
+
 template <int kBits>
 inline P::I zps_of(P::I zps, P::I offset) {
   return kBits == 4 ? P::low_nibbles(zps) : P::add(zps, offset);
@@ -84,6 +122,7 @@ static_assert(int64_t{255} * 15 * 512 < 1 << 24 && int64_t{255} * 255 * 256 < 1 
 template <int kBits, int kRows>
 void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
   constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kBits == 8 && P::kUnsignedWeights ? 128 : 0;
+  constexpr bool kInWords = kBits == 4 && P::kSteps == 2;
   const Weights<kBlocks> weights(block, col, gap);
   const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
   const int64_t pairs = block.depth / (2 * kQuad) / block.groups;
@@ -112,11 +151,22 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
         else
           ORT_DYNQ_PREFETCH(halves + b * gap + ahead);
       }
+    for (int64_t b = 0; b < kBlocks && column_varies && group + kGroupsAhead < block.groups; ++b) {
+      const int64_t ahead = b * gap + kGroupsAhead * block.columns.scales_stride;
+      if (halves == nullptr)
+        ORT_DYNQ_PREFETCH(column_scales + ahead);
+      else
+        ORT_DYNQ_PREFETCH(halves + ahead);
+    }
+    const int64_t parameter = row_varies ? group : 0;
     typename P::I sums[2][kRows][kSums] = {}, sums_of_weights[kSums];
-    sum_group<kBits>(codes, block.codes.stride, weights, at, pairs, sums, sums_of_weights);
+    if constexpr (kInWords)
+      sum_group_words(codes, block.codes.stride, weights, at, pairs, block.codes.zps + parameter,
+                      block.codes.scale_groups, sums[0]);
+    else
+      sum_group<kBits>(codes, block.codes.stride, weights, at, pairs, sums, sums_of_weights);
     at += pairs * kBlockBytes * kBits / 4;
     codes += pairs * 2 * kQuad;
-    const int64_t parameter = row_varies ? group : 0;
     typename P::F row_zps[kRows], bases[kRows], row_scales[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -131,13 +181,14 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
       const int64_t left = block.cols - col - column(v);
       if (weight_zps != nullptr)
         zps[v] = P::to_float(zps_of<kBits>(P::load_zps(weight_zps + column(v), left), P::set1(kOffset)));
-      const auto column_sum = P::to_float(sums_of_weights[v]);
+      const auto column_sum = kInWords ? P::set1(0.0f) : P::to_float(sums_of_weights[v]);
       const auto column_scale =
           halves != nullptr ? load_halves(halves + column(v), left) : P::load_part(column_scales + column(v), masks[v]);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        auto exact = P::to_float(P::add(sums[0][r][v], sums[1][r][v]));
-        exact = P::fnmadd(bases[r], zps[v], P::fnmadd(row_zps[r], column_sum, exact));
+        auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
+        if (!kInWords) exact = P::fnmadd(row_zps[r], column_sum, exact);
+        exact = P::fnmadd(bases[r], zps[v], exact);
         const auto term = P::mul(exact, column_scale);
         reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, row_scales[r]) : term);
       }

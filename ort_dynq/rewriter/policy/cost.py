@@ -26,6 +26,7 @@ _FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI
 _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
+_FEWEST_WEIGHTS_OF_RECURRENCE = 49152  # of a direction
 # Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
@@ -191,6 +192,18 @@ def has_short_sums(shape: Sequence[int]) -> bool:
 def is_small_table(rows: int, columns: int) -> bool:
     """Returns whether 8 bits for the numbers of a table of embeddings save too few bytes."""
     return rows * columns < _FEWEST_NUMBERS_OF_TABLE or columns < _FEWEST_COLUMNS_OF_TABLE
+
+
+def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
+    """Returns whether a recurrent layer of integers takes more time than one of floats, for any batch.
+
+    Args:
+        x: Its input, [steps, batch, elements]. If there is one step, it has to save the calls of two more operators.
+        depth: The elements of a state.
+        columns: The gates times the elements of a state.
+    """
+    is_one_step = x.shape is not None and len(x.shape) == 3 and x.shape[0] == 1
+    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (3 if is_one_step else 1)
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:

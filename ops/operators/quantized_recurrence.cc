@@ -1,0 +1,420 @@
+// QuantizedRecurrence: the steps of a recurrent layer: LSTM, GRU or RNN. `src` has the products of all inputs by their
+// weights. At each step, the rows of the state are quantized and multiplied by the recurrent weights, and a program
+// makes the next state of the sums.
+//
+// A task computes all steps of some sequences in one direction.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/attributes.h"
+#include "core/parallel.h"
+#include "core/program.h"
+#include "core/rounding.h"
+#include "core/sums.h"
+#include "kernels/dispatch.h"
+#include "kernels/numbers.h"
+
+namespace dynq {
+namespace {
+
+constexpr const char* kName = "QuantizedRecurrence";
+constexpr int64_t kTaskRows = 24;                        // most sequences of a task: several tiles of every kernel
+constexpr int64_t kStrip = 64, kTaskProducts = 1 << 20;  // columns, and products of a part of a step
+constexpr int32_t kZeroPoint = 128;
+constexpr float kLargestCode = 127;
+constexpr int64_t kMostGates = 4, kMostColumns = 3;
+// Operands of the program: the gates; the second state; numbers of the elements of a state.
+constexpr size_t kSecondState = 4, kFirstColumn = 5, kOperands = 8;
+static_assert(kOperands <= kMostOperands && kFirstColumn + kMostColumns == kOperands);
+
+// `data` broadcasts to [directions, batch, size].
+struct State {
+  const float* data;
+  int64_t strides[3];
+};
+
+struct Sizes {
+  int64_t steps, batch, directions, gates, columns, size;  // `size` elements of a state
+};
+
+// The tensors of one run.
+struct Layer {
+  Sizes n;
+  const float* src;
+  const int8_t* weights;
+  const float *scales, *bias, *columns;
+  const int32_t* sums;
+  State first, first_2;
+  const int32_t* lengths;
+  bool lengths_vary;
+  float *dst, *last, *last_2;
+};
+
+class QuantizedRecurrence : public Node {
+ public:
+  explicit QuantizedRecurrence(const Attributes& attributes)
+      : size_(attributes.integer("hidden_size", 1)),
+        direction_(read_encoding(kName, attributes, "direction", Direction::kForward)),
+        last_gate_(read_encoding(kName, attributes, "last_gate", LastGate::kSum)),
+        whole_(kName, attributes.text("program", kIdentityProgram), kOperands, kInt8) {
+    if (size_ < 1 || size_ > kLongestSymmetricSum)
+      fail("hidden_size is " + std::to_string(size_) + ", expected 1 to " + std::to_string(kLongestSymmetricSum));
+    if (!whole_.is_elementwise(true)) fail("program has reductions, no dst, or another output than dst and dst_2");
+    if (last_gate_ != LastGate::kOfReset) return;
+    if (!whole_.has_output(ProgramOutput::kDst2)) fail("program has no dst_2, expected it for last_gate 2 (of reset)");
+    const std::string text = attributes.text("program", kIdentityProgram);
+    reset_.emplace(kName, text, kOperands, kInt8, ProgramOutput::kDst2);
+    cell_.emplace(kName, text, kOperands, kInt8, ProgramOutput::kDst);
+  }
+
+  void compute(Context& context) const override {
+    Layer layer = {};
+    Sizes& n = layer.n;
+    const Tensor src = context.input(0), weight = context.input(1);
+    n.size = size_;
+    n.directions = direction_ == Direction::kBidirectional ? 2 : 1;
+    n.gates = src.shape.rank == 3 ? src.shape.dims[2] / (n.directions * size_) : 0;
+    if (n.gates < 1 || n.gates > most_gates() || n.gates * n.directions * size_ != src.shape.dims[2])
+      fail("src has shape " + src.shape.text() +
+           ", expected [steps, batch, directions * gates * hidden_size] with 1 to " + std::to_string(most_gates()) +
+           " gates, " + std::to_string(n.directions) + " directions and hidden_size " + std::to_string(size_));
+    n.steps = src.shape.dims[0];
+    n.batch = src.shape.dims[1];
+    const int64_t columns = n.gates * size_;
+    check_weight(weight.shape, n);
+    layer.src = static_cast<const float*>(src.data);
+    layer.weights = static_cast<const int8_t*>(weight.data);
+    layer.scales = static_cast<const float*>(of_columns(context.input(2), "column_scale", n.directions, columns));
+    layer.sums = static_cast<const int32_t*>(of_columns(context.input(3), "column_sum", n.directions, columns));
+    layer.bias = static_cast<const float*>(of_columns(context.input(4), "bias", n.directions, columns));
+    layer.first = state_of(context.input(5), "state", n);
+    layer.first_2 = state_of(context.input(6), "state_2", n);
+    const Tensor lengths = context.input(7);
+    layer.lengths_vary = lengths.shape.elements() != 1;
+    if (layer.lengths_vary && (lengths.shape.rank != 1 || lengths.shape.dims[0] != n.batch))
+      fail("lengths has shape " + lengths.shape.text() + ", expected one element, or one for each of " +
+           std::to_string(n.batch) + " sequences");
+    layer.lengths = static_cast<const int32_t*>(lengths.data);
+    const Tensor peepholes = context.input(8);
+    n.columns = peepholes.shape.rank == 2 ? peepholes.shape.dims[1] / size_ : 0;
+    if (n.columns > kMostColumns)
+      fail("columns has shape " + peepholes.shape.text() + ", expected up to " + std::to_string(kMostColumns) +
+           " times hidden_size columns");
+    layer.columns = static_cast<const float*>(of_columns(peepholes, "columns", n.directions, n.columns * size_));
+    check_operands(n);
+
+    const bool has_second = has_second_state();
+    layer.dst = static_cast<float*>(context.output(0, {4, {n.steps, n.directions, n.batch, size_}}));
+    layer.last = static_cast<float*>(context.output(1, {3, {n.directions, n.batch, size_}}));
+    layer.last_2 =
+        static_cast<float*>(context.output(2, has_second ? Shape{3, {n.directions, n.batch, size_}} : Shape{1, {0}}));
+    if (n.batch == 0) return;
+    const int64_t parts = divide_up(n.batch, kTaskRows), tasks = n.directions * parts;
+    run_tasks(context, tasks, [&](int64_t task) {
+      const int64_t part = task % parts, begin = n.batch * part / parts, end = n.batch * (part + 1) / parts;
+      Sequences(*this, layer, task / parts, begin, end - begin, tasks == 1 ? &context : nullptr).run();
+    });
+  }
+
+ private:
+  // All steps of `rows` sequences in one direction.
+  class Sequences {
+   public:
+    // A context: its threads share the products of a step.
+    Sequences(const QuantizedRecurrence& node, const Layer& layer, int64_t direction, int64_t first, int64_t rows,
+              Context* context)
+        : node_(node),
+          layer_(layer),
+          context_(context),
+          n_(layer.n),
+          direction_(direction),
+          first_(first),
+          rows_(rows),
+          is_reverse_(node.direction_ == Direction::kReverse || direction == 1),
+          columns_(n_.gates * n_.size),
+          stride_((static_cast<int64_t>(kSecondState) + 1) * n_.size),
+          depth_(round_up(n_.size, kQuad)),
+          work_(memory<float>(rows * stride_)),
+          state_(memory<float>(rows * n_.size)),
+          next_(memory<float>(rows * n_.size)),
+          next_2_(memory<float>(rows * n_.size)),
+          products_(memory<float>(rows * (n_.size + kBlockColumns))),
+          codes_(memory<uint8_t>(rows * depth_)) {
+      std::memset(codes_.get(), 0, static_cast<size_t>(rows * depth_));
+      std::fill_n(work_.get(), rows * stride_, 0.0f);
+      std::fill_n(zps_, rows, kZeroPoint);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t given = load(layer.lengths + (layer.lengths_vary ? first + row : 0));
+        lengths_[row] = std::clamp<int64_t>(given, 0, n_.steps);
+        read(layer.first, row, state_.get() + row * n_.size);
+        if (node.has_second_state()) read(layer.first_2, row, second(row));
+      }
+    }
+
+    void run() {
+      const int64_t longest = *std::max_element(lengths_, lengths_ + rows_);
+      for (int64_t step = 0; step < longest; ++step) {
+        quantize(state_.get());
+        if (node_.reset_) {
+          reset(step, *node_.reset_);
+        } else {
+          multiply(0, columns_, work_.get(), stride_);
+          add_inputs(step);
+        }
+        run_program(node_.cell_ ? *node_.cell_ : node_.whole_);
+        keep(step);
+      }
+      const int64_t at = (direction_ * n_.batch + first_) * n_.size;
+      for (int64_t row = 0; row < rows_; ++row) {
+        if (lengths_[row] == 0) {  // as in ONNX Runtime
+          std::fill_n(state_.get() + row * n_.size, n_.size, 0.0f);
+          std::fill_n(second(row), n_.size, 0.0f);
+        }
+        copy(state_.get() + row * n_.size, layer_.last + at + row * n_.size);
+        if (node_.has_second_state()) copy(second(row), layer_.last_2 + at + row * n_.size);
+        for (int64_t step = lengths_[row]; step < n_.steps; ++step)
+          std::memset(static_cast<void*>(output(step, row)), 0, static_cast<size_t>(n_.size) * sizeof(float));
+      }
+    }
+
+   private:
+    // Memory that is not initialized.
+    template <class T>
+    static std::unique_ptr<T[]> memory(int64_t count) {
+      return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
+    }
+
+    void copy(const float* from, float* to) const {
+      std::memcpy(static_cast<void*>(to), from, static_cast<size_t>(n_.size) * sizeof(float));
+    }
+
+    float* gate(int64_t row, int64_t number) const { return work_.get() + row * stride_ + number * n_.size; }
+    float* second(int64_t row) const { return gate(row, static_cast<int64_t>(kSecondState)); }
+
+    float* output(int64_t step, int64_t row) const {
+      return layer_.dst + ((step * n_.directions + direction_) * n_.batch + first_ + row) * n_.size;
+    }
+
+    // The place of a sequence's step in src and dst.
+    int64_t place(int64_t step, int64_t row) const { return is_reverse_ ? lengths_[row] - 1 - step : step; }
+
+    const float* input(int64_t step, int64_t row) const {
+      const int64_t token = place(step, row) * n_.batch + first_ + row;
+      return layer_.src + (token * n_.directions + direction_) * columns_;
+    }
+
+    // Reads the first state of a sequence: -0 becomes 0.
+    void read(const State& state, int64_t row, float* to) const {
+      const float* from = state.data + direction_ * state.strides[0] + (first_ + row) * state.strides[1];
+      for (int64_t i = 0; i < n_.size; ++i) to[i] = load(from + i * state.strides[2]) + 0.0f;
+    }
+
+    // The codes of a state of each sequence, symmetric; one scale for each.
+    void quantize(const float* state) {
+      const ElementwiseKernels& table = active_kernels();
+      float lows[kTaskRows] = {};
+      std::fill_n(scales_, rows_, 0.0f);
+      table.row_ranges[kAbsMax](state, rows_, n_.size, n_.size, lows, scales_);
+      for (int64_t row = 0; row < rows_; ++row) {
+        const float scale = scales_[row] / kLargestCode;
+        scales_[row] = scale == 0 ? 1.0f : scale;
+      }
+      const bool is_packed = depth_ == n_.size;
+      for (int64_t row = 0; row < rows_; row += is_packed ? rows_ : 1) {
+        QuantizeBlock block = {};
+        block.rows = is_packed ? rows_ : 1;
+        block.cols = block.stride = n_.size;
+        block.src = state + row * n_.size;
+        block.dst = codes_.get() + row * depth_;
+        block.scales = scales_ + row;
+        block.zps = zps_ + row;
+        table.quantize[kOnnx][kU8][kPerRow](block);
+      }
+    }
+
+    // The codes times columns [col, col + cols) of the weights; `col` begins a block of weights.
+    void multiply(int64_t col, int64_t cols, float* to, int64_t stride) const {
+      const int64_t strips = divide_up(cols, kStrip);
+      const int64_t wanted = context_ == nullptr ? 1 : rows_ * cols * depth_ / kTaskProducts;
+      const int64_t tasks = std::clamp<int64_t>(wanted, 1, strips);
+      const auto multiply_part = [&](int64_t task) {
+        const int64_t begin = strips * task / tasks * kStrip, end = strips * (task + 1) / tasks * kStrip;
+        multiply_columns(col + begin, std::min(end, cols) - begin, to + begin, stride);
+      };
+      if (context_ == nullptr)
+        multiply_part(0);
+      else
+        run_tasks(*context_, tasks, multiply_part);
+    }
+
+    void multiply_columns(int64_t col, int64_t cols, float* to, int64_t stride) const {
+      const int64_t all = direction_ * columns_ + col;
+      ProductBlock block = {};
+      block.rows = rows_;
+      block.cols = cols;
+      block.depth = depth_;
+      block.groups = 1;
+      block.output = {to, stride, false};
+      block.codes = {codes_.get(), depth_, scales_, zps_, 1, nullptr, false};
+      block.weights.packed = layer_.weights + direction_ * round_up(columns_, kBlockColumns) * depth_ + col * depth_;
+      block.weights.stride = depth_ * kBlockColumns;
+      block.columns.scales = layer_.scales + all;
+      block.columns.scale_groups = 1;
+      block.columns.sums = layer_.sums + all;
+      block.columns.bias = layer_.bias + all;
+      block.order = kScalesFirst;
+      active_isa().products->gemm_qc8w(block);
+    }
+
+    static void add(const float* from, int64_t count, float* __restrict to) {
+      for (int64_t i = 0; i < count; ++i) to[i] += load(from + i);
+    }
+
+    // Adds the inputs of a step to the products, or puts those of the last gate beside them.
+    void add_inputs(int64_t step) const {
+      const bool is_apart = node_.last_gate_ == LastGate::kApart;
+      const int64_t summed = columns_ - (is_apart ? n_.size : 0);
+      for (int64_t row = 0; row < rows_; ++row) {
+        if (step >= lengths_[row]) continue;
+        const float* from = input(step, row);
+        add(from, summed, gate(row, 0));
+        if (is_apart) copy(from + summed, gate(row, n_.gates));
+      }
+    }
+
+    // The gates of a step if the last one has products of a state that the others reset.
+    void reset(int64_t step, const Program& program) {
+      const int64_t others = columns_ - n_.size, col = others / kBlockColumns * kBlockColumns;
+      if (others > 0) multiply(0, others, work_.get(), stride_);
+      for (int64_t row = 0; row < rows_; ++row) {
+        if (step >= lengths_[row]) continue;
+        const float* from = input(step, row);
+        add(from, others, gate(row, 0));
+        copy(from + others, gate(row, n_.gates - 1));
+      }
+      run_program(program);
+      quantize(next_2_.get());
+      multiply(col, columns_ - col, products_.get(), n_.size + kBlockColumns);
+      for (int64_t row = 0; row < rows_; ++row)
+        add(products_.get() + row * (n_.size + kBlockColumns) + others - col, n_.size, gate(row, n_.gates - 1));
+    }
+
+    void run_program(const Program& program) const {
+      ProgramTensors tensors = {};
+      tensors.rows = rows_;
+      tensors.cols = tensors.src_stride = tensors.dst_stride = n_.size;
+      tensors.operand_stride = stride_;
+      tensors.src = state_.get();
+      tensors.src_type = tensors.dst_type = kFloat;
+      for (size_t i = 0; i < kFirstColumn; ++i) tensors.operands[i] = gate(0, static_cast<int64_t>(i));
+      for (int64_t i = 0; i < n_.columns; ++i)
+        tensors.operands[kFirstColumn + static_cast<size_t>(i)] =
+            layer_.columns + (direction_ * n_.columns + i) * n_.size;
+      tensors.outputs[static_cast<size_t>(ProgramOutput::kDst)] = next_.get();
+      tensors.outputs[static_cast<size_t>(ProgramOutput::kDst2)] = next_2_.get();
+      program.run(tensors, 0, rows_);
+    }
+
+    // Keeps the next states of the sequences that have this step; -0 becomes 0.
+    void keep(int64_t step) {
+      for (int64_t row = 0; row < rows_; ++row) {
+        if (step >= lengths_[row]) continue;
+        float* const state = state_.get() + row * n_.size;
+        set(next_.get() + row * n_.size, state);
+        copy(state, output(place(step, row), row));
+        if (node_.has_second_state()) set(next_2_.get() + row * n_.size, second(row));
+      }
+    }
+
+    void set(const float* from, float* __restrict to) const {
+      for (int64_t i = 0; i < n_.size; ++i) to[i] = from[i] + 0.0f;
+    }
+
+    const QuantizedRecurrence& node_;
+    const Layer& layer_;
+    Context* const context_;
+    const Sizes n_;
+    const int64_t direction_, first_, rows_;
+    const bool is_reverse_;
+    const int64_t columns_, stride_, depth_;  // `stride_`: of work_, which has the gates and the second state of a row
+    const std::unique_ptr<float[]> work_, state_, next_, next_2_, products_;
+    const std::unique_ptr<uint8_t[]> codes_;
+    float scales_[kTaskRows];
+    int32_t zps_[kTaskRows];
+    int64_t lengths_[kTaskRows];
+  };
+
+  [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
+
+  bool has_second_state() const { return !reset_ && whole_.has_output(ProgramOutput::kDst2); }
+
+  int64_t most_gates() const { return kMostGates - (last_gate_ == LastGate::kApart); }
+
+  void check_weight(const Shape& shape, const Sizes& n) const {
+    const Shape expected = {
+        5, {n.directions, divide_up(n.gates * n.size, kBlockColumns), divide_up(n.size, kQuad), kBlockColumns, kQuad}};
+    if (!(shape == expected)) fail("weight has shape " + shape.text() + ", expected " + expected.text());
+  }
+
+  static const void* of_columns(const Tensor& tensor, const char* name, int64_t directions, int64_t columns) {
+    const Shape expected = {2, {directions, columns}};
+    if (!(tensor.shape == expected))
+      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected " + expected.text());
+    return tensor.data;
+  }
+
+  static State state_of(const Tensor& tensor, const char* name, const Sizes& n) {
+    const int64_t sizes[] = {n.directions, n.batch, n.size};
+    State found = {static_cast<const float*>(tensor.data), {}};
+    bool fits = tensor.shape.rank == 3;
+    int64_t stride = 1;
+    for (size_t i = 3; fits && i-- > 0;) {
+      const int64_t length = tensor.shape.dims[i];
+      fits = length == sizes[i] || length == 1;
+      found.strides[i] = length == 1 ? 0 : stride;
+      stride *= length;
+    }
+    if (!fits)
+      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected dimensions that broadcast to " +
+           Shape{3, {n.directions, n.batch, n.size}}.text());
+    return found;
+  }
+
+  // Checks that the program reads what there is.
+  void check_operands(const Sizes& n) const {
+    const auto gates = static_cast<size_t>(n.gates + (last_gate_ == LastGate::kApart));
+    for (size_t i = 0; i < kOperands; ++i) {
+      const OperandForm form = whole_.form(i);
+      const bool is_tensor = i < gates || (i == kSecondState && has_second_state());
+      const bool is_column = i >= kFirstColumn && i < kFirstColumn + static_cast<size_t>(n.columns);
+      if (form != OperandForm::kUnused && !(form == OperandForm::kTensor && is_tensor) &&
+          !(form == OperandForm::kColumn && is_column))
+        fail("program reads operand " + std::to_string(i + 1) + ", which is not there in this form: there are " +
+             std::to_string(gates) + " tensors from number 1 on, tensor5 for a program with a second state, and " +
+             std::to_string(n.columns) + " columns from number 6 on");
+    }
+  }
+
+  int64_t size_;
+  Direction direction_;
+  LastGate last_gate_;
+  Program whole_;
+  std::optional<Program> reset_, cell_;  // of last_gate 2: the parts of the program that give dst_2 and dst
+};
+
+}  // namespace
+
+Operator quantized_recurrence() {
+  Operator op = {kName,
+                 9,
+                 {{{kFloat, kInt8, kFloat, kInt32, kFloat, kFloat, kFloat, kInt32, kFloat}, {kFloat, kFloat, kFloat}}},
+                 make_node<QuantizedRecurrence>,
+                 always_float};
+  op.columns_input = Operator::kNoInput;
+  return op;
+}
+
+}  // namespace dynq

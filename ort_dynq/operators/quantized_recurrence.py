@@ -1,0 +1,287 @@
+"""QuantizedRecurrence: the steps of a recurrent layer, with recurrent products of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .encodings import Direction, LastGate
+from .function_text import integer, integers, reshape, select
+from .program import COLUMNS, MOST_GATES, RECURRENT_OPERANDS, parse
+from .quantized_matmul import LONGEST_SYMMETRIC_SUM
+from .row_program import ROW_PROGRAM, selected
+from .spec import Attribute, Family, Input, Operator, Signature
+
+_IDENTITY = "dst = x"
+FIRST_COLUMN = MOST_GATES + 2
+"""The number of the first operand of `columns`; the one before it is the second state."""
+
+
+def _codes(state: str, name: str, opset: int) -> str:
+    """Sets ``{name}``, float64, the codes of a state plus 128, and ``{name}_scale``. A NaN does not count."""
+    attribute, axes = ("", ", last") if opset >= 18 else (", axes = [-1]", "")
+    return f"""
+    {name}_nan = IsNaN({state})
+    {name}_known = Where({name}_nan, zero, {state})
+    {name}_sizes = Abs({name}_known)
+    {name}_peak = ReduceMax<keepdims = 1{attribute}>({name}_sizes{axes})
+    {name}_divided = Div({name}_peak, largest)
+    {name}_is_zero = Equal({name}_divided, zero)
+    {name}_scale = Where({name}_is_zero, one, {name}_divided)
+    {name}_quotient = Div({state}, {name}_scale)
+    {name}_rounded = Round({name}_quotient)
+    {name}_undefined = IsNaN({name}_rounded)
+    {name}_defined = Where({name}_undefined, lowest, {name}_rounded)
+    {name}_clipped = Clip({name}_defined, lowest, largest)
+    {name}_centered = Cast<to = 11>({name}_clipped)
+    {name} = Add({name}_centered, zero_point)
+    """
+
+
+def _product(codes: str, to: str, columns: str) -> str:
+    """Sets `to` to the products of codes and the weights, their scales, sums and bias with this suffix."""
+    return f"""
+    {to}_sums = MatMul({codes}, weights{columns})
+    {to}_exact = Sub({to}_sums, corrections{columns})
+    {to}_real = Cast<to = 1>({to}_exact)
+    {to}_scales = Mul({codes}_scale, scales{columns})
+    {to}_scaled = Mul({to}_real, {to}_scales)
+    {to} = Add({to}_scaled, biases{columns})
+    """
+
+
+def _operands(gates: str, prefix: str) -> str:
+    """Sets the operands of a program, with this prefix, to the gates, the second state and the columns."""
+    lines = [f"{prefix}{i + 1} = Slice({gates}, gate_{i}, gate_{i + 1}, last)" for i in range(MOST_GATES)]
+    lines.append(f"{prefix}{MOST_GATES + 1} = Identity(c)")
+    lines += [f"{prefix}{FIRST_COLUMN + i} = Identity(column_{i})" for i in range(COLUMNS)]
+    return "\n".join(lines)
+
+
+def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
+    # The steps are a Loop: a Scan must know the ranks of its outputs.
+    flat = reshape(opset)
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
+    bounds = "\n".join(
+        f"times_{i} = Constant<value_ints = [{i}]>()\ngate_{i} = Mul(size, times_{i})" for i in range(MOST_GATES + 1)
+    )
+    columns = "\n".join(
+        f"columns_{i} = Slice(all_columns, gate_{i}, gate_{i + 1}, last)\ncolumn_{i} = Unsqueeze(columns_{i}, n1)"
+        for i in range(COLUMNS)
+    )
+    of_last = "\n".join(
+        f"{name}_last = Slice({name}, others, end, last)" for name in ("weights", "corrections", "scales", "biases")
+    )
+    seconds = ", ".join(str(int("dst_2" in parse(each, RECURRENT_OPERANDS).outputs)) for each in programs)
+    return f"""{{
+    {integers(3)}
+    {vectors}
+    last = Constant<value_ints = [-1]>()
+    end = Constant<value_ints = [{2**63 - 1}]>()
+    zero = Constant<value_float = 0.0>()
+    one = Constant<value_float = 1.0>()
+    minus_one = Neg(one)
+    infinity = Div(one, zero)
+    minus_infinity = Div(minus_one, zero)
+    largest = Constant<value_float = 127.0>()
+    lowest = Constant<value_float = -128.0>()
+    zero_point = Constant<value = double {{128.0}}>()
+    direction = Constant<value_int: int = @direction>()
+    is_reverse = Equal(direction, {integer(Direction.REVERSE)})
+    is_both = Equal(direction, {integer(Direction.BIDIRECTIONAL)})
+    last_gate = Constant<value_int: int = @last_gate>()
+    is_apart = Equal(last_gate, {integer(LastGate.APART)})
+    is_of_reset = Equal(last_gate, {integer(LastGate.OF_RESET)})
+    branch = Constant<value_int: int = @branch>()
+    seconds = Constant<value_ints = [{seconds}]>()
+    second = Gather(seconds, branch)
+    has_dst_2 = Equal(second, i1)
+    is_not_of_reset = Not(is_of_reset)
+    has_second = And(has_dst_2, is_not_of_reset)
+    hidden_size = Constant<value_int: int = @hidden_size>()
+    size = Unsqueeze(hidden_size, n0)
+    {bounds}
+
+    src_shape = Shape(src)
+    steps = Slice(src_shape, n0, n1)
+    batch = Slice(src_shape, n1, n2)
+    columns_shape = Shape(column_scale)
+    directions = Slice(columns_shape, n0, n1)
+    column_count = Slice(columns_shape, n1, n2)
+    others = Sub(column_count, size)
+    shape = Concat<axis = 0>(directions, batch, size)
+    codes_of_weights = Cast<to = 6>(weight)
+    by_depth = Transpose<perm = [0, 2, 4, 1, 3]>(codes_of_weights)
+    parts_shape = Shape(by_depth)
+    three = Constant<value_ints = [3]>()
+    depth_parts = Slice(parts_shape, n1, three)
+    column_parts = Slice(parts_shape, three, end)
+    padded_depth = ReduceProd<keepdims = 1>(depth_parts)
+    padded_columns = ReduceProd<keepdims = 1>(column_parts)
+    padded_shape = Concat<axis = 0>(directions, padded_depth, padded_columns)
+    padded = {flat}(by_depth, padded_shape)
+    starts = Concat<axis = 0>(n0, n0)
+    ends = Concat<axis = 0>(size, column_count)
+    matrix_axes = Constant<value_ints = [1, 2]>()
+    matrix = Slice(padded, starts, ends, matrix_axes)
+    weights = Cast<to = 11>(matrix)
+    real_sums = Cast<to = 11>(column_sum)
+    corrections_of_columns = Mul(real_sums, zero_point)
+    corrections = Unsqueeze(corrections_of_columns, n1)
+    scales = Unsqueeze(column_scale, n1)
+    biases = Unsqueeze(bias, n1)
+    {of_last}
+    column_space = Concat<axis = 0>(directions, gate_{COLUMNS})
+    no_columns = Expand(zero, column_space)
+    all_columns = Concat<axis = 1>(columns, no_columns)
+    {columns}
+
+    given_lengths = Cast<to = 7>(lengths)
+    flat_lengths = {flat}(given_lengths, last)
+    positive_lengths = Max(flat_lengths, n0)
+    bounded_lengths = Min(positive_lengths, steps)
+    length = Expand(bounded_lengths, batch)
+    at_least_one = Max(length, n1)
+    reversed_length = Min(at_least_one, steps)
+
+    by_direction_shape = Concat<axis = 0>(steps, batch, directions, column_count)
+    given = {flat}(src, by_direction_shape)
+    {_ordered("given", "ordered")}
+    inputs = Transpose<perm = [0, 2, 1, 3]>(ordered)
+    state_no_zero = Add(state, zero)
+    first = Expand(state_no_zero, shape)
+    state_2_no_zero = Add(state_2, zero)
+    first_2 = Expand(state_2_no_zero, shape)
+    gate_space = Concat<axis = 0>(directions, batch, gate_{MOST_GATES})
+    no_gates = Expand(zero, gate_space)
+
+    step_count = Squeeze(steps)
+    always = Equal(step_count, step_count)
+    last_h, last_c, results = Loop(step_count, always, first, first_2) <
+        body = one_step (int64 step, bool goes_on, float[] x, float[] c) =>
+            (bool still, float[] x_next, float[] c_next, float[] result) {{
+            still = Identity(goes_on)
+            input = Gather<axis = 0>(inputs, step)
+            {_codes("x", "codes", opset)}
+            {_product("codes", "product", "")}
+            sums = Add(product, input)
+            sums_of_others = Slice(sums, n0, others, last)
+            last_input = Slice(input, others, end, last)
+            last_product = Slice(product, others, end, last)
+            gates_apart = Concat<axis = 2>(sums_of_others, last_product, last_input, no_gates)
+            gates_given = Concat<axis = 2>(sums_of_others, last_input, no_gates)
+            gates_summed = Concat<axis = 2>(sums, no_gates)
+            gates = If(is_of_reset) <
+                then_branch = of_reset () => (float[] gates_of_reset) {{
+                    {_operands("gates_given", "given_")}
+                    {selected(programs, {"dst_2": "reset"}, opset, "r", "given_", RECURRENT_OPERANDS)}
+                    reset_state = {flat}(reset, shape)
+                    {_codes("reset_state", "reset_codes", opset)}
+                    {_product("reset_codes", "reset_product", "_last")}
+                    last_sum = Add(reset_product, last_input)
+                    gates_of_reset = Concat<axis = 2>(sums_of_others, last_sum, no_gates)
+                }},
+                else_branch = of_state () => (float[] gates_of_state) {{
+                    {select("gates_of_state", "is_apart", "gates_apart", "gates_summed")}
+                }}
+            >
+            {_operands("gates", "operand_")}
+            {selected(programs, {"dst": "dst_real", "dst_2": "dst_2_real"}, opset, operand_count=RECURRENT_OPERANDS)}
+            is_there = Less(step, length)
+            is_there_2d = Unsqueeze(is_there, n1)
+            new = Add(dst_real, zero)
+            x_next = Where(is_there_2d, new, x)
+            c_next = If(has_second) <
+                then_branch = with_second () => (float[] second_next) {{
+                    new_2 = Add(dst_2_real, zero)
+                    second_next = Where(is_there_2d, new_2, c)
+                }},
+                else_branch = without_second () => (float[] second_kept) {{ second_kept = Identity(c) }}
+            >
+            result = Where(is_there_2d, new, zero)
+        }}
+    >
+
+    has_steps = Greater(length, n0)
+    has_steps_2d = Unsqueeze(has_steps, n1)
+    final_state = Where(has_steps_2d, last_h, zero)
+    final_c = Where(has_steps_2d, last_c, zero)
+    nothing = Constant<value = float[0] {{}}>()
+    {select("final_state_2", "has_second", "final_c", "nothing")}
+    by_sequence = Transpose<perm = [0, 2, 1, 3]>(results)
+    {_ordered("by_sequence", "in_order")}
+    dst = Transpose<perm = [0, 2, 1, 3]>(in_order)
+}}"""
+
+
+def _ordered(value: str, to: str) -> str:
+    """Sets `to` to a value, [T, B, D, ...], in which the steps of the direction backwards are reversed."""
+    return f"""
+    {to}_reversed = ReverseSequence<batch_axis = 1, time_axis = 0>({value}, reversed_length)
+    {to}_forward = Slice({value}, n0, n1, n2)
+    {to}_backward = Slice({to}_reversed, n1, n2, n2)
+    {to}_both = Concat<axis = 2>({to}_forward, {to}_backward)
+    {select(f"{to}_one", "is_reverse", f"{to}_reversed", value)}
+    {select(to, "is_both", f"{to}_both", f"{to}_one")}
+    """
+
+
+QUANTIZED_RECURRENCE = Operator(
+    "QuantizedRecurrence",
+    "Computes all steps of an LSTM, a GRU, or another recurrent layer. `src` has the products of the inputs of all "
+    "steps by their weights. Each step quantizes the state of each sequence, multiplies it by the recurrent weights, "
+    "and runs [a program](#programs), which assigns the next state to `dst`, and perhaps the next second state to "
+    "`dst_2`. It has no reductions. It reads the state `x`, the gates `tensor1` to `tensor4`, the second state "
+    "`tensor5`, and `column6` to `column8`, which are in `columns`. States have no -0: it becomes 0.",
+    "For each direction, sequence and step:\n"
+    "s = max(|x|) / 127, or 1 if that is 0; a NaN does not count\n"
+    "exact = sum over k of round(x[k] / s) * weight[k]\n"
+    "gates = float32(exact) * (s * column_scale) + bias + src; see last_gate\n"
+    "x, tensor5 = program(x, gates, tensor5, columns)",
+    (
+        Input(
+            "src",
+            ("float32",),
+            "[T, B, D * G * H]: T steps, B sequences, D directions, G gates (up to 4), and H, which is hidden_size.",
+        ),
+        Input(
+            "weight",
+            ("int8",),
+            "[D, ceil(G * H / 16), ceil(H / 4), 16, 4]: the recurrent weights of each direction, packed as those of "
+            "[QuantizedMatMul](#quantizedmatmul) with 8 bits.",
+        ),
+        Input("column_scale", ("float32",), "[D, G * H]: the scales of the weights."),
+        Input("column_sum", ("int32",), "[D, G * H]: the sums of the weights of each column."),
+        Input("bias", ("float32",), "[D, G * H], added to the products."),
+        Input("state", ("float32",), "The first state: dimensions that broadcast to [D, B, H]."),
+        Input("state_2", ("float32",), "The first second state, likewise."),
+        Input("lengths", ("int32",), "The steps of each sequence, [B], or one element. More than T count as T."),
+        Input("columns", ("float32",), "[D, 0 to 3 times H]: numbers of the elements of a state, such as peepholes."),
+    ),
+    (
+        Input("dst", ("float32",), "[T, D, B, H]: the states after each step; 0 after the end of a sequence."),
+        Input(
+            "final_state", ("float32",), "[D, B, H]: the states after the last step of each sequence; 0 without steps."
+        ),
+        Input("final_state_2", ("float32",), "Likewise; [0] if there is no second state."),
+    ),
+    (
+        *ROW_PROGRAM.attributes[:2],
+        Attribute("hidden_size", 1, f"H, at most {LONGEST_SYMMETRIC_SUM}."),
+        Attribute("direction", Direction.FORWARD, "The order of the steps.", Direction),
+        Attribute("last_gate", LastGate.SUM, "The last gate.", LastGate),
+    ),
+    (
+        Signature(
+            (*("float32", "int8", "float32", "int32", "float32", "float32", "float32"), "int32", "float32"),
+            ("float32",) * 3,
+        ),
+    ),
+    _body,
+    _body,
+)
+
+FAMILY = Family(
+    "Recurrent layers",
+    "The steps of LSTM, GRU and RNN, whose weights are integers. Which layer it is says the program.",
+    (QUANTIZED_RECURRENCE,),
+)
