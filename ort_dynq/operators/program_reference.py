@@ -69,6 +69,15 @@ dst = Div(Mul(x, Clip(Add(x, 3.0), 0.0, 6.0)), 6.0)
 dst = Clip(Add(x, tensor1), 0.0, inf)
 ```
 
+So do recurrent layers: [QuantizedRecurrence](#quantizedrecurrence) runs a program at each step. Its operands are the
+gates `tensor1` to `tensor4`, the second state `tensor5`, and `column6` to `column8`. An LSTM:
+
+```
+cell = Add(Mul(Sigmoid(tensor3), tensor5), Mul(Sigmoid(tensor1), Sub(Mul(Sigmoid(Mul(tensor4, 2.0)), 2.0), 1.0)))
+dst = Mul(Sigmoid(tensor2), Sub(Mul(Sigmoid(Mul(cell, 2.0)), 2.0), 1.0))
+dst_2 = cell
+```
+
 A step gives the bits of ONNX Runtime's operator of its name on x86, without optimizations. `Int8`, `Uint8`, `Int32` and
 `Float16` are Casts to these types and back. `ReduceSum`, `Sigmoid` and `Gelu` have an arithmetic of their own, which is
 the same on every CPU: only [fusions](rules.md#fusions) use them.

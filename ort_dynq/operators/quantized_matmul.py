@@ -25,6 +25,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     # From opset 13 on, axes are an input of ReduceSum.
     attribute, axes = ("", ", sum_axis") if opset >= 13 else (", axes = [1]", "")
     sum_of_weights = f"ReduceSum<keepdims = 0{attribute}>(centered_weights{axes})"
+    # No If between the packed weights and their codes: ONNX Runtime, which inlines an If, would not fold what follows,
+    # and each call without the plugin would unpack constant weights again.
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
     return f"""{{
         {integers(3)}
@@ -37,6 +39,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         low_base = Constant<value = int32 {{16}}>()
         byte_base = Constant<value = int32 {{256}}>()
         half = Constant<value = int32 {{128}}>()
+        part_bases = Constant<value = int32[1, 1, 2, 1, 1] {{1, 16}}>()
         nothing = Constant<value = int32 {{0}}>()
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
         sum_axis = Constant<value_ints = [1]>()
@@ -65,22 +68,15 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 
         is_4bit = Equal(bits, four_bits)
         packed = Cast<to = 6>(weight)
-        codes = If(is_4bit) <
-            then_branch = nibbles () => (int32[] pairs) {{
-                bytes = Mod(packed, byte_base)
-                low = Mod(bytes, low_base)
-                high = Div(bytes, low_base)
-                low_quads = Unsqueeze(low, n2)
-                high_quads = Unsqueeze(high, n2)
-                pairs = Concat<axis = 2>(low_quads, high_quads)
-            }},
-            else_branch = bytes () => (int32[] quads) {{
-                unsigned = Add(packed, half)
-                quads = Unsqueeze(unsigned, n2)
-            }}
-        >
         offset = Where(is_4bit, nothing, half)
         base = Where(is_4bit, low_base, byte_base)
+        shifted = Add(packed, offset)
+        bytes = Mod(shifted, byte_base)
+        byte_quads = Unsqueeze(bytes, n2)
+        part_count = Where(is_4bit, n2, n1)
+        parts = Slice(part_bases, n0, part_count, n2)
+        quads = Div(byte_quads, parts)
+        codes = Mod(quads, base)
         by_depth = Transpose<perm = [1, 2, 4, 0, 3]>(codes)
         codes_shape = Shape(by_depth)
         depth_parts = Slice(codes_shape, n0, n3)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from helpers import stock_session
 from onnx import TensorProto, helper, numpy_helper
@@ -29,6 +30,7 @@ from quantizing import (
 import ort_dynq
 from ort_dynq import DynqError
 from ort_dynq.rewriter.metadata import ACTIVATION, QUANTIZED
+from ort_dynq.runtime import open_session, session_options, version
 
 W = floats(K, N, seed=3)
 X = activations(9, K)
@@ -221,6 +223,39 @@ def test_subgraph() -> None:
     assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedMatMul": 2}
     assert squared_error(run(result, X), run_float(model, X)) < 3e-4
     assert not [tensor for tensor in result.to_proto().graph.initializer if tensor.name == "outer"]
+
+
+@pytest.mark.skipif(version() < (1, 32), reason="older versions fold other constants")
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_loop_without_the_plugin_repeats_no_work_on_weights(tmp_path: Path, weights: str) -> None:
+    """ONNX Runtime folds constants before it inlines an If: none may stand between the packed weights and their use."""
+    info = helper.make_tensor_value_info
+    state = [info(name, TensorProto.FLOAT, (1, N)) for name in ("s", "t", "x", "y")]
+    flags = [info(name, TensorProto.BOOL, ()) for name in ("c", "d")]
+    nodes = [helper.make_node("MatMul", ["s", "w"], ["t"]), helper.make_node("Identity", ["c"], ["d"])]
+    inputs = [info("i", TensorProto.INT64, ()), flags[0], state[0]]
+    body = helper.make_graph(nodes, "body", inputs, [flags[1], state[1]])
+    constants = {"w": floats(N, N) / F(N**0.5), "count": np.array(3), "go": np.array(True)}
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["count", "go", "x"], ["y"], body=body)],
+        "g",
+        state[2:3],
+        state[3:],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    result = ort_dynq.quantize(model, weights=weights)
+    run(result, floats(1, N))
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    open_session(result.to_proto(), options)
+    optimized = onnx.load(tmp_path / "optimized.onnx").graph
+    inner = next(node.attribute[0].g for node in optimized.node if node.op_type == "Loop")
+    tensors = [*optimized.initializer, *inner.initializer]
+    large = {tensor.name for tensor in tensors if np.prod(tensor.dims) >= N * N // 2}
+    readers = [node.op_type for node in inner.node if large & {*node.input}]
+    assert set(readers) == {"MatMulInteger"}
 
 
 def test_function() -> None:
