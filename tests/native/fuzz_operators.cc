@@ -313,8 +313,8 @@ struct Recurrence {
         columns(static_cast<int64_t>(bytes.below(4))) {
     static constexpr const char* kCells[] = {
         "dst = Sub(Mul(Sigmoid(Mul(tensor1, 2)), 2), 1)",
-        "dst_2 = Add(Mul(Sigmoid(tensor3), tensor5), Mul(Sigmoid(tensor1), tensor4)); dst = Mul(Sigmoid(tensor2), "
-        "dst_2)",
+        ("dst_2 = Add(Mul(Sigmoid(tensor3), tensor5), Mul(Sigmoid(tensor1), tensor4)); dst = Mul(Sigmoid(tensor2), "
+         "dst_2)"),
         "z = Sigmoid(tensor1); dst_2 = Mul(Sigmoid(tensor2), x); dst = Add(Mul(Sub(1, z), tensor3), Mul(z, x))",
         "dst = Clip(Add(tensor1, Mul(column6, tensor2)), 0, inf)",
         "dst = Add(tensor3, Mul(tensor4, column8))",
