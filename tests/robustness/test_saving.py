@@ -275,7 +275,7 @@ def test_a_link_into_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 COMMANDS = (
     ("rewrite", "model.onnx", "-o"),
-    ("quantize", "model.onnx", "-o"),
+    ("quantize", "model.onnx", "--allow-none", "-o"),
     ("report", "model.onnx", "-o"),
     ("bench", "quantize", "model.onnx", "--report"),
 )
