@@ -49,13 +49,9 @@ class _Match:
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "Conv":
         return None
-    options.check(node)
-    a, w, bias = [*node.inputs, None, None, None][:3]
-    if a is None or w is None:
+    if (operands := operands_of(node, context, options)) is None:
         return None
-    facts = context.facts
-    check_constant(w, facts)
-    check_activation(a)
+    (a, w, bias), facts = operands, context.facts
     weights, scale = weights_of_floats(floats_of(w, facts))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
@@ -76,6 +72,21 @@ def rule(options: Options) -> Rule[_Match]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)
+
+
+def operands_of(node: ir.Node, context: Context, options: Options) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:
+    """Returns the activation, the constant weights and the bias of a convolution; None if an input is missing.
+
+    Raises:
+        Unconverted: The layer is excluded, its weights are not constant, or its activation is not of floats.
+    """
+    a, w, bias = [*node.inputs, None, None, None][:3]
+    if a is None or w is None:
+        return None
+    options.check(node)
+    check_constant(w, context.facts)
+    check_activation(a)
+    return a, w, bias
 
 
 def weights_of_floats(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:

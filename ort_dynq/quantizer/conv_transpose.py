@@ -28,19 +28,19 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..operators.encodings import AutoPad
 from ..opsets import OPSET
-from ..rewriter.convolutions.convolution import Geometry, Weights, integers_of
+from ..rewriter.convolutions.convolution import Geometry, Weights, check_rank, integers_of
 from ..rewriter.convolutions.quantized_conv import insert_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_slow_transposed_convolution
 from ..rewriter.products.channels import Channels
-from ..rewriter.products.float_activations import FloatActivations, check_activation
+from ..rewriter.products.float_activations import FloatActivations
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .conv import past_normalization, weights_of_floats
+from .conv import operands_of, past_normalization, weights_of_floats
 from .options import Options
-from .weights import check_constant, floats_of, release
+from .weights import floats_of, release
 
 
 @dataclass(frozen=True)
@@ -73,27 +73,20 @@ class _Match:
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "ConvTranspose":
         return None
-    a, w, bias = [*node.inputs, None, None, None][:3]
-    if a is None or w is None:
+    if (operands := operands_of(node, context, options)) is None:
         return None
-    options.check(node)
-    facts = context.facts
-    check_constant(w, facts)
-    check_activation(a)
-    elements = floats_of(w, facts)
-    release(w)
+    (a, w, bias), facts = operands, context.facts
     group = node.attributes.get_int("group", 1)
-    if elements.ndim < 3 or group < 1 or len(elements) % group:
-        raise Unconverted(Reason.CONV_GROUP_OR_AUTO_PAD)
-    by_channel = _by_output_channel(elements, group)
-    dilations = integers_of(node, "dilations", [1] * (elements.ndim - 2))
+    by_channel = _by_output_channel(floats_of(w, facts), group)
+    release(w)
+    dilations = integers_of(node, "dilations", [1] * (by_channel.ndim - 2))
     axes = _axes(node, [(k - 1) * d + 1 for k, d in zip(by_channel.shape[2:], dilations, strict=True)])
     weights, scale = weights_of_floats(by_channel)
     if is_slow_transposed_convolution(node, by_channel.shape[1], by_channel.shape[2:], axes.strides, axes.taps):
         raise Unconverted(Reason.CONV_TRANSPOSE_TOO_SMALL)
     if options.has_two_terms(node):
         raise Unconverted(Reason.CONV_TWO_TERMS)
-    channels = Channels(len(by_channel), elements.ndim - 2)
+    channels = Channels(len(by_channel), by_channel.ndim - 2)
     tail = Tail(node, channels, node.outputs[0], column=scale, bias=bias)
     tail = past_normalization(tail if bias is not None else tail.past_bias(facts), facts)
     # The parameters are vectors, [M].
@@ -130,10 +123,17 @@ def rule(options: Options) -> Rule[_Match]:
 
 
 def _by_output_channel(elements: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float32]:
-    """Returns weights [C, M / group, k1, ..., kr] of a ConvTranspose as [M, C / group, k1, ..., kr]."""
+    """Returns a copy of weights [C, M / group, k1, ..., kr] of a ConvTranspose as [M, C / group, k1, ..., kr].
+
+    Raises:
+        Unconverted: They have no axis of an image, or the group does not divide C.
+    """
+    check_rank(elements.ndim)
+    if group < 1 or len(elements) % group:
+        raise Unconverted(Reason.CONV_GROUP_OR_AUTO_PAD)
     inputs, outputs, *kernel = elements.shape
     grouped = elements.reshape(group, inputs // group, outputs, *kernel).swapaxes(1, 2)
-    return np.ascontiguousarray(grouped.reshape(group * outputs, inputs // group, *kernel))
+    return np.array(grouped.reshape(group * outputs, inputs // group, *kernel), order="C")
 
 
 def _axes(node: ir.Node, lengths: Sequence[int]) -> _Axes:
