@@ -27,7 +27,8 @@ _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 _FEWEST_WEIGHTS_OF_RECURRENCE = 49152  # of a direction
-# Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
+# Kernels multiply 16 positions at once, also of several samples; a depthwise convolution has few products for each
+# channel. A single position is a product of a matrix and a vector, which is as fast in float.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 _FEWEST_PASSES_SAVED = 3  # by a program
@@ -219,6 +220,9 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if has_short_sums(weights.shape) else _FEWEST_POSITIONS):
+    if has_short_sums(weights.shape):
+        if positions < _FEWEST_POSITIONS_OF_A_CHANNEL:
+            return True
+    elif positions == 1 or positions * (batch if weights.ndim < 5 else 1) < _FEWEST_POSITIONS:
         return True
     return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION
