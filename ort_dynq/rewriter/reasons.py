@@ -172,7 +172,6 @@ class Reason(Enum):
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
 
     # Convolutions
-    CONV_TRANSPOSE = "ort_dynq has no integer product for a transposed convolution"
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
     CONV_SINGLE_CHANNELS = "a convolution of single channels is faster in float"
     CONV_TWO_TERMS = "activations of convolutions cannot have two terms; --activations token quantizes it to 8 bits"
@@ -185,6 +184,7 @@ class Reason(Enum):
     CONV_TRANSPOSE_TOO_SMALL = (
         "an element of the output has too few products: interleaving costs more than integers save"
     )
+    CONV_TRANSPOSE_OFFSET = "ort_dynq has no transposed convolution of codes with an offset"
     CONV_OUTPUT_SHAPE = "the pads of the ConvTranspose depend on the size of its output"
     CONV_INT32 = "an attribute exceeds int32"
     CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"
