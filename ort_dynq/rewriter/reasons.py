@@ -174,6 +174,7 @@ class Reason(Enum):
     # Convolutions
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
     CONV_SINGLE_CHANNELS = "a convolution of single channels is faster in float"
+    CONV_FEW_PRODUCTS = "the convolution has too few products for each element that is quantized to gain from integers"
     CONV_TWO_TERMS = "activations of convolutions cannot have two terms; --activations token quantizes it to 8 bits"
     CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
     CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
