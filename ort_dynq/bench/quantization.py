@@ -8,8 +8,9 @@ The contenders, each at ONNX Runtime's default optimization level:
 * MatMulNBits: the weight-only quantizer of onnxruntime with 4 and 8 bits, in groups of 32, at accuracy level 4, which
   multiplies integers.
 * OpenVINO, if it is installed, see openvino.py.
-* ort_dynq: :func:`ort_dynq.quantize` with int8 weights, and with 4 bits in groups of 32; and :func:`ort_dynq.rewrite`
-  of the model that quantize_dynamic wrote with default settings, if that changes it.
+* ort_dynq: :func:`ort_dynq.quantize` with int8 weights, with these and activations of two terms, and with 4 bits in
+  groups of 32; and :func:`ort_dynq.rewrite` of the model that quantize_dynamic wrote with default settings, if that
+  changes it.
 """
 
 from __future__ import annotations
@@ -287,8 +288,8 @@ def _writers() -> dict[str, _Writer]:
 
         return write
 
-    def ours(weights: str) -> _Writer:
-        return lambda source, target: quantize(source, weights=weights).save(target)
+    def ours(weights: str, activations: str = "token") -> _Writer:
+        return lambda source, target: quantize(source, weights=weights, activations=activations).save(target)
 
     return {
         DYNAMIC: dynamic(per_channel=False),
@@ -298,6 +299,7 @@ def _writers() -> dict[str, _Writer]:
         **dict.fromkeys(openvino.forms(), openvino.write),
         REWRITTEN: _write_rewritten,
         f"{OURS} int8": ours("int8"),
+        f"{OURS} int8, two terms": ours("int8", "two-term"),
         f"{OURS} int4": ours("int4"),
     }
 

@@ -66,7 +66,7 @@ def test_text_and_page(stand_in: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert f"{stand_in}: accuracy on 3 sets of data\n" in text
     assert "same: the share of best columns that equal float's" in text
     assert "SMOKE TEST" not in text
-    (line,) = (line for line in text.splitlines() if line.startswith("ort_dynq int8"))
+    (line,) = (line for line in text.splitlines() if line.startswith("ort_dynq int8  "))
     share = line.split()[5]
     assert share.endswith("%")
     assert f'<td class="n">{share[:-1]} %</td>' in page.read_text()
