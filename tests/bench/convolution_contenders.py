@@ -5,6 +5,7 @@ All convolve the same values by the same weights, and add the same bias:
 * ort_dynq s8, ort_dynq u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output
   channel has a scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
 * ort_dynq float: DynamicQuantizeLinear and QuantizedConv, from float32.
+* two terms: the same, and again for what the codes leave, as `ort-dynq quantize --activations two-term` has it.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
   writes them. On x86, ONNX Runtime has fast kernels for the uint8 weights only.
 * Conv: Conv of float32.
@@ -202,6 +203,16 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
             "codes, scale, zero_point = ort_dynq.DynamicQuantizeLinear(x)\n" + f"y = {ours.replace('(x', '(codes')}",
             activation,
             constants,
+            is_ours=True,
+        ),
+        "two terms": _Form(
+            "codes, scale, zero_point = ort_dynq.DynamicQuantizeLinear(x)\n"
+            "real = DequantizeLinear(codes, scale, zero_point) rest = Sub(x, real)\n"
+            "rests, step, zero = ort_dynq.DynamicQuantizeLinear(rest)\n"
+            f"first = {ours.replace('(x', '(codes').replace(' bias', ' no_bias')}\n"
+            f"second = {ours.replace('(x, scale, zero_point', '(rests, step, zero')} y = Add(first, second)",
+            activation,
+            {**constants, "no_bias": np.zeros_like(data.bias)},
             is_ours=True,
         ),
         "ConvInteger s8": _integer(data, attributes, weights, np.int8(0)),
