@@ -20,7 +20,6 @@ from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
 from ..rewriter.float16 import write_casts_as_converted
-from ..rewriter.metadata import TERM
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import load
@@ -46,8 +45,8 @@ def product_of(operator: str | None) -> str | None:
 
 
 def is_layer(node: ir.Node) -> bool:
-    """Returns whether a node is a quantized layer, not products of a recurrent layer's inputs or of a first term."""
-    if node.domain != DOMAIN or product_of(node.op_type) is None or node.metadata_props.get(TERM) == "first":
+    """Returns whether a node is a quantized layer, not the products of the inputs of a recurrent layer."""
+    if node.domain != DOMAIN or product_of(node.op_type) is None:
         return False
     return all(use.node.op_type != "QuantizedRecurrence" for use in node.outputs[0].uses())
 

@@ -75,7 +75,7 @@ def quantize(
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, "tensor" for one for all, or "two-term" for two
             codes for each element, the second for what the first leaves: the activations are nearly as exact as
-            floats. Small convolutions and the products of attention have no such form and stay in float then.
+            floats. Conv and the products of attention have no such form and stay in float then.
         symmetric: Whether activations per token have no zero point. Activations of Conv are per tensor and always have
             one.
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay in float. A layer has the name

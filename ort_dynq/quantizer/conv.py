@@ -2,17 +2,13 @@
 
 activation, Conv, [Add bias], [BatchNormalization]    -> DynamicQuantizeLinear, QuantizedConv
 
-With two terms, what the codes leave of the activation is quantized, too:
-
-    -> DynamicQuantizeLinear, QuantizedConv, DequantizeLinear, Sub, DynamicQuantizeLinear, QuantizedConv, Add
-
 ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into the scales and the bias.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +25,15 @@ from ..rewriter.convolutions.convolution import (
     grid_of_channels,
     weights_of,
 )
-from ..rewriter.convolutions.quantized_conv import build_quantized_conv, insert_quantized_conv
+from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
-from ..rewriter.metadata import TERM
-from ..rewriter.policy.cost import has_few_products, has_few_products_for_two_terms, has_short_sums
+from ..rewriter.policy.cost import has_few_products, has_short_sums
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.float_activations import FloatActivations, check_activation
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
@@ -50,7 +44,6 @@ class _Match:
     weights: Weights
     geometry: Geometry
     tail: Tail
-    terms: int
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
@@ -64,37 +57,23 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     geometry = geometry_of_floats(node, bias, weights)
     if has_few_products(weights.codes.shape, geometry.table[1].tolist(), geometry.group):
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
-    terms = 2 if options.has_two_terms(node) else 1
-    if terms == 2 and has_few_products_for_two_terms(weights.codes.shape, geometry.table[1].tolist()):
+    if options.has_two_terms(node):
         raise Unconverted(Reason.CONV_TWO_TERMS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, weights, geometry, past_normalization(tail, facts), terms)
+    return _Match(a, weights, geometry, past_normalization(tail, facts))
 
 
-def _build(match: _Match, edit: Edit, options: Options) -> None:
-    activations, tail = edit.shared(FloatActivations), match.tail
-    codes = activations.of_tensor(match.activation, edit)
+def _build(match: _Match, edit: Edit) -> None:
+    codes = edit.shared(FloatActivations).of_tensor(match.activation, edit)
+    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation)
-    if match.terms == 1:
-        build_quantized_conv(tail, codes, match.weights, match.geometry, edit)
-        return
-    results = []
-    for term, its_tail in (("first", replace(tail, bias=None)), ("second", tail)):
-        its_codes = codes if term == "first" else activations.of_remainder(match.activation, edit)
-        results.append(insert_quantized_conv(its_tail, its_codes, match.weights, match.geometry, edit))
-        assert edit.main is not None
-        edit.main.metadata_props[TERM] = term
-        if term == "first" and edit.main.name:
-            edit.main.name += "_first_term"
-    edit.replace(tail.last, edit.insert(ir.node("Add", results), before=tail.last_node))
-    edit.note = note_on(codes._replace(terms=2), options)
 
 
 def rule(options: Options) -> Rule[_Match]:
     """Returns the rule with these options."""
-    match, build = functools.partial(_match, options=options), functools.partial(_build, options=options)
-    return Rule("quantized convolution", OPSET, match, build, reports_opset=True)
+    match = functools.partial(_match, options=options)
+    return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)
 
 
 def operands_of(node: ir.Node, context: Context, options: Options) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:

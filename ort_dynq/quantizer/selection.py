@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..backends.options import Backend
 
-_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
+_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedRecurrence")
 
 
 @dataclass(frozen=True)

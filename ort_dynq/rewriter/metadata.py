@@ -18,9 +18,6 @@ PRODUCT = "ort_dynq.product"
 """On a product with a program: the name that the result of the product had before the program became part of it.
 Verification compares the product and the program one after the other."""
 
-TERM = "ort_dynq.term"
-"""On the two QuantizedConv of an activation of two terms, whose results an Add adds: "first" or "second"."""
-
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
 """On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the
 rounded weights, and then the product of the unrounded ones."""

@@ -14,7 +14,7 @@ from ..graphs import label
 from ..inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..operators.quantized_matmul import TERM_RATIO
-from ..rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS, TERM
+from ..rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from .layers import name_of
 
 
@@ -74,8 +74,6 @@ def terms_of(node: ir.Node) -> int:
     if node.op_type == "QuantizedRecurrence":  # the products of its inputs are another node
         inputs = None if node.inputs[0] is None else node.inputs[0].producer()
         return 1 if inputs is None else terms_of(inputs)
-    if TERM in node.metadata_props:
-        return 2
     return node.attributes.get_int("terms", 1)
 
 

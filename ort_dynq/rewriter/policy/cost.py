@@ -33,7 +33,6 @@ _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 # A first layer of 3 channels, 3x3 weights and stride 2: with 16 output channels it takes as long as in float with VNNI,
 # and longer without; with 32 it takes 0.7 of float's time with VNNI, and 1.3 without.
-_FEWEST_PRODUCTS_OF_TWO_TERMS = 192, 96  # for an element of the output, and of the input
 _FEWEST_PRODUCTS_OF_AN_INPUT, _FEWEST_PRODUCTS_OF_AN_OUTPUT = 40, 32
 _FEWEST_PASSES_SAVED = 3  # by a program
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
@@ -205,17 +204,6 @@ def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -
     of_an_input = shape[0] * math.prod(shape[2:]) / math.prod(strides)
     is_short = math.prod(shape[1:]) < _FEWEST_PRODUCTS_OF_AN_OUTPUT
     return group == 1 and is_short and of_an_input < _FEWEST_PRODUCTS_OF_AN_INPUT
-
-
-def has_few_products_for_two_terms(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns whether a convolution takes about as much time with two terms as in float, on CPUs with VNNI, or more.
-
-    Args:
-        shape: The shape of its weights, [M, C / group, k1, ..., kr].
-        strides: The strides.
-    """
-    of_an_output, of_an_input = _FEWEST_PRODUCTS_OF_TWO_TERMS
-    return math.prod(shape[1:]) < of_an_output or shape[0] * math.prod(shape[2:]) < of_an_input * math.prod(strides)
 
 
 def is_small_table(rows: int, columns: int) -> bool:

@@ -56,7 +56,6 @@ class FloatActivations:
         self._facts = facts
         self._codes: dict[tuple[object, ...], Codes] = {}
         self._padded: dict[tuple[object, ...], ir.Value] = {}
-        self._remainders: dict[tuple[object, ...], ir.Value] = {}
 
     def of_rows(self, value: ir.Value, edit: Edit, *, symmetric: bool = False, block_size: int = 0) -> Codes:
         """Returns the codes of a matrix, with a scale and a zero point for each row, or for each block of a row.
@@ -110,24 +109,6 @@ class FloatActivations:
         if key not in self._codes:
             self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
         return self._codes[key]
-
-    def of_remainder(self, value: ir.Value, edit: Edit) -> Codes:
-        """Returns the codes of what :meth:`of_tensor` leaves of a tensor.
-
-        Args:
-            value: float32, any shape.
-            edit: The edit of the product, before which new nodes are inserted.
-        """
-        key = edit.node.graph, value, "remainder"
-        if key not in self._remainders:
-            first = self.of_tensor(value, edit)
-            nodes = [ir.node("DequantizeLinear", [first.codes, first.scale, first.zero_point])]
-            nodes.append(ir.node("Sub", [value, nodes[0].outputs[0]]))
-            remainder = edit.insert(*nodes, before=edit.node)
-            for node in nodes:
-                self._facts.note(node.outputs[0], ir.DataType.FLOAT, value.shape)
-            self._remainders[key] = remainder
-        return self.of_tensor(self._remainders[key], edit)
 
     def padded(self, value: ir.Value, count: int, edit: Edit) -> ir.Value:
         """Returns a matrix with zeros at the end of each row.
