@@ -1,7 +1,7 @@
 """The rule for transposed convolutions with constant float weights.
 
 activation, ConvTranspose, [Add bias], [BatchNormalization]
-    -> DynamicQuantizeLinear, QuantizedConv, [Reshape, Transpose, Reshape for each axis], [Slice]
+    -> quantization, QuantizedConv, [Reshape, Transpose, Reshape for each axis], [Slice]
 
 ../rewriter/convolutions/transposed.py has the nodes after QuantizedConv.
 """
@@ -16,11 +16,10 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.convolutions.transposed import Phases, axes_of, build_phases, by_output_channel, phases_of
 from ..rewriter.edit import Edit
-from ..rewriter.products.float_activations import FloatActivations
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
-from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
+from .activations import codes_of_images, note_on
 from .conv import operands_of, past_normalization, weights_of_floats
 from .options import Options
 from .weights import floats_of, release
@@ -34,22 +33,20 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
     (a, w, bias), facts = operands, context.facts
     by_channel = by_output_channel(floats_of(w, facts), node)
     release(w)
-    weights, scale = weights_of_floats(by_channel)
-    axes = axes_of(node, weights)
-    if options.has_two_terms(node):
-        raise Unconverted(Reason.CONV_TWO_TERMS)
+    weights, scale = weights_of_floats(by_channel, options.has_two_terms(node))
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = past_normalization(tail if bias is not None else tail.past_bias(facts), facts)
-    return phases_of(a, weights, axes, tail, facts)
+    return phases_of(a, weights, axes_of(node, weights), tail, facts)
 
 
-def _build(match: Phases, edit: Edit) -> None:
-    codes = edit.shared(FloatActivations).of_tensor(match.activation, edit)
+def _build(match: Phases, edit: Edit, options: Options) -> None:
+    codes = codes_of_images(match.activation, edit, options)
     build_phases(match, codes, edit)
     note_activation(edit, match.activation)
+    edit.note = note_on(codes, options)
 
 
 def rule(options: Options) -> Rule[Phases]:
     """Returns the rule with these options."""
-    match = functools.partial(_match, options=options)
-    return Rule("quantized transposed convolution", OPSET, match, _build, reports_opset=True)
+    match, build = functools.partial(_match, options=options), functools.partial(_build, options=options)
+    return Rule("quantized transposed convolution", OPSET, match, build, reports_opset=True)

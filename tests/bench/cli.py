@@ -260,7 +260,7 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
         yield "medians in us; ort_dynq: QuantizedConv of codes; ort_dynq float: DynamicQuantizeLinear, QuantizedConv"
         yield "stock: ConvInteger, Cast, Mul and Add; Conv: of float32; QLinearConv: static, from codes to codes"
         yield "s8, u8: symmetric int8 weights, and uint8 weights with a zero point; the others have s8 weights"
-        yield "two terms: ort_dynq float, and the same for what the codes leave"
+        yield "two terms: TwoTermQuantize, QuantizedConv"
         yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; QLinearConv / ort_dynq s8\n"
         head = (
             *("convolution", "input", "weights", "stride", "threads"),

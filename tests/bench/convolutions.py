@@ -46,7 +46,7 @@ class ConvolutionTiming:
         threads: The number of threads.
         ours_s8_us, ours_u8_us: QuantizedConv with symmetric weights and with a zero point of the weights, from codes.
         ours_float_us: DynamicQuantizeLinear and QuantizedConv, from float32.
-        two_terms_us: The same with two terms.
+        two_terms_us: TwoTermQuantize and QuantizedConv, from float32.
         integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
         float_us: Conv of float32.
         static_us: QLinearConv, from codes to codes.
