@@ -284,6 +284,20 @@ def test_orders_differ() -> None:
         assert np.mean(one != other) > 0.02
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_of_the_padding_count_for_nothing(product_isa: str, bits: int) -> None:
+    """Those that pack() writes are 0; a model may have others. Sums of columns are computed, too."""
+    rng = np.random.default_rng(bits)
+    for depth, columns, rows in itertools.product(range(1, 20), (3, 16, 40), (1, 2, 3, 20)):
+        inputs, weights = matmul_inputs(rng, (rows, depth), columns, bits=bits, zero_points="all")
+        inputs[6] = (inputs[6], np.zeros((0, columns), np.int32))[depth % 2]
+        right = run("native", inputs, {"bits": bits})
+        longer = np.full((inputs[3].shape[1] * 32 // bits, columns), 15 if bits == 4 else -128, np.int8)
+        longer[:depth] = weights
+        inputs[3] = pack(longer, bits)
+        assert_same(run("native", inputs, {"bits": bits}), right)
+
+
 def test_packing() -> None:
     """Element [k, n] is where the documentation says; padding is 0."""
     rng = np.random.default_rng(0)

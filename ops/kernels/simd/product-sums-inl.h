@@ -208,6 +208,8 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
 template <int kBits>
 void sum_columns(const ProductBlock& block, int32_t* of_columns) {
   const int64_t quads = block.depth / kQuad / block.groups;
+  // Nothing checks that the weights of the padding are 0, and the codes there are. Only a single group has padding.
+  const bool has_padding = kBits == 4 && block.codes.sums[0] < quads * kQuad;
   for (int64_t col = 0; col < block.cols; col += kBlockColumns) {
     const Weights<1> weights(block, col, 0);
     for (int64_t group = 0; group < block.groups; ++group) {
@@ -219,9 +221,14 @@ void sum_columns(const ProductBlock& block, int32_t* of_columns) {
                      ? P::set1(block.weights.zp)
                      : P::load_zps(block.weights.zps + group * block.weights.zps_stride + at, block.cols - at);
         if (kBits == 4) zps[v] = P::low_nibbles(zps[v]);
-        sums[0][v] = P::mul(P::set1(-block.codes.sums[group]), zps[v]);
+        sums[0][v] = has_padding ? P::set1(0) : P::mul(P::set1(-block.codes.sums[group]), zps[v]);
       }
-      if constexpr (kBits == 4) {
+      if (has_padding) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) zps[v] = P::zps4(zps[v]);
+        subtract_code_sums<4>(block.codes.data, 0, quads, zps, sums);
+        dot_products_4bit<1, 1>(block.codes.data, 0, weights, 0, quads, zps, sums);
+      } else if constexpr (kBits == 4) {
         NibbleSums of_weights[kVectors];
         const int64_t end = (group + 1) * quads / 2;
         for (int64_t pair = group * quads / 2; pair < end;) {
