@@ -400,7 +400,7 @@ class QuantizedConv : public Node {
     // `rounded` is a buffer for as many float16, or null. `to` is the number of the first element.
     void write_rows(const ConvImage& form, const ConvTile& tile, bool by_rows, int64_t count, const float* sums,
                     uint16_t* rounded, int64_t to) const {
-      const auto [n0, n1, n2] = tile.count;
+      const int64_t n0 = tile.count[0], n1 = tile.count[1], n2 = tile.count[2];
       const int64_t positions = form.positions();
       const void* from = sums;
       if (rounded != nullptr) {
