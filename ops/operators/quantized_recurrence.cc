@@ -23,8 +23,7 @@ namespace {
 constexpr const char* kName = "QuantizedRecurrence";
 constexpr int64_t kTaskRows = 24;                        // most sequences of a task: several tiles of every kernel
 constexpr int64_t kStrip = 64, kTaskProducts = 1 << 20;  // columns, and products of a part of a step
-constexpr int32_t kZeroPoint = 128;
-constexpr float kLargestCode = 127;
+constexpr float kLargestCode = 255;
 constexpr int64_t kMostGates = 4, kMostColumns = 3;
 // Operands of the program: the gates; the second state; numbers of the elements of a state.
 constexpr size_t kSecondState = 4, kFirstColumn = 5, kOperands = 8;
@@ -145,7 +144,6 @@ class QuantizedRecurrence : public Node {
           codes_(memory<uint8_t>(rows * depth_)) {
       std::memset(codes_.get(), 0, static_cast<size_t>(rows * depth_));
       std::fill_n(work_.get(), rows * stride_, 0.0f);
-      std::fill_n(zps_, rows, kZeroPoint);
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t given = load(layer.lengths + (layer.lengths_vary ? first + row : 0));
         lengths_[row] = std::clamp<int64_t>(given, 0, n_.steps);
@@ -212,15 +210,16 @@ class QuantizedRecurrence : public Node {
       for (int64_t i = 0; i < n_.size; ++i) to[i] = load(from + i * state.strides[2]) + 0.0f;
     }
 
-    // The codes of a state of each sequence, symmetric; one scale for each.
+    // The codes of a state of each sequence, with a scale and a zero point for each, as DynamicQuantizeLinear has them.
     void quantize(const float* state) {
       const ElementwiseKernels& table = active_kernels();
-      float lows[kTaskRows] = {};
-      std::fill_n(scales_, rows_, 0.0f);
-      table.row_ranges[kAbsMax](state, rows_, n_.size, n_.size, lows, scales_);
+      float lows[kTaskRows] = {}, highs[kTaskRows] = {};
+      table.row_ranges[kMinMax](state, rows_, n_.size, n_.size, lows, highs);
       for (int64_t row = 0; row < rows_; ++row) {
-        const float scale = scales_[row] / kLargestCode;
+        const float scale = (highs[row] - lows[row]) / kLargestCode;
         scales_[row] = scale == 0 ? 1.0f : scale;
+        const float steps = -lows[row] / scales_[row];  // NaN if both are infinite
+        zps_[row] = steps > 0 ? static_cast<int32_t>(round_half_even(std::min(steps, kLargestCode))) : 0;
       }
       const bool is_packed = depth_ == n_.size;
       for (int64_t row = 0; row < rows_; row += is_packed ? rows_ : 1) {

@@ -207,7 +207,8 @@ def test_equals_float64(name: str) -> None:
     h = c = np.zeros((B, size))
 
     def codes_of(state: Array) -> Array:
-        scale = np.abs(state).max(-1, keepdims=True) / 127
+        low, high = state.min(-1, keepdims=True, initial=0), state.max(-1, keepdims=True, initial=0)
+        scale = (high - low) / 255
         scale[scale == 0] = 1
         return np.rint(state / scale) * scale
 

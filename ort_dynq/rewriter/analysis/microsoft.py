@@ -216,6 +216,16 @@ def _unblocked(node: ir.Node) -> str:
     return _slice("o0", "i0", 1, node.attributes.get_int("channels", 0))
 
 
+def _lstm(node: ir.Node) -> str:
+    """Only the input, the direction and the size of a state decide the shapes."""
+    direction = node.attributes.get_string("direction", "forward")
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise _UnknownError
+    attributes = f'hidden_size = {node.attributes["hidden_size"].as_int()}, direction = "{direction}"'
+    outputs = " , ".join(f"o{i}" for i in range(len(node.outputs)))
+    return f"w = CastLike(i1, i0) r = CastLike(i2, i0) {outputs} = LSTM<{attributes}>(i0, w, r)"
+
+
 _LIKE_INPUT = "o0 = Identity(i0)"
 _LIKE_INPUT_AND_SUM = "o0 = Identity(i0) o3 = Identity(i0)"
 _ELEMENTWISE = (
@@ -254,6 +264,7 @@ _STAND_INS: dict[tuple[str, str], _StandIn] = {
     (_MICROSOFT, "QLinearWhere"): "o0 = Where(i0, i1, i4)",
     (_MICROSOFT, "QLinearConcat"): _concat,
     (_MICROSOFT, "QGemm"): _quantized_gemm,
+    (_MICROSOFT, "DynamicQuantizeLSTM"): _lstm,
     (_MICROSOFT, "QuantizeLinear"): lambda node: "o0 = CastLike(i0, i2)" if _has(node, 2) else "o0 = Cast<to = 2>(i0)",
     (_MICROSOFT, "DequantizeLinear"): "o0 = CastLike(i0, i1)",
     (_BLOCKED, "ReorderInput"): (  # the number of channels is rounded up: it is unknown
