@@ -193,7 +193,6 @@ class Reason(Enum):
     RECURRENT_ACTIVATION = "ort_dynq has no integer layer with the activation function {function}"
     RECURRENT_DIRECTIONS = "its directions have different activation functions"
     RECURRENT_ATTRIBUTE = "the attribute {name} is not valid, or its meaning is not clear"
-    LSTM_TOO_SMALL = "the layer is too small: quantizing each row and two more operators cost more than they save"
     RECURRENT_WEIGHTS = "its weights do not have the shapes that ONNX gives"
 
     # Layers of a float model that is quantized

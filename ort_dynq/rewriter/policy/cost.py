@@ -206,17 +206,6 @@ def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
     return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (3 if is_one_step else 1)
 
 
-def is_tiny_dynamic_lstm(x: ir.Value, depth: int, columns: int) -> bool:
-    """Returns whether a DynamicQuantizeLSTM takes less time than the operators in its place.
-
-    Args:
-        x: Its input, [steps, batch, elements].
-        depth: The elements of a state.
-        columns: The gates times the elements of a state.
-    """
-    return False
-
-
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
     """Returns whether quantizing a Conv costs more than integers save; False if the size of the image is not known.
 

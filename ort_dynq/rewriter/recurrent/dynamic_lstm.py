@@ -20,7 +20,6 @@ from ...opsets import OPSET
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..edit import Edit
-from ..policy.cost import is_tiny_dynamic_lstm
 from ..products.float_activations import FloatActivations, check_activation
 from ..products.grid import Grid
 from ..products.provenance import note_activation
@@ -119,8 +118,6 @@ def _match(node: ir.Node, context: Context) -> Match | None:
     check_activation(x)
     inputs, recurrent = weights_of(node, context.facts)
     recurrence, bias = recurrence_of(node, "LSTM", recurrent, len(inputs.codes), context.facts)
-    if is_tiny_dynamic_lstm(x, *recurrent[0].codes.shape):
-        raise Unconverted(Reason.LSTM_TOO_SMALL)
     return Match(x, recurrence, inputs, bias)
 
 
