@@ -190,8 +190,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     for lstm, values in zip(lstms, codes_of_lstms, strict=True):
         inputs = dequantized(values, of_b_and_feeds)
         products.append(_judge_lstm(lstm, known, inputs, [next(of_lstms) for _ in lstm.b.outputs]))
-    missing = (Product(label(node), problem=_NO_PRODUCT) for node, lstm in recurrent.items() if lstm is None)
-    products.extend(missing)
+    products += [Product(label(node), problem=_NO_PRODUCT) for node, lstm in recurrent.items() if lstm is None]
     verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
     verified += [value for lstm in lstms for value in lstm.node.outputs if value.uses() or value.is_graph_output()]
     # Last, since this renames A's values.
@@ -310,7 +309,7 @@ def _judge_lstm(lstm: Lstm, known: Mapping[str, Array], inputs: Array | None, ou
     states = (each.astype(np.float64) for each in (known[name_of(lstm.node.outputs[0])], outputs[0]))
     a_noise, b_noise = (noise_of(each[compared], found.reference[compared]) for each in states)
     return Product(
-        label(lstm.b),
+        lstm.name,
         depth=found.reference.shape[-1],
         elements=found.reference.size,
         skipped=found.skipped,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graphs import MICROSOFT
+from ..graphs import MICROSOFT, label
 from ..inputs import Array
 from .layers import Layers, name_of
 from .rounded import codes_of
@@ -65,10 +65,12 @@ class Lstm(NamedTuple):
     Attributes:
         node: The node.
         b: The node of B in its place.
+        name: Its name.
     """
 
     node: ir.Node
     b: ir.Node
+    name: str
 
     def values_of_a(self) -> list[ir.Value]:
         """The values of A to record: its inputs and its outputs, of which the first is always computed."""
@@ -98,7 +100,7 @@ def lstm_of(node: ir.Node, layers: Layers) -> Lstm | None:
     producers = {value.producer() for value in values}
     found = producers.pop() if len(producers) == 1 else None
     is_lstm = found is not None and found.domain == MICROSOFT and found.op_type == _OPERATOR
-    return Lstm(found, node) if is_lstm and found is not None else None
+    return Lstm(found, node, label(node)) if is_lstm and found is not None else None
 
 
 def judge(layer: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Judgement:
@@ -121,7 +123,10 @@ def judge(layer: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs
     step = _step(np.where(np.isfinite(x), x, 0))
     ends = [_step(np.nan_to_num(each)) for each in (states, *steps.first[:1])]
     half = _ROUNDING * sum(ends) / 2  # the range of all states is at most the sum of both ranges
-    a_error, _ = steps.compare(outputs_of_a, steps.run(x, _ROUNDING * step / 2, states, lambda h: Bounded(h, half)))
+    # The step of an infinity is infinite for all inputs of A: then nothing of A is compared.
+    step_of_a = step if np.isfinite(x).all() else np.inf
+    of_a = steps.run(x, _ROUNDING * step_of_a / 2, states, lambda h: Bounded(h, half))
+    a_error, _ = steps.compare(outputs_of_a, of_a)
     b_error, compared = steps.compare([*outputs], steps.run(inputs, 0.0, outputs[0], _codes_of))
     with np.errstate(invalid="ignore"):
         is_near = np.abs(inputs - x) <= _ROUNDING * step / 2

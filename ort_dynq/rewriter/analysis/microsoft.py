@@ -83,10 +83,15 @@ def _text_of(node: ir.Node, model: ir.Model) -> str:
     if any(int(i) >= len(node.inputs) for i in re.findall(r"\bi(\d+)\b", text)):
         return ""
     sources, outputs = (
-        [f"{letter}{i}" for i in range(n)] for letter, n in (("i", len(node.inputs)), ("o", len(node.outputs)))
+        [f"{letter}{i}" for i in range(n)] for letter, n in (("i", len(node.inputs)), ("o", _output_count(node)))
     )
     unknown = " ".join(f"{name} = {_DOMAIN}.Unknown()" for name in outputs if f"{name} " not in text)
     return f"({', '.join(sources)}) => ({', '.join(outputs)}) {{ {text} {unknown} }}"
+
+
+def _output_count(node: ir.Node) -> int:
+    """Returns the number of outputs without the last ones that have no name: a function must not have more."""
+    return max((i + 1 for i, output in enumerate(node.outputs) if output.name), default=0)
 
 
 def _has(node: ir.Node, position: int) -> bool:
@@ -222,7 +227,7 @@ def _lstm(node: ir.Node) -> str:
     if direction not in ("forward", "reverse", "bidirectional"):
         raise _UnknownError
     attributes = f'hidden_size = {node.attributes["hidden_size"].as_int()}, direction = "{direction}"'
-    outputs = " , ".join(f"o{i}" for i in range(len(node.outputs)))
+    outputs = " , ".join(f"o{i}" for i in range(_output_count(node)))
     return f"w = CastLike(i1, i0) r = CastLike(i2, i0) {outputs} = LSTM<{attributes}>(i0, w, r)"
 
 
