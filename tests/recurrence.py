@@ -49,6 +49,7 @@ CELLS = {
     "GRU, linear before reset": Cell(3, f"{_UPDATE}n = {tanh('Add(Mul(r, tensor3), tensor4)')}; {_NEXT}", 1),
     "RNN": Cell(1, f"dst = {tanh('tensor1')}"),
     "RNN with Relu": Cell(1, "dst = Clip(tensor1, 0.0, inf)"),
+    "numbers": Cell(1, "dst = Mul(Sub(tensor1, x), Sub(0.75, Sqrt(0.0625)))"),  # a pass over numbers comes first
     "nothing": Cell(2, "dst = x"),
 }
 

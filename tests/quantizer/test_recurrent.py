@@ -220,7 +220,7 @@ STAYING: dict[str, tuple[str, int, dict[str, Any]]] = {
     "directions have different": ("GRU", 2, {"activations": ["Sigmoid", "Tanh", "Sigmoid", "Relu"]}),
     "activation_alpha or": ("RNN", 1, {"activations": ["ThresholdedRelu"], "size": 320}),
     "attribute activations": ("LSTM", 1, {"activations": ["Sigmoid", "Tanh"]}),
-    "64 x 256 weights are too few": ("LSTM", 1, {"size": 64}),
+    "48 x 192 weights are too few": ("LSTM", 1, {"size": 48}),
     "attribute hidden_size": ("LSTM", 1, {"hidden_size": 8}),
 }
 

@@ -187,7 +187,7 @@ def test_weights_at_run_time(name: str) -> None:
         ({"activations": ["Sigmoid", "Tanh"]}, "the attribute activations is not valid"),
         ({"hidden_size": 8}, "the attribute hidden_size is not valid"),
         ({"direction": "sideways"}, "the attribute direction is not valid"),
-        ({"direction": "bidirectional"}, "its weights do not have the shapes that ONNX gives"),
+        ({"direction": "bidirectional"}, "its weights do not have the types and shapes"),
     ],
     ids=str,
 )

@@ -89,6 +89,8 @@ def _grids(
         raise Unconverted(Reason.RECURRENT_WEIGHTS)
     count, _, columns = codes.shape
     zps = np.zeros(1, codes.dtype) if zps is None else zps
+    if codes.dtype not in (np.int8, np.uint8) or scales.dtype != np.float32 or zps.dtype != codes.dtype:
+        raise Unconverted(Reason.RECURRENT_WEIGHTS)
     if any(each.size not in (1, count, count * columns) for each in (scales, zps)):
         raise Unconverted(Reason.RECURRENT_WEIGHTS)
     if not np.isfinite(scales).all():
