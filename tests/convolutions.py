@@ -24,7 +24,7 @@ NAMES = (
     "bias",
     "geometry",
 )
-GIVEN = {"group": 1, "auto_pad": 0, "quad_axis": 0, "scale_order": 0}
+GIVEN = {"group": 1, "auto_pad": 0, "quad_axis": 0, "scale_order": 0, "terms": 1}
 
 Case = tuple[list[Array], Array, dict[str, int]]  # the inputs, the weights before packing, and attributes
 
@@ -81,7 +81,7 @@ def output_shape(src: Shape, outputs: int, geometry: Array, auto_pad: int = 0) -
 
 
 def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
-    """A convolution of any rank and geometry that fits; in half of them every channel is a group of its own.
+    """A convolution of any rank, geometry and terms; in half of them every channel is a group of its own.
 
     Args:
         rng: The source of all choices.
@@ -101,9 +101,10 @@ def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
     pads, auto_pad = rng.integers(0, 4, 2 * rank), int(rng.choice([0, 0, 1, 2]))
     given_pads = 0 if auto_pad else pads[:rank] + pads[rank:]
     lengths = np.maximum(dilations * (kernel - 1) + 1 - given_pads, 1) + rng.integers(0, longest, rank)
+    terms = int(rng.integers(1, 3))
     inputs, weights, given = conv_inputs(
         rng,
-        (int(rng.choice([0, 1, 1, 1, 3])), group * int(group_channels), *map(int, lengths)),
+        (terms * int(rng.choice([0, 1, 1, 1, 3])), group * int(group_channels), *map(int, lengths)),
         group * int(group_outputs),
         tuple(map(int, kernel)),
         group=group,
@@ -114,7 +115,7 @@ def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
         zero_points=str(rng.choice(["none", "one", "all"])),
         quad_axis=0 if is_wide else int(rng.integers(2)),
     )
-    return inputs, weights, given | {"auto_pad": auto_pad, "scale_order": int(rng.integers(3))}
+    return inputs, weights, given | {"auto_pad": auto_pad, "scale_order": int(rng.integers(3)), "terms": terms}
 
 
 _SCALED = (
@@ -148,11 +149,21 @@ def stock_conv(case: Case) -> Array:
 
     int8 codes and their zero point are stored 128 larger: ConvInteger of ONNX Runtime 1.20.1 takes uint8 only. For
     dilated kernels it computes no pads: such a kernel is replaced by a larger one, with zeros between its weights.
-    With auto_pad, strides may exceed the kernel's shape by 2: beyond that, ONNX Runtime crops.
+    With auto_pad, strides may exceed the kernel's shape by 2: beyond that, ONNX Runtime crops. The results of two terms
+    are added before the bias.
     """
     inputs, weights, given = case
     src, scale, zero_point, _, weight_zp, channel_scale, _, bias, geometry = inputs
     given = GIVEN | given
+    if given["terms"] == 2:
+        no_bias = np.full_like(bias, -0.0)
+        with np.errstate(all="ignore"):
+            parts = zip(np.split(src, 2), (np.asarray(scale * np.float32(254)), scale), strict=True)
+            first, second = (
+                stock_conv(([part, its_scale, *inputs[2:7], no_bias, geometry], weights, given | {"terms": 1}))
+                for part, its_scale in parts
+            )
+            return with_one_nan(first + second + bias.reshape(-1, *(1 for _ in geometry[0])))
     kernel, strides, dilations, begin, end = geometry.tolist()
     pads = f"pads = {begin + end}"
     unsigned = (weights.astype(np.int32) + 128).astype(np.uint8)

@@ -1,4 +1,4 @@
-// How long sums of products of 8-bit codes may be.
+// How long sums of products of 8-bit codes may be, and how the sums of two terms are scaled.
 #pragma once
 
 #include <cstdint>
@@ -9,5 +9,7 @@ namespace dynq {
 // 8-bit weights without zero points are within +-128.
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
 constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
+
+constexpr float kTermRatio = 254;  // the scale of the first of two terms / that of the second
 
 }  // namespace dynq

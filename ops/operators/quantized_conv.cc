@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "core/attributes.h"
 #include "core/conv_image.h"
@@ -46,7 +48,8 @@ class QuantizedConv : public Node {
         group_(attributes.integer("group", 1)),
         auto_pad_(read_encoding(name_, attributes, "auto_pad", AutoPad::kExplicit)),
         quad_axis_(read_encoding(name_, attributes, "quad_axis", QuadAxis::kChannels)),
-        order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)) {
+        order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)),
+        terms_(read_one_of(name_, attributes, "terms", 1, {{1, nullptr}, {2, nullptr}})) {
     if (group_ < 1) fail("group is " + std::to_string(group_) + ", expected 1 or more");
   }
 
@@ -61,7 +64,11 @@ class QuantizedConv : public Node {
     if (bias.shape.rank != 1)
       fail("bias has shape " + bias.shape.text() + ", expected one element for each output channel");
     const int64_t in_channels = src.shape.dims[1];
-    conv.samples = src.shape.dims[0];
+    conv.terms = terms_;
+    conv.samples = src.shape.dims[0] / terms_;
+    if (conv.samples * terms_ != src.shape.dims[0])
+      fail("src has shape " + src.shape.text() + ", expected an even first dimension: " + std::to_string(terms_) +
+           " terms");
     conv.channels = bias.shape.dims[0];
     if (in_channels == 0 || in_channels % group_ != 0)
       fail("src has " + std::to_string(in_channels) + " channels, expected a multiple of group, " +
@@ -83,6 +90,7 @@ class QuantizedConv : public Node {
     check_weight(weight.shape, conv);
 
     Shape shape = src.shape;
+    shape.dims[0] = conv.samples;
     shape.dims[1] = conv.channels;
     for (size_t i = 2; i < src.shape.rank; ++i) shape.dims[i] = conv.axes[kSpatialAxes - src.shape.rank + i].out;
     check_size(shape);
@@ -108,6 +116,7 @@ class QuantizedConv : public Node {
     all.scaling.channel_scales = static_cast<const float*>(channel_scale.data);
     all.scaling.channel_sums = static_cast<const int32_t*>(channel_sum.data);
     all.scaling.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
+    if (terms_ > 1) conv.separate_terms();
     all.scaling.order = order_;
     conv.merge_axes();
     conv.flip = is_signed ? 0x80 : 0;
@@ -118,7 +127,7 @@ class QuantizedConv : public Node {
  private:
   struct Conv {
     ConvAxis axes[kSpatialAxes];
-    int64_t samples, channels, group_inputs, group_outputs, quads;
+    int64_t terms, samples, channels, group_inputs, group_outputs, quads;
     const uint8_t* src;
     const int8_t* weights;
     void* dst;
@@ -128,7 +137,16 @@ class QuantizedConv : public Node {
     const Tail* tail;  // or null
     ProgramTensors tail_tensors;
     ConvBlock all;  // the fields that all blocks share
+    // With two terms, the bias and the limits belong to their sum.
+    float lowest, highest;
+    float no_bias[2 * kBlockColumns];
     Scratch<float, 64> bias;
+
+    void separate_terms() {
+      std::fill(std::begin(no_bias), std::end(no_bias), -0.0f);
+      lowest = std::exchange(all.scaling.lowest, -INFINITY);
+      highest = std::exchange(all.scaling.highest, INFINITY);
+    }
 
     int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }
     int64_t in_positions() const { return axes[0].in * axes[1].in * axes[2].in; }
@@ -145,7 +163,7 @@ class QuantizedConv : public Node {
     }
 
     void run(Context& context) const {
-      const int64_t products = samples * channels * out_positions() * (quads * kQuad + kOutput);
+      const int64_t products = terms * samples * channels * out_positions() * (quads * kQuad + kOutput);
       const int64_t wanted = std::max(
           {int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMostTasks)});
       int64_t tile[kSpatialAxes], tiles[kSpatialAxes];
@@ -191,7 +209,7 @@ class QuantizedConv : public Node {
         if (i == 0 && tile[1] < axes[1].out) break;
         const ConvImage two = form_of(i, 2);
         const int64_t one = form_of(i, 1).bytes(), each = std::max(int64_t{1}, two.bytes() - one);
-        int64_t most = 1 + std::max(int64_t{0}, kImageBytes - one) / each;
+        int64_t most = 1 + std::max(int64_t{0}, kImageBytes / terms - one) / each;
         most = std::min(most, std::max(int64_t{1}, kTilePositions / two.position(i == 0, i == 1)));
         if (channels == group_outputs) {
           const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (i == 1 ? axes[0].out : 1);
@@ -206,13 +224,12 @@ class QuantizedConv : public Node {
       ConvImage form(axes, quad_axis, group_inputs, group_outputs, tile);
       form.prepare();
       const std::vector<int64_t> offsets = form.offsets();
-      const auto image_bytes = static_cast<size_t>(form.bytes() + kConvSlack * kQuad);
-      const std::unique_ptr<uint8_t[]> image(new uint8_t[image_bytes]);
-      std::memset(image.get() + form.bytes(), 0, image_bytes - static_cast<size_t>(form.bytes()));
+      const int64_t image_bytes = form.bytes() + kConvSlack * kQuad;
+      const std::unique_ptr<uint8_t[]> images = allocate<uint8_t>(terms * image_bytes);
       const int64_t positions = form.positions();
       const auto [n0, n1, n2] = tile.count;
       // Kernels write to the output if positions are adjacent there, or row by row if that takes fewer vectors.
-      // Otherwise, and if the output is float16, they write to a buffer.
+      // Otherwise, and if the output is float16, they write to a buffer, as the second of two terms always does.
       const bool is_row = n0 * n1 == 1;
       const bool is_whole =
           n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out)));
@@ -222,44 +239,52 @@ class QuantizedConv : public Node {
       const int64_t most_channels = (in_tiles ? 2 : 1) * kBlockColumns;
       const bool rounds = dst_storage.narrow != nullptr, is_direct = !rounds && (is_whole || by_rows);
       const bool is_dense = is_whole || (by_rows && n2 == axes[2].out);  // in a buffer that is rounded
-      const std::unique_ptr<float[]> sums(
-          is_direct ? nullptr : new float[static_cast<size_t>(std::min(group_outputs, most_channels) * positions)]);
-      const std::unique_ptr<uint16_t[]> rounded(rounds && !is_dense ? new uint16_t[static_cast<size_t>(positions)]
-                                                                    : nullptr);
+      const int64_t buffer_size = std::min(group_outputs, most_channels) * positions;
+      const std::unique_ptr<float[]> sums = allocate<float>(is_direct ? 0 : buffer_size);
+      const std::unique_ptr<float[]> second = allocate<float>(terms > 1 ? buffer_size : 0);
+      const std::unique_ptr<uint16_t[]> rounded = allocate<uint16_t>(rounds && !is_dense ? positions : 0);
       ConvBlock block = all;
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
       block.input.row_stride = form.row_positions();
-      block.output.row_stride = is_direct ? axes[2].out : n2;  // for several rows
       block.input.position_bytes = form.position_bytes();
       block.input.kernel_rows = form.kernel_rows();
-      block.input.image = image.get();
       block.input.offsets = offsets.data();
       const bool has_weight_zps = has_zero_points(all.weights);
       const std::vector<int8_t> ones = has_weight_zps ? form.ones() : std::vector<int8_t>();
-      const std::unique_ptr<int32_t[]> code_sums(
-          has_weight_zps ? new int32_t[static_cast<size_t>(positions + kConvSlack)] : nullptr);
+      const int64_t code_sums_size = has_weight_zps ? positions + kConvSlack : 0;
+      const std::unique_ptr<int32_t[]> code_sums = allocate<int32_t>(terms * code_sums_size);
       block.weights.ones = ones.data();
-      block.scratch.code_sums = code_sums.get();
       const ConvKernel kernel = in_tiles ? products.conv_tiles : products.conv;
       block.input.run = form.run();
       block.input.run_bytes = form.run_bytes();
       block.weights.stride = quads * kQuad * kBlockColumns;
-      const std::unique_ptr<uint8_t[]> tiles(
-          in_tiles
-              ? new uint8_t[static_cast<size_t>(conv_tiles_bytes(block.input.run, block.input.run_bytes) + kTileBytes)]
-              : nullptr);
-      block.scratch.tiles =
+      const int64_t tiles_bytes = in_tiles ? conv_tiles_bytes(block.input.run, block.input.run_bytes) : 0;
+      const std::unique_ptr<uint8_t[]> tiles = allocate<uint8_t>(terms * tiles_bytes + kTileBytes);
+      uint8_t* const aligned_tiles =
           tiles.get() + (kTileBytes - reinterpret_cast<uintptr_t>(tiles.get()) % kTileBytes) % kTileBytes;
+      const auto image_of = [&](int64_t term) { return images.get() + term * image_bytes; };
+      const auto use_term = [&](int64_t term) {
+        block.input.image = image_of(term);
+        block.scaling.scale = term < terms - 1 ? all.scaling.scale * kTermRatio : all.scaling.scale;
+        block.scratch.code_sums = code_sums.get() + term * code_sums_size;
+        block.scratch.tiles = aligned_tiles + term * tiles_bytes;
+      };
+      for (int64_t term = 0; term < terms; ++term)
+        std::memset(image_of(term) + form.bytes(), 0, static_cast<size_t>(kConvSlack * kQuad));
       int64_t group = -1;
       while (channel < end) {
         if (group != channel / group_outputs) {
           const bool is_first = group < 0;
           group = channel / group_outputs;
-          const uint8_t* codes = src + (sample * (channels / group_outputs) + group) * group_inputs * in_positions();
-          form.write({codes, flip, static_cast<uint8_t>(all.scaling.zp)}, is_first, image.get());
-          if (has_weight_zps) products.sum_conv_codes(block);
-          if (in_tiles) products.pack_conv_tiles(block);
+          for (int64_t term = 0; term < terms; ++term) {
+            const int64_t image = term * samples + sample;
+            const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
+            use_term(term);
+            form.write({codes, flip, static_cast<uint8_t>(all.scaling.zp)}, is_first, image_of(term));
+            if (has_weight_zps) products.sum_conv_codes(block);
+            if (in_tiles) products.pack_conv_tiles(block);
+          }
         }
         const int64_t next =
             std::min({end, (group + 1) * group_outputs, channel - channel % kBlockColumns + most_channels});
@@ -269,12 +294,20 @@ class QuantizedConv : public Node {
         if (all.weights.zps != nullptr) block.weights.zps = all.weights.zps + channel;
         block.scaling.channel_scales = all.scaling.channel_scales + channel;
         block.scaling.channel_sums = all.scaling.channel_sums + channel;
-        block.scaling.bias = all.scaling.bias + channel;
+        block.scaling.bias = terms > 1 ? no_bias : all.scaling.bias + channel;
         const int64_t to = (sample * channels + channel) * out_positions() +
                            (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out + tile.first[2];
-        block.output.dst = is_direct ? static_cast<float*>(dst) + to : sums.get();
-        block.output.channel_stride = is_direct ? out_positions() : positions;
-        kernel(block);
+        const ConvOutput of_terms[] = {
+            is_direct ? ConvOutput{static_cast<float*>(dst) + to, axes[2].out, out_positions()}
+                      : ConvOutput{sums.get(), n2, positions},
+            {second.get(), n2, positions},
+        };
+        for (int64_t term = 0; term < terms; ++term) {
+          use_term(term);
+          block.output = of_terms[term];
+          kernel(block);
+        }
+        if (terms > 1) add_terms(block, of_terms[0], of_terms[1], all.scaling.bias + channel);
         for (int64_t c = 0; !is_direct && c < block.channels; ++c) {
           const float* from = sums.get() + c * positions;
           const int64_t begin = to + c * out_positions();
@@ -285,6 +318,29 @@ class QuantizedConv : public Node {
         }
         if (tail != nullptr) run_tail(tile, sample * channels + channel, sample * channels + next);
         channel = next;
+      }
+    }
+
+    // Null if there is nothing to allocate.
+    template <typename T>
+    static std::unique_ptr<T[]> allocate(int64_t count) {
+      return std::unique_ptr<T[]>(count == 0 ? nullptr : new T[static_cast<size_t>(count)]);
+    }
+
+    // first = clip(first + second + bias). NaN and zeros stay as they are.
+    void add_terms(const ConvBlock& block, const ConvOutput& first, const ConvOutput& second,
+                   const float* of_channels) const {
+      for (int64_t c = 0; c < block.channels; ++c)
+        for (int64_t row = 0; row < block.rows; ++row)
+          add_row(first.dst + c * first.channel_stride + row * first.row_stride,
+                  second.dst + c * second.channel_stride + row * second.row_stride, load(of_channels + c), block.cols);
+    }
+
+    void add_row(float* __restrict first, const float* __restrict second, float of_channel, int64_t count) const {
+      for (int64_t i = 0; i < count; ++i) {
+        float sum = load(first + i) + second[i] + of_channel;
+        sum = sum < lowest ? lowest : sum;
+        store(first + i, sum > highest ? highest : sum);
       }
     }
 
@@ -426,6 +482,7 @@ class QuantizedConv : public Node {
   AutoPad auto_pad_;
   QuadAxis quad_axis_;
   ScaleOrder order_;
+  int64_t terms_;
 
  protected:
   std::optional<Tail> tail_;

@@ -29,7 +29,6 @@ constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: so
 constexpr int64_t kMostTasks = 64;
 constexpr int64_t kPieceRows = 96;         // rows of a piece: a multiple of kRowUnit and of two tiles
 constexpr int64_t kPieceColumns = kStrip;  // columns likewise
-constexpr float kTermRatio = 254;          // of the scales of both terms
 constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
 
 class QuantizedMatMul : public Node {

@@ -23,7 +23,7 @@ from . import (
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
-VERSION = 5
+VERSION = 6
 """The version of the domain that models import; kDomainVersion in ops/plugin.cc is the same number."""
 
 FAMILIES: tuple[Family, ...] = (

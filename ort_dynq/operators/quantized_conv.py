@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .encodings import AutoPad, QuadAxis, ScaleOrder
-from .function_text import cast_like, integer, integers, reshape, scaled
-from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
+from .function_text import cast_like, integer, integers, reshape, scaled, select
+from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM, TERM_RATIO
 from .row_program import tail_text, with_program
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
@@ -33,6 +33,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         auto_pad = Constant<value_int: int = @auto_pad>()
         quad_axis = Constant<value_int: int = @quad_axis>()
         scale_order = Constant<value_int: int = @scale_order>()
+        terms = Constant<value_int: int = @terms>()
+        term_count = Unsqueeze(terms, n0)
 
         src_shape = Shape(src)
         rank = Shape(src_shape)
@@ -150,14 +152,30 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         images = {flat}(by_batch, images_shape)
         real = Cast<to = 1>(images)
 
-        row = {flat}(scale, n1)
+        one_scale = {flat}(scale, n1)
+        term_ratio = Constant<value_float = {TERM_RATIO}.0>()
+        first_scale = Mul(one_scale, term_ratio)
+        both_scales = Concat<axis = 0>(first_scale, one_scale)
+        first_of_terms = Sub(n2, term_count)
+        scale_of_terms = Slice(both_scales, first_of_terms, n2)
+        row_shape = Concat<axis = 0>(term_count, n1, n1, n1)
+        row = {flat}(scale_of_terms, row_shape)
         column = Unsqueeze(channel_scale, n1)
         real_bias = Cast<to = 1>(bias)
         channel_bias = Unsqueeze(real_bias, n1)
-        {scaled("real")}
-        biased = Add(scaled, channel_bias)
+        batch_of_dst = Div(batch, term_count)
+        terms_shape = Concat<axis = 0>(term_count, batch_of_dst, outputs, count)
+        real_terms = {flat}(real, terms_shape)
+        {scaled("real_terms")}
+        first_term = Gather<axis = 0>(scaled, {integer(0)})
+        last_index = Sub(terms, {integer(1)})
+        last_term = Gather<axis = 0>(scaled, last_index)
+        both_terms = Add(first_term, last_term)
+        has_terms = Equal(terms, {integer(2)})
+        {select("sum_of_terms", "has_terms", "both_terms", "first_term")}
+        biased = Add(sum_of_terms, channel_bias)
         dst_counts = Slice(counts, lacking, end)
-        dst_shape = Concat<axis = 0>(batch, outputs, dst_counts)
+        dst_shape = Concat<axis = 0>(batch_of_dst, outputs, dst_counts)
         images_of_sums = {flat}(biased, dst_shape)
         x = Identity(images_of_sums)
         {tail_text(programs, opset) if programs else ""}
@@ -184,7 +202,11 @@ def _indices(axis: int) -> str:
 
 
 _INPUTS = (
-    Input("src", ("uint8", "int8"), "The codes of the activation: [N, C, D1, ..., Dr] with r = 1, 2 or 3."),
+    Input(
+        "src",
+        ("uint8", "int8"),
+        "The codes of the activation: [N, C, D1, ..., Dr] with r = 1, 2 or 3; with two terms [2 * N, C, D1, ..., Dr].",
+    ),
     Input("scale", ("float32",), "The scale of the activation: one element."),
     Input(
         "zero_point",
@@ -221,7 +243,9 @@ QUANTIZED_CONV = Operator(
     "A convolution of codes by packed weights. The integer sums are exact: a sum so long that int32 might "
     f"overflow is an error (C / group * k1 * ... * kr over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for "
     "weights without zero points). The kernel must fit in src with its pads. The formula is for one output "
-    "channel; its group has C / group input channels.",
+    "channel; its group has C / group input channels. With two `terms`, `src` has N images of codes, then N images of "
+    "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them for `axis` 0. `dst` is the sum of "
+    f"both results, then the bias; the scale of the first one is `scale * {TERM_RATIO}`.",
     "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1\n"
     "exact = sum over input channels of the group and kernel positions:\n"
     "        (src - zero_point) * (weight - weight_zero_point)\n"
@@ -238,6 +262,7 @@ QUANTIZED_CONV = Operator(
             "The order of the multiplications by both scales, where `column_scale` means `channel_scale`.",
             ScaleOrder,
         ),
+        Attribute("terms", 1, "The codes of an element of the activation.", choices=(1, 2)),
     ),
     tuple(
         Signature((code, "float32", code, "int8", "int8", "float32", "int32", bias, "int32"), (bias,))

@@ -1,4 +1,4 @@
-"""Which codes the float activation of a matrix product gets, as the options say."""
+"""Which codes the float activation of a product gets, as the options say."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def codes_of(value: ir.Value, edit: Edit, options: Options) -> Codes:
     if options.activations == "tensor":
         return activations.of_tensor(value, edit)
     return activations.of_rows(value, edit, symmetric=options.symmetric)
+
+
+def codes_of_images(value: ir.Value, edit: Edit, options: Options) -> Codes:
+    """Returns the codes of the activation of a convolution, float32, with one scale for all elements."""
+    activations = edit.shared(FloatActivations)
+    if options.has_two_terms(edit.node):
+        return activations.of_two_terms(value, edit, axis=0)
+    return activations.of_tensor(value, edit)
 
 
 def note_on(codes: Codes, options: Options) -> str:

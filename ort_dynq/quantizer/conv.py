@@ -1,6 +1,6 @@
 """The rule for convolutions with constant float weights.
 
-activation, Conv, [Add bias], [BatchNormalization]    -> DynamicQuantizeLinear, QuantizedConv
+activation, Conv, [Add bias], [BatchNormalization]    -> quantization, QuantizedConv
 
 ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into the scales and the bias.
 """
@@ -8,6 +8,7 @@ ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,13 +28,14 @@ from ..rewriter.convolutions.convolution import (
 )
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
-from ..rewriter.policy.cost import has_short_sums
+from ..rewriter.policy.cost import has_short_sums, has_short_sums_for_two_terms
 from ..rewriter.products.channels import Channels
-from ..rewriter.products.float_activations import FloatActivations, check_activation
+from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
+from .activations import codes_of_images, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
@@ -44,6 +46,7 @@ class _Match:
     weights: Weights
     geometry: Geometry
     tail: Tail
+    options: Options
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
@@ -52,20 +55,19 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     if (operands := operands_of(node, context, options)) is None:
         return None
     (a, w, bias), facts = operands, context.facts
-    weights, scale = weights_of_floats(floats_of(w, facts))
+    weights, scale = weights_of_floats(floats_of(w, facts), options.has_two_terms(node))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
-    if options.has_two_terms(node):
-        raise Unconverted(Reason.CONV_TWO_TERMS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, weights, geometry, past_normalization(tail, facts))
+    return _Match(a, weights, geometry, past_normalization(tail, facts), options)
 
 
 def _build(match: _Match, edit: Edit) -> None:
-    codes = edit.shared(FloatActivations).of_tensor(match.activation, edit)
+    codes = codes_of_images(match.activation, edit, match.options)
     build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation)
+    edit.note = note_on(codes, match.options)
 
 
 def rule(options: Options) -> Rule[_Match]:
@@ -89,8 +91,14 @@ def operands_of(node: ir.Node, context: Context, options: Options) -> tuple[ir.V
     return a, w, bias
 
 
-def weights_of_floats(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.NDArray[np.float32]]:
+def weights_of_floats(
+    elements: npt.NDArray[np.float32], has_two_terms: bool
+) -> tuple[Weights, npt.NDArray[np.float32]]:
     """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
+
+    Args:
+        elements: [M, C / group, k1, ..., kr].
+        has_two_terms: Whether the activation gets two terms.
 
     Raises:
         Unconverted: They cannot become codes, or it does not pay.
@@ -98,6 +106,9 @@ def weights_of_floats(elements: npt.NDArray[np.float32]) -> tuple[Weights, npt.N
     check_rank(elements.ndim)
     if has_short_sums(elements.shape):
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
+    depth = math.prod(elements.shape[1:])
+    if has_two_terms and has_short_sums_for_two_terms(depth):
+        raise Unconverted(Reason.CONV_TOO_SHORT_FOR_TWO_TERMS, depth=depth)
     grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
     return weights_of(grid, elements.shape), grid.scale
 

@@ -33,11 +33,11 @@ from ..rewriter.convolutions.quantized_conv import insert_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_slow_transposed_convolution
 from ..rewriter.products.channels import Channels
-from ..rewriter.products.float_activations import FloatActivations
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
+from .activations import codes_of_images, note_on
 from .conv import operands_of, past_normalization, weights_of_floats
 from .options import Options
 from .weights import floats_of, release
@@ -68,6 +68,7 @@ class _Match:
     axes: _Axes
     channels: int
     tail: Tail
+    options: Options
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
@@ -81,11 +82,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     release(w)
     dilations = integers_of(node, "dilations", [1] * (by_channel.ndim - 2))
     axes = _axes(node, [(k - 1) * d + 1 for k, d in zip(by_channel.shape[2:], dilations, strict=True)])
-    weights, scale = weights_of_floats(by_channel)
+    weights, scale = weights_of_floats(by_channel, options.has_two_terms(node))
     if is_slow_transposed_convolution(node, by_channel.shape[1], by_channel.shape[2:], axes.strides, axes.taps):
         raise Unconverted(Reason.CONV_TRANSPOSE_TOO_SMALL)
-    if options.has_two_terms(node):
-        raise Unconverted(Reason.CONV_TWO_TERMS)
     channels = Channels(len(by_channel), by_channel.ndim - 2)
     tail = Tail(node, channels, node.outputs[0], column=scale, bias=bias)
     tail = past_normalization(tail if bias is not None else tail.past_bias(facts), facts)
@@ -106,14 +105,15 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     ones = [1] * channels.spatial_rank
     table = np.array([axes.taps, ones, ones, *axes.pads], np.int32)
     of_phases = _weights_of_phases(weights, dilations, axes)
-    return _Match(a, of_phases, Geometry(table, group, AutoPad.EXPLICIT), axes, channels.size, tail)
+    return _Match(a, of_phases, Geometry(table, group, AutoPad.EXPLICIT), axes, channels.size, tail, options)
 
 
 def _build(match: _Match, edit: Edit) -> None:
-    codes = edit.shared(FloatActivations).of_tensor(match.activation, edit)
+    codes = codes_of_images(match.activation, edit, match.options)
     result = insert_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
     edit.replace(match.tail.last, _interleaved(result, match, edit))
     note_activation(edit, match.activation)
+    edit.note = note_on(codes, match.options)
 
 
 def rule(options: Options) -> Rule[_Match]:

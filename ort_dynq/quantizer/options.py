@@ -78,7 +78,7 @@ class Options:
         return f"weights={self.weights}{group} activations={self.activations} symmetric={int(self.symmetric)}"
 
     def has_two_terms(self, node: ir.Node) -> bool:
-        """Returns whether the activation of a matrix product gets two terms."""
+        """Returns whether the activation of a layer gets two terms."""
         return self.activations == "two-term" or label(node) in self.forms.two_terms
 
     def check(self, node: ir.Node) -> None:

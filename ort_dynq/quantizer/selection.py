@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..backends.options import Backend
 
-_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedRecurrence")
+_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ def select(
         joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
         layers |= {name: LayerAccuracy(name, "AffineDequantize", None, joint) for name in embeddings}
     one_term = (each for each in layers.values() if each.terms == 1)
-    matrices = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
+    products = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
     with_two_terms: dict[str, LayerAccuracy] = {}
-    if matrices:
-        found = layers_of(quantize(Forms(matrices, frozenset(layers) - matrices)).model)
+    if products:
+        found = layers_of(quantize(Forms(products, frozenset(layers) - products)).model)
         with_two_terms = {name: each for name, each in found.items() if each.terms == 2}
     steps = _steps([each for name, each in layers.items() if name not in idle], with_two_terms)
     result, snr = None, first_snr

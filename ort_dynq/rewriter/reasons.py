@@ -175,7 +175,9 @@ class Reason(Enum):
     CONV_TRANSPOSE = "ort_dynq has no integer product for a transposed convolution"
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
     CONV_SINGLE_CHANNELS = "a convolution of single channels is faster in float"
-    CONV_TWO_TERMS = "activations of convolutions cannot have two terms; --activations token quantizes it to 8 bits"
+    CONV_TOO_SHORT_FOR_TWO_TERMS = (
+        "sums of {depth} products are too short: two terms cost more than integers save; use --activations token"
+    )
     CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
     CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
     CONV_STRIDES_DILATIONS_GROUP = "the attribute strides, dilations or group is not valid"

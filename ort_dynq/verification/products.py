@@ -170,9 +170,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     found = {name: outputs[name] for name in names if name in outputs}
     of_b_and_feeds = {**feeds, **outputs}
-    activations = [
-        dequantized(each, of_b_and_feeds, terms_of(node)) for node, each in zip(layers.nodes, codes, strict=True)
-    ]
+    activations = [dequantized(node, each, of_b_and_feeds) for node, each in zip(layers.nodes, codes, strict=True)]
     arrays = [
         None if value is None else outputs.get(name_of(value), feeds.get(name_of(value))) for value in layers.offsets
     ]

@@ -77,13 +77,13 @@ def terms_of(node: ir.Node) -> int:
     return node.attributes.get_int("terms", 1)
 
 
-def dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array], terms: int = 1) -> Array | None:
+def dequantized(node: ir.Node, values: list[ir.Value], arrays_of_b: Mapping[str, Array]) -> Array | None:
     """Returns the activation of codes, scale and zero point, float64; None without these.
 
     Args:
+        node: The integer product.
         values: The values; empty if there are none.
         arrays_of_b: The inputs of B and its computed values, by name.
-        terms: The codes of an element.
     """
     if not values:
         return None
@@ -93,9 +93,10 @@ def dequantized(values: list[ir.Value], arrays_of_b: Mapping[str, Array], terms:
         for value, tensor in zip(values, tensors, strict=True)
     ]
     codes, *parameters = (array.astype(np.float64) for array in arrays)
-    depth = codes.shape[-1] // terms
-    if terms == 2:
-        codes = codes[..., :depth] * TERM_RATIO + codes[..., depth:]
+    if terms_of(node) == 2:
+        first, rest = np.split(codes, 2, 0 if node.op_type == "QuantizedConv" else -1)
+        codes = first * TERM_RATIO + rest
+    depth = codes.shape[-1]
     scale, zero_point = (  # each row has one for each of its groups
         np.repeat(each, depth // each.shape[-1], -1) if each.ndim and 1 < each.shape[-1] < depth else each
         for each in parameters

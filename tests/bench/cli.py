@@ -71,17 +71,15 @@ def _operator_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend(parser)
 
 
-def _product_arguments(parser: argparse.ArgumentParser) -> None:
+def _product_arguments(parser: argparse.ArgumentParser, *, sizes: str, rows: str) -> None:
     add_timing(parser, threads=_THREADS, time="0.5")
     parser.add_argument(
         "--sizes",
         type=_sizes,
         metavar="RxC[,RxC]",
-        help="sizes of the weights, inputs x outputs (default: 384x384,384x1536,768x768,768x3072,4096x4096)",
+        help=f"sizes of the weights, inputs x outputs (default: {sizes})",
     )
-    parser.add_argument(
-        "--rows", type=positives, metavar="N[,N]", help="rows of the activation (default: 1,4,16,128,512)"
-    )
+    parser.add_argument("--rows", type=positives, metavar="N[,N]", help=f"rows of the activation (default: {rows})")
     parser.add_argument(
         "--group-size",
         type=int,
@@ -250,6 +248,38 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
     return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
 
 
+def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times MatMulNBits and its rewritten forms."""
+    from bench.nbits_products import ROWS, SIZES, bench_nbits
+
+    rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
+    found = bench_nbits(settings, rows, weights, group_size=group_size, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield f"medians in us; 4 bits in blocks of {group_size}; weights not in the caches"
+        yield "MatMulNBits: accuracy level 4; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
+        yield "ratios: MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, read / blocks"
+        yield ""
+        head = ("rows", "weights", "threads", "MatMulNBits", "blocks", "ratio", "two-term", "ratio")
+        rows = [
+            (
+                *(each.rows, format_shape(each.weights), each.threads, Figure(each.stock_us, 1)),
+                *(Figure(each.blocks_us, 1), Figure(each.ratios[0], 2)),
+                *(Figure(each.two_terms_us, 1), Figure(each.ratios[1], 2)),
+                *(Figure(each.llama_cpp_us, 1), Figure(each.ratios[2], 2)),
+                *(Figure(each.read_us, 1), Figure(each.ratios[3], 2)),
+            )
+            for each in found.timings
+        ]
+        yield table((*head, "llama.cpp", "ratio", "read", "ratio"), rows, style=lambda row: ratio_style(row[5]))
+        yield ""
+        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
+        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
+        yield from map(one_line, found.notes)
+
+    return Outcome({"group_size": group_size, **asdict(found)}, text)
+
+
 def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times QuantizedConv."""
     from bench.convolutions import CONVOLUTIONS, bench_convolutions
@@ -372,8 +402,16 @@ COMMANDS = (
         "QuantizedMatMul with 8 and 4 bits, MatMulInteger, MatMulNBits, torch's int8 product if torch is installed, "
         "MatMul of float32, and a plain read of the weights",
         (f"{PROGRAM} products --rows 1,128 --sizes 768x3072 --threads 1",),
-        _product_arguments,
+        partial(_product_arguments, sizes="384x384,384x1536,768x768,768x3072,4096x4096", rows="1,4,16,128,512"),
         partial(timed, run=_products, time=0.5, all_cores=True),
+    ),
+    Command(
+        "nbits",
+        "MatMulNBits with weights of 4 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, and a "
+        "plain read of the weights",
+        (f"{PROGRAM} nbits --rows 1,128 --sizes 4096x4096 --group-size 128 --threads 1",),
+        partial(_product_arguments, sizes="1024x1024,1024x3072,4096x4096", rows="1,16,128"),
+        partial(timed, run=_nbits, time=0.5, all_cores=True),
     ),
     Command(
         "convolutions",

@@ -70,7 +70,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _Data:
+class Data:
     """The codes of the activation [M, K], and the weights [K, N] without zero points."""
 
     codes: Array
@@ -92,7 +92,7 @@ class _Data:
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """One product in ONNX's text.
 
     Attributes:
@@ -125,7 +125,7 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
     Raises:
         DynqError: Our product does not run, or its result is wrong.
     """
-    data = _make_data(case, group_size)
+    data = data_of(case, group_size)
     found: dict[str, Contender] = {}
     notes: list[str] = []
     for name, product in _products(data).items():
@@ -136,14 +136,14 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
                 raise
             notes.append(f"{name} is not available: {error}")
             continue
-        notes += _wrong(name, result, data, product)
+        notes += wrong_results(name, result, data, product)
     try:
         found["torch"], result = _torch(case, data)
-        notes += _wrong("torch", result, data, _Product("", {}, data.weights_8, data.real_8))
+        notes += wrong_results("torch", result, data, Product("", {}, data.weights_8, data.real_8))
     except Exception as error:  # torch is not installed, or its operator, which is not public, has changed
         notes.append(f"torch is not available: {error}")
     size = math.prod(case.weights)
-    found["read"] = read_contender(size, _copies(case.rows, size), case.threads)
+    found["read"] = read_contender(size, copies(case.rows, size), case.threads)
     return found, notes
 
 
@@ -160,7 +160,7 @@ def cold_bytes(rows: int) -> int:
     return max(least, min(most, 2 * _last_cache())) if rows <= _FEW_ROWS else _MANY_ROWS_BYTES
 
 
-def _copies(rows: int, size: int) -> int:
+def copies(rows: int, size: int) -> int:
     """The number of weights of `size` bytes that a contender multiplies by in turn."""
     return min(_MOST_COPIES, -(-cold_bytes(rows) // size))
 
@@ -171,10 +171,10 @@ def _last_cache() -> int:
     return max((int(file.read_text(encoding="ascii").strip().removesuffix("K")) * 1024 for file in files), default=0)
 
 
-def _make_data(case: Case, group_size: int) -> _Data:
+def data_of(case: Case, group_size: int) -> Data:
     rng = np.random.default_rng(0)
     depth, columns = case.weights
-    return _Data(
+    return Data(
         rng.integers(0, 256, (case.rows, depth), np.uint8),
         rng.integers(-127, 128, case.weights, np.int8),
         rng.integers(-8, 8, case.weights, np.int8),
@@ -183,10 +183,10 @@ def _make_data(case: Case, group_size: int) -> _Data:
     )
 
 
-def _products(data: _Data) -> dict[str, _Product]:
+def _products(data: Data) -> dict[str, Product]:
     return {
         "ort_dynq 8": _ours(data, 8),
-        "MatMulInteger": _Product(
+        "MatMulInteger": Product(
             "sums# = MatMulInteger(x, weights#, zero_point) y# = DequantizeLinear(sums#, scale)",
             {"x": data.codes},
             data.weights_8,
@@ -194,19 +194,19 @@ def _products(data: _Data) -> dict[str, _Product]:
             {"zero_point": np.asarray(_ZERO_POINT), "scale": np.asarray(_SCALE * _COLUMN_SCALE)},
         ),
         "ort_dynq 4": _ours(data, 4),
-        "MatMulNBits 4": _nbits(data, data.weights_4, 4),
-        "MatMulNBits 8": _nbits(data, data.weights_8, 8),
-        "float": _Product("y# = MatMul(x, weights#)", {"x": data.activation()}, data.real_8(), data.real_8),
+        "MatMulNBits 4": nbits_product(data, data.weights_4, 4),
+        "MatMulNBits 8": nbits_product(data, data.weights_8, 8),
+        "float": Product("y# = MatMul(x, weights#)", {"x": data.activation()}, data.real_8(), data.real_8),
     }
 
 
-def _ours(data: _Data, bits: int) -> _Product:
+def _ours(data: Data, bits: int) -> Product:
     weights = data.weights_8 if bits == 8 else data.weights_4 + 8
     zero_point = 0 if bits == 8 else 8
     rows, (depth, columns) = len(data.codes), weights.shape
     groups = 1 if bits == 8 else depth // data.group_size
     group_size = 0 if bits == 8 else data.group_size
-    return _Product(  # with all attributes: onnxruntime-extensions has no defaults
+    return Product(  # with all attributes: onnxruntime-extensions has no defaults
         f"y# = ort_dynq.QuantizedMatMul<bits = {bits}, group_size = {group_size}, terms = 1, "
         f"scale_order = {ScaleOrder.COLUMN_FIRST.value}>"
         "(x, row_scale, row_zero_point, weights#, zero_point, scale, sum, bias)",
@@ -227,11 +227,11 @@ def _ours(data: _Data, bits: int) -> _Product:
     )
 
 
-def _nbits(data: _Data, weights: Array, bits: int) -> _Product:
+def nbits_product(data: Data, weights: Array, bits: int) -> Product:
     """MatMulNBits. Its weights are [N, groups, bytes of a group], the low half of a byte first."""
     depth, columns = weights.shape
     codes = (weights.T + np.int16(2 ** (bits - 1))).astype(np.uint8).reshape(columns, -1, data.group_size)
-    return _Product(
+    return Product(
         f"y# = com.microsoft.MatMulNBits<K = {depth}, N = {columns}, bits = {bits}, block_size = {data.group_size}, "
         "accuracy_level = 4>(x, weights#, scale)",
         {"x": data.activation()},
@@ -242,13 +242,13 @@ def _nbits(data: _Data, weights: Array, bits: int) -> _Product:
     )
 
 
-def _open(name: str, product: _Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
+def _open(name: str, product: Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
     """Opens a session with several products, and returns the result of the first one as well."""
-    count = _copies(case.rows, product.weights.nbytes)
+    count = copies(case.rows, product.weights.nbytes)
     first, others = (aligned(np.zeros((case.rows, case.weights[1]), np.float32)) for _ in range(2))
     contender = session_contender(
         name,
-        _model(product, first.shape, count),
+        model_of_products(product, first.shape, count),
         {key: aligned(array) for key, array in product.feeds.items()},
         case.threads,
         backend=settings.backend if product.is_ours else None,
@@ -257,7 +257,7 @@ def _open(name: str, product: _Product, case: Case, settings: Settings) -> tuple
     return replace(contender, repeats=count), first
 
 
-def _model(product: _Product, shape: Sequence[int], count: int) -> onnx.ModelProto:
+def model_of_products(product: Product, shape: Sequence[int], count: int) -> onnx.ModelProto:
     names = {"float32": "float", "uint8": "uint8"}
     model = parse(
         ", ".join(f"{tensor_type(names[array.dtype.name], array.shape)} {key}" for key, array in product.feeds.items()),
@@ -280,14 +280,14 @@ def _variant(weights: Array, number: int) -> Array:
     return result
 
 
-def _torch(case: Case, data: _Data) -> tuple[Contender, Array]:
+def _torch(case: Case, data: Data) -> tuple[Contender, Array]:
     """torch's product and its result. Its idle threads spin as briefly as a session's."""
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(case.threads)
     operators, columns = torch.ops.onednn, case.weights[1]
     weights = torch.from_numpy(np.ascontiguousarray(data.weights_8.T))
-    count = _copies(case.rows, data.weights_8.nbytes)
+    count = copies(case.rows, data.weights_8.nbytes)
     packed = [operators.qlinear_prepack(weights.clone(), list(data.codes.shape)) for _ in range(count)]
     codes = torch.from_numpy(aligned(data.codes))
     scale, zero_point = torch.full((columns,), float(_COLUMN_SCALE)), torch.zeros(columns, dtype=torch.int32)
@@ -302,7 +302,7 @@ def _torch(case: Case, data: _Data) -> tuple[Contender, Array]:
     return Contender(run, [], count), product(*activation, packed[0], *rest).numpy()
 
 
-def _wrong(name: str, result: Array, data: _Data, product: _Product) -> list[str]:
+def wrong_results(name: str, result: Array, data: Data, product: Product) -> list[str]:
     """Compares some rows with the product in float64. Returns a note if they differ by more than rounding.
 
     Raises:

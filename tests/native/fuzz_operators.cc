@@ -113,6 +113,7 @@ const Choices kAttributes[] = {
     {"zero_point_type", {}, {1, 2, 3}, {0, 6, kHuge}},
     {"bits", {}, {8, 4}, {0, 2, 16, kHuge}},
     {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLeast}},
+    {"terms", {}, {1, 2}, {0, 3, -1, kHuge}},
     {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLeast}},
     {"auto_pad", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"quad_axis", {}, {0, 1}, {2, -1, kHuge}},
@@ -349,8 +350,12 @@ struct Recurrence {
   static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLeast};
 };
 
+int64_t terms_of(const std::vector<ort_dynq_attribute>& given) {
+  return find<int64_t>(given, "terms", 1, &ort_dynq_attribute::integer) == 2 ? 2 : 1;
+}
+
 struct Product {
-  int64_t bits, group_size, columns;
+  int64_t bits, group_size, terms, columns;
 
   // Changes attributes and src so that they fit each other: any of them alone would mostly be invalid with groups.
   Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
@@ -372,6 +377,8 @@ struct Product {
       if (i + 1 < src.rank || group_size == 0) src.dims[i] = std::min<int64_t>(src.dims[i], 1 + i);
     columns = bytes.one_in(32) ? 0 : bytes.one_in(8) ? 257 : bytes.of(kLengths);
     columns = std::min(columns, std::max<int64_t>(1, most / std::max<int64_t>(1, src.elements())));
+    terms = terms_of(given);
+    if (src.rank > 0 && !bytes.one_in(16)) src.dims[src.rank - 1] *= terms;
   }
 
   Shape result(const Shape& src) const {
@@ -381,7 +388,7 @@ struct Product {
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
-    const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1], unit = bits == 4 ? 8 : 4;
+    const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1] / terms, unit = bits == 4 ? 8 : 4;
     const int64_t groups = group_size > 0 ? std::max<int64_t>(1, depth / group_size) : 1;
     const Shape one = bytes.one_in(2) ? Shape{} : shape_of({1});
     switch (index) {
@@ -400,7 +407,7 @@ struct Product {
       case 5:
         return shape_of({bytes.one_in(2) ? 1 : groups, columns});
       case 6:
-        return shape_of({groups, columns});
+        return shape_of({bytes.one_in(4) ? 0 : groups, columns});  // 0: the operator computes them
       default:
         return shape_of({columns});
     }
@@ -413,7 +420,7 @@ struct Convolution {
   bool is_explicit;
   size_t rank;  // of the spatial dimensions
   int64_t geometry[5][kMostAxes] = {};
-  int64_t outputs, quads = 1;
+  int64_t outputs, quads = 1, terms;
 
   // Changes src, so that it fits the attributes.
   Convolution(Bytes& bytes, const std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
@@ -426,6 +433,8 @@ struct Convolution {
     src = {};
     src.rank = 2 + rank;
     src.dims[0] = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(2));
+    terms = terms_of(given);
+    if (!bytes.one_in(16)) src.dims[0] *= terms;
     src.dims[1] = group > 16 ? 1 : group * inputs;
     outputs = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 100 : 8));
     outputs = group > 16 ? outputs : outputs * group;
@@ -469,6 +478,7 @@ struct Convolution {
 
   Shape result(const Shape& src) const {
     Shape shape = src;
+    shape.dims[0] /= terms;
     shape.dims[1] = outputs;
     for (size_t i = 0; i < rank; ++i) {
       const int64_t length = src.dims[2 + i], stride = std::max<int64_t>(1, geometry[1][i]);

@@ -599,10 +599,10 @@ def conv_cases(opset: int) -> Iterator[Case]:
     rng = np.random.default_rng(opset)
     for i, (order, auto_pad, codes) in enumerate(itertools.product(range(3), range(3), (np.uint8, np.int8))):
         for zero_points, kernel in itertools.product(("none", "one", "all"), ((3,), (3, 2), (2, 1, 3))):
-            rank = len(kernel)
+            rank, terms = len(kernel), 1 + (i + len(zero_points)) % 2
             inputs, _, given = conv_inputs(
                 rng,
-                (2, 6, *(5, 7, 4)[:rank]),
+                (2 * terms, 6, *(5, 7, 4)[:rank]),
                 12,
                 kernel,
                 strides=(1, 2, 1)[:rank],
@@ -613,7 +613,7 @@ def conv_cases(opset: int) -> Iterator[Case]:
                 zero_points=zero_points,
                 quad_axis=i // 2 % 2,
             )
-            yield Case(given | {"scale_order": order, "auto_pad": auto_pad}, inputs)
+            yield Case(given | {"scale_order": order, "auto_pad": auto_pad, "terms": terms}, inputs)
     for _ in range(20):
         inputs, _, given = random_conv(rng)
         if opset >= 14 or inputs[0].size * inputs[7].size:
@@ -747,11 +747,11 @@ def conv_program_cases(opset: int) -> Iterator[Case]:
     for case in itertools.islice(conv_cases(opset), opset % 2, None, 2):
         yield with_tail(rng, "QuantizedConv", case, next(programs))
     for shape, outputs, kernel, group in CUT:
-        for quad_axis, strides in ((0, ()), (1, (2,) * len(kernel))):
+        for terms, quad_axis, strides in ((1, 0, ()), (1, 1, (2,) * len(kernel)), (2, 0, ())):
             pads = (1,) * (2 * len(kernel))
             given: dict[str, Any] = {"group": group, "strides": strides, "pads": pads, "quad_axis": quad_axis}
-            inputs, _, attributes = conv_inputs(rng, shape, outputs, kernel, **given)
-            yield with_tail(rng, "QuantizedConv", Case({**attributes}, inputs), next(programs))
+            inputs, _, attributes = conv_inputs(rng, (terms * shape[0], *shape[1:]), outputs, kernel, **given)
+            yield with_tail(rng, "QuantizedConv", Case(attributes | {"terms": terms}, inputs), next(programs))
 
 
 # ReduceAbsMax, ReduceMinMax, DynamicQuantizeLinear and DynamicQuantizeDequantizeLinear

@@ -62,7 +62,7 @@ def random_cases() -> list[tuple[Case, Array]]:
 
 
 def test_any_geometry(product_isa: str) -> None:
-    """Ranks, strides, dilations, pads, auto_pad, groups, zero points and both layouts, at random."""
+    """Ranks, strides, dilations, pads, auto_pad, groups, zero points, terms and both layouts, at random."""
     distinct = 0
     for (inputs, _, given), right in random_cases():
         assert_same(run("native", inputs, given), right)
@@ -220,12 +220,24 @@ def test_tasks_and_threads_change_nothing(
 ) -> None:
     rng, rank = np.random.default_rng(7), len(kernel)
     pads = tuple(length // 2 for length in kernel) * 2
-    for codes, zero_points in ((np.uint8, "none"), (np.int8, "all")):
+    for terms, codes, zero_points in ((1, np.uint8, "none"), (1, np.int8, "all"), (2, np.int8, "none")):
         given: dict[str, Any] = {"strides": (stride,) * rank, "codes": codes, "zero_points": zero_points}
-        case = conv_inputs(rng, shape, outputs, kernel, group=group, pads=pads, **given)
-        right = stock_conv(case)
+        src = (terms * shape[0], *shape[1:])
+        inputs, weights, attributes = conv_inputs(rng, src, outputs, kernel, group=group, pads=pads, **given)
+        attributes["terms"] = terms
+        right = stock_conv((inputs, weights, attributes))
         for threads in (1, 2, 3):
-            assert_same(run("native", case[0], case[2], threads), right)
+            assert_same(run("native", inputs, attributes, threads), right)
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_special_biases_of_two_terms(product_isa: str, order: int) -> None:
+    """The bias is added to the sum of the terms; special scales make terms that are zeros, infinite and NaN."""
+    rng = np.random.default_rng(order)
+    for scale in np.append(SPECIAL_SCALES, np.float32(1)):
+        inputs, weights, given = conv_inputs(rng, (4, 3, 5, 6), SPECIALS.size, (3, 3), codes=np.int8)
+        inputs[1], inputs[7] = np.asarray(scale), SPECIALS
+        check("native", (inputs, weights, given), scale_order=order, terms=2)
 
 
 def test_orders_differ() -> None:
@@ -393,6 +405,7 @@ def test_wrong_shapes(backend: str, index: int, wrong: Shape | Array, text: str)
         ({"group": 3}, "bias has 4 elements, expected a multiple of group, 3"),
         ({"auto_pad": 3}, "auto_pad is 3, expected 0 (explicit), 1 (same upper) or 2 (same lower)"),
         ({"quad_axis": 2}, "quad_axis is 2, expected 0 (channels) or 1 (width)"),
+        ({"terms": 3}, "terms is 3, expected 1 or 2"),
         ({"scale_order": 3}, "scale_order is 3, expected 0 (scales first), 1 (row first) or 2 (column first)"),
     ],
     ids=str,
@@ -400,6 +413,13 @@ def test_wrong_shapes(backend: str, index: int, wrong: Shape | Array, text: str)
 def test_wrong_attributes(backend: str, given: dict[str, int], text: str) -> None:
     inputs, _, right = conv_inputs(np.random.default_rng(0), SRC, 4, (3, 2), group=2)
     check_error(backend, inputs, GIVEN | right | given, text)
+
+
+def test_an_odd_number_of_images_has_no_two_terms(backend: str) -> None:
+    inputs, _, given = conv_inputs(np.random.default_rng(0), (3, 6, 5, 4), 4, (3, 2))
+    check_error(
+        backend, inputs, given | {"terms": 2}, "src has shape 3x6x5x4, expected an even first dimension: 2 terms"
+    )
 
 
 def test_pads_cannot_make_a_kernel_fit_in_nothing(backend: str) -> None:

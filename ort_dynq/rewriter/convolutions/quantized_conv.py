@@ -33,7 +33,7 @@ def insert_quantized_conv(
 
     Args:
         tail: The nodes after the product: scales and bias.
-        codes: The codes of the activation, uint8 or int8, with one zero point.
+        codes: The codes of the activation, uint8 or int8, with one scale and one zero point.
         weights: The weights, which :meth:`Weights.check` has accepted. The tail has their scales.
         geometry: The geometry.
         edit: The edit of the convolution.
@@ -62,6 +62,7 @@ def insert_quantized_conv(
         auto_pad=int(geometry.auto_pad),
         quad_axis=int(quad_axis),
         scale_order=int(tail.scale_order),
+        terms=codes.terms,
     )
     result = edit.insert_main(main, before=tail.last_node)
     if codes.offset is not None:

@@ -22,6 +22,7 @@ _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
+_FEWEST_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
 _FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
 _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
@@ -187,6 +188,11 @@ def has_short_sums(shape: Sequence[int]) -> bool:
         shape: The shape of its weights, [M, C / group, k1, ..., kr].
     """
     return shape[1] == 1 and math.prod(shape[2:]) < _FEWEST_WEIGHTS_OF_A_CHANNEL
+
+
+def has_short_sums_for_two_terms(depth: int) -> bool:
+    """Returns whether a convolution of two terms takes more time than in float: its sums have `depth` products."""
+    return depth < _FEWEST_PRODUCTS_OF_TWO_TERMS
 
 
 def is_small_table(rows: int, columns: int) -> bool:

@@ -79,21 +79,22 @@ class FloatActivations:
             self._insert(key, quantizer, value, _shape_of_scales(value, block_size), edit)
         return self._codes[key]
 
-    def of_two_terms(self, value: ir.Value, edit: Edit, *, block_size: int = 0) -> Codes:
-        """Returns the codes of a matrix and the codes of what these leave, [..., 2 * K].
+    def of_two_terms(self, value: ir.Value, edit: Edit, *, axis: int = -1, block_size: int = 0) -> Codes:
+        """Returns the codes of a tensor and the codes of what these leave, one after the other along an axis.
 
         Args:
             value: float32 or float16, [..., K].
             edit: The edit of the product, before which new nodes are inserted.
+            axis: -1: each row has a scale; 0: all elements have one.
             block_size: The size of the blocks, which divides K; 0: a row is one block.
         """
-        key = edit.node.graph, value, "two terms", block_size
+        key = edit.node.graph, value, "two terms", axis, block_size
         if key not in self._codes:
-            quantizer = call("TwoTermQuantize", [value], block_size=block_size)
+            quantizer = call("TwoTermQuantize", [value], axis=axis, block_size=block_size)
             edit.insert(quantizer, before=edit.node)
             codes, scale = quantizer.outputs
             self._facts.note(codes, ir.DataType.INT8, None)
-            self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, block_size))
+            self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, block_size) if axis else None)
             zero_point = edit.add_constant(np.zeros((), np.int8), before=edit.node)
             self._codes[key] = Codes(codes, scale, zero_point, terms=2)
         return self._codes[key]

@@ -1,0 +1,194 @@
+"""Times the products of language models: MatMulNBits with weights of 4 bits, and what a rewrite makes of it.
+
+The activation is float32, and all quantize it themselves: MatMulNBits of accuracy level 4, and its two rewritten forms,
+with activations in blocks and with two terms. llama.cpp is one more contender if llama-cpp-python is installed; its
+blocks have 32 weights. :mod:`bench.product_contenders` says why each contender has several weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+import ort_dynq
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.progress import Track
+from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
+
+from .llama_cpp_product import BLOCK_SIZE, llama_cpp_contender, q4_0
+from .product_contenders import Case, copies, data_of, model_of_products, nbits_product, read_contender, wrong_results
+from .products import Mean
+
+ROWS = (1, 16, 128)
+SIZES = ((1024, 1024), (1024, 3072), (4096, 4096))
+_BLOCKS, _TWO_TERMS = "blocks", "two-term"
+
+
+@dataclass(frozen=True)
+class NBitsTiming:
+    """The timing of one product. Times are medians in microseconds; None if a contender is not available.
+
+    Attributes:
+        rows: The rows of the activation.
+        weights: The shape of the weights, K x N.
+        threads: The number of threads.
+        stock_us: MatMulNBits at accuracy level 4.
+        blocks_us: Rewritten, with activations in blocks.
+        two_terms_us: Rewritten, with activations of two terms.
+        llama_cpp_us: llama.cpp.
+        read_us: A plain read of the packed weights and float16 scales.
+    """
+
+    rows: int
+    weights: tuple[int, int]
+    threads: int
+    stock_us: float
+    blocks_us: float
+    two_terms_us: float
+    llama_cpp_us: float | None
+    read_us: float
+
+    @property
+    def ratios(self) -> tuple[float, float, float | None, float]:
+        """MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, read / blocks."""
+        llama_cpp = None if self.llama_cpp_us is None else self.llama_cpp_us / self.blocks_us
+        return (
+            self.stock_us / self.blocks_us,
+            self.stock_us / self.two_terms_us,
+            llama_cpp,
+            self.read_us / self.blocks_us,
+        )
+
+
+@dataclass(frozen=True)
+class NBitsBench:
+    """The timings of all products.
+
+    Attributes:
+        timings: One per number of rows, weights and threads.
+        means: The geometric means of their ratios, for each number of rows.
+        notes: Contenders that are not available, or whose results are wrong on this machine.
+    """
+
+    timings: list[NBitsTiming]
+    means: list[Mean]
+    notes: list[str]
+
+
+def bench_nbits(
+    settings: Settings,
+    rows: Sequence[int] = ROWS,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    *,
+    group_size: int = 32,
+    track: Track = iter,
+) -> NBitsBench:
+    """Times products of every number of rows with weights of every size.
+
+    Args:
+        settings: How to time.
+        rows: Numbers of rows of the activation.
+        sizes: The shapes of the weights, K x N.
+        group_size: The size of the blocks.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: The operators cannot be registered, K is not a multiple of the block size, a rewritten product is
+            wrong, or the weights do not fit in memory.
+    """
+    for depth, columns in sizes:
+        if depth % group_size:
+            raise DynqError(f"the blocks do not fit {depth}x{columns}: {depth} is not a multiple of {group_size}")
+    check_backend(settings.backend)
+    cases = [Case(count, size, threads) for threads in settings.threads for size in sizes for count in rows]
+    timings: list[NBitsTiming] = []
+    notes: dict[str, None] = {}
+    try:
+        for case in track(cases):
+            found, problems = nbits_contenders(case, group_size, settings)
+            samples = interleave(list(found.values()), settings, case.threads)
+            us = {name: float(np.median(each)) / 1e3 for name, each in zip(found, samples, strict=True)}
+            timings.append(
+                NBitsTiming(
+                    case.rows,
+                    case.weights,
+                    case.threads,
+                    us["MatMulNBits"],
+                    us[_BLOCKS],
+                    us[_TWO_TERMS],
+                    us.get("llama.cpp"),
+                    us["read"],
+                )
+            )
+            notes.update(dict.fromkeys(problems))
+    except MemoryError as error:
+        raise DynqError(f"the weights do not fit in memory: {error}") from error
+    return NBitsBench(timings, list(_means(timings)), list(notes))
+
+
+def nbits_contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
+    """Returns the contenders by name, and notes on contenders that are not available or wrong on this machine.
+
+    Raises:
+        DynqError: A rewritten product does not run, or its result is wrong.
+    """
+    data = data_of(case, group_size)
+    # As a model has them whose weights were float16 or bfloat16.
+    data = replace(data, group_scales=data.group_scales.astype(np.float16).astype(np.float32))
+    product = nbits_product(data, data.weights_4, 4)
+    count = copies(case.rows, product.weights.nbytes)
+    shape = case.rows, case.weights[1]
+    model = model_of_products(product, shape, count)
+    without_level = onnx.ModelProto()
+    without_level.CopyFrom(model)
+    for node in without_level.graph.node:
+        level = next(each for each in node.attribute if each.name == "accuracy_level")
+        level.i = 0
+    found: dict[str, Contender] = {}
+    notes: list[str] = []
+    for name, its_model in (
+        ("MatMulNBits", model),
+        (_BLOCKS, ort_dynq.rewrite(model).to_proto()),
+        (_TWO_TERMS, ort_dynq.rewrite(without_level, weights_only="two-term").to_proto()),
+    ):
+        first, others = (aligned(np.zeros(shape, np.float32)) for _ in range(2))
+        is_ours = name != "MatMulNBits"
+        if is_ours and settings.backend == "extensions":  # which has no float16
+            its_model = ort_dynq.ready_for_extensions(its_model).to_proto()
+        contender = session_contender(
+            name,
+            its_model,
+            {key: aligned(array) for key, array in product.feeds.items()},
+            case.threads,
+            backend=settings.backend if is_ours else None,
+            outputs=[first, *[others] * (count - 1)],
+        )
+        found[name] = replace(contender, repeats=count)
+        notes += wrong_results(name, first, data, replace(product, is_ours=is_ours))
+    if group_size == BLOCK_SIZE:
+        try:
+            packed = q4_0(data.weights_4, data.group_scales)
+            weights = [packed.copy() for _ in range(count)]
+            found["llama.cpp"], result = llama_cpp_contender(weights, data.activation(), case.threads)
+            notes += wrong_results("llama.cpp", result, data, product)
+        except DynqError as error:
+            notes.append(f"llama.cpp is not available: {error}")
+    size = product.weights.nbytes + 2 * data.group_scales.size
+    found["read"] = read_contender(size, count, case.threads)
+    return found, notes
+
+
+def _means(timings: Sequence[NBitsTiming]) -> Iterator[Mean]:
+    names = ("MatMulNBits / blocks", "MatMulNBits / two-term", "llama.cpp / blocks", "plain read / blocks")
+    for i, name in enumerate(names):
+        for threads in sorted({each.threads for each in timings}):
+            for rows in sorted({each.rows for each in timings}):
+                chosen = [each.ratios[i] for each in timings if (each.threads, each.rows) == (threads, rows)]
+                found = [each for each in chosen if each is not None]
+                if found:
+                    mean = math.exp(math.fsum(map(math.log, found)) / len(found))
+                    yield Mean(f"{name}, {rows} row{'s' if rows > 1 else ''}", threads, len(found), mean)
