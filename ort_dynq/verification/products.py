@@ -186,7 +186,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         products.append(_judge_fusion(layers.values[name], result, known, cut, model_a))
     of_lstms = iter(results[len(layers.results) + len(fused) :])
     for lstm, values in zip(lstms, codes_of_lstms, strict=True):
-        inputs = dequantized(values, of_b_and_feeds)
+        inputs = dequantized(lstm.b, values, of_b_and_feeds)
         products.append(_judge_lstm(lstm, known, inputs, [next(of_lstms) for _ in lstm.b.outputs]))
     products += [Product(label(node), problem=_NO_PRODUCT) for node, lstm in recurrent.items() if lstm is None]
     verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
