@@ -11,6 +11,9 @@
 namespace dynq {
 namespace {
 
+constexpr int64_t kWideKernel =
+    32;  // from 16 codes on, copying them for each position takes less time than strided ones
+
 template <int64_t kStride>
 void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t* __restrict to) {
   const int64_t step = kStride > 0 ? kStride : stride;
@@ -142,6 +145,10 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
     write_rows(source, is_first, image);
     return;
   }
+  if (form_ == kWidthQuads && axes_[2].stride > 2 && axes_[2].dilation == 1 && axes_[2].kernel >= kWideKernel) {
+    write_kernels(source, is_first, image);
+    return;
+  }
   const auto length = static_cast<size_t>(layouts_[2].length);
   const std::unique_ptr<uint8_t[]> unused(new uint8_t[length]);
   std::memset(unused.get(), source.flip, length);  // which become 0
@@ -170,7 +177,7 @@ ConvImage::Span ConvImage::span_of(int64_t begin, int64_t stride, int64_t in, in
   return {first, std::clamp(in > begin ? divide_up(in - begin, stride) : int64_t{0}, first, length)};
 }
 
-void ConvImage::prepare() {
+void ConvImage::prepare(int64_t plane_step) {
   if (form_ != kOverlapping) return;
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
   const int64_t row_bytes = l2.length * position_bytes_;
@@ -185,8 +192,8 @@ void ConvImage::prepare() {
       for (int64_t i0 = 0; i0 < l0.length && rows.first < rows.last; ++i0) {
         const int64_t in0 = begin0 + i0 * axes_[0].stride;
         if (in0 < 0 || in0 >= axes_[0].in) continue;
-        const int64_t row = in0 * axes_[1].in + begin1 + rows.first * axes_[1].stride;
-        rows_.push_back({row * axes_[2].in + l2.first_begin + codes.first,
+        const int64_t row = begin1 + rows.first * axes_[1].stride;
+        rows_.push_back({in0 * plane_step + row * axes_[2].in + l2.first_begin + codes.first,
                          plane + (i0 * l1.length + rows.first) * row_bytes + codes.first, rows.last - rows.first});
       }
       plane += plane_bytes_;
@@ -199,11 +206,39 @@ void ConvImage::write_rows(const ConvSource& source, bool is_first, uint8_t* ima
                     : row_codes_ >= 8 ? copy_rows<8>
                     : row_codes_ >= 4 ? copy_rows<4>
                                       : copy_rows<1>;
-  const int64_t channel = axes_[0].in * axes_[1].in * axes_[2].in;
   for (int64_t unit = 0; unit < units_; ++unit)
     for (const Rows& rows : rows_)
-      copy(source.codes + unit * channel + rows.from, axes_[1].stride * axes_[2].in, rows.count, row_codes_,
+      copy(source.codes + unit * source.channel_step + rows.from, axes_[1].stride * axes_[2].in, rows.count, row_codes_,
            source.flip, image + unit * unit_bytes_ + rows.to, layouts_[2].length * position_bytes_);
+}
+
+void ConvImage::write_kernels(const ConvSource& source, bool is_first, uint8_t* image) const {
+  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
+  const int64_t kernel = axes_[2].kernel;
+  std::vector<uint8_t> codes(static_cast<size_t>(width_quads_ * kQuad));  // of a position, and zeros
+  const auto write_position = [&](const uint8_t* row, int64_t begin, uint8_t* to) {
+    const int64_t first = row == nullptr ? kernel : std::clamp(-begin, int64_t{0}, kernel);
+    const int64_t last = std::clamp(axes_[2].in - begin, first, kernel);
+    if (last - first < kernel) std::memset(codes.data(), source.zp, static_cast<size_t>(kernel));
+    for (int64_t k = first; k < last; ++k) codes[static_cast<size_t>(k)] = row[begin + k] ^ source.flip;
+    for (int64_t i = 0; i < width_quads_; ++i) std::memcpy(to + i * unit_bytes_, codes.data() + i * kQuad, kQuad);
+  };
+  for (int64_t k0 = 0; k0 < l0.planes; ++k0)
+    for (int64_t k1 = 0; k1 < l1.planes; ++k1, image += plane_bytes_)
+      for (int64_t i0 = 0; i0 < l0.length; ++i0)
+        for (int64_t i1 = 0; i1 < l1.length; ++i1) {
+          const int64_t in0 = l0.begin(k0) + i0 * axes_[0].stride, in1 = l1.begin(k1) + i1 * axes_[1].stride;
+          const bool is_inside = in0 >= 0 && in0 < axes_[0].in && in1 >= 0 && in1 < axes_[1].in;
+          if (!is_inside && !is_first) continue;
+          uint8_t* to = image + position(i0, i1) * kQuad;
+          for (int64_t channel = 0; channel < channels_; ++channel, to += width_quads_ * unit_bytes_) {
+            const uint8_t* row =
+                is_inside ? source.codes + channel * source.channel_step + in0 * source.plane_step + in1 * axes_[2].in
+                          : nullptr;
+            for (int64_t i2 = 0; i2 < l2.length; ++i2)
+              write_position(row, l2.first_begin + i2 * axes_[2].stride, to + i2 * kQuad);
+          }
+        }
 }
 
 void ConvImage::find_codes(Elements& elements) const {
@@ -222,7 +257,7 @@ void ConvImage::find_codes(Elements& elements) const {
 void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step,
                              uint8_t* image) const {
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
-  const int64_t rows = axes_[0].in * axes_[1].in, row_bytes = l2.length * position_bytes_;
+  const int64_t row_bytes = l2.length * position_bytes_;
   uint8_t padding[kQuad];
   for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < elements.used ? source.zp : uint8_t{0};
   const auto pad = [&](uint8_t* to, int64_t count) {
@@ -242,9 +277,9 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
         pad(to, first);
         pad(to + last * row_bytes, l1.length - last);
         const auto set_rows = [&](int64_t i1) {
-          const int64_t row = in0 * axes_[1].in + begin1 + i1 * axes_[1].stride;
+          const int64_t row = in0 * source.plane_step + (begin1 + i1 * axes_[1].stride) * axes_[2].in;
           for (int64_t i = 0; i < elements.used; ++i)
-            elements.rows[i] = source.codes + (elements.channels[i] * rows + row) * axes_[2].in;
+            elements.rows[i] = source.codes + elements.channels[i] * source.channel_step + row;
         };
         for (int64_t i1 = first; i1 < last; ++i1) {
           set_rows(i1);

@@ -27,7 +27,9 @@ struct ConvTile {
 
 // Where the codes of one sample and group are.
 struct ConvSource {
-  const uint8_t* codes;  // [channels, in, in, in]
+  const uint8_t* codes;  // [channels, in, in, in]; rows of the last axis and these of the second one are adjacent
+  int64_t channel_step;  // from a channel to the next
+  int64_t plane_step;    // from an element of the first axis to the next
   uint8_t flip;          // 0x80 makes uint8 codes of int8 ones
   uint8_t zp;            // of the uint8 codes
 };
@@ -68,8 +70,8 @@ class ConvImage {
   // The position of the first output element of a row, up to one row after the tile.
   int64_t position(int64_t i0, int64_t i1) const { return (i0 * layouts_[1].length + i1) * layouts_[2].length; }
 
-  // Computes what write() needs for any group.
-  void prepare();
+  // Computes what write() needs for any group. `plane_step`: of the source.
+  void prepare(int64_t plane_step);
   // Writes bytes() bytes. `is_first`: writes the padding, too, which all groups share.
   void write(const ConvSource& source, bool is_first, uint8_t* image) const;
 
@@ -113,6 +115,8 @@ class ConvImage {
   static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps);
   static Span span_of(int64_t begin, int64_t stride, int64_t in, int64_t length);
   void write_rows(const ConvSource& source, bool is_first, uint8_t* image) const;
+  // The codes of a position are adjacent. So this reads each row once, if quads along the width do not overlap.
+  void write_kernels(const ConvSource& source, bool is_first, uint8_t* image) const;
   void find_codes(Elements& elements) const;
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
   void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],

@@ -14,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "core/attributes.h"
@@ -40,6 +41,7 @@ constexpr int64_t kOutput = 256;  // products that take as long as one output; a
 constexpr int64_t kFewTasks = 8, kMostTasks = 64;
 constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
 constexpr int64_t kFewestChannels = 128;   // of a task, if other tasks write the same image
+constexpr int64_t kCopy = 6;               // quads that could be multiplied while a vector of outputs is copied
 
 class QuantizedConv : public Node {
  public:
@@ -118,9 +120,10 @@ class QuantizedConv : public Node {
     all.scaling.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
     if (terms_ > 1) conv.separate_terms();
     all.scaling.order = order_;
-    conv.merge_axes();
     conv.flip = is_signed ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
+    conv.merge_axes();
+    conv.merge_samples();
     conv.run(context);
   }
 
@@ -128,6 +131,7 @@ class QuantizedConv : public Node {
   struct Conv {
     ConvAxis axes[kSpatialAxes];
     int64_t terms, samples, channels, group_inputs, group_outputs, quads;
+    bool has_samples_as_axis = false;  // the first one
     const uint8_t* src;
     const int8_t* weights;
     void* dst;
@@ -148,8 +152,13 @@ class QuantizedConv : public Node {
       highest = std::exchange(all.scaling.highest, INFINITY);
     }
 
-    int64_t out_positions() const { return axes[0].out * axes[1].out * axes[2].out; }
-    int64_t in_positions() const { return axes[0].in * axes[1].in * axes[2].in; }
+    // The elements of a channel of the output; then from an element of the first axis to the next; likewise for src.
+    int64_t out_positions() const { return (has_samples_as_axis ? 1 : axes[0].out) * axes[1].out * axes[2].out; }
+    int64_t out_plane() const { return (has_samples_as_axis ? channels : 1) * axes[1].out * axes[2].out; }
+    int64_t in_positions() const { return (has_samples_as_axis ? 1 : axes[0].in) * axes[1].in * axes[2].in; }
+    int64_t in_plane() const {
+      return (has_samples_as_axis ? channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
+    }
 
     // A pointwise convolution does not depend on the shape of rows, and long rows are cheaper.
     void merge_axes() {
@@ -162,8 +171,25 @@ class QuantizedConv : public Node {
       axes[2] = merged;
     }
 
+    // The positions of one small sample would leave lanes of vectors empty: an axis that is not used has the samples.
+    void merge_samples() {
+      const ConvAxis& first = axes[0];
+      if (samples == 1 || first.in != 1 || first.kernel != 1 || first.out != 1 || first.stride != 1) return;
+      ConvAxis merged[kSpatialAxes] = {first, axes[1], axes[2]};
+      merged[0].in = merged[0].out = samples;
+      const ConvTile one = {{0, 0, 0}, {1, axes[1].out, axes[2].out}}, two = {{0, 0, 0}, {2, axes[1].out, axes[2].out}};
+      const int64_t alone =
+          round_up(ConvImage(axes, quad_axis, group_inputs, group_outputs, one).positions(), kBlockColumns);
+      const int64_t together = ConvImage(merged, quad_axis, group_inputs, group_outputs, two).position(1, 0);
+      if (together * (quads + kCopy) >= alone * quads) return;
+      axes[0] = merged[0];
+      samples = 1;
+      has_samples_as_axis = true;
+    }
+
     void run(Context& context) const {
-      const int64_t products = terms * samples * channels * out_positions() * (quads * kQuad + kOutput);
+      const int64_t products =
+          terms * samples * axes[0].out * channels * axes[1].out * axes[2].out * (quads * kQuad + kOutput);
       const int64_t wanted = std::max(
           {int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMostTasks)});
       int64_t tile[kSpatialAxes], tiles[kSpatialAxes];
@@ -222,7 +248,7 @@ class QuantizedConv : public Node {
 
     void run_tile(int64_t sample, const ConvTile& tile, int64_t channel, int64_t end) const {
       ConvImage form(axes, quad_axis, group_inputs, group_outputs, tile);
-      form.prepare();
+      form.prepare(in_plane());
       const std::vector<int64_t> offsets = form.offsets();
       const int64_t image_bytes = form.bytes() + kConvSlack * kQuad;
       const std::unique_ptr<uint8_t[]> images = allocate<uint8_t>(terms * image_bytes);
@@ -231,8 +257,8 @@ class QuantizedConv : public Node {
       // Kernels write to the output if positions are adjacent there, or row by row if that takes fewer vectors.
       // Otherwise, and if the output is float16, they write to a buffer, as the second of two terms always does.
       const bool is_row = n0 * n1 == 1;
-      const bool is_whole =
-          n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || n1 == axes[1].out)));
+      const bool has_planes = n1 == axes[1].out && !has_samples_as_axis;
+      const bool is_whole = n0 * n1 * n2 == positions && (is_row || (n2 == axes[2].out && (n0 == 1 || has_planes)));
       const bool by_rows = !is_whole && n0 == 1 && writes_rows(form, n1, n2);
       const ProductKernels& products = *active_isa().products;
       const bool in_tiles = products.conv_tiles != nullptr && fits_tiles(form);
@@ -242,7 +268,7 @@ class QuantizedConv : public Node {
       const int64_t buffer_size = std::min(group_outputs, most_channels) * positions;
       const std::unique_ptr<float[]> sums = allocate<float>(is_direct ? 0 : buffer_size);
       const std::unique_ptr<float[]> second = allocate<float>(terms > 1 ? buffer_size : 0);
-      const std::unique_ptr<uint16_t[]> rounded = allocate<uint16_t>(rounds && !is_dense ? positions : 0);
+      const std::unique_ptr<uint16_t[]> rounded = allocate<uint16_t>(rounds && !is_dense ? buffer_size : 0);
       ConvBlock block = all;
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
@@ -278,10 +304,11 @@ class QuantizedConv : public Node {
           const bool is_first = group < 0;
           group = channel / group_outputs;
           for (int64_t term = 0; term < terms; ++term) {
-            const int64_t image = term * samples + sample;
+            const int64_t image = term * (has_samples_as_axis ? axes[0].in : samples) + sample;
             const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
             use_term(term);
-            form.write({codes, flip, static_cast<uint8_t>(all.scaling.zp)}, is_first, image_of(term));
+            form.write({codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(all.scaling.zp)}, is_first,
+                       image_of(term));
             if (has_weight_zps) products.sum_conv_codes(block);
             if (in_tiles) products.pack_conv_tiles(block);
           }
@@ -295,8 +322,8 @@ class QuantizedConv : public Node {
         block.scaling.channel_scales = all.scaling.channel_scales + channel;
         block.scaling.channel_sums = all.scaling.channel_sums + channel;
         block.scaling.bias = terms > 1 ? no_bias : all.scaling.bias + channel;
-        const int64_t to = (sample * channels + channel) * out_positions() +
-                           (tile.first[0] * axes[1].out + tile.first[1]) * axes[2].out + tile.first[2];
+        const int64_t to = (sample * channels + channel) * out_positions() + tile.first[0] * out_plane() +
+                           tile.first[1] * axes[2].out + tile.first[2];
         const ConvOutput of_terms[] = {
             is_direct ? ConvOutput{static_cast<float*>(dst) + to, axes[2].out, out_positions()}
                       : ConvOutput{sums.get(), n2, positions},
@@ -308,15 +335,11 @@ class QuantizedConv : public Node {
           kernel(block);
         }
         if (terms > 1) add_terms(block, of_terms[0], of_terms[1], all.scaling.bias + channel);
-        for (int64_t c = 0; !is_direct && c < block.channels; ++c) {
-          const float* from = sums.get() + c * positions;
-          const int64_t begin = to + c * out_positions();
-          if (is_dense)
-            dst_storage.narrow(from, element(dst, dst_storage, begin), n0 * n1 * n2);
-          else
-            write_rows(form, tile, by_rows, from, rounded.get(), begin);
-        }
-        if (tail != nullptr) run_tail(tile, sample * channels + channel, sample * channels + next);
+        for (int64_t c = 0; !is_direct && is_dense && c < block.channels; ++c)
+          dst_storage.narrow(sums.get() + c * positions, element(dst, dst_storage, to + c * out_positions()),
+                             n0 * n1 * n2);
+        if (!is_direct && !is_dense) write_rows(form, tile, by_rows, block.channels, sums.get(), rounded.get(), to);
+        if (tail != nullptr) run_tail(tile, sample, channel, next);
         channel = next;
       }
     }
@@ -344,15 +367,19 @@ class QuantizedConv : public Node {
       }
     }
 
-    // Runs the program on the tile of channels [begin, end), which count through all samples.
-    void run_tail(const ConvTile& tile, int64_t begin, int64_t end) const {
+    // Runs the program on the tile of channels [begin, end).
+    void run_tail(const ConvTile& tile, int64_t sample, int64_t begin, int64_t end) const {
       const auto [n0, n1, n2] = tile.count;
-      const bool has_rows = n2 == axes[2].out, has_planes = has_rows && n1 == axes[1].out;
+      const bool has_rows = n2 == axes[2].out, has_planes = has_rows && n1 == axes[1].out && !has_samples_as_axis;
       const int64_t adjacent = has_planes ? n0 * n1 * n2 : has_rows ? n1 * n2 : n2;
-      for (int64_t i0 = 0; i0 < (has_planes ? 1 : n0); ++i0)
+      for (int64_t i0 = 0; i0 < (has_planes ? 1 : n0); ++i0) {
+        const int64_t plane = tile.first[0] + i0;
+        const int64_t first = (has_samples_as_axis ? plane : sample) * channels;  // rows count through all samples
+        const int64_t at = has_samples_as_axis ? 0 : plane * axes[1].out * axes[2].out;
         for (int64_t i1 = 0; i1 < (has_rows ? 1 : n1); ++i1)
-          tail->run(tail_tensors, static_cast<float*>(dst), begin, end,
-                    ((tile.first[0] + i0) * axes[1].out + tile.first[1] + i1) * axes[2].out + tile.first[2], adjacent);
+          tail->run(tail_tensors, static_cast<float*>(dst), first + begin, first + end,
+                    at + (tile.first[1] + i1) * axes[2].out + tile.first[2], adjacent);
+      }
     }
 
     // Whether AMX is used: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums
@@ -364,27 +391,43 @@ class QuantizedConv : public Node {
 
     // Whether covering each row with vectors takes fewer of them than covering all positions, whose outputs are copied.
     bool writes_rows(const ConvImage& form, int64_t rows, int64_t cols) const {
-      constexpr int64_t kCopy = 6;  // quads that could be multiplied while a vector of outputs is copied
       return form.position_bytes() < kQuad && group_outputs <= kFewOutputs &&
              rows * divide_up(cols, kBlockColumns) * quads <
                  divide_up(form.positions(), kBlockColumns) * (quads + kCopy);
     }
 
-    // Writes one channel of a tile. `sums` has all positions of the image or, if `by_rows`, the positions of the tile.
+    // Writes channels of a tile. `sums` has all positions of the image or, if `by_rows`, the positions of the tile.
     // `rounded` is a buffer for as many float16, or null. `to` is the number of the first element.
-    void write_rows(const ConvImage& form, const ConvTile& tile, bool by_rows, const float* sums, uint16_t* rounded,
-                    int64_t to) const {
+    void write_rows(const ConvImage& form, const ConvTile& tile, bool by_rows, int64_t count, const float* sums,
+                    uint16_t* rounded, int64_t to) const {
       const auto [n0, n1, n2] = tile.count;
+      const int64_t positions = form.positions();
       const void* from = sums;
       if (rounded != nullptr) {
-        dst_storage.narrow(sums, rounded, by_rows ? n1 * n2 : form.positions());
+        for (int64_t c = 0; c < count; ++c)
+          dst_storage.narrow(sums + c * positions, rounded + c * positions, by_rows ? n1 * n2 : positions);
         from = rounded;
       }
-      for (int64_t i0 = 0; i0 < n0; ++i0)
-        for (int64_t i1 = 0; i1 < n1; ++i1)
-          std::memcpy(element(dst, dst_storage, to + (i0 * axes[1].out + i1) * axes[2].out),
-                      element(from, dst_storage, by_rows ? i1 * n2 : form.position(i0, i1)),
-                      static_cast<size_t>(n2 * dst_storage.bits / 8));
+      const int64_t row_step = by_rows ? n2 : form.position(0, 1), bytes = dst_storage.bits / 8;
+      const auto copy = [&](auto size) {
+        for (int64_t i0 = 0; i0 < n0; ++i0)
+          for (int64_t c = 0; c < count; ++c) {
+            const auto* row = static_cast<const char*>(from) + (c * positions + form.position(i0, 0)) * bytes;
+            auto* dst_row = static_cast<char*>(dst) + (to + i0 * out_plane() + c * out_positions()) * bytes;
+            for (int64_t i1 = 0; i1 < n1; ++i1, row += row_step * bytes, dst_row += axes[2].out * bytes)
+              std::memcpy(dst_row, row, size);
+          }
+      };
+      switch (n2 * bytes) {  // a call of memcpy would take longer than copying a few elements
+        case 4:
+          return copy(std::integral_constant<size_t, 4>());
+        case 8:
+          return copy(std::integral_constant<size_t, 8>());
+        case 16:
+          return copy(std::integral_constant<size_t, 16>());
+        default:
+          return copy(static_cast<size_t>(n2 * bytes));
+      }
     }
   };
 

@@ -252,6 +252,7 @@ class QuantizedMatMul : public Node {
       all.codes.zps = row_zps;
       const bool zps_vary = zero_point.shape.elements() != 1;
       const int64_t given = all.rows - all.codes.has_ones;
+      all.codes.has_one_zp = !zps_vary && !all.codes.has_ones;
       for (int64_t row = 0; row < given; ++row)
         for (int64_t group = 0; group < shape.groups; ++group) {
           const int64_t from = row / terms / shape.rows_per_scale * shape.groups + group, zp = zps_vary ? from : 0;

@@ -2,7 +2,17 @@
 
 from .accuracy import Accuracy, measure
 from .layers import LayerAccuracy
-from .outputs import OutputAccuracy, measure_outputs, worst_snr
+from .outputs import OutputAccuracy, compare_outputs, measure_outputs, results_of, worst_snr
 from .reference import Reference
 
-__all__ = ["Accuracy", "LayerAccuracy", "OutputAccuracy", "Reference", "measure", "measure_outputs", "worst_snr"]
+__all__ = [
+    "Accuracy",
+    "LayerAccuracy",
+    "OutputAccuracy",
+    "Reference",
+    "compare_outputs",
+    "measure",
+    "measure_outputs",
+    "results_of",
+    "worst_snr",
+]

@@ -79,9 +79,23 @@ def measure_outputs(
         SessionError: B does not load or run.
         DynqError: The inputs or outputs of B differ from the float model's.
     """
+    return compare_outputs(reference, results_of(reference, b, backend=backend))
+
+
+def results_of(reference: Reference, b: Model, *, backend: Backend | None = "native") -> list[list[Any]]:
+    """Returns the outputs of B, at ONNX Runtime's default optimization level, for each set of data.
+
+    Raises:
+        SessionError: B does not load or run.
+        DynqError: The inputs or outputs of B differ from the float model's.
+    """
     session = open_session(b, "B", backend=backend, optimize=True)
     check_signature(reference.signature, signature(session))
-    results = [run(session, reference.names, feeds, any_type=True) for feeds in reference.data.sets]
+    return [run(session, reference.names, feeds, any_type=True) for feeds in reference.data.sets]
+
+
+def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> tuple[OutputAccuracy, ...]:
+    """Compares the outputs of a model for each set of data with the float model's."""
     classifiers = {name_of(output) for output in load(reference.model).graph.outputs if is_classifier(output)}
     return tuple(
         _output(name, [each[i] for each in reference.outputs], [each[i] for each in results], name in classifiers)

@@ -8,7 +8,9 @@ The contenders, each at ONNX Runtime's default optimization level:
 * MatMulNBits: the weight-only quantizer of onnxruntime with 4 and 8 bits, in groups of 32, at accuracy level 4, which
   multiplies integers.
 * OpenVINO, if it is installed, see openvino.py.
-* ort_dynq: :func:`ort_dynq.quantize` with int8 weights, and with 4 bits in groups of 32.
+* ort_dynq: :func:`ort_dynq.quantize` with int8 weights, with these and activations of two terms, and with 4 bits in
+  groups of 32; and :func:`ort_dynq.rewrite` of the model that quantize_dynamic wrote with default settings, if that
+  changes it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import onnx
 import onnxruntime as ort
 
 from .. import storage
-from ..accuracy import Reference, measure_outputs, worst_snr
+from ..accuracy import Reference, compare_outputs, results_of, worst_snr
 from ..errors import DynqError, message
 from ..files import temporary_folder
 from ..inputs import Array
@@ -47,10 +49,13 @@ from ..measuring.timing import (
     session_contender,
 )
 from ..quantizer import quantize
+from ..rewriter import rewrite
 from ..runtime import open_session, session_options
 from . import openvino
+from .networks import Answers
 
-FLOAT, OURS = "float", "ort_dynq"
+FLOAT, DYNAMIC, OURS = "float", "quantize_dynamic", "ort_dynq"
+REWRITTEN = f"{OURS} rewrite"
 TOKENS = (1, 16, 128)
 _GROUP = 32
 _LARGEST_PROTOBUF = 2**31 - 2**20  # bytes; a larger model needs external data
@@ -99,6 +104,7 @@ class Form:
         cosine_worst: The smallest cosine of a row of an output; None for float, or if no output has rows.
         timings: The times, in the order of the bench's cases.
         problem: Why there is no model, or why it does not run; empty if it runs.
+        same_answers: The share of answers that equal the float model's; None for float, OpenVINO and other models.
     """
 
     name: str
@@ -107,6 +113,7 @@ class Form:
     cosine_worst: float | None = None
     timings: tuple[FormTiming, ...] = ()
     problem: str = ""
+    same_answers: float | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -129,6 +136,11 @@ class QuantizationBench:
     data: Data
     cases: tuple[Case, ...]
     forms: tuple[Form, ...]
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether answers were compared."""
+        return any(each.same_answers is not None for each in self.forms)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. Infinities, which JSON does not have, become text."""
@@ -162,6 +174,7 @@ def bench_quantization(
     settings: Settings,
     *,
     tokens: Sequence[int] | None = None,
+    answers: Answers | None = None,
     track: Track = iter,
 ) -> QuantizationBench:
     """Quantizes a float model in several ways, and measures each.
@@ -173,6 +186,7 @@ def bench_quantization(
         tokens: Lengths of the sequence. One sequence of the data is cut or repeated to each. None for :data:`TOKENS` if
             the model has a dynamic sequence, see :func:`sequence_axes`, and else, or if it is empty, the data as they
             are.
+        answers: Returns what the outputs for one set of data mean, as one or several values.
         track: Shows the progress.
 
     Raises:
@@ -183,21 +197,19 @@ def bench_quantization(
     with temporary_folder() as folder:
         writers = _writers()
         written = [_write(name, writers[name], Path(model), Path(folder)) for name in track([*writers])]
+        written = [each for each in written if each.name != REWRITTEN or not each.problem]
         candidates = [_Candidate(FLOAT, Path(model)), *written]
-        accuracies = {each.name: _accuracy(each, reference, settings) for each in track(written) if not each.problem}
+        accuracies = {
+            each.name: _accuracy(each, reference, settings, answers) for each in track(written) if not each.problem
+        }
         cases = [Case(length, threads) for threads in settings.threads for length in lengths]
         for case in track(cases):
             _time(candidates, reference, settings, case)
-        forms = [
-            Form(
-                each.name,
-                _bytes(each.path) if each.path.is_file() else None,
-                *accuracies.get(each.name, (None, None)),
-                timings=tuple(each.samples),
-                problem=each.problem,
-            )
-            for each in candidates
-        ]
+        forms = []
+        for each in candidates:
+            snr, cosine, same = accuracies.get(each.name, (None, None, None))
+            size = _bytes(each.path) if each.path.is_file() else None
+            forms.append(Form(each.name, size, snr, cosine, tuple(each.samples), each.problem, same))
     return QuantizationBench(str(model), reference.data, tuple(cases), tuple(forms))
 
 
@@ -276,18 +288,28 @@ def _writers() -> dict[str, _Writer]:
 
         return write
 
-    def ours(weights: str) -> _Writer:
-        return lambda source, target: quantize(source, weights=weights).save(target)
+    def ours(weights: str, activations: str = "token") -> _Writer:
+        return lambda source, target: quantize(source, weights=weights, activations=activations).save(target)
 
     return {
-        "quantize_dynamic": dynamic(per_channel=False),
-        "quantize_dynamic, per channel": dynamic(per_channel=True),
+        DYNAMIC: dynamic(per_channel=False),
+        f"{DYNAMIC}, per channel": dynamic(per_channel=True),
         "MatMulNBits 8": lambda source, target: _write_nbits(source, target, 8),
         "MatMulNBits 4": lambda source, target: _write_nbits(source, target, 4),
         **dict.fromkeys(openvino.forms(), openvino.write),
+        REWRITTEN: _write_rewritten,
         f"{OURS} int8": ours("int8"),
+        f"{OURS} int8, two terms": ours("int8", "two-term"),
         f"{OURS} int4": ours("int4"),
     }
+
+
+def _write_rewritten(_: Path, target: Path) -> None:
+    dynamic = target.parents[1] / DYNAMIC / target.name
+    result = rewrite(dynamic)
+    if not result.report.rewritten:
+        raise DynqError("it changes nothing")
+    result.save(target)
 
 
 def _fold(source: Path, target: Path) -> None:
@@ -318,7 +340,7 @@ def _write(name: str, write: _Writer, source: Path, folder: Path) -> _Candidate:
         with _quiet():
             write(source, path)
     except Exception as error:
-        if name.startswith(OURS):
+        if name.startswith(OURS) and name != REWRITTEN:
             raise
         return _Candidate(name, path, f"{name} cannot be made: {message(error)}")
     return _Candidate(name, path)
@@ -337,21 +359,28 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _accuracy(each: _Candidate, reference: Reference, settings: Settings) -> tuple[float | None, float | None]:
-    """Returns the smallest signal-to-noise ratio and cosine of a contender's outputs."""
+def _accuracy(
+    each: _Candidate, reference: Reference, settings: Settings, answers: Answers | None
+) -> tuple[float | None, float | None, float | None]:
+    """Returns the smallest signal-to-noise ratio and cosine of a contender's outputs, and the share of same answers."""
     try:
         if each.name in openvino.FORMS:
-            return openvino.measure(each.name, each.path, reference)
-        outputs = measure_outputs(
-            reference, each.path, backend=settings.backend if each.name.startswith(OURS) else None
-        )
+            return *openvino.measure(each.name, each.path, reference), None
+        results = results_of(reference, each.path, backend=settings.backend if each.name.startswith(OURS) else None)
     except ContenderError as error:
         each.problem = str(error)
-        return None, None
+        return None, None, None
     except (SessionError, DynqError) as error:
         each.problem = f"{each.name} does not run: {message(error)}"
-        return None, None
-    return worst_snr(outputs), min((out.cosine_worst for out in outputs if out.cosine_worst is not None), default=None)
+        return None, None, None
+    outputs = compare_outputs(reference, results)
+    cosine = min((out.cosine_worst for out in outputs if out.cosine_worst is not None), default=None)
+    return worst_snr(outputs), cosine, None if answers is None else _same(answers, reference.outputs, results)
+
+
+def _same(answers: Answers, expected: Sequence[Sequence[Array]], actual: Sequence[Sequence[Array]]) -> float:
+    pairs = [pair for a, b in zip(expected, actual, strict=True) for pair in zip(answers(a), answers(b), strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs)
 
 
 def _time(candidates: Sequence[_Candidate], reference: Reference, settings: Settings, case: Case) -> None:

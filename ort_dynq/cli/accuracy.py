@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
+    from ..inputs import Array
     from ..quantizer.selection import Selection
 
 _MOST_LAYERS = 12  # in a table; JSON has all
@@ -33,8 +34,10 @@ def add_data_sets(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def reference_of(arguments: argparse.Namespace, source: Path) -> Reference:
-    """Runs the float model on the data that the arguments name.
+def reference_of(
+    arguments: argparse.Namespace, source: Path, sets: Sequence[Mapping[str, Array]] | None = None
+) -> Reference:
+    """Runs the float model on sets of data, or else on the data that the arguments name.
 
     Raises:
         DynqError: The data do not fit, or the model does not run.
@@ -47,7 +50,7 @@ def reference_of(arguments: argparse.Namespace, source: Path) -> Reference:
     with working("running the float model"):
         from ..accuracy import Reference
 
-        return Reference(source, arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
+        return Reference(source, sets or arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 
 
 def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableType]:

@@ -33,7 +33,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=_what,
         metavar="WHAT",
         help="a model A; a folder with NAME/model.onnx and NAME/test_data_set_0; quantize: the float model B, "
-        "quantized in several ways; or generate: the language model in B, a folder of onnxruntime-genai",
+        "quantized in several ways, or that of the PyPI package B, ddddocr or silero-vad, on generated data; "
+        "or generate: the language model in B, a folder of onnxruntime-genai",
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
     add_timing(parser, threads="1", time="a model: 5; quantize and generate: 3; a folder: 0.5")
@@ -202,6 +203,7 @@ COMMAND = Command(
         "ort-dynq bench model.onnx fast.onnx",
         "ort-dynq bench models/",
         "ort-dynq bench quantize float.onnx --data samples.npz --report comparison.html",
+        "ort-dynq bench quantize ddddocr",
         "ort-dynq bench generate phi/ --threads 1,4 --context 128,2048",
     ),
     _arguments,

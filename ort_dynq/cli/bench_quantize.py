@@ -24,17 +24,22 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Quantizes a model in several ways and measures each."""
+    from ..bench.networks import NETWORKS
+
     if arguments.b is None:
         raise DynqError("`bench quantize` needs a float model: ort-dynq bench quantize float.onnx")
-    source = Path(arguments.b)
+    network = None if Path(arguments.b).exists() else NETWORKS.get(arguments.b)
+    source = Path(arguments.b) if network is None else network.model()
     target = Path(arguments.report) if arguments.report else None
     if target is not None:
         check_page(source, target)
     tokens = arguments.tokens or (() if arguments.input or arguments.shape else None)
-    reference = reference_of(arguments, source)
+    has_own_data = arguments.data or arguments.input or arguments.shape
+    reference = reference_of(arguments, source, None if network is None or has_own_data else network.sets())
     from ..bench.quantization import bench_quantization
 
-    found = bench_quantization(source, reference, settings, tokens=tokens, track=track)
+    answers = None if network is None else network.answers
+    found = bench_quantization(source, reference, settings, tokens=tokens, answers=answers, track=track)
     if target is not None:
         from ..measuring.timing import machine
         from ..report.comparison import save
@@ -42,14 +47,20 @@ def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outc
         save(found, machine(settings.backend), target)
 
     def text() -> Iterator[RenderableType]:
+        count = len(found.data.sets)
+        sets = f"{source}: accuracy on {count} set{'s' if count > 1 else ''} of data"
         if arguments.data:
-            count = len(found.data.sets)
-            yield one_line(f"{source}: accuracy on {count} set{'s' if count > 1 else ''} of data from {arguments.data}")
+            yield one_line(f"{sets} from {arguments.data}")
+        elif network is not None and not has_own_data:
+            yield one_line(sets)
         else:
             yield from inputs_text(found.data.inputs, found.data.seed)
             if found.data.is_generated:
                 yield SMOKE_TEST
-        yield "medians in ms; x: float / this; SNR and cosine: the worst output or row, against float\n"
+        yield "medians in ms; x: float / this; SNR and cosine: the worst output or row, against float"
+        if network is not None:
+            yield f"same: the share of {network.unit} that equal float's"
+        yield ""
         yield _table(found)
         yield from (one_line(each.problem) for each in found.forms if each.problem)
         if target is not None:
@@ -69,9 +80,11 @@ def _table(found: QuantizationBench) -> RenderableType:
             Figure(each.snr_db, 1),
             Figure(each.cosine_worst, 6),
         ]
+        if found.has_answers:
+            cells.append("-" if each.same_answers is None else f"{each.same_answers:.1%}")
         for case in found.cases:
             timing = timings.get(case)
             cells.append(Figure(None if timing is None else timing.latency.median_ms, 3, "fails"))
             cells.append(Figure(None if timing is None else timing.ratio, 2))
         rows.append(cells)
-    return table(("form", "MB", "SNR dB", "worst cosine", *titles), rows)
+    return table(("form", "MB", "SNR dB", "worst cosine", *(["same"] if found.has_answers else []), *titles), rows)

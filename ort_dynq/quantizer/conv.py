@@ -28,7 +28,7 @@ from ..rewriter.convolutions.convolution import (
 )
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
-from ..rewriter.policy.cost import has_short_sums, has_short_sums_for_two_terms
+from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_sums_for_two_terms
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.provenance import note_activation
@@ -58,6 +58,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     weights, scale = weights_of_floats(floats_of(w, facts), options.has_two_terms(node))
     release(w)
     geometry = geometry_of_floats(node, bias, weights)
+    if has_few_products(weights.codes.shape, geometry.table[1].tolist(), geometry.group):
+        raise Unconverted(Reason.CONV_FEW_PRODUCTS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
     return _Match(a, weights, geometry, past_normalization(tail, facts), options)

@@ -172,9 +172,9 @@ class Reason(Enum):
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
 
     # Convolutions
-    CONV_TRANSPOSE = "ort_dynq has no integer product for a transposed convolution"
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"
     CONV_SINGLE_CHANNELS = "a convolution of single channels is faster in float"
+    CONV_FEW_PRODUCTS = "the convolution has too few products for each element that is quantized to gain from integers"
     CONV_TOO_SHORT_FOR_TWO_TERMS = (
         "sums of {depth} products are too short: two terms cost more than integers save; use --activations token"
     )
@@ -187,6 +187,7 @@ class Reason(Enum):
     CONV_TRANSPOSE_TOO_SMALL = (
         "an element of the output has too few products: interleaving costs more than integers save"
     )
+    CONV_TRANSPOSE_OFFSET = "ort_dynq has no transposed convolution of codes with an offset"
     CONV_OUTPUT_SHAPE = "the pads of the ConvTranspose depend on the size of its output"
     CONV_INT32 = "an attribute exceeds int32"
     CONV_INTEGERS = "the attribute {name} is not a list of {length} integers"

@@ -25,13 +25,14 @@ _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _SMALLEST = 2.0**-149  # the smallest positive float32
 
 
-_PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_PRODUCTS = ("MatMul", "Gemm", "Einsum", *_CONVOLUTIONS)
 
 
 class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
-    The product is a MatMul, Gemm, Einsum, Conv or MatMulNBits. The bias of a Gemm, Conv or MatMulNBits is the first
+    The product is a MatMul, Gemm, Einsum, Conv, ConvTranspose or MatMulNBits. A bias that is its input is the first
     step. A Transpose or Pad may stand before it.
     """
 
@@ -50,6 +51,8 @@ class FloatProduct(NamedTuple):
             x = x.T
         if self.node.op_type == "Conv":
             return convolve(x, weights, self.node)
+        if self.node.op_type == "ConvTranspose":
+            return scatter(x, weights, self.node)
         if self.node.op_type == "Einsum":
             return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
         alpha = self.node.attributes.get_float("alpha", 1.0)
@@ -87,6 +90,8 @@ class FloatProduct(NamedTuple):
         """Returns K, the number of terms of each sum."""
         if self.node.op_type == "Conv":
             return math.prod(weights.shape[1:])
+        if self.node.op_type == "ConvTranspose":  # of an element that all weights of one output channel reach
+            return len(weights) * math.prod(weights.shape[2:]) // self.node.attributes.get_int("group", 1)
         return len(weights.T if self.is_transposed else weights)
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
@@ -95,7 +100,7 @@ class FloatProduct(NamedTuple):
         if operand not in self.node.inputs[2:]:
             return number
         number = number * self.node.attributes.get_float("beta", 1.0)
-        is_bias_of_conv = self.node.op_type == "Conv"
+        is_bias_of_conv = self.node.op_type in _CONVOLUTIONS
         return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
 
     @property
@@ -223,3 +228,38 @@ def convolve(x: Array, w: Array, node: ir.Node) -> Array:
         window = padded[(slice(None), slice(None), *every)]
         total += filters[(..., *position)] @ window.reshape(x.shape[0], group, w.shape[1], math.prod(outputs))
     return np.asarray(total.reshape(x.shape[0], w.shape[0], *outputs))
+
+
+def scatter(x: Array, w: Array, node: ir.Node) -> Array:
+    """Computes a ConvTranspose whose pads do not depend on the size of its output.
+
+    Args:
+        x: float64, [N, C, D1, ..., Dr].
+        w: float64, [C, M / group, k1, ..., kr].
+        node: The ConvTranspose, whose attributes apply.
+
+    Returns:
+        float64, [N, M, O1, ..., Or].
+    """
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    kernel, lengths, group = w.shape[2:], x.shape[2:], int(given.get("group", 1))
+    ones, zeros = [1] * len(kernel), [0] * len(kernel)
+    strides, dilations = given.get("strides", ones), given.get("dilations", ones)
+    more = given.get("output_padding", zeros)
+    pads = given.get("pads", zeros + zeros) if given.get("auto_pad", "NOTSET") == "NOTSET" else zeros + zeros
+    whole = [
+        (length - 1) * s + (k - 1) * d + 1 + m
+        for length, s, k, d, m in zip(lengths, strides, kernel, dilations, more, strict=True)
+    ]
+    channels = group * w.shape[1]
+    total = np.zeros((x.shape[0], channels, *whole))
+    images = x.reshape(x.shape[0], group, -1, math.prod(lengths))
+    filters = w.reshape(group, -1, w.shape[1], *kernel).swapaxes(1, 2)
+    for position in np.ndindex(*kernel):
+        starts = [at * d for at, d in zip(position, dilations, strict=True)]
+        every = (slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, lengths, strides, strict=True))
+        terms = filters[(..., *position)] @ images
+        total[(slice(None), slice(None), *every)] += terms.reshape(x.shape[0], channels, *lengths)
+    ends = [size - end for size, end in zip(whole, pads[len(kernel) :], strict=True)]
+    cut = (slice(begin, end) for begin, end in zip(pads, ends, strict=False))
+    return np.asarray(total[(slice(None), slice(None), *cut)])

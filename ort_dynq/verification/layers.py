@@ -65,9 +65,13 @@ class Layers:
 
     def _result(self, node: ir.Node) -> ir.Value:
         """Returns the result of a product, as A has it: Reshapes and the like, and a Cast, may precede it."""
-        value, skipped = node.outputs[0], (*RESHAPES, "Cast", "Add")  # Add: of an offset of each row
-        while value.name not in self.values and (use := only_use(value)) is not None and use.node.op_type in skipped:
-            value = use.node.outputs[0]
+        value, skipped = node.outputs[0], [*RESHAPES, "Cast", "Add"]  # Add: of an offset of each row
+        if node.op_type == "QuantizedConv":  # the phases of a transposed convolution
+            skipped += ["Transpose", "Slice"]
+        while value.name not in self.values and (following := _following(value)) is not None:
+            if following.op_type not in skipped:
+                break
+            value = following.outputs[0]
         return value
 
     def _offset(self, node: ir.Node) -> ir.Value | None:
@@ -219,6 +223,12 @@ class Override:
         """
         given = {name: known[name] for name in self._given}
         return run(self._session, self._names, {**feeds, **given}, any_type=True) if self._session else []
+
+
+def _following(value: ir.Value) -> ir.Node | None:
+    """Returns the only node that uses a value, besides its Shape."""
+    uses = [use for use in value.uses() if use.node.op_type != "Shape"]
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def name_of(value: ir.Value) -> str:

@@ -5,6 +5,7 @@ All convolve the same values by the same weights, and add the same bias:
 * ort_dynq s8, ort_dynq u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output
   channel has a scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
 * ort_dynq float: DynamicQuantizeLinear and QuantizedConv, from float32.
+* two terms: TwoTermQuantize and QuantizedConv, as `ort-dynq quantize --activations two-term` has it.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
   writes them. On x86, ONNX Runtime has fast kernels for the uint8 weights only.
 * Conv: Conv of float32.
@@ -204,6 +205,13 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
             constants,
             is_ours=True,
         ),
+        "two terms": _Form(
+            "codes, scale = ort_dynq.TwoTermQuantize<axis = 0, block_size = 0>(x)\n"
+            f"y = {ours.replace('(x', '(codes').replace('terms = 1', 'terms = 2')}",
+            activation,
+            {**constants, "zero_point": np.zeros((), np.int8)},
+            is_ours=True,
+        ),
         "ConvInteger s8": _integer(data, attributes, weights, np.int8(0)),
         "ConvInteger u8": _integer(data, attributes, unsigned, np.uint8(_WEIGHT_ZERO_POINT)),
         "Conv": _Form(
@@ -249,7 +257,7 @@ def _ours(convolution: Convolution, data: _Data, zero_point: int) -> tuple[str, 
     geometry = [convolution.kernel, [convolution.stride] * rank, [1] * rank, convolution.pads, convolution.pads]
     text = (  # with all attributes: onnxruntime-extensions has no defaults
         f"ort_dynq.QuantizedConv<group = {convolution.group}, auto_pad = {AutoPad.EXPLICIT.value}, "
-        f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}>"
+        f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}, terms = 1>"
         "(x, scale, zero_point, weights, weight_zero_point, scales, sums, bias, geometry)"
     )
     return text, {

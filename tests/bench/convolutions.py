@@ -46,11 +46,12 @@ class ConvolutionTiming:
         threads: The number of threads.
         ours_s8_us, ours_u8_us: QuantizedConv with symmetric weights and with a zero point of the weights, from codes.
         ours_float_us: DynamicQuantizeLinear and QuantizedConv, from float32.
+        two_terms_us: TwoTermQuantize and QuantizedConv, from float32.
         integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
         float_us: Conv of float32.
         static_us: QLinearConv, from codes to codes.
         integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_s8_us and integer_u8_us / ours_u8_us.
-        float_ratio: float_us / ours_float_us.
+        float_ratio, two_terms_ratio: float_us / ours_float_us and float_us / two_terms_us.
         static_ratio: static_us / ours_s8_us.
     """
 
@@ -62,6 +63,7 @@ class ConvolutionTiming:
     ours_s8_us: float
     ours_u8_us: float
     ours_float_us: float
+    two_terms_us: float
     integer_s8_us: float | None
     integer_u8_us: float | None
     float_us: float | None
@@ -69,6 +71,7 @@ class ConvolutionTiming:
     integer_s8_ratio: float | None
     integer_u8_ratio: float | None
     float_ratio: float | None
+    two_terms_ratio: float | None
     static_ratio: float | None
 
 
@@ -148,6 +151,7 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         ours_s8_us=us["ort_dynq s8"],
         ours_u8_us=us["ort_dynq u8"],
         ours_float_us=us["ort_dynq float"],
+        two_terms_us=us["two terms"],
         integer_s8_us=us.get("ConvInteger s8"),
         integer_u8_us=us.get("ConvInteger u8"),
         float_us=us.get("Conv"),
@@ -155,6 +159,7 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         integer_s8_ratio=ratio("ConvInteger s8", "ort_dynq s8"),
         integer_u8_ratio=ratio("ConvInteger u8", "ort_dynq u8"),
         float_ratio=ratio("Conv", "ort_dynq float"),
+        two_terms_ratio=ratio("Conv", "two terms"),
         static_ratio=ratio("QLinearConv", "ort_dynq s8"),
     )
     return timing, notes
@@ -165,6 +170,7 @@ def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
         ("ConvInteger / ort_dynq, s8", lambda each: each.integer_s8_ratio),
         ("ConvInteger / ort_dynq, u8", lambda each: each.integer_u8_ratio),
         ("Conv / ort_dynq from float32", lambda each: each.float_ratio),
+        ("Conv / ort_dynq, two terms", lambda each: each.two_terms_ratio),
         ("QLinearConv / ort_dynq", lambda each: each.static_ratio),
     )
     for kind, depthwise in (("dense", False), ("depthwise", True)):

@@ -16,7 +16,8 @@ from bench import convolution_contenders, convolutions
 from ort_dynq import DynqError
 from ort_dynq.verification.saturation import cpu_saturates
 
-NAMES = ["ort_dynq s8", "ort_dynq u8", "ort_dynq float", "ConvInteger s8", "ConvInteger u8", "Conv", "QLinearConv"]
+NAMES = ["ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms", "ConvInteger s8", "ConvInteger u8", "Conv"]
+NAMES += ["QLinearConv"]
 SMALL = convolution_contenders.Convolution("small", (8, 24), (3, 3), (7, 5))
 
 
@@ -35,6 +36,7 @@ def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
         "ConvInteger / ort_dynq, s8": ("integer_s8_ratio", "integer_s8_us", "ours_s8_us"),
         "ConvInteger / ort_dynq, u8": ("integer_u8_ratio", "integer_u8_us", "ours_u8_us"),
         "Conv / ort_dynq from float32": ("float_ratio", "float_us", "ours_float_us"),
+        "Conv / ort_dynq, two terms": ("two_terms_ratio", "float_us", "two_terms_us"),
         "QLinearConv / ort_dynq": ("static_ratio", "static_us", "ours_s8_us"),
     }
     for each in data["timings"]:
@@ -64,15 +66,15 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("convolution", "input", "weights", "stride", "threads"),
         *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
-        *("ort_dynq float", "Conv", "ratio", "QLinearConv", "ratio"),
+        *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "QLinearConv", "ratio"),
     ]
     rows = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[:5] for row in rows] == [
         ["depthwise-3x3-256", "1x256x14x14", "256x1x3x3", "1", "1"],
         ["3x3-256", "1x256x14x14", "256x256x3x3", "1", "1"],
     ]
-    assert all(len(row) == 16 for row in rows)
-    assert sum("/ ort_dynq" in line and line.split()[-2] == "1" for line in lines[head + 3 :]) == 8
+    assert all(len(row) == 18 for row in rows)
+    assert sum("/ ort_dynq" in line and line.split()[-2] == "1" for line in lines[head + 3 :]) == 10
 
 
 @pytest.mark.parametrize("convolution", convolutions.CONVOLUTIONS.values(), ids=lambda each: each.name)
@@ -86,7 +88,7 @@ def test_every_contender_computes_the_same_convolution(convolution: convolution_
 def test_ours_run_with_the_extensions_backend() -> None:
     case = convolution_contenders.Case(SMALL, 1)
     found, _ = convolution_contenders.contenders(case, replace(QUICK, backend="extensions"))
-    assert {"ort_dynq s8", "ort_dynq u8", "ort_dynq float"} <= found.keys()
+    assert {"ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms"} <= found.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +106,7 @@ def test_wrong_results_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(convolution_contenders, "_forms", one_wrong)
     case = convolution_contenders.Case(SMALL, 1)
-    if name.startswith("ort_dynq"):
+    if name.startswith(("ort_dynq", "two terms")):
         with pytest.raises(DynqError, match=rf"{name}, small: results are wrong by 0\.\d+ times the range"):
             convolution_contenders.contenders(case, QUICK)
     else:

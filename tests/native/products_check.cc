@@ -94,6 +94,7 @@ struct Problem {
     if (zps_vary) fill_one(weight_zps, groups * columns, weight);
     fill_one(scales, rows * row_groups, scale);
     fill_one(zps, rows * row_groups, [&] { return static_cast<int32_t>(random.integer(0, 255)); });
+    if (random.one_in(3)) std::fill(zps.begin(), zps.end(), zps[0]);
     fill_one(column_scales, column_groups * columns, scale);
     fill_one(bias, columns, scale);
     for (int64_t group = 0; group < groups; ++group)
@@ -285,6 +286,9 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
     return reinterpret_cast<decltype(values.data())>(at) + problem.first;
   };
   block.codes.has_ones = problem.has_ones();
+  const std::vector<int32_t>& zps = problem.zps;
+  block.codes.has_one_zp =
+      !problem.has_ones() && std::all_of(zps.begin(), zps.end(), [&](int32_t zp) { return zp == zps[0]; });
   if (problem.has_ones()) {
     block.columns.halves = place_columns(arenas[10], problem.halves);
   } else {

@@ -732,6 +732,8 @@ def matmul_program_cases(opset: int) -> Iterator[Case]:
 # Shapes of src, output channels and kernels of convolutions that are cut into tiles, and their groups.
 CUT: list[tuple[Shape, int, Shape, int]] = [
     ((1, 3, 3000), 20, (3,), 1),
+    ((300, 6, 4), 20, (3,), 1),  # samples share vectors
+    ((40, 8, 2, 3), 36, (2, 2), 2),
     ((2, 8, 60, 70), 17, (3, 3), 1),
     ((1, 16, 50, 50), 16, (3, 3), 16),
     ((1, 4, 9, 20, 30), 6, (2, 2, 2), 2),

@@ -1,4 +1,7 @@
-"""QuantizedConv in a session equals, bit for bit, the standard nodes that it replaces, on weights before packing."""
+"""QuantizedConv in a session equals, bit for bit, the standard nodes that it replaces, on weights before packing.
+
+More than 450 lines: all cases share one comparison with these nodes.
+"""
 
 from __future__ import annotations
 
@@ -101,6 +104,46 @@ def test_depthwise(product_isa: str, kernel: Shape) -> None:
             zero_points=("none", "one", "all")[width % 3],
         )
         check("native", case, scale_order=width % 3)
+
+
+@pytest.mark.parametrize("kernel", [(1,), (3,), (3, 3), (2, 1, 2)], ids=str)
+def test_many_samples_of_a_few_positions(product_isa: str, kernel: Shape) -> None:
+    """Samples that share vectors, up to several tiles of them, on several threads."""
+    rng, rank = np.random.default_rng(7), len(kernel)
+    for samples, size in itertools.product((2, 3, 18, 17, 400), range(1, 6)):
+        zero_points, turn = ("none", "one", "all")[size % 3], samples + size
+        case = conv_inputs(
+            rng,
+            (samples, 6, *kernel[:-1], size + kernel[-1] - 1),
+            (6, 12, 36)[samples % 3],
+            kernel,
+            group=(1, 2, 6)[turn % 3],
+            strides=(1,) * (rank - 1) + (1 + turn % 2,),
+            pads=(*(0,) * (rank - 1), turn % 4 // 2) * 2,
+            codes=CODES[turn % 2],
+            zero_points=zero_points,
+            quad_axis=turn // 3 % 2,
+        )
+        check("native", case, threads=1 + size % 2, scale_order=turn % 3, terms=2 - samples % 2)
+
+
+@pytest.mark.parametrize("kernel", [(33,), (100,), (2, 32)], ids=str)
+def test_wide_kernels_with_strides(product_isa: str, kernel: Shape) -> None:
+    rng, rank = np.random.default_rng(8), len(kernel)
+    for stride, pad, group, codes in itertools.product((3, 20, 40), (0, 1, 30), (1, 2), CODES):
+        case = conv_inputs(
+            rng,
+            (3, 2, *kernel[:-1], 2 * kernel[-1] + 7),
+            18,
+            kernel,
+            group=group,
+            strides=(1,) * (rank - 1) + (stride,),
+            pads=(pad % 2,) * (rank - 1) + (pad,) + (0,) * (rank - 1) + (pad // 2,),
+            codes=codes,
+            zero_points=("none", "one", "all")[stride % 3],
+            quad_axis=1,
+        )
+        check("native", case)
 
 
 @pytest.mark.parametrize("zero_points", ["none", "one", "all"])

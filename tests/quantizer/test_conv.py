@@ -173,3 +173,20 @@ def test_int4_leaves_convolutions_int8() -> None:
 def test_nodes_that_stay(weights: np.ndarray, attributes: dict[str, object], reason: str) -> None:
     (text,) = reasons(ort_dynq.quantize(_conv(weights, None, attributes)))
     assert text.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "stays"),
+    [
+        ((16, 3, 3, 3), 2, True),
+        ((18, 3, 3, 3), 2, False),  # 40.5 products for an input
+        ((16, 3, 3, 3), 1, False),
+        ((16, 31, 1, 1), 1, True),
+        ((16, 32, 1, 1), 1, False),  # 32 products for an output
+    ],
+)
+def test_layers_of_few_products_stay(shape: tuple[int, ...], stride: int, stays: bool) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[stride, stride])
+    result = ort_dynq.quantize(model_of([node], {"w": floats(*shape)}, shape=(1, shape[1], 224, 224)))
+    assert [text.startswith("the convolution has too few products") for text in reasons(result)] == [True] * stays
+    assert ("QuantizedConv" in operators(result)) == (not stays)

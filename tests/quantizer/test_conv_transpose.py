@@ -12,7 +12,7 @@ from onnx import helper
 from quantizing import F, floats, model_of, operators, reasons, run, run_float, squared_error, weights_by_definition
 
 import ort_dynq
-from ort_dynq.quantizer import conv_transpose
+from ort_dynq.rewriter.convolutions import transposed as transposed_convolutions
 
 Geometry = dict[str, Any]
 
@@ -69,7 +69,7 @@ def test_forms(form: str, biased: bool, is_static: bool) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_every_geometry(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides longer than the kernel, pads as long as it, dilations, output_padding that no pad takes back."""
-    monkeypatch.setattr(conv_transpose, "is_slow_transposed_convolution", lambda *_: False)
+    monkeypatch.setattr(transposed_convolutions, "is_slow_transposed_convolution", lambda *_: False)
     rng = np.random.default_rng(rank)
 
     def numbers(low: int, high: int) -> list[int]:

@@ -248,7 +248,7 @@ def test_a_scale_after_the_convolution() -> None:
     [
         (ACTIVATIONS["symmetric"] + "y = Conv(dx, w)", "random", "not an 8-bit grid in each output channel"),
         (ACTIVATIONS["symmetric"] + "w2 = Mul(w, m)\n y = Conv(dx, w2)", "folded", "computed at run time"),
-        (ACTIVATIONS["symmetric"] + "y = ConvTranspose(dx, w)", "transposed", "a transposed convolution"),
+        (ACTIVATIONS["symmetric"] + "y = ConvTranspose(dx, w)", "transposed", "too few products"),
         (
             SYMMETRIC.replace("ReduceMax<keepdims = 1>(a)", "ReduceMax(a, last)") + "dx = Mul(c, s)\n y = Conv(dx, w)",
             "folded",
@@ -281,12 +281,23 @@ def test_small_convolutions_stay(size: int, is_left: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "group", "image", "is_left"),
-    [(512, 1, (1, 7), True), (512, 1, (1, 8), False), (512, 512, (13, 14), True), (512, 512, (14, 14), False)],
+    ("samples", "channels", "group", "image", "is_left"),
+    [
+        (1, 512, 1, (1, 7), True),
+        (1, 512, 1, (1, 8), False),
+        (3, 512, 1, (1, 2), True),
+        (4, 512, 1, (1, 2), False),
+        (64, 512, 1, (1, 1), True),
+        (1, 512, 512, (13, 14), True),
+        (1, 512, 512, (14, 14), False),
+    ],
 )
-def test_convolutions_of_few_positions_stay(channels: int, group: int, image: tuple[int, int], is_left: bool) -> None:
+def test_convolutions_of_few_positions_stay(
+    samples: int, channels: int, group: int, image: tuple[int, int], is_left: bool
+) -> None:
+    """The positions of all samples count, but a single one of a sample does not."""
     node = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w")])
-    node.outputs[0].shape = ir.Shape([1, channels, *image])
+    node.outputs[0].shape = ir.Shape([samples, channels, *image])
     weights = np.ones((channels, channels // group, 3, 3), np.int8)
     assert is_tiny_convolution(node, weights) == is_left
 

@@ -237,6 +237,9 @@ inline P::F load_halves(const uint16_t* p, int64_t count) {
 // when a model is larger than the caches, so tiles prefetch theirs some groups ahead.
 constexpr int64_t kGroupsAhead = 8;
 
+// Many rows are compute-bound: meanwhile, the weights of the next strip of columns arrive.
+constexpr int64_t kBlocksAhead = 4, kLine = 64;
+
 // A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
@@ -263,7 +266,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
-  const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded;
+  const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded && !block.codes.has_one_zp;
   float real_zps[kRows];
   for (int64_t r = 0; r < kRows && is_bounded && !row_varies; ++r)
     real_zps[r] = static_cast<float>(block.codes.zps[row + r]);
@@ -285,11 +288,23 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
       else
         ORT_DYNQ_PREFETCH(halves + ahead);
     }
+    if (!kOneGroup && kRows > kFewRows && row == 0) {
+      const int64_t bytes = quads * kBlockBytes * kBits / 8,
+                    ahead = group * bytes + kBlocksAhead * block.weights.stride;
+      for (int64_t b = 0; b < kBlocks; ++b)
+        for (int64_t line = 0; line < bytes; line += kLine) ORT_DYNQ_PREFETCH(weights.of[b] + ahead + line);
+    }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.codes.zps + row * block.codes.scale_groups + (row_varies ? group : 0);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
       const auto column_sum = is_bounded || has_ones ? P::set1(0) : P::load_part(column_sums + column(v), masks[v]);
+      if (!kOneGroup && kRows > kFewRows && block.codes.has_one_zp) {
+        const auto correction = P::mul(P::set1(-row_zps[0]), column_sum);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sums[r][v] = correction;
+        continue;
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r)
         sums[r][v] =

@@ -2,11 +2,13 @@
 
 fake quantization | dequantization, Conv, [Mul by the activation's scale], [Add bias]
     -> quantization, QuantizedConv
+fake quantization | dequantization, ConvTranspose, [Mul by the activation's scale], [Add bias]
+    -> quantization, QuantizedConv, [Reshape, Transpose, Reshape for each axis], [Slice]
 
 The activation must have one scale for all elements, and the weights must be an 8-bit grid in every output channel
 (products/grid.py). The integer sums are exact where a sum of floats is rounded, so the last bits differ: the rule does
-not apply if results must be exact. The weights may be a grid that was rounded to float16. The activation may be rounded
-to float16 after it is dequantized. ConvTranspose stays float.
+not apply if results must be exact. The weights of a Conv may be a grid that was rounded to float16. The activation may
+be rounded to float16 after it is dequantized.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, unpadded, weights_of
 from .quantized_conv import build_quantized_conv
+from .transposed import Phases, axes_of, build_phases, by_output_channel, phases_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class _Match:
     activation: Activation
     grid: Grid  # the weights as a matrix, [C / group * k1 * ... * kr, M]
     weights: Weights
-    geometry: Geometry
+    geometry: Geometry | Phases
     tail: Tail
 
 
@@ -46,30 +49,36 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     forms = context.shared(AffineForms)
     if a is None or w is None:
         return None
-    a, more_pads = unpadded(a, 0 if w.shape is None else len(w.shape) - 2)
+    more_pads: list[int] = []
+    if node.op_type == "Conv":
+        a, more_pads = unpadded(a, 0 if w.shape is None else len(w.shape) - 2)
     form = forms.of(a)
     if form is None:
         return None
-    if node.op_type == "ConvTranspose":
-        raise Unconverted(Reason.CONV_TRANSPOSE)
     if context.exact:
         raise Unconverted(Reason.EXACT)
     if not all(param.is_one for param in form.params):
         raise Unconverted(Reason.ACTIVATION_ONE_SCALE)
-    weights, grid = _weights(w, context)
-    geometry = geometry_of_floats(node, bias, weights, more_pads)
+    weights, grid = _weights(w, node, context)
     activation = activation_of(form, forms.values)
     tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
+    if bias is None and not activation.has_offset:
+        if not activation.is_scaled:  # a scale may follow
+            tail = tail.past_scales(a, context.facts)
+        tail = tail.past_bias(context.facts)
+    if node.op_type == "Conv":
+        return _Match(activation, grid, weights, geometry_of_floats(node, bias, weights, more_pads), tail)
     if activation.has_offset:
-        return _Match(activation, grid, weights, geometry, tail)
-    if not activation.is_scaled and bias is None:  # a scale may follow
-        tail = tail.past_scales(a, context.facts)
-    return _Match(activation, grid, weights, geometry, tail if bias is not None else tail.past_bias(context.facts))
+        raise Unconverted(Reason.CONV_TRANSPOSE_OFFSET)
+    return _Match(activation, grid, weights, phases_of(a, weights, axes_of(node, weights), tail, context.facts), tail)
 
 
 def _build(match: _Match, edit: Edit) -> None:
     codes = edit.shared(ActivationCodes).of(match.activation, edit)
-    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
+    if isinstance(match.geometry, Phases):
+        build_phases(match.geometry, codes, edit)
+    else:
+        build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation.value)
     note_roundings(edit, match.activation, match.grid)
 
@@ -77,7 +86,7 @@ def _build(match: _Match, edit: Edit) -> None:
 RULE = Rule("float convolution", 13, _match, _build)
 
 
-def _weights(w: ir.Value, context: Context) -> tuple[Weights, Grid]:
+def _weights(w: ir.Value, node: ir.Node, context: Context) -> tuple[Weights, Grid]:
     """Returns float weights as codes, and as the grid of M columns that they are.
 
     Raises:
@@ -88,7 +97,9 @@ def _weights(w: ir.Value, context: Context) -> tuple[Weights, Grid]:
     elements = evaluate(w, context.facts)
     if elements is None:
         raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
-    grid = grid_of_channels(elements, may_be_rounded=True)
+    is_conv = node.op_type == "Conv"
+    elements = elements if is_conv else by_output_channel(elements, node)
+    grid = grid_of_channels(elements, may_be_rounded=is_conv)
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_A_GRID_OF_CHANNELS)
     return weights_of(grid, elements.shape), grid

@@ -28,9 +28,13 @@ _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
-# Kernels multiply 16 positions at once; a depthwise convolution has few products for each channel.
+# Kernels multiply 16 positions at once, also of several samples; a depthwise convolution has few products for each
+# channel. A single position is a product of a matrix and a vector, which is as fast in float.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
+# A first layer of 3 channels, 3x3 weights and stride 2: with 16 output channels it takes as long as in float with VNNI,
+# and longer without; with 32 it takes 0.7 of float's time with VNNI, and 1.3 without.
+_FEWEST_PRODUCTS_OF_AN_INPUT, _FEWEST_PRODUCTS_OF_AN_OUTPUT = 40, 32
 _FEWEST_PASSES_SAVED = 3  # by a program
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
@@ -190,6 +194,19 @@ def has_short_sums(shape: Sequence[int]) -> bool:
     return shape[1] == 1 and math.prod(shape[2:]) < _FEWEST_WEIGHTS_OF_A_CHANNEL
 
 
+def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -> bool:
+    """Returns whether a convolution has so few products that quantizing its activation takes what integers save.
+
+    Args:
+        shape: The shape of its weights, [M, C / group, k1, ..., kr].
+        strides: The strides.
+        group: The number of groups; only one is considered.
+    """
+    of_an_input = shape[0] * math.prod(shape[2:]) / math.prod(strides)
+    is_short = math.prod(shape[1:]) < _FEWEST_PRODUCTS_OF_AN_OUTPUT
+    return group == 1 and is_short and of_an_input < _FEWEST_PRODUCTS_OF_AN_INPUT
+
+
 def has_short_sums_for_two_terms(depth: int) -> bool:
     """Returns whether a convolution of two terms takes more time than in float: its sums have `depth` products."""
     return depth < _FEWEST_PRODUCTS_OF_TWO_TERMS
@@ -225,6 +242,9 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if positions < (_FEWEST_POSITIONS_OF_A_CHANNEL if has_short_sums(weights.shape) else _FEWEST_POSITIONS):
+    if has_short_sums(weights.shape):
+        if positions < _FEWEST_POSITIONS_OF_A_CHANNEL:
+            return True
+    elif positions == 1 or positions * (batch if weights.ndim < 5 else 1) < _FEWEST_POSITIONS:
         return True
     return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION

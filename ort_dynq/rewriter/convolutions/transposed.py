@@ -1,0 +1,260 @@
+"""A transposed convolution as a convolution whose channels are interleaved: QuantizedConv, then Transposes.
+
+With strides s and one axis, a transposed convolution is
+
+    y[m, o] = sum(x[c, i] * w[c, m, k] for all i, k with i * s + k - pad = o)
+
+Write k = s * j + r with the phase r < s. The outputs o + pad = s * q + r of one phase are a convolution of x by every
+s-th weight: y[m, s * q + r - pad] = sum(x[c, q - j] * w[c, m, s * j + r]). So QuantizedConv gets the channels
+m * s + r, and kernels of ceil(K / s) weights in reverse order; Transpose puts the phases side by side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...operators.encodings import AutoPad
+from ..analysis.inference import Facts
+from ..edit import Edit
+from ..policy.cost import is_slow_transposed_convolution
+from ..products.channels import Channels
+from ..products.codes import Codes
+from ..products.tail import Tail
+from ..reasons import Reason, Unconverted
+from .convolution import Geometry, Weights, check_rank, integers_of
+from .quantized_conv import insert_quantized_conv
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The geometry of a ConvTranspose, a list with a number for each spatial axis.
+
+    Attributes:
+        strides, dilations: The strides and dilations.
+        taps: The weights of one phase along an axis: ceil(K / stride), where K includes the dilation.
+        pads: The leading and the trailing pads of the convolution of the phases.
+        cut: The leading and the trailing elements of the interleaved result that the output does not have.
+    """
+
+    strides: list[int]
+    dilations: list[int]
+    taps: list[int]
+    pads: tuple[list[int], list[int]]
+    cut: tuple[list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The convolution of the phases.
+
+    Attributes:
+        activation: The activation.
+        weights, geometry: Of the convolution of the phases.
+        axes: The geometry of the ConvTranspose.
+        channels: Its output channels.
+        tail: Its tail, with a scale and a bias for each channel of the phases.
+    """
+
+    activation: ir.Value
+    weights: Weights
+    geometry: Geometry
+    axes: Axes
+    channels: int
+    tail: Tail
+
+
+def axes_of(node: ir.Node, weights: Weights) -> Axes:
+    """Returns the geometry of a ConvTranspose, if the convolution of its phases takes less time.
+
+    Args:
+        node: The ConvTranspose.
+        weights: Its weights, as :func:`by_output_channel` returns them.
+
+    Raises:
+        Unconverted: It does not, the pads depend on the size of the image, or an attribute is not valid.
+    """
+    inputs, *kernel = weights.codes.shape[1:]
+    dilations = integers_of(node, "dilations", [1] * len(kernel))
+    axes = _axes(node, dilations, [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)])
+    if is_slow_transposed_convolution(node, inputs, kernel, axes.strides, axes.taps):
+        raise Unconverted(Reason.CONV_TRANSPOSE_TOO_SMALL)
+    return axes
+
+
+def phases_of(activation: ir.Value, weights: Weights, axes: Axes, tail: Tail, facts: Facts) -> Phases:
+    """Returns the convolution of the phases of a ConvTranspose.
+
+    Args:
+        activation: Its activation.
+        weights, axes: Its weights and its geometry.
+        tail: The ConvTranspose and the nodes after it. It has scales of the columns.
+        facts: What is known of the model.
+
+    Raises:
+        Unconverted: The bias is not one constant for each channel.
+    """
+    channels, bias = weights.channels, tail.bias
+    numbers = Channels(channels.size).vector(bias, np.float32, facts) if isinstance(bias, ir.Value) else bias
+    if bias is not None and numbers is None:
+        raise Unconverted(Reason.BIAS_OF_CHANNELS)
+    phases = math.prod(axes.strides)
+    assert tail.column is not None
+    tail = replace(
+        tail,
+        channels=Channels(channels.size * phases, channels.spatial_rank),
+        column=np.repeat(np.broadcast_to(tail.column.reshape(-1), channels.size), phases),
+        bias=None if numbers is None else np.repeat(numbers, phases),
+    )
+    ones = [1] * channels.spatial_rank
+    table = np.array([axes.taps, ones, ones, *axes.pads], np.int32)
+    geometry = Geometry(table, tail.product.attributes.get_int("group", 1), AutoPad.EXPLICIT)
+    return Phases(activation, _weights_of_phases(weights, axes), geometry, axes, channels.size, tail)
+
+
+def build_phases(phases: Phases, codes: Codes, edit: Edit) -> None:
+    """Puts QuantizedConv and the nodes that interleave the phases in place of a ConvTranspose and its tail."""
+    result = insert_quantized_conv(phases.tail, codes, phases.weights, phases.geometry, edit)
+    edit.replace(phases.tail.last, _interleaved(result, phases, edit))
+
+
+def by_output_channel(elements: npt.NDArray[np.float32], node: ir.Node) -> npt.NDArray[np.float32]:
+    """Returns a copy of weights [C, M / group, k1, ..., kr] of a ConvTranspose as [M, C / group, k1, ..., kr].
+
+    Raises:
+        Unconverted: They have no axis of an image, or the group does not divide C.
+    """
+    check_rank(elements.ndim)
+    group = node.attributes.get_int("group", 1)
+    if group < 1 or len(elements) % group:
+        raise Unconverted(Reason.CONV_GROUP_OR_AUTO_PAD)
+    inputs, outputs, *kernel = elements.shape
+    grouped = elements.reshape(group, inputs // group, outputs, *kernel).swapaxes(1, 2)
+    return np.array(grouped.reshape(group * outputs, inputs // group, *kernel), order="C")
+
+
+def _axes(node: ir.Node, dilations: list[int], lengths: Sequence[int]) -> Axes:
+    """Returns the geometry of a ConvTranspose whose dilated kernel has these lengths.
+
+    Raises:
+        Unconverted: The pads depend on the size of the image, or an attribute is not valid.
+    """
+    rank = len(lengths)
+    strides = integers_of(node, "strides", [1] * rank)
+    more = integers_of(node, "output_padding", [0] * rank)
+    pads = integers_of(node, "pads", [0] * 2 * rank)
+    auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
+    if "output_shape" in node.attributes or auto_pad not in ("NOTSET", "VALID"):
+        raise Unconverted(Reason.CONV_OUTPUT_SHAPE)
+    if min(*strides, *dilations, *lengths) < 1 or min(*pads, *more) < 0:
+        raise Unconverted(Reason.CONV_STRIDES_DILATIONS_GROUP)
+    taps = [-(-length // stride) for length, stride in zip(lengths, strides, strict=True)]
+    begin, end = (pads[:rank], pads[rank:]) if auto_pad == "NOTSET" else ([0] * rank, [0] * rank)
+    # The convolution of the phases with taps - 1 pads has all outputs; `spare` of them are behind the last one.
+    spare = [t * s - k - m + e for t, s, k, m, e in zip(taps, strides, lengths, more, end, strict=True)]
+    before = [max(0, t - 1 - b // s) for t, s, b in zip(taps, strides, begin, strict=True)]
+    after = [max(0, t - 1 - e // s) for t, s, e in zip(taps, strides, spare, strict=True)]
+    return Axes(
+        strides,
+        dilations,
+        taps,
+        (before, after),
+        (
+            [b - (t - 1 - p) * s for t, s, b, p in zip(taps, strides, begin, before, strict=True)],
+            [e - (t - 1 - p) * s for t, s, e, p in zip(taps, strides, spare, after, strict=True)],
+        ),
+    )
+
+
+def _weights_of_phases(weights: Weights, axes: Axes) -> Weights:
+    """Returns the codes [M * phases, C / group, t1, ..., tr]; weights that a phase does not have are zero points."""
+    outputs, inputs, *kernel = weights.codes.shape
+    rank = len(kernel)
+    padded = [t * s for t, s in zip(axes.taps, axes.strides, strict=True)]
+    zero_points = np.broadcast_to(weights.zero_point.reshape(-1, *[1] * (rank + 1)), (outputs, inputs, *padded))
+    codes = np.array(zero_points, np.int8)
+    places = tuple(slice(0, (k - 1) * d + 1, d) for k, d in zip(kernel, axes.dilations, strict=True))
+    codes[(slice(None), slice(None), *places)] = weights.codes
+    codes = codes.reshape(outputs, inputs, *itertools.chain(*zip(axes.taps, axes.strides, strict=True)))
+    codes = codes.transpose(0, *range(3, 3 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2))
+    phases = math.prod(axes.strides)
+    codes = np.flip(codes.reshape(outputs * phases, inputs, *axes.taps), tuple(range(2, 2 + rank)))
+    zero_point = weights.zero_point if weights.zero_point.size == 1 else np.repeat(weights.zero_point, phases)
+    found = Weights(np.ascontiguousarray(codes), zero_point)
+    found.check()
+    return found
+
+
+class _Shapes:
+    """Shapes of the convolution of the phases, as constants if the size of the image is known."""
+
+    def __init__(self, result: ir.Value, phases: Phases, edit: Edit) -> None:
+        self._edit, self._before, self._strides = edit, phases.tail.last_node, phases.axes.strides
+        rank, shape = len(self._strides), phases.activation.shape
+        image = [None] * rank if shape is None else [dim if isinstance(dim, int) else None for dim in shape[2:]]
+        more = [a + b - t + 1 for a, b, t in zip(*phases.axes.pads, phases.axes.taps, strict=True)]
+        self._lengths = [None if dim is None else dim + n for dim, n in zip(image, more, strict=True)]
+        self._shape = None if None not in self._lengths else self._insert("Shape", result)
+
+    def of(self, *dims: int | tuple[Sequence[int], Sequence[int]]) -> ir.Value:
+        """Returns a shape. A dimension is a number, or the product of the lengths of axes and the strides of axes."""
+        parts = []
+        for dim in dims:
+            axes, strided = dim if isinstance(dim, tuple) else ((), ())
+            known = [self._lengths[axis] for axis in axes]
+            number = math.prod(self._strides[axis] for axis in strided) if isinstance(dim, tuple) else dim
+            numbers = [number, *(length for length in known if length is not None)]
+            value: int | ir.Value = math.prod(numbers)
+            for axis, length in zip(axes, known, strict=True):
+                if length is None:
+                    value = self._insert("Mul", self._constant(value), self._length(axis))
+            parts.append(value)
+        if not any(isinstance(part, ir.Value) for part in parts):
+            return self._constant([part for part in parts if isinstance(part, int)])
+        return self._insert("Concat", *map(self._constant, parts), axis=0)
+
+    def _length(self, axis: int) -> ir.Value:
+        assert self._shape is not None
+        return self._insert("Gather", self._shape, self._constant(axis + 2))
+
+    def _constant(self, numbers: int | Sequence[int] | ir.Value) -> ir.Value:
+        if isinstance(numbers, ir.Value):
+            return numbers
+        return self._edit.add_constant(np.array(numbers, np.int64).reshape(-1), before=self._before)
+
+    def _insert(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        return self._edit.insert(ir.node(op_type, list(inputs), attributes), before=self._before)
+
+
+def _interleaved(result: ir.Value, phases: Phases, edit: Edit) -> ir.Value:
+    """Returns the output of the ConvTranspose: the phases [N, M * s1 * ... * sr, q1, ..., qr] side by side, and cut."""
+    strides, before = phases.axes.strides, phases.tail.last_node
+    axes = range(len(strides))
+
+    def insert(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        return edit.insert(ir.node(op_type, list(inputs), attributes), before=before)
+
+    def constant(numbers: Sequence[int]) -> ir.Value:
+        return edit.add_constant(np.array(numbers, np.int64), before=before)
+
+    if any(stride > 1 for stride in strides):
+        shapes = _Shapes(result, phases, edit)
+        for axis in reversed(axes):  # one at a time, which ONNX Runtime moves fastest
+            if strides[axis] > 1:
+                outer, inner = axes[: axis + 1], axes[axis + 1 :]
+                # [..., s, q1 * ... * q, the inner axes] becomes [..., q1 * ... * q, s, the inner axes].
+                by_phase = insert("Reshape", result, shapes.of(-1, strides[axis], (outer, ()), (inner, inner)))
+                result = insert("Transpose", by_phase, perm=[0, 2, 1, 3])
+        result = insert("Reshape", result, shapes.of(-1, phases.channels, *(((axis,), (axis,)) for axis in axes)))
+    first, last = phases.axes.cut
+    if any(first) or any(last):
+        ends = [-length if length else np.iinfo(np.int64).max for length in last]
+        result = insert("Slice", result, constant(first), constant(ends), constant([axis + 2 for axis in axes]))
+    return result
