@@ -124,12 +124,36 @@ def speech(opset: int) -> onnx.ModelProto:
     )
 
 
-def dynamic(model: onnx.ModelProto, x: Any, **options: Any) -> Example:
+def recurrent(opset: int) -> onnx.ModelProto:
+    """Two LSTM layers in float32: in both directions, with the lengths of sequences, and backwards, with a state."""
+    rng = np.random.default_rng(11)
+    return parse(
+        """recurrent (float[steps, batch, 12] x, int32[batch] lengths, float[1, batch, 20] state) =>
+            (float[steps, batch, 20] y, float[1, batch, 20] y_h, float[1, batch, 20] y_c) {
+            both = LSTM<direction = "bidirectional", hidden_size = 20>(x, w1, r1, b1, lengths)
+            moved = Transpose<perm = [0, 2, 1, 3]>(both)
+            h = Reshape(moved, shape)
+            states, y_h, y_c = LSTM<direction = "reverse", hidden_size = 20>(h, w2, r2, b2, , state)
+            y = Squeeze(states, axis)
+        }""",
+        opset,
+        w1=grid_weights(rng, 2, 80, 12) * np.float32(0.25),
+        r1=grid_weights(rng, 2, 80, 20) * np.float32(0.25),
+        b1=grid_weights(rng, 2, 160) * np.float32(0.25),
+        w2=grid_weights(rng, 1, 80, 40) * np.float32(0.25),
+        r2=grid_weights(rng, 1, 80, 20) * np.float32(0.25),
+        b2=grid_weights(rng, 1, 160) * np.float32(0.25),
+        shape=np.array([0, 0, 40]),
+        axis=np.array([1]),
+    )
+
+
+def dynamic(model: onnx.ModelProto, *inputs: Any, **options: Any) -> Example:
     """Quantizes `model` with onnxruntime.quantization.quantize_dynamic."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         quantize_dynamic(model, path, **options)
-        return Example(onnx.load(path), [x])
+        return Example(onnx.load(path), inputs)
 
 
 def quantizer(opset: int, activation: QuantType, int8_range: float | None = None) -> Example:
@@ -216,6 +240,11 @@ X = activations(2, 7, 20, high=16.0, tensor=True)
 IMAGE = activations(2, 3, 9, 11, high=16.0, tensor=True)
 LARGER_IMAGE = activations(1, 3, 32, 32, high=16.0, tensor=True)
 SIGNAL = activations(2, 20, 45, high=16.0, tensor=True)
+SEQUENCES = (
+    activations(5, 3, 12, high=16.0, tensor=True) / np.float32(8),
+    np.array([5, 2, 4], np.int32),
+    activations(1, 3, 20, high=16.0, tensor=True) / np.float32(16),
+)
 
 
 def half_token() -> Example:
@@ -249,6 +278,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic_conv": lambda: dynamic(convolutions(20), IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_mobile": lambda: dynamic(mobile(17), LARGER_IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_speech": lambda: dynamic(speech(20), SIGNAL, weight_type=QuantType.QInt8, per_channel=True),
+    "ort_dynamic_lstm": lambda: dynamic(recurrent(17), *SEQUENCES),
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
     "ort_nbits": nbits,

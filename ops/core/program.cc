@@ -47,6 +47,14 @@ class Program::Run {
     if (tensors_.cols > 0) narrow(row, 0, rows, tensors_.cols);
   }
 
+  // Runs the same rows again and again; the only pass has the addresses of the first time.
+  void run_again(int64_t row, int64_t rows) {
+    if (steps_ == nullptr || passes_.passes.size() > 1)
+      run(row, rows);
+    else
+      kernel_({steps_, step_count_, rows, tensors_.cols, true});
+  }
+
   // Reads the operands that have a number for each row.
   void read_rows(int64_t row, int64_t rows) {
     for (size_t v = 0; v < program_.text_.values.size(); ++v) {
@@ -330,6 +338,21 @@ void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) con
   const int64_t wanted = kBatchElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2;
   const int64_t batch = std::clamp<int64_t>(wanted, tensors.cols % 2 == 0 && passes_.slot_count > 0 ? 1 : 2, kMostRows);
   for (int64_t row = begin; row < end; row += batch) run.run(row, std::min(batch, end - row));
+}
+
+RepeatedProgram::RepeatedProgram(const Program& program, const ProgramTensors& tensors) : rows_(tensors.rows) {
+  for (int64_t row = 0; row < rows_; row += kMostRows)
+    runs_.push_back(std::make_unique<Program::Run>(program, tensors));
+}
+
+RepeatedProgram::~RepeatedProgram() = default;
+
+void RepeatedProgram::run() {
+  int64_t row = 0;
+  for (const auto& part : runs_) {
+    part->run_again(row, std::min(kMostRows, rows_ - row));
+    row += kMostRows;
+  }
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/operator.h"
 #include "core/program_passes.h"
@@ -63,6 +64,8 @@ class Program {
  private:
   class Run;
 
+  friend class RepeatedProgram;
+
   const ProgramPasses& passes_of(const ProgramTensors& tensors) const;
   int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
 
@@ -71,6 +74,22 @@ class Program {
   const Type code_type_;
   const ProgramText text_;
   const ProgramPasses passes_, passes_of_float16_;
+};
+
+// A program that runs on the same tensors again and again. Its steps get their addresses once, which takes longer than
+// the steps of a short row.
+class RepeatedProgram {
+ public:
+  // An elementwise program of float32, whose operands are tensors or columns. The program and the tensors must outlive
+  // this object.
+  RepeatedProgram(const Program& program, const ProgramTensors& tensors);
+  ~RepeatedProgram();
+
+  void run();
+
+ private:
+  const int64_t rows_;
+  std::vector<std::unique_ptr<Program::Run>> runs_;  // each of some rows
 };
 
 // The program of a product, as its attribute `program` says: it changes the elements of the result.

@@ -22,9 +22,10 @@ namespace {
 
 constexpr const char* kName = "QuantizedRecurrence";
 constexpr int64_t kTaskRows = 24;                        // most sequences of a task: several tiles of every kernel
+constexpr int64_t kSplitRows = 16;                       // fewest sequences that are two tasks
 constexpr int64_t kStrip = 64, kTaskProducts = 1 << 20;  // columns, and products of a part of a step
-constexpr int32_t kZeroPoint = 128;
-constexpr float kLargestCode = 127;
+constexpr int64_t kLine = 16;                            // floats of a line of the caches
+constexpr float kLargestCode = 255;
 constexpr int64_t kMostGates = 4, kMostColumns = 3;
 // Operands of the program: the gates; the second state; numbers of the elements of a state.
 constexpr size_t kSecondState = 4, kFirstColumn = 5, kOperands = 8;
@@ -112,7 +113,9 @@ class QuantizedRecurrence : public Node {
     layer.last_2 =
         static_cast<float*>(context.output(2, has_second ? Shape{3, {n.directions, n.batch, size_}} : Shape{1, {0}}));
     if (n.batch == 0) return;
-    const int64_t parts = divide_up(n.batch, kTaskRows), tasks = n.directions * parts;
+    // Threads that share the sequences need not wait for each other at each step.
+    const bool is_split = n.directions == 1 && n.batch >= kSplitRows && n.batch <= kTaskRows;
+    const int64_t parts = is_split ? 2 : divide_up(n.batch, kTaskRows), tasks = n.directions * parts;
     run_tasks(context, tasks, [&](int64_t task) {
       const int64_t part = task % parts, begin = n.batch * part / parts, end = n.batch * (part + 1) / parts;
       Sequences(*this, layer, task / parts, begin, end - begin, tasks == 1 ? &context : nullptr).run();
@@ -142,10 +145,12 @@ class QuantizedRecurrence : public Node {
           next_(memory<float>(rows * n_.size)),
           next_2_(memory<float>(rows * n_.size)),
           products_(memory<float>(rows * (n_.size + kBlockColumns))),
-          codes_(memory<uint8_t>(rows * depth_)) {
+          codes_(memory<uint8_t>(rows * depth_)),
+          tensors_(tensors()),
+          cell_(node.cell_ ? *node.cell_ : node.whole_, tensors_) {
+      if (node.reset_) reset_.emplace(*node.reset_, tensors_);
       std::memset(codes_.get(), 0, static_cast<size_t>(rows * depth_));
       std::fill_n(work_.get(), rows * stride_, 0.0f);
-      std::fill_n(zps_, rows, kZeroPoint);
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t given = load(layer.lengths + (layer.lengths_vary ? first + row : 0));
         lengths_[row] = std::clamp<int64_t>(given, 0, n_.steps);
@@ -158,13 +163,14 @@ class QuantizedRecurrence : public Node {
       const int64_t longest = *std::max_element(lengths_, lengths_ + rows_);
       for (int64_t step = 0; step < longest; ++step) {
         quantize(state_.get());
+        prefetch_inputs(step + 1);
         if (node_.reset_) {
-          reset(step, *node_.reset_);
+          reset(step, *reset_);
         } else {
           multiply(0, columns_, work_.get(), stride_);
           add_inputs(step);
         }
-        run_program(node_.cell_ ? *node_.cell_ : node_.whole_);
+        cell_.run();
         keep(step);
       }
       const int64_t at = (direction_ * n_.batch + first_) * n_.size;
@@ -212,15 +218,16 @@ class QuantizedRecurrence : public Node {
       for (int64_t i = 0; i < n_.size; ++i) to[i] = load(from + i * state.strides[2]) + 0.0f;
     }
 
-    // The codes of a state of each sequence, symmetric; one scale for each.
+    // The codes of a state of each sequence, with a scale and a zero point for each, as DynamicQuantizeLinear has them.
     void quantize(const float* state) {
       const ElementwiseKernels& table = active_kernels();
-      float lows[kTaskRows] = {};
-      std::fill_n(scales_, rows_, 0.0f);
-      table.row_ranges[kAbsMax](state, rows_, n_.size, n_.size, lows, scales_);
+      float lows[kTaskRows] = {}, highs[kTaskRows] = {};
+      table.row_ranges[kMinMax](state, rows_, n_.size, n_.size, lows, highs);
       for (int64_t row = 0; row < rows_; ++row) {
-        const float scale = scales_[row] / kLargestCode;
+        const float scale = (highs[row] - lows[row]) / kLargestCode;
         scales_[row] = scale == 0 ? 1.0f : scale;
+        const float steps = -lows[row] / scales_[row];  // NaN if both are infinite
+        zps_[row] = steps > 0 ? static_cast<int32_t>(round_half_even(std::min(steps, kLargestCode))) : 0;
       }
       const bool is_packed = depth_ == n_.size;
       for (int64_t row = 0; row < rows_; row += is_packed ? rows_ : 1) {
@@ -269,6 +276,15 @@ class QuantizedRecurrence : public Node {
       active_isa().products->gemm_qc8w(block);
     }
 
+    // The inputs of the next step arrive in the caches during the products of this one: they may be large.
+    void prefetch_inputs(int64_t step) const {
+      for (int64_t row = 0; row < rows_; ++row) {
+        if (step >= lengths_[row]) continue;
+        const float* from = input(step, row);
+        for (int64_t i = 0; i < columns_; i += kLine) ORT_DYNQ_PREFETCH(from + i);
+      }
+    }
+
     static void add(const float* from, int64_t count, float* __restrict to) {
       for (int64_t i = 0; i < count; ++i) to[i] += load(from + i);
     }
@@ -286,7 +302,7 @@ class QuantizedRecurrence : public Node {
     }
 
     // The gates of a step if the last one has products of a state that the others reset.
-    void reset(int64_t step, const Program& program) {
+    void reset(int64_t step, RepeatedProgram& program) {
       const int64_t others = columns_ - n_.size, col = others / kBlockColumns * kBlockColumns;
       if (others > 0) multiply(0, others, work_.get(), stride_);
       for (int64_t row = 0; row < rows_; ++row) {
@@ -295,14 +311,15 @@ class QuantizedRecurrence : public Node {
         add(from, others, gate(row, 0));
         copy(from + others, gate(row, n_.gates - 1));
       }
-      run_program(program);
+      program.run();
       quantize(next_2_.get());
       multiply(col, columns_ - col, products_.get(), n_.size + kBlockColumns);
       for (int64_t row = 0; row < rows_; ++row)
         add(products_.get() + row * (n_.size + kBlockColumns) + others - col, n_.size, gate(row, n_.gates - 1));
     }
 
-    void run_program(const Program& program) const {
+    // The tensors of the programs, in each step the same.
+    ProgramTensors tensors() const {
       ProgramTensors tensors = {};
       tensors.rows = rows_;
       tensors.cols = tensors.src_stride = tensors.dst_stride = n_.size;
@@ -315,7 +332,7 @@ class QuantizedRecurrence : public Node {
             layer_.columns + (direction_ * n_.columns + i) * n_.size;
       tensors.outputs[static_cast<size_t>(ProgramOutput::kDst)] = next_.get();
       tensors.outputs[static_cast<size_t>(ProgramOutput::kDst2)] = next_2_.get();
-      program.run(tensors, 0, rows_);
+      return tensors;
     }
 
     // Keeps the next states of the sequences that have this step; -0 becomes 0.
@@ -342,6 +359,9 @@ class QuantizedRecurrence : public Node {
     const int64_t columns_, stride_, depth_;  // `stride_`: of work_, which has the gates and the second state of a row
     const std::unique_ptr<float[]> work_, state_, next_, next_2_, products_;
     const std::unique_ptr<uint8_t[]> codes_;
+    const ProgramTensors tensors_;
+    RepeatedProgram cell_;
+    std::optional<RepeatedProgram> reset_;
     float scales_[kTaskRows];
     int32_t zps_[kTaskRows];
     int64_t lengths_[kTaskRows];

@@ -103,7 +103,7 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
         if noises:
             b, a = (max(noise for noise in of_model if noise is not None) for of_model in zip(*noises, strict=True))
             yield (
-                f"{len(noises)} of them are MatMulNBits in A. The noise of their results is at most {b:.1f} dB in B, "
+                f"{len(noises)} of them quantize their activations in A, too. Their noise is at most {b:.1f} dB in B, "
                 f"{a:.1f} dB in A"
             )
         if skipped := sum(each.skipped for each in products):

@@ -17,23 +17,33 @@ FIRST_COLUMN = MOST_GATES + 2
 
 
 def _codes(state: str, name: str, opset: int) -> str:
-    """Sets ``{name}``, float64, the codes of a state plus 128, and ``{name}_scale``. A NaN does not count."""
+    """Sets ``{name}``, float64, the codes of a state, ``{name}_scale`` and ``{name}_zp``. A NaN does not count."""
     attribute, axes = ("", ", last") if opset >= 18 else (", axes = [-1]", "")
     return f"""
     {name}_nan = IsNaN({state})
     {name}_known = Where({name}_nan, zero, {state})
-    {name}_sizes = Abs({name}_known)
-    {name}_peak = ReduceMax<keepdims = 1{attribute}>({name}_sizes{axes})
-    {name}_divided = Div({name}_peak, largest)
+    {name}_lowest = ReduceMin<keepdims = 1{attribute}>({name}_known{axes})
+    {name}_highest = ReduceMax<keepdims = 1{attribute}>({name}_known{axes})
+    {name}_low = Min({name}_lowest, zero)
+    {name}_high = Max({name}_highest, zero)
+    {name}_width = Sub({name}_high, {name}_low)
+    {name}_divided = Div({name}_width, largest)
     {name}_is_zero = Equal({name}_divided, zero)
     {name}_scale = Where({name}_is_zero, one, {name}_divided)
+    {name}_below = Neg({name}_low)
+    {name}_steps = Div({name}_below, {name}_scale)
+    {name}_is_infinite = IsNaN({name}_steps)
+    {name}_finite_steps = Where({name}_is_infinite, zero, {name}_steps)
+    {name}_clipped_steps = Clip({name}_finite_steps, zero, largest)
+    {name}_zero = Round({name}_clipped_steps)
     {name}_quotient = Div({state}, {name}_scale)
     {name}_rounded = Round({name}_quotient)
-    {name}_undefined = IsNaN({name}_rounded)
-    {name}_defined = Where({name}_undefined, lowest, {name}_rounded)
-    {name}_clipped = Clip({name}_defined, lowest, largest)
-    {name}_centered = Cast<to = 11>({name}_clipped)
-    {name} = Add({name}_centered, zero_point)
+    {name}_added = Add({name}_rounded, {name}_zero)
+    {name}_undefined = IsNaN({name}_added)
+    {name}_defined = Where({name}_undefined, zero, {name}_added)
+    {name}_clipped = Clip({name}_defined, zero, largest)
+    {name} = Cast<to = 11>({name}_clipped)
+    {name}_zp = Cast<to = 11>({name}_zero)
     """
 
 
@@ -41,7 +51,8 @@ def _product(codes: str, to: str, columns: str) -> str:
     """Sets `to` to the products of codes and the weights, their scales, sums and bias with this suffix."""
     return f"""
     {to}_sums = MatMul({codes}, weights{columns})
-    {to}_exact = Sub({to}_sums, corrections{columns})
+    {to}_corrections = Mul({codes}_zp, weight_sums{columns})
+    {to}_exact = Sub({to}_sums, {to}_corrections)
     {to}_real = Cast<to = 1>({to}_exact)
     {to}_scales = Mul({codes}_scale, scales{columns})
     {to}_scaled = Mul({to}_real, {to}_scales)
@@ -69,7 +80,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
         for i in range(COLUMNS)
     )
     of_last = "\n".join(
-        f"{name}_last = Slice({name}, others, end, last)" for name in ("weights", "corrections", "scales", "biases")
+        f"{name}_last = Slice({name}, others, end, last)" for name in ("weights", "weight_sums", "scales", "biases")
     )
     seconds = ", ".join(str(int("dst_2" in parse(each, RECURRENT_OPERANDS).outputs)) for each in programs)
     return f"""{{
@@ -82,9 +93,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     minus_one = Neg(one)
     infinity = Div(one, zero)
     minus_infinity = Div(minus_one, zero)
-    largest = Constant<value_float = 127.0>()
-    lowest = Constant<value_float = -128.0>()
-    zero_point = Constant<value = double {{128.0}}>()
+    largest = Constant<value_float = 255.0>()
     direction = Constant<value_int: int = @direction>()
     is_reverse = Equal(direction, {integer(Direction.REVERSE)})
     is_both = Equal(direction, {integer(Direction.BIDIRECTIONAL)})
@@ -125,8 +134,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     matrix = Slice(padded, starts, ends, matrix_axes)
     weights = Cast<to = 11>(matrix)
     real_sums = Cast<to = 11>(column_sum)
-    corrections_of_columns = Mul(real_sums, zero_point)
-    corrections = Unsqueeze(corrections_of_columns, n1)
+    weight_sums = Unsqueeze(real_sums, n1)
     scales = Unsqueeze(column_scale, n1)
     biases = Unsqueeze(bias, n1)
     {of_last}
@@ -233,8 +241,9 @@ QUANTIZED_RECURRENCE = Operator(
     "`dst_2`. It has no reductions. It reads the state `x`, the gates `tensor1` to `tensor4`, the second state "
     "`tensor5`, and `column6` to `column8`, which are in `columns`. States have no -0: it becomes 0.",
     "For each direction, sequence and step:\n"
-    "s = max(|x|) / 127, or 1 if that is 0; a NaN does not count\n"
-    "exact = sum over k of round(x[k] / s) * weight[k]\n"
+    "s, z = the scale and the zero point of DynamicQuantizeLinear; a NaN does not count\n"
+    "code = clip(round(x / s) + z, 0, 255)\n"
+    "exact = sum over k of (code[k] - z) * weight[k]\n"
     "gates = float32(exact) * (s * column_scale) + bias + src; see last_gate\n"
     "x, tensor5 = program(x, gates, tensor5, columns)",
     (

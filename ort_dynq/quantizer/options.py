@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs, label
 from ..rewriter.reasons import Reason, Unconverted
+from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM
 
 WEIGHTS = ("int8", "int4")
 ACTIVATIONS = ("token", "tensor", "two-term")
@@ -22,8 +23,6 @@ LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteg
 """The standard operators with weights that become products of integers."""
 NBITS = ("MatMulNBits", "QMoE")
 """The operators of com.microsoft whose weights have few bits."""
-DYNAMIC = "DynamicQuantizeLSTM"
-"""The layer of com.microsoft that quantize_dynamic makes of an LSTM."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 RANK_OF_TABLE = 2  # of embeddings
@@ -174,7 +173,7 @@ def is_layer(node: ir.Node) -> bool:
         return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
         return node.op_type in LAYERS
-    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC)
+    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC_LSTM)
 
 
 def is_embedding(node: ir.Node) -> bool:

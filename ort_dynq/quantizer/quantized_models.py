@@ -8,15 +8,16 @@ from collections import Counter
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import MICROSOFT, STANDARD_DOMAINS, graphs
+from ..graphs import STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.chains import decomposed
 from ..rewriter.metadata import QUANTIZED
 from ..rewriter.reasons import Unconverted
+from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM, is_dynamic_lstm
 from ..rewriter.rule import Context, Rule
 from .from_dynamic import PRODUCTS
-from .options import DYNAMIC, Options
+from .options import Options
 
 _RUN_TIME = (
     "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
@@ -62,7 +63,7 @@ def check_is_float(model: ir.Model, options: Options) -> None:
     if options.from_dynamic and not integers:
         raise DynqError(
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
-            f"{', '.join(PRODUCTS)} or {DYNAMIC}; leave it out to quantize a float model"
+            f"{', '.join(PRODUCTS)} or {DYNAMIC_LSTM}; leave it out to quantize a float model"
         )
 
 
@@ -89,7 +90,7 @@ def _kind(node: ir.Node) -> str | None:
         return "operator"
     if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
         return "product"
-    if node.domain == MICROSOFT and node.op_type == DYNAMIC:
+    if is_dynamic_lstm(node):
         return "layer"
     if node.domain in STANDARD_DOMAINS and node.op_type == "DynamicQuantizeLinear":
         return "quantizer"

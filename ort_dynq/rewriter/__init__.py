@@ -69,7 +69,7 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_on
     doc strings, and refers to the same external data. Its results are the same bit for bit, with two exceptions. Float
     products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions:
     integer sums are exact, and float sums are rounded. MatMulNBits of accuracy_level 4 quantizes its activation itself;
-    the operators in its place use other codes, with steps that are not larger.
+    the operators in its place use other codes, with steps that are not larger. So does DynamicQuantizeLSTM.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.

@@ -196,7 +196,7 @@ class Reason(Enum):
     RECURRENT_ACTIVATION = "ort_dynq has no integer layer with the activation function {function}"
     RECURRENT_DIRECTIONS = "its directions have different activation functions"
     RECURRENT_ATTRIBUTE = "the attribute {name} is not valid, or its meaning is not clear"
-    RECURRENT_WEIGHTS = "its weights do not have the shapes that ONNX gives"
+    RECURRENT_WEIGHTS = "its weights do not have the types and shapes that ONNX gives"
 
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"

@@ -11,10 +11,14 @@ from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization, quantized_activations
 from .products import float_matmul, float_weights, integer_matmul, matmul_nbits, unconverted
 from .programs import row_program, tails
+from .recurrent import dynamic_lstm
 
 PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, truncation.RULE),
-    (integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE, matmul_nbits.RULE),
+    (
+        *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
+        *(matmul_nbits.RULE, dynamic_lstm.RULE),
+    ),
     (float_weights.RULE,),
     (tails.RULE,),
     (row_program.RULE,),

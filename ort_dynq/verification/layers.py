@@ -49,6 +49,16 @@ class Layers:
         """The outputs of the enclosing nodes that A also has."""
         return [output for node in self.enclosing for output in node.outputs if output.name in self.values]
 
+    def take(self, operator: str) -> list[ir.Node]:
+        """Removes the products of one operator, and returns them."""
+        taken = [node.op_type == operator for node in self.nodes]
+        found = [node for node, is_taken in zip(self.nodes, taken, strict=True) if is_taken]
+        kept = [i for i, is_taken in enumerate(taken) if not is_taken]
+        self.nodes = [self.nodes[i] for i in kept]
+        self.results = [self.results[i] for i in kept]
+        self.offsets = [self.offsets[i] for i in kept]
+        return found
+
     def activation(self, node: ir.Node) -> ir.Value | None:
         """Returns the value of A that a product multiplies; None if A does not have it."""
         return self.values.get(node.metadata_props[ACTIVATION])

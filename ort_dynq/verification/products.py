@@ -28,6 +28,7 @@ from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import error_of, fused_values, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
 from .nbits import is_noise, is_within_steps, noise_of, products_of
+from .recurrent import Lstm, judge, lstm_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ A's float32 product then has a similar error, and FACTOR decides.
 PERTURBATION = 2
 """How much A's results of these products are changed to see the effect end to end, in units of the relative distance
 between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
+_NO_PRODUCT = "A has no such float product"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Product:
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). For a MatMulNBits of A, the reference of B
-    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py).
+    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py). So it is for a
+    DynamicQuantizeLSTM, whose errors are relative to their bounds: `allowed` is 1 (recurrent.py).
 
     Attributes:
         name: The name of the node in B, or of its result if the node has none.
@@ -74,9 +77,9 @@ class Product:
         allowed: The largest error that B may have: FACTOR times A's, or FLOOR; FLOOR and one for each block of a
             MatMulNBits.
         problem: Why the product is incorrect; empty if it is correct.
-        a_noise, b_noise: The noise of the results of A and B if A's product is a MatMulNBits, in dB: the mean square of
-            result - reference, relative to the mean square of the reference. -inf without noise; None for other
-            products.
+        a_noise, b_noise: The noise of the results of A and B if A's product is a MatMulNBits or DynamicQuantizeLSTM, in
+            dB: the mean square of result - reference, relative to the mean square of the reference. -inf without noise;
+            None for other products.
     """
 
     name: str
@@ -139,15 +142,18 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_a = inlined_if_possible(load(a))
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
+    recurrent = {node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")}
+    lstms = [lstm for lstm in recurrent.values() if lstm is not None]
     labels = list(map(label, layers.nodes))
     stored = list(map(rounded_weights_of, layers.nodes))
     fused = fused_values(layers.values, model_b)
-    if not layers.nodes and not layers.unreachable and not fused:
+    if not layers.nodes and not recurrent and not layers.unreachable and not fused:
         return None
     names = list(map(name_of, model_a.graph.outputs))
     chains = [float_product_of(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
     foreign = layers.foreign
     needed = [value for chain in chains if chain for value in chain.values()]
+    needed += [value for lstm in lstms for value in lstm.values_of_a()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
     known = Recorder(model_a, wanted).run(feeds)
     codes = [
@@ -155,9 +161,10 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         for node, chain in zip(layers.nodes, chains, strict=True)
     ]
     offsets = [value for value in layers.offsets if value is not None]
-    wanted_of_b = dict.fromkeys([*(value for each in codes for value in each), *offsets])
+    codes_of_lstms = [lstm.codes_of_inputs() for lstm in lstms]
+    wanted_of_b = dict.fromkeys([*(value for each in (*codes, *codes_of_lstms) for value in each), *offsets])
     observed = [value for value in wanted_of_b if value.producer() is not None]
-    overridden = [*layers.results, *fused]
+    overridden = [*layers.results, *fused, *(value for lstm in lstms for value in lstm.b.outputs)]
     names_of_fused = list(map(name_of, fused))
     results = Override(model_b, overridden, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
@@ -177,7 +184,13 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     cut = {**feeds, **{name_of(value): known[name_of(value)] for value in wanted}}
     for name, result in zip(names_of_fused, results[len(layers.results) :], strict=False):
         products.append(_judge_fusion(layers.values[name], result, known, cut, model_a))
+    of_lstms = iter(results[len(layers.results) + len(fused) :])
+    for lstm, values in zip(lstms, codes_of_lstms, strict=True):
+        inputs = dequantized(lstm.b, values, of_b_and_feeds)
+        products.append(_judge_lstm(lstm, known, inputs, [next(of_lstms) for _ in lstm.b.outputs]))
+    products += [Product(label(node), problem=_NO_PRODUCT) for node, lstm in recurrent.items() if lstm is None]
     verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
+    verified += [value for lstm in lstms for value in lstm.node.outputs if value.uses() or value.is_graph_output()]
     # Last, since this renames A's values.
     perturbed, not_perturbed = _run_perturbed(model_a, verified, feeds, known) if verified else ([], "")
     return Checked(
@@ -287,6 +300,26 @@ def _judge_nbits(
     )
 
 
+def _judge_lstm(lstm: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Product:
+    """Compares a DynamicQuantizeLSTM: see recurrent.py."""
+    found = judge(lstm, known, inputs, outputs)
+    compared = np.isfinite(found.reference)
+    states = (each.astype(np.float64) for each in (known[name_of(lstm.node.outputs[0])], outputs[0]))
+    a_noise, b_noise = (noise_of(each[compared], found.reference[compared]) for each in states)
+    return Product(
+        lstm.name,
+        depth=found.reference.shape[-1],
+        elements=found.reference.size,
+        skipped=found.skipped,
+        a_error=found.a_error,
+        b_error=found.b_error,
+        allowed=1.0,
+        problem=found.problem,
+        a_noise=a_noise,
+        b_noise=b_noise,
+    )
+
+
 def _shapes(result: Array, expected: Array) -> str:
     return f"B's result is {result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
 
@@ -314,7 +347,7 @@ def _judge(
     """
     product = Product(name)
     if chain is None:
-        return replace(product, problem="A has no such float product")
+        return replace(product, problem=_NO_PRODUCT)
     expected = known[name_of(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         return replace(product, problem=_shapes(result, expected))

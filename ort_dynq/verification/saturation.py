@@ -22,6 +22,7 @@ from ..rewriter.edit import constant
 from ..rewriter.metadata import RULE
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.products.unsigned_codes import nodes_of_unsigned
+from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from ..storage import explained, load
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ _SIGNED_INPUT = {"MatMulInteger": 1, "ConvInteger": 0}
 
 ConvInteger is a matrix product of the weights by the input, in this order: uint8 x int8 if the weights are uint8.
 """
+_PREFIX = "ort_dynq.exact."  # of new names: products of A and B are matched by the names that a rewrite gives
 _ZERO_POINTS = 2  # zero points are the inputs 2 and 3, in the order of the operands
+_WEIGHTS_OF_LSTM = (1, 9, 2, 11)  # of DynamicQuantizeLSTM, and their zero points, in pairs; its activations are uint8
 
 
 @functools.cache
@@ -75,7 +78,8 @@ def without_saturation(model: Model) -> tuple[Model, int]:
 
 def _is_product(node: ir.Node) -> bool:
     is_standard = node.domain in STANDARD_DOMAINS and node.op_type in _SIGNED_INPUT and len(node.inputs) >= 2
-    return is_standard and RULE not in node.metadata_props
+    is_lstm = is_dynamic_lstm(node) and len(node.inputs) > max(_WEIGHTS_OF_LSTM)
+    return (is_standard or is_lstm) and RULE not in node.metadata_props
 
 
 def _saturating(model: ir.Model) -> list[ir.Node]:
@@ -83,6 +87,11 @@ def _saturating(model: ir.Model) -> list[ir.Node]:
     found = []
     for _, graph in graphs(model):
         for node in filter(_is_product, graph):
+            if is_dynamic_lstm(node):
+                weights = [node.inputs[i] for i in _WEIGHTS_OF_LSTM]
+                if all(value is not None and value.dtype == ir.DataType.INT8 for value in weights):
+                    found.append(node)
+                continue
             signed = _SIGNED_INPUT[node.op_type]
             types = [None if value is None else value.dtype for value in (node.inputs[signed], node.inputs[1 - signed])]
             if types == [ir.DataType.INT8, ir.DataType.UINT8]:
@@ -91,14 +100,16 @@ def _saturating(model: ir.Model) -> list[ir.Node]:
 
 
 def _use_unsigned(node: ir.Node, facts: Facts) -> None:
-    """Replaces the int8 operand of a product and its zero point by uint8 values that are 128 larger."""
-    operand = _SIGNED_INPUT[node.op_type]
-    node.resize_inputs(max(len(node.inputs), _ZERO_POINTS + operand + 1))
-    for position in (operand, _ZERO_POINTS + operand):
+    """Replaces the int8 operands of a product and their zero points by uint8 values that are 128 larger."""
+    positions: tuple[int, ...] = _WEIGHTS_OF_LSTM
+    if not is_dynamic_lstm(node):
+        positions = tuple(offset + _SIGNED_INPUT[node.op_type] for offset in (0, _ZERO_POINTS))
+    node.resize_inputs(max(len(node.inputs), positions[-1] + 1))
+    for position in positions:
         value = node.inputs[position]
         nodes = [constant(np.array(128, np.uint8))] if value is None else nodes_of_unsigned(value)
         for each in nodes:
-            each.outputs[0].name = facts.new_name()
+            each.outputs[0].name = f"{_PREFIX}{facts.new_name()}"
         assert node.graph is not None
         node.graph.insert_before(node, nodes)
         node.replace_input_with(position, nodes[-1].outputs[0])

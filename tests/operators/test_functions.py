@@ -658,7 +658,7 @@ def attention_cases(opset: int) -> Iterator[Case]:
 def recurrence_cases(opset: int) -> Iterator[Case]:
     """Every cell in every direction; sizes around those of vectors, quads and blocks; sequences of every length."""
     rng = np.random.default_rng(opset)
-    sizes = [(1, 1, 16), (5, 3, 17), (4, 30, 7), (3, 2, 40), (6, 5, 1), (2, 13, 33), (9, 1, 4)]
+    sizes = [(1, 1, 16), (5, 3, 17), (4, 30, 7), (3, 2, 40), (3, 20, 5), (6, 5, 1), (2, 13, 33), (9, 1, 4)]
     for i, cell in enumerate(CELLS.values()):
         for direction in range(3):
             steps, batch, size = sizes[(2 * i + direction) % len(sizes)]

@@ -89,6 +89,11 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_dynamic_conv": convolutions(1, 1),
     "ort_dynamic_mobile": convolutions(1, 4),
     "ort_dynamic_speech": convolutions(1, 3),
+    "ort_dynamic_lstm": {
+        "ort_dynq.DynamicRangeQuantize": 2,
+        "ort_dynq.QuantizedMatMul": 2,
+        "ort_dynq.QuantizedRecurrence": 2,
+    },
     "ort_half_optimized": ENCODER,
     "ort_half_token": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,

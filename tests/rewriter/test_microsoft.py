@@ -22,6 +22,9 @@ BATCH, TOKENS = 2, 3
 SIZES = {"b": BATCH, "t": TOKENS, "p": 5}
 MS = "com.microsoft."
 
+LSTM = """<direction = "bidirectional", hidden_size = 5>
+    (x, w_lstm, r_lstm, , , , , , s_lstm, z_lstm, s_lstm, z_lstm)"""
+
 # The inputs, the nodes, and the shape of the first output: None for an unknown dimension.
 CASES = [
     (HIDDEN, "y = LayerNormalization(x, g)", ("b", "t", 16)),
@@ -100,10 +103,16 @@ CASES = [
     ("uint8[b, t, 16] x", f"y = {MS}QLinearConcat<axis = 2>(s, z, x, s, z, x, s, z)", ("b", "t", 32)),
     ("uint8[b, 16] x", f"y = {MS}QGemm(x, s, z, codes, s, z)", ("b", 48)),
     ("uint8[b, 16] x", f"y = {MS}QGemm<transB = 1>(x, s, z, tall8, s, z, , s, z)", ("b", 48)),
+    (HIDDEN, f"y = {MS}DynamicQuantizeLSTM{LSTM}", ("b", 2, "t", 5)),
+    (HIDDEN, f", , y = {MS}DynamicQuantizeLSTM{LSTM}", (2, "t", 5)),
     (HIDDEN, f"y = {MS}QuantizeLinear(x, s, z)", ("b", "t", 16)),
     ("uint8[b, t, 16] x", f"y = {MS}DequantizeLinear(x, s, z)", ("b", "t", 16)),
 ]
 CONSTANTS = {
+    "w_lstm": np.ones((2, 16, 20), np.int8),
+    "r_lstm": np.ones((2, 5, 20), np.int8),
+    "s_lstm": np.ones(2, np.float32),
+    "z_lstm": np.zeros(2, np.int8),
     "g": np.ones(16, np.float32),
     "zero": np.zeros(48, np.float32),
     "bias": np.zeros(48, np.float32),

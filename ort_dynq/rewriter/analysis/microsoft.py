@@ -83,10 +83,15 @@ def _text_of(node: ir.Node, model: ir.Model) -> str:
     if any(int(i) >= len(node.inputs) for i in re.findall(r"\bi(\d+)\b", text)):
         return ""
     sources, outputs = (
-        [f"{letter}{i}" for i in range(n)] for letter, n in (("i", len(node.inputs)), ("o", len(node.outputs)))
+        [f"{letter}{i}" for i in range(n)] for letter, n in (("i", len(node.inputs)), ("o", _output_count(node)))
     )
     unknown = " ".join(f"{name} = {_DOMAIN}.Unknown()" for name in outputs if f"{name} " not in text)
     return f"({', '.join(sources)}) => ({', '.join(outputs)}) {{ {text} {unknown} }}"
+
+
+def _output_count(node: ir.Node) -> int:
+    """Returns the number of outputs without the last ones that have no name: a function must not have more."""
+    return max((i + 1 for i, output in enumerate(node.outputs) if output.name), default=0)
 
 
 def _has(node: ir.Node, position: int) -> bool:
@@ -216,6 +221,16 @@ def _unblocked(node: ir.Node) -> str:
     return _slice("o0", "i0", 1, node.attributes.get_int("channels", 0))
 
 
+def _lstm(node: ir.Node) -> str:
+    """Only the input, the direction and the size of a state decide the shapes."""
+    direction = node.attributes.get_string("direction", "forward")
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise _UnknownError
+    attributes = f'hidden_size = {node.attributes["hidden_size"].as_int()}, direction = "{direction}"'
+    outputs = " , ".join(f"o{i}" for i in range(_output_count(node)))
+    return f"w = CastLike(i1, i0) r = CastLike(i2, i0) {outputs} = LSTM<{attributes}>(i0, w, r)"
+
+
 _LIKE_INPUT = "o0 = Identity(i0)"
 _LIKE_INPUT_AND_SUM = "o0 = Identity(i0) o3 = Identity(i0)"
 _ELEMENTWISE = (
@@ -254,6 +269,7 @@ _STAND_INS: dict[tuple[str, str], _StandIn] = {
     (_MICROSOFT, "QLinearWhere"): "o0 = Where(i0, i1, i4)",
     (_MICROSOFT, "QLinearConcat"): _concat,
     (_MICROSOFT, "QGemm"): _quantized_gemm,
+    (_MICROSOFT, "DynamicQuantizeLSTM"): _lstm,
     (_MICROSOFT, "QuantizeLinear"): lambda node: "o0 = CastLike(i0, i2)" if _has(node, 2) else "o0 = Cast<to = 2>(i0)",
     (_MICROSOFT, "DequantizeLinear"): "o0 = CastLike(i0, i1)",
     (_BLOCKED, "ReorderInput"): (  # the number of channels is rounded up: it is unknown

@@ -27,7 +27,7 @@ _FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI
 _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
-_FEWEST_WEIGHTS_OF_RECURRENCE = 49152  # of a direction
+_FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # Kernels multiply 16 positions at once, also of several samples; a depthwise convolution has few products for each
 # channel. A single position is a product of a matrix and a vector, which is as fast in float.
 _FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14

@@ -1,4 +1,4 @@
-"""Builds QuantizedRecurrence in place of a recurrent layer."""
+"""Reads a recurrent layer, and builds QuantizedRecurrence in place of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import onnx_ir as ir
 
 from ...operators.encodings import Direction
 from ...operators.packing import pack
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
 from ..edit import Edit, call
 from ..products.codes import Codes
 from ..products.grid import Grid
+from ..products.tail import check_sums
 from ..products.unsigned_codes import UnsignedCodes
+from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .cell import Cell
+from .cell import Cell, cell_of
 
 DIRECTIONS = {"forward": Direction.FORWARD, "reverse": Direction.REVERSE, "bidirectional": Direction.BIDIRECTIONAL}
 
@@ -46,6 +50,55 @@ class Recurrence:
     def is_batch_first(self) -> bool:
         """Whether the sequences are the first dimension of inputs and outputs: the attribute layout."""
         return self.node.attributes.get_int("layout", 0) == 1
+
+
+def recurrence_of(
+    node: ir.Node, operator: str, grids: tuple[Grid, ...], depth: int, facts: Facts
+) -> tuple[Recurrence, npt.NDArray[np.float32]]:
+    """Returns the steps of a layer, and the bias of its inputs, [directions * gates * hidden_size].
+
+    Args:
+        node: The layer, with ONNX's inputs from the bias on.
+        operator: LSTM, GRU or RNN.
+        grids: The recurrent weights of each direction, [hidden_size, columns].
+        depth: The elements of an input.
+        facts: What is known of the model.
+
+    Raises:
+        Unconverted: Shapes do not fit, an attribute is not valid, or a program cannot compute the cell.
+    """
+    direction = DIRECTIONS.get(node.attributes.get_string("direction", "forward"))
+    if direction is None:
+        raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="direction")
+    directions, (size, columns) = len(grids), grids[0].codes.shape
+    cell = cell_of(node, directions, operator)
+    b, *_, peepholes = [*node.inputs, *[None] * 8][3:8]
+    bias = np.zeros((directions, 2 * columns), np.float32) if b is None else _floats(b, facts)
+    extra = np.zeros((directions, 0), np.float32) if peepholes is None else _floats(peepholes, facts)
+    if (
+        directions != (2 if direction == Direction.BIDIRECTIONAL else 1)
+        or columns != cell.gates * size
+        or bias.shape != (directions, 2 * columns)
+        or extra.shape not in ((directions, 0), (directions, 3 * size))
+    ):
+        raise Unconverted(Reason.RECURRENT_WEIGHTS)
+    if node.attributes.get_int("hidden_size", size) != size:
+        raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="hidden_size")
+    check_sums(max(depth, size), np.zeros(1, np.int8))
+    of_inputs, of_states = (np.ascontiguousarray(each) for each in (bias[:, :columns], bias[:, columns:]))
+    return Recurrence(node, cell, direction, size, grids, of_states, extra), of_inputs.reshape(-1)
+
+
+def _floats(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
+    """Returns a bias or peepholes."""
+    elements = evaluate(value, facts) if facts.is_constant(value) else None
+    if elements is None:
+        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
+    if elements.dtype != np.float32:
+        raise Unconverted(Reason.WEIGHTS_TYPE, dtype=elements.dtype)
+    if not np.isfinite(elements).all():
+        raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+    return elements
 
 
 def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
