@@ -2,6 +2,9 @@
 
 Gather(table, ids)    -> Gather(codes, ids), Gather(scales, ids), AffineDequantize
 
+A table may also be the weights of a product, transposed, as in the last layer of a language model. The product has the
+same codes, packed. Then they are stored only once: GatherND collects the quads of a row from the packed weights.
+
 Standard operators would be a Cast and a Mul, one pass more: with 512 tokens of 768 channels, these take longer than the
 Gather of floats.
 """
@@ -16,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..operators.packing import BLOCK_COLUMNS, QUAD, pack_columns
 from ..opsets import OPSET
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.nodes import producer_of, skip_identity
@@ -40,8 +44,8 @@ class _Rows:
     """The codes and the scales of the rows of one table, computed once for all nodes that gather them."""
 
     def __init__(self, floats: npt.NDArray[Any]) -> None:
-        codes, scales = codes_of_rows(floats)
-        self.tensors = ir.tensor(codes), ir.tensor(scales)
+        self.codes, scales = codes_of_rows(floats)
+        self.tensors = ir.tensor(self.codes), ir.tensor(scales)
 
 
 class _Tables:
@@ -91,8 +95,8 @@ def _build(match: _Match, edit: Edit) -> None:
     assert isinstance(graph, ir.Graph)
     shared, ids, old = edit.shared(SharedInitializers), node.inputs[1], node.outputs[0]
     lead = None if old.shape is None else old.shape[:-1]
-    gathered = []
-    for i, tensor in enumerate(rows.tensors):
+    gathered = [] if (quads := _gathered_quads(match, edit)) is None else [quads]
+    for i, tensor in list(enumerate(rows.tensors))[len(gathered) :]:
         stored = shared.of_source((table, i), functools.partial(rows.tensors.__getitem__, i), graph, edit)
         new = edit.insert(ir.node("Gather", [stored, ids], {"axis": 0}), before=node)
         shape = None if lead is None else ir.Shape([*lead, *tensor.shape.numpy()[1:]])
@@ -101,6 +105,39 @@ def _build(match: _Match, edit: Edit) -> None:
     zero_point = edit.add_constant(np.zeros((), np.int8), before=node)
     edit.replace(old, edit.insert_main(call("AffineDequantize", [*gathered, zero_point]), before=node))
     edit.note = "8-bit rows of a table"
+
+
+def _gathered_quads(match: _Match, edit: Edit) -> ir.Value | None:
+    """Returns the codes of the rows, int8 [..., K], from the packed weights of a product; None if no product has them.
+
+    Row n is in the packed weights [block, quad, column, 4] at block n / 16, column n % 16, and all quads.
+    """
+    node, (count, depth) = edit.node, match.rows.codes.shape
+    ids, old = node.inputs[1], node.outputs[0]
+    if ids is None or ids.shape is None or depth % QUAD:
+        return None
+    packed = edit.shared(SharedInitializers).find(pack_columns(match.rows.codes.view(np.uint8)), edit)
+    if packed is None:
+        return None
+
+    def insert(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        return edit.insert(ir.node(op_type, list(inputs), attributes), before=node)
+
+    def constant(numbers: npt.ArrayLike) -> ir.Value:
+        return edit.add_constant(np.array(numbers, np.int64), before=node)
+
+    quads = np.zeros((depth // QUAD, 3), np.int64)
+    quads[:, 1] = np.arange(len(quads))
+    wide = insert("Cast", ids, to=int(ir.DataType.INT64))
+    row = insert("Mod", wide, constant(count))  # of 0 and more: ids may count from the end
+    column = insert("Unsqueeze", row, constant([-2, -1]))
+    block_and_row = insert("Div", column, constant([BLOCK_COLUMNS, 2 * count, 1]))  # and 0 between them
+    block_and_column = insert("Mod", block_and_row, constant([2 * count, 2 * count, BLOCK_COLUMNS]))
+    indices = insert("Add", block_and_column, constant(quads))  # [..., quads, 3]
+    collected = insert("GatherND", packed, indices)
+    codes = insert("Reshape", collected, constant([0] * len(ids.shape) + [depth]))
+    edit.facts.note(codes, ir.DataType.INT8, old.shape)
+    return codes
 
 
 def rule(options: Options) -> Rule[_Match]:

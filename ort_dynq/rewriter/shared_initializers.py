@@ -23,12 +23,14 @@ class SharedInitializers:
 
     def of(self, elements: npt.NDArray[Any], edit: Edit) -> ir.Value:
         """Returns an initializer of the graph of an edit that has these elements."""
-        elements = np.ascontiguousarray(elements).reshape(elements.shape)
-        digest = hashlib.sha256(elements.data).digest() if elements.size else b""
-        key = edit.node.graph, elements.dtype.str, elements.shape, digest
+        key = _key(elements, edit)
         if key not in self._values:
             self._values[key] = edit.add_initializer(elements, near=edit.node)
         return self._values[key]
+
+    def find(self, elements: npt.NDArray[Any], edit: Edit) -> ir.Value | None:
+        """Returns an initializer of the graph of an edit that has these elements; None if no rule has added one."""
+        return self._values.get(_key(elements, edit))
 
     def of_source(
         self, source: Hashable, compute: Callable[[], ir.TensorProtocol], graph: ir.Graph, edit: Edit
@@ -45,3 +47,9 @@ class SharedInitializers:
         if key not in self._values:
             self._values[key] = edit.add_tensor(compute(), graph)
         return self._values[key]
+
+
+def _key(elements: npt.NDArray[Any], edit: Edit) -> tuple[Any, ...]:
+    contiguous = np.ascontiguousarray(elements)
+    digest = hashlib.sha256(contiguous.data).digest() if elements.size else b""
+    return edit.node.graph, elements.dtype.str, elements.shape, digest

@@ -145,17 +145,69 @@ TIED = {
 
 @pytest.mark.parametrize("form", TIED)
 def test_tied_tables(form: str) -> None:
-    """Rows and the packed weights of the product are two tensors, together half of the floats."""
+    """The rows are gathered from the packed weights of the product: the file has the table once, in 8 bits."""
     nodes = [helper.make_node("Gather", ["table", "ids"], ["rows"], name="words"), *TIED[form]]
     model = model_of(nodes, {"table": table()}, ids=(1, "n"), rank=3 if form == "Transpose" else 2)
     result = ort_dynq.quantize(model)
     assert operators(result) == {"AffineDequantize": 1, "QuantizedMatMul": 1, "DynamicRangeQuantize": 1}
-    assert "FLOAT" not in stored(result)[ROWS, COLUMNS]
-    assert len(result.to_proto().SerializeToString()) < 0.6 * len(model.SerializeToString())
+    assert [*stored(result)[ROWS // 16, COLUMNS // 4, 16, 4]] == ["INT8"]
+    assert (ROWS, COLUMNS) not in stored(result)
+    assert len(result.to_proto().SerializeToString()) < 0.35 * len(model.SerializeToString())
     run(result, IDS[:1])
     kept = ort_dynq.quantize(model, exclude=["head"])
     assert reasons(kept) == ["excluded by head", "other nodes read its table as floats: the file would have it twice"]
     assert stored(kept) == {(ROWS, COLUMNS): ["FLOAT"]}
+
+
+TIED_IDS = [IDS, IDS[0].astype(np.int32), np.array(-2, np.int64), np.zeros((0, 2), np.int64), np.arange(ROWS)]
+
+
+@pytest.mark.parametrize("ids", TIED_IDS, ids=lambda ids: f"{ids.shape} {ids.dtype}")
+@pytest.mark.parametrize("rows", [ROWS, ROWS + 9])
+def test_rows_of_tied_tables_equal_the_definition(ids: Array, rows: int) -> None:
+    """Ids may count from the end; the last block of packed weights may be padded."""
+    nodes = [
+        GATHER,
+        helper.make_node("Transpose", ["table"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["y", "t"], ["scores"], name="head"),
+    ]
+    rank = max(ids.ndim, 1)
+    model = model_of(nodes, {"table": table(rows=rows)}, ids=ids.shape, rank=ids.ndim + 1)
+    model.graph.input[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(ids.dtype)
+    model.graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None] * rank))
+    result = ort_dynq.quantize(model)
+    assert (rows, COLUMNS) not in stored(result)
+    content = result.to_proto()
+    (found, scores), (stock, stock_scores) = (
+        session.run(None, {"ids": ids}) for session in (make_session(content, "native"), stock_session(content))
+    )
+    assert_same(np.asarray(found), by_definition(table(rows=rows))[ids])
+    assert_same(np.asarray(found), np.asarray(stock))
+    assert_same(np.asarray(scores), np.asarray(stock_scores))
+    wrong = np.full(ids.shape or (), rows, ids.dtype)
+    if wrong.size:  # as in the original
+        with pytest.raises(Exception, match="out of"):
+            make_session(content, "native").run(None, {"ids": wrong})
+
+
+def test_a_tied_table_of_float16_is_stored_twice() -> None:
+    """Its rows have scales of float16, the columns of the product float32."""
+    nodes = [
+        GATHER,
+        helper.make_node("Cast", ["table"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Transpose", ["wide"], ["t"], perm=[1, 0]),
+        helper.make_node("Cast", ["y"], ["x"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "t"], ["scores"], name="head"),
+    ]
+    model = model_of(nodes, {"table": table(np.float16)}, dtype=TensorProto.FLOAT16)
+    model.graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None] * 3))
+    result = ort_dynq.quantize(model)
+    assert stored(result)[ROWS, COLUMNS] == stored(result)[ROWS // 16, COLUMNS // 4, 16, 4] == ["INT8"]
+    content = result.to_proto()
+    for one, other in zip(
+        *(s.run(None, {"ids": IDS}) for s in (make_session(content, "native"), stock_session(content))), strict=True
+    ):
+        assert_same(np.asarray(one), np.asarray(other))
 
 
 def test_a_table_of_a_graph_around() -> None:
