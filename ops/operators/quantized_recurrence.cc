@@ -164,7 +164,7 @@ class QuantizedRecurrence : public Node {
       for (int64_t step = 0; step < longest; ++step) {
         quantize(state_.get());
         prefetch_inputs(step + 1);
-        if (node_.reset_) {
+        if (reset_) {
           reset(step, *reset_);
         } else {
           multiply(0, columns_, work_.get(), stride_);
