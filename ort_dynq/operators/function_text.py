@@ -35,6 +35,33 @@ def cast_like(name: str, value: str, like: str, opset: int) -> str:
     return f"{name} = CastLike({value}, {like})" if opset >= 15 else f"{name} = Identity({value})"
 
 
+def unsigned_codes(src: str, zero_points: str) -> str:
+    """Sets ``codes_of_src`` to codes as uint8, and ``lowest`` to the int32 that was subtracted: -128 of int8, or 0.
+
+    ONNX Runtime 1.20 has no MatMulInteger of int8 codes. The lowest code of a type is that of a large negative number.
+    The body must define ``one``, the float32 number 1. `zero_points` is a vector; it may have no elements.
+    """
+    return f"""one_more = Constant<value_ints = [0, 1]>()
+        minus_1 = Constant<value_ints = [-1]>()
+        behind_all = Constant<value_ints = [{2**63 - 1}]>()
+        below_all = Constant<value_float = -1000.0>()
+        no_offset = Constant<value = int32 {{0}}>()
+        points_and_zero = Pad({zero_points}, one_more)
+        zero_codes = Slice(points_and_zero, minus_1, behind_all)
+        zero_code = Squeeze(zero_codes)
+        lowest_code = QuantizeLinear(below_all, one, zero_code)
+        lowest = Cast<to = 6>(lowest_code)
+        is_signed = Less(lowest, no_offset)
+        codes_of_src = If(is_signed) <
+            then_branch = shifted_codes () => (uint8[] then_codes) {{
+                wide_codes = Cast<to = 6>({src})
+                codes_from_0 = Sub(wide_codes, lowest)
+                then_codes = Cast<to = 2>(codes_from_0)
+            }},
+            else_branch = same_codes () => (uint8[] else_codes) {{ else_codes = Cast<to = 2>({src}) }}
+        >"""
+
+
 def scaled(value: str) -> str:
     """Sets ``scaled`` to a value times ``row`` and ``column``, in the order that ``scale_order`` selects.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .encodings import AutoPad, QuadAxis, ScaleOrder
-from .function_text import cast_like, integer, integers, reshape, scaled, select
+from .function_text import cast_like, integer, integers, reshape, scaled, select, unsigned_codes
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM, TERM_RATIO
 from .row_program import tail_text, with_program
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
@@ -78,9 +78,13 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         behind = Where(is_explicit, given_end, same_end)
 
         zero_point_1 = {flat}(zero_point, n1)
-        padding = Squeeze(zero_point_1)
+        {unsigned_codes("src", "zero_point_1")}
+        given_zero_point_int = Cast<to = 6>(zero_point_1)
+        zero_point_int = Sub(given_zero_point_int, lowest)
+        padding_1 = Cast<to = 2>(zero_point_int)
+        padding = Squeeze(padding_1)
         src_3d_shape = Concat<axis = 0>(batch, groups, group_channels, lengths)
-        src_3d = {flat}(src, src_3d_shape)
+        src_3d = {flat}(codes_of_src, src_3d_shape)
         no_pads = Concat<axis = 0>(n0, n0, n0)
         pads = Concat<axis = 0>(no_pads, begin, no_pads, behind)
         padded_0 = Pad(src_3d, pads, padding)
@@ -141,7 +145,6 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         sums_of_patches = MatMulInteger(patches, ones)
         correction_of_patches = Mul(sums_of_patches, weights_zero_points)
         centered = Sub(products, correction_of_patches)
-        zero_point_int = Cast<to = 6>(zero_point_1)
         sums_of_channels = {flat}(channel_sum, per_output)
         correction = Mul(zero_point_int, sums_of_channels)
         exact = Sub(centered, correction)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from .encodings import ScaleOrder
-from .function_text import cast_like, integers, reshape, scaled, select
+from .function_text import cast_like, integers, reshape, scaled, select, unsigned_codes
 from .row_program import tail_text, with_program
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
@@ -100,7 +100,9 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         weights_zero_points = {flat}(expanded_zero_points, per_group_and_column)
 
         rows_shape = Concat<axis = 0>(rows, groups, size)
-        src_rows = {flat}(src, rows_shape)
+        zero_point_vector = {flat}(zero_point, last)
+        {unsigned_codes("src", "zero_point_vector")}
+        src_rows = {flat}(codes_of_src, rows_shape)
         src_groups = Transpose<perm = [1, 0, 2]>(src_rows)
         products = MatMulInteger(src_groups, weights)
         column_of_ones = Concat<axis = 0>(groups, size, n1)
@@ -111,7 +113,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         has_products = Greater(depth, n0)
         centered = Where(has_products, corrected, nothing)
         {_per_row(flat, "scale", "scale")}
-        zero_point_int = Cast<to = 6>(zero_point)
+        given_zero_point_int = Cast<to = 6>(zero_point)
+        zero_point_int = Sub(given_zero_point_int, lowest)
         {_per_row(flat, "zero_point", "zero_point_int")}
         signed_codes = Cast<to = 6>(weights)
         centered_weights = Sub(signed_codes, weights_zero_points)
