@@ -41,7 +41,7 @@ def unsigned_codes(src: str, zero_points: str) -> str:
     ONNX Runtime 1.20 has no MatMulInteger of int8 codes. The lowest code of a type is that of a large negative number.
     The body must define ``one``, the float32 number 1. `zero_points` is a vector; it may have no elements.
     """
-    return f"""one_more = Constant<value_ints = [0, 1]>()
+    return f"""one_more = Constant<value = int64[2] {{0, 1}}>()
         minus_1 = Constant<value_ints = [-1]>()
         behind_all = Constant<value_ints = [{2**63 - 1}]>()
         below_all = Constant<value_float = -1000.0>()
