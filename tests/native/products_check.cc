@@ -94,7 +94,7 @@ struct Problem {
     if (zps_vary) fill_one(weight_zps, groups * columns, weight);
     fill_one(scales, rows * row_groups, scale);
     fill_one(zps, rows * row_groups, [&] { return static_cast<int32_t>(random.integer(0, 255)); });
-    if (random.one_in(3)) std::fill(zps.begin(), zps.end(), zps[0]);
+    if (!zps.empty() && random.one_in(3)) std::fill(zps.begin(), zps.end(), zps[0]);
     fill_one(column_scales, column_groups * columns, scale);
     fill_one(bias, columns, scale);
     for (int64_t group = 0; group < groups; ++group)
