@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bench import cli as developers
+from bench import product_contenders
 
 from ort_dynq import cli
 from ort_dynq.measuring import timing
@@ -32,6 +33,12 @@ def run_bench_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def run_developers(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Runs `python tests/bench`."""
     return _output(capsys, developers.main([*arguments, *_SHORT]))
+
+
+def take_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products multiply by two weights in turn instead of 64 MB of them, and threads read these only once."""
+    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
+    monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
 
 
 def run_developers_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

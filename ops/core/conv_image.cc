@@ -11,8 +11,8 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kWideKernel =
-    32;  // from 16 codes on, copying them for each position takes less time than strided ones
+// Codes of a kernel row from which on copying them for each position takes less time than reading strided ones.
+constexpr int64_t kWideKernel = 32;
 
 template <int64_t kStride>
 void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t* __restrict to) {

@@ -34,7 +34,7 @@ struct ProductCodes {
   // The last row has codes 1: its products are the sums of the columns, and it is no row of the output. Such a block
   // has scales that vary with the group, and up to kMostSummedRows rows of output.
   bool has_ones;
-  bool has_one_zp;  // all zps are equal; not for a block with a row of ones
+  bool has_one_zp = false;  // all zps are equal; not for a block with a row of ones
 };
 
 struct ProductWeights {

@@ -269,7 +269,7 @@ class QuantizedAttention : public Node {
     product.groups = 1;
     product.output = {scores.get(), padded, false};
     product.codes = {
-        codes.query.get() + first * n.d, stride, scales.data(), constants.zero_points.data(), 1, nullptr, false, false};
+        codes.query.get() + first * n.d, stride, scales.data(), constants.zero_points.data(), 1, nullptr, false};
     product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0, 0};
     product.columns = {packed.key_scales.get() + head * n.t,
                        nullptr,
@@ -297,8 +297,7 @@ class QuantizedAttention : public Node {
     product.columns = {constants.ones.data(), nullptr, 0, 1, constants.no_zero_points.data(), 0,
                        constants.zeros.data()};
     product.output = {sums.get(), n.e, false};
-    product.codes = {bytes.get(), padded, constants.ones.data(), constants.no_zero_points.data(), 1, nullptr,
-                     false,       false};
+    product.codes = {bytes.get(), padded, constants.ones.data(), constants.no_zero_points.data(), 1, nullptr, false};
     product.rows = 2 * rows;  // of high bytes, then of low ones
     isa.products->gemm_qc8w(product);
     const float* scale = codes.value_scales.get() + head * n.e;

@@ -265,7 +265,7 @@ class QuantizedRecurrence : public Node {
       block.depth = depth_;
       block.groups = 1;
       block.output = {to, stride, false};
-      block.codes = {codes_.get(), depth_, scales_, zps_, 1, nullptr, false, false};
+      block.codes = {codes_.get(), depth_, scales_, zps_, 1, nullptr, false};
       block.weights.packed = layer_.weights + direction_ * round_up(columns_, kBlockColumns) * depth_ + col * depth_;
       block.weights.stride = depth_ * kBlockColumns;
       block.columns.scales = layer_.scales + all;

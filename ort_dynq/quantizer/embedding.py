@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..operators.packing import BLOCK_COLUMNS, QUAD, pack_columns
+from ..operators.packing import BLOCK_COLUMNS, QUAD, pack_columns, packed_shape
 from ..opsets import OPSET
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.nodes import producer_of, skip_identity
@@ -44,8 +44,7 @@ class _Rows:
     """The codes and the scales of the rows of one table, computed once for all nodes that gather them."""
 
     def __init__(self, floats: npt.NDArray[Any]) -> None:
-        self.codes, scales = codes_of_rows(floats)
-        self.tensors = ir.tensor(self.codes), ir.tensor(scales)
+        self.codes, self.scales = map(ir.tensor, codes_of_rows(floats))
 
 
 class _Tables:
@@ -95,15 +94,18 @@ def _build(match: _Match, edit: Edit) -> None:
     assert isinstance(graph, ir.Graph)
     shared, ids, old = edit.shared(SharedInitializers), node.inputs[1], node.outputs[0]
     lead = None if old.shape is None else old.shape[:-1]
-    gathered = [] if (quads := _gathered_quads(match, edit)) is None else [quads]
-    for i, tensor in list(enumerate(rows.tensors))[len(gathered) :]:
-        stored = shared.of_source((table, i), functools.partial(rows.tensors.__getitem__, i), graph, edit)
+
+    def gathered(name: str) -> ir.Value:
+        tensor: ir.TensorProtocol = getattr(rows, name)
+        stored = shared.of_source((table, name), lambda: tensor, graph, edit)
         new = edit.insert(ir.node("Gather", [stored, ids], {"axis": 0}), before=node)
-        shape = None if lead is None else ir.Shape([*lead, *tensor.shape.numpy()[1:]])
-        edit.facts.note(new, tensor.dtype, shape)
-        gathered.append(new)
-    zero_point = edit.add_constant(np.zeros((), np.int8), before=node)
-    edit.replace(old, edit.insert_main(call("AffineDequantize", [*gathered, zero_point]), before=node))
+        edit.facts.note(new, tensor.dtype, None if lead is None else ir.Shape([*lead, *tensor.shape.numpy()[1:]]))
+        return new
+
+    codes = _gathered_quads(match, edit)
+    inputs = [gathered("codes") if codes is None else codes, gathered("scales")]
+    inputs.append(edit.add_constant(np.zeros((), np.int8), before=node))
+    edit.replace(old, edit.insert_main(call("AffineDequantize", inputs), before=node))
     edit.note = "8-bit rows of a table"
 
 
@@ -112,11 +114,14 @@ def _gathered_quads(match: _Match, edit: Edit) -> ir.Value | None:
 
     Row n is in the packed weights [block, quad, column, 4] at block n / 16, column n % 16, and all quads.
     """
-    node, (count, depth) = edit.node, match.rows.codes.shape
+    node, codes = edit.node, match.rows.codes
+    count, depth = codes.shape.numpy()
     ids, old = node.inputs[1], node.outputs[0]
     if ids is None or ids.shape is None or depth % QUAD:
         return None
-    packed = edit.shared(SharedInitializers).find(pack_columns(match.rows.codes.view(np.uint8)), edit)
+    packed = edit.shared(SharedInitializers).find(
+        packed_shape(depth, count), lambda: pack_columns(codes.numpy().view(np.uint8)), edit
+    )
     if packed is None:
         return None
 
@@ -135,9 +140,9 @@ def _gathered_quads(match: _Match, edit: Edit) -> ir.Value | None:
     block_and_column = insert("Mod", block_and_row, constant([2 * count, 2 * count, BLOCK_COLUMNS]))
     indices = insert("Add", block_and_column, constant(quads))  # [..., quads, 3]
     collected = insert("GatherND", packed, indices)
-    codes = insert("Reshape", collected, constant([0] * len(ids.shape) + [depth]))
-    edit.facts.note(codes, ir.DataType.INT8, old.shape)
-    return codes
+    rows = insert("Reshape", collected, constant([0] * len(ids.shape) + [depth]))
+    edit.facts.note(rows, ir.DataType.INT8, old.shape)
+    return rows
 
 
 def rule(options: Options) -> Rule[_Match]:

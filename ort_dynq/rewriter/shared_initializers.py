@@ -28,9 +28,18 @@ class SharedInitializers:
             self._values[key] = edit.add_initializer(elements, near=edit.node)
         return self._values[key]
 
-    def find(self, elements: npt.NDArray[Any], edit: Edit) -> ir.Value | None:
-        """Returns an initializer of the graph of an edit that has these elements; None if no rule has added one."""
-        return self._values.get(_key(elements, edit))
+    def find(self, shape: tuple[int, ...], compute: Callable[[], npt.NDArray[Any]], edit: Edit) -> ir.Value | None:
+        """Returns an initializer of the graph of an edit that has some elements; None if no rule has added one.
+
+        Args:
+            shape: The shape of the elements.
+            compute: Returns them. It is called only if there is an initializer of this shape.
+            edit: The edit.
+        """
+        shapes = (value.shape for key, value in self._values.items() if key[0] is edit.node.graph)
+        if not any(each is not None and each.numpy() == shape for each in shapes):
+            return None
+        return self._values.get(_key(compute(), edit))
 
     def of_source(
         self, source: Hashable, compute: Callable[[], ir.TensorProtocol], graph: ir.Graph, edit: Edit

@@ -6,8 +6,8 @@ It does not use the rewriter's recognition of products, so the check is independ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -203,9 +203,8 @@ def convolve(x: Array, w: Array, node: ir.Node) -> Array:
         float64, [N, M, O1, ..., Or].
     """
     given = {name: attribute.value for name, attribute in node.attributes.items()}
-    kernel, lengths, group = w.shape[2:], x.shape[2:], int(given.get("group", 1))
-    ones = [1] * len(kernel)
-    strides, dilations = given.get("strides", ones), given.get("dilations", ones)
+    kernel, lengths = w.shape[2:], x.shape[2:]
+    strides, dilations, group = _steps_of(given, len(kernel))
     spans = [dilation * (k - 1) + 1 for k, dilation in zip(kernel, dilations, strict=True)]
     auto_pad = given.get("auto_pad", "NOTSET")
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
@@ -223,9 +222,7 @@ def convolve(x: Array, w: Array, node: ir.Node) -> Array:
     filters = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)
     total = np.zeros((x.shape[0], group, filters.shape[1], math.prod(outputs)))
     for position in np.ndindex(*kernel):
-        starts = [at * dilation for at, dilation in zip(position, dilations, strict=True)]
-        every = (slice(a, a + (o - 1) * s + 1, s) for a, o, s in zip(starts, outputs, strides, strict=True))
-        window = padded[(slice(None), slice(None), *every)]
+        window = padded[_reached(position, outputs, strides, dilations)]
         total += filters[(..., *position)] @ window.reshape(x.shape[0], group, w.shape[1], math.prod(outputs))
     return np.asarray(total.reshape(x.shape[0], w.shape[0], *outputs))
 
@@ -242,9 +239,8 @@ def scatter(x: Array, w: Array, node: ir.Node) -> Array:
         float64, [N, M, O1, ..., Or].
     """
     given = {name: attribute.value for name, attribute in node.attributes.items()}
-    kernel, lengths, group = w.shape[2:], x.shape[2:], int(given.get("group", 1))
-    ones, zeros = [1] * len(kernel), [0] * len(kernel)
-    strides, dilations = given.get("strides", ones), given.get("dilations", ones)
+    kernel, lengths, zeros = w.shape[2:], x.shape[2:], [0] * (w.ndim - 2)
+    strides, dilations, group = _steps_of(given, len(kernel))
     more = given.get("output_padding", zeros)
     pads = given.get("pads", zeros + zeros) if given.get("auto_pad", "NOTSET") == "NOTSET" else zeros + zeros
     whole = [
@@ -256,10 +252,23 @@ def scatter(x: Array, w: Array, node: ir.Node) -> Array:
     images = x.reshape(x.shape[0], group, -1, math.prod(lengths))
     filters = w.reshape(group, -1, w.shape[1], *kernel).swapaxes(1, 2)
     for position in np.ndindex(*kernel):
-        starts = [at * d for at, d in zip(position, dilations, strict=True)]
-        every = (slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, lengths, strides, strict=True))
         terms = filters[(..., *position)] @ images
-        total[(slice(None), slice(None), *every)] += terms.reshape(x.shape[0], channels, *lengths)
+        total[_reached(position, lengths, strides, dilations)] += terms.reshape(x.shape[0], channels, *lengths)
     ends = [size - end for size, end in zip(whole, pads[len(kernel) :], strict=True)]
     cut = (slice(begin, end) for begin, end in zip(pads, ends, strict=False))
     return np.asarray(total[(slice(None), slice(None), *cut)])
+
+
+def _steps_of(attributes: Mapping[str, Any], rank: int) -> tuple[Sequence[int], Sequence[int], int]:
+    """Returns the strides, the dilations and the number of groups of a convolution."""
+    ones = [1] * rank
+    return attributes.get("strides", ones), attributes.get("dilations", ones), int(attributes.get("group", 1))
+
+
+def _reached(
+    position: Sequence[int], counts: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[slice, ...]:
+    """Returns the elements [N, C, ...] that one position of a kernel reaches, `counts` of them along each axis."""
+    starts = [at * dilation for at, dilation in zip(position, dilations, strict=True)]
+    every = (slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, counts, strides, strict=True))
+    return slice(None), slice(None), *every

@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graphs import MICROSOFT, label
+from ..graphs import label
 from ..inputs import Array
+from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from .layers import Layers, name_of
 from .rounded import codes_of
 
@@ -34,7 +35,6 @@ _OF_PRODUCT = 8  # roundings of a product, as products.FLOOR has them
 _OF_FUNCTION = 1e-6  # the error of an activation function in both models: twice what docs/numerics.md says
 _LARGEST_CODE = 255
 _ROUNDING = 1.02  # the quotient and the scale have float32 roundings
-_OPERATOR = "DynamicQuantizeLSTM"
 
 
 class Bounded(NamedTuple):
@@ -99,8 +99,7 @@ def lstm_of(node: ir.Node, layers: Layers) -> Lstm | None:
     values = [layers.values[name_of(value)] for value in node.outputs if name_of(value) in layers.values]
     producers = {value.producer() for value in values}
     found = producers.pop() if len(producers) == 1 else None
-    is_lstm = found is not None and found.domain == MICROSOFT and found.op_type == _OPERATOR
-    return Lstm(found, node, label(node)) if is_lstm and found is not None else None
+    return Lstm(found, node, label(node)) if found is not None and is_dynamic_lstm(found) else None
 
 
 def judge(layer: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Judgement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -180,5 +180,5 @@ def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
                 found = [ratio(each) for each in chosen if CONVOLUTIONS[each.name].depthwise == depthwise]
                 values = [each for each in found if each is not None]
                 if values:
-                    mean = math.exp(math.fsum(map(math.log, values)) / len(values))
+                    mean = statistics.geometric_mean(values)
                     yield Mean(f"{name}, {kind}", threads, len(values), mean)

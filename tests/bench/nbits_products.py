@@ -7,7 +7,7 @@ blocks have 32 weights. :mod:`bench.product_contenders` says why each contender 
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +17,11 @@ import onnx
 import ort_dynq
 from ort_dynq.errors import DynqError
 from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
+from ort_dynq.measuring.timing import Contender, Settings, aligned, session_contender
 
 from .llama_cpp_product import BLOCK_SIZE, llama_cpp_contender, q4_0
 from .product_contenders import Case, copies, data_of, model_of_products, nbits_product, read_contender, wrong_results
-from .products import Mean
+from .products import Mean, medians_us, time_products
 
 ROWS = (1, 16, 128)
 SIZES = ((1024, 1024), (1024, 3072), (4096, 4096))
@@ -100,34 +100,15 @@ def bench_nbits(
         DynqError: The operators cannot be registered, K is not a multiple of the block size, a rewritten product is
             wrong, or the weights do not fit in memory.
     """
-    for depth, columns in sizes:
-        if depth % group_size:
-            raise DynqError(f"the blocks do not fit {depth}x{columns}: {depth} is not a multiple of {group_size}")
-    check_backend(settings.backend)
-    cases = [Case(count, size, threads) for threads in settings.threads for size in sizes for count in rows]
-    timings: list[NBitsTiming] = []
-    notes: dict[str, None] = {}
-    try:
-        for case in track(cases):
-            found, problems = nbits_contenders(case, group_size, settings)
-            samples = interleave(list(found.values()), settings, case.threads)
-            us = {name: float(np.median(each)) / 1e3 for name, each in zip(found, samples, strict=True)}
-            timings.append(
-                NBitsTiming(
-                    case.rows,
-                    case.weights,
-                    case.threads,
-                    us["MatMulNBits"],
-                    us[_BLOCKS],
-                    us[_TWO_TERMS],
-                    us.get("llama.cpp"),
-                    us["read"],
-                )
-            )
-            notes.update(dict.fromkeys(problems))
-    except MemoryError as error:
-        raise DynqError(f"the weights do not fit in memory: {error}") from error
-    return NBitsBench(timings, list(_means(timings)), list(notes))
+    timings, notes = time_products(_time, settings, rows, sizes, group_size, track)
+    return NBitsBench(timings, list(_means(timings)), notes)
+
+
+def _time(case: Case, group_size: int, settings: Settings) -> tuple[NBitsTiming, list[str]]:
+    found, notes = nbits_contenders(case, group_size, settings)
+    us = medians_us(found, settings, case.threads)
+    times = us["MatMulNBits"], us[_BLOCKS], us[_TWO_TERMS], us.get("llama.cpp"), us["read"]
+    return NBitsTiming(case.rows, case.weights, case.threads, *times), notes
 
 
 def nbits_contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
@@ -190,5 +171,5 @@ def _means(timings: Sequence[NBitsTiming]) -> Iterator[Mean]:
                 chosen = [each.ratios[i] for each in timings if (each.threads, each.rows) == (threads, rows)]
                 found = [each for each in chosen if each is not None]
                 if found:
-                    mean = math.exp(math.fsum(map(math.log, found)) / len(found))
-                    yield Mean(f"{name}, {rows} row{'s' if rows > 1 else ''}", threads, len(found), mean)
+                    title = f"{name}, {rows} row{'s' if rows > 1 else ''}"
+                    yield Mean(title, threads, len(found), statistics.geometric_mean(found))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ort_dynq.errors import DynqError
 from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Settings, check_backend, interleave
+from ort_dynq.measuring.timing import Contender, Settings, check_backend, interleave
 
 from .product_contenders import Case, contenders
+
+T = TypeVar("T")
 
 ROWS = (1, 4, 16, 128, 512)
 SIZES = ((384, 384), (384, 1536), (768, 768), (768, 3072), (4096, 4096))
@@ -106,27 +110,48 @@ def bench_products(
         DynqError: The operators cannot be registered, K is not a multiple of the group size, our result is wrong, or
             the weights do not fit in memory.
     """
+    timings, notes = time_products(_time, settings, rows, sizes, group_size, track)
+    return ProductBench(timings, list(_means(timings)), notes)
+
+
+def time_products(
+    time: Callable[[Case, int, Settings], tuple[T, list[str]]],
+    settings: Settings,
+    rows: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    group_size: int,
+    track: Track,
+) -> tuple[list[T], list[str]]:
+    """Returns the timing of each case, and each note once, in the order in which they arose.
+
+    Args:
+        time: Times one case with this group size, and returns its notes.
+        settings, rows, sizes, group_size, track: As for :func:`bench_products`.
+
+    Raises:
+        DynqError: As for :func:`bench_products`.
+    """
     for depth, columns in sizes:
         if depth % group_size:
             raise DynqError(f"the groups do not fit {depth}x{columns}: {depth} is not a multiple of {group_size}")
     check_backend(settings.backend)
     cases = [Case(count, size, threads) for threads in settings.threads for size in sizes for count in rows]
-    timings: list[ProductTiming] = []
-    notes: dict[str, None] = {}  # each note once, in the order in which they arose
     try:
-        for case in track(cases):
-            timing, problems = _time(case, group_size, settings)
-            timings.append(timing)
-            notes.update(dict.fromkeys(problems))
+        timings, notes = zip(*(time(case, group_size, settings) for case in track(cases)), strict=True)
     except MemoryError as error:
         raise DynqError(f"the weights do not fit in memory: {error}") from error
-    return ProductBench(timings, list(_means(timings)), list(notes))
+    return list(timings), list(dict.fromkeys(itertools.chain(*notes)))
+
+
+def medians_us(rivals: Mapping[str, Contender], settings: Settings, threads: int) -> dict[str, float]:
+    """Returns the median time of each contender in microseconds."""
+    samples = interleave(list(rivals.values()), settings, threads)
+    return {name: float(np.median(each)) / 1e3 for name, each in zip(rivals, samples, strict=True)}
 
 
 def _time(case: Case, group_size: int, settings: Settings) -> tuple[ProductTiming, list[str]]:
     rivals, notes = contenders(case, group_size, settings)
-    samples = interleave(list(rivals.values()), settings, case.threads)
-    us = {name: float(np.median(each)) / 1e3 for name, each in zip(rivals, samples, strict=True)}
+    us = medians_us(rivals, settings, case.threads)
     nbits_4 = us.get("MatMulNBits 4")
     timing = ProductTiming(
         case.rows,
@@ -160,4 +185,4 @@ def _means(timings: Sequence[ProductTiming]) -> Iterator[Mean]:
             chosen = (ratio(each) for each in timings if each.threads == threads and counts(each.rows))
             found = [each for each in chosen if each is not None]
             if found:
-                yield Mean(name, threads, len(found), math.exp(math.fsum(map(math.log, found)) / len(found)))
+                yield Mean(name, threads, len(found), statistics.geometric_mean(found))

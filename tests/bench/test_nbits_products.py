@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benching import QUICK, run_developers, run_developers_json
+from benching import QUICK, run_developers, run_developers_json, take_two_copies
 
 import ort_dynq
 from bench import llama_cpp_product, nbits_products, product_contenders
@@ -21,10 +21,8 @@ ABSENT = "llama.cpp is not available: llama-cpp-python is not installed: pip ins
 
 
 @pytest.fixture(autouse=True)
-def _two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two weights in turn instead of 64 MB of them, which threads read only once."""
-    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
-    monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
+def _few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_two_copies(monkeypatch)
 
 
 @pytest.fixture
@@ -95,7 +93,7 @@ def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_that_do_not_fit() -> None:
-    with pytest.raises(DynqError, match="the blocks do not fit 100x64: 100 is not a multiple of 32"):
+    with pytest.raises(DynqError, match="the groups do not fit 100x64: 100 is not a multiple of 32"):
         nbits_products.bench_nbits(QUICK, (1,), ((100, 64),))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benching import QUICK, run_developers, run_developers_json
+from benching import QUICK, run_developers, run_developers_json, take_two_copies
 
 from bench import product_contenders
 from ort_dynq import DynqError, runtime
@@ -24,10 +24,8 @@ TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
 
 
 @pytest.fixture(autouse=True)
-def _two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two weights in turn instead of 64 MB of them, which threads read only once."""
-    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
-    monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
+def _few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_two_copies(monkeypatch)
 
 
 @pytest.fixture

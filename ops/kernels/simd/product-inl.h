@@ -237,7 +237,8 @@ inline P::F load_halves(const uint16_t* p, int64_t count) {
 // when a model is larger than the caches, so tiles prefetch theirs some groups ahead.
 constexpr int64_t kGroupsAhead = 8;
 
-// Many rows are compute-bound: meanwhile, the weights of the next strip of columns arrive.
+// Many rows are compute-bound: meanwhile, the weights of the next strip of columns (kStrip in quantized_matmul.cc)
+// arrive.
 constexpr int64_t kBlocksAhead = 4, kLine = 64;
 
 // A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
