@@ -78,10 +78,15 @@ def fused_values(a: Mapping[str, ir.Value], model: ir.Model) -> list[ir.Value]:
         for output in node.outputs:
             other = a.get(name_of(output))
             producer = None if other is None else other.producer()
-            is_new = node.domain == "com.microsoft" and producer is not None and producer.op_type != node.op_type
+            is_new = node.domain == "com.microsoft" and producer is not None and not _has_kernel_of(node, producer)
             if producer is not None and (is_new or is_inexact(node)):
                 found.append(output)
     return found
+
+
+def _has_kernel_of(node: ir.Node, original: ir.Node) -> bool:
+    """Returns whether a node computes the bits of the original: MultiHeadAttention does for a QAttention."""
+    return (node.op_type, original.op_type) in ((original.op_type,) * 2, ("MultiHeadAttention", "QAttention"))
 
 
 def reference_of(value: ir.Value, cut: Mapping[str, Array], a: ir.Model) -> Array:
