@@ -86,6 +86,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
+    "ort_dynamic_channels_last": {"ort_dynq.DynamicQuantizeLinear": 2, "ort_dynq.QuantizedConvProgram": 2},
     "ort_dynamic_conv": convolutions(1, 1),
     "ort_dynamic_mobile": convolutions(1, 4),
     "ort_dynamic_speech": convolutions(1, 3),
