@@ -200,7 +200,9 @@ struct C : SignedConvNeon {
   }
 };
 
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
+#include "kernels/simd/winogradneon-inl.h"
+
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
 }  // namespace
 
