@@ -100,7 +100,7 @@ def test_sums_at_their_limit(product_isa: str, kind: str) -> None:
 
 def test_biases_and_scales(product_isa: str) -> None:
     rng = np.random.default_rng(2)
-    numbers = np.float32([np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, 3e38, 2.0**-100, 1])
+    numbers = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, 3e38, 2.0**-100, 1], np.float32)
     channel_scale, bias = (each.ravel() for each in np.meshgrid(numbers, numbers))
     for order, scale in itertools.product(range(3), [*numbers]):
         inputs, _, given = conv(rng, (2, 16, 5, 6), bias.size, pads=(1, 1, 1, 1))
