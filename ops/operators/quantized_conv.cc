@@ -178,7 +178,9 @@ class QuantizedConv : public Node {
     // The outputs of a call of a kernel have one scale.
     void merge_samples() {
       const ConvAxis& first = axes[0];
-      if (samples == 1 || has_scales_of_samples || has_zps_of_samples || first.in != 1 || first.kernel != 1 || first.out != 1 || first.stride != 1) return;
+      if (samples == 1 || has_scales_of_samples || has_zps_of_samples || first.in != 1 || first.kernel != 1 ||
+          first.out != 1 || first.stride != 1)
+        return;
       ConvAxis merged[kSpatialAxes] = {first, axes[1], axes[2]};
       merged[0].in = merged[0].out = samples;
       const ConvTile one = {{0, 0, 0}, {1, axes[1].out, axes[2].out}}, two = {{0, 0, 0}, {2, axes[1].out, axes[2].out}};
@@ -480,8 +482,8 @@ class QuantizedConv : public Node {
   void check_samples(const Tensor& tensor, const char* name, int64_t samples) const {
     const Shape& shape = tensor.shape;
     if (shape.elements() != 1 && (shape.rank == 0 || shape.dims[0] != samples || shape.elements() != samples))
-      fail(std::string(name) + " has shape " + shape.text() + ", expected one element, or " +
-           std::to_string(samples) + ", one for each sample");
+      fail(std::string(name) + " has shape " + shape.text() + ", expected one element, or " + std::to_string(samples) +
+           ", one for each sample");
   }
 
   void check_channels(const Tensor& tensor, const char* name, int64_t channels) const {

@@ -71,8 +71,9 @@ class Channels(NamedTuple):
             return is_shape_of_rows(value, codes)
         if has_one_element(value, self.most_dimensions):
             return True
-        is_of_samples = value.shape is not None and len(value.shape) == self.most_dimensions
-        return is_of_samples and all(dim == 1 for dim in value.shape[1:]) and broadcasts(value, codes)
+        if value.shape is None or len(value.shape) != self.most_dimensions:
+            return False
+        return all(dim == 1 for dim in value.shape[1:]) and broadcasts(value, codes)
 
     def _is_vector(self, value: ir.Value) -> bool:
         return value.shape is not None and list(value.shape) == [self.size]
