@@ -202,6 +202,8 @@ struct C : SignedConvNeon {
 
 #include "kernels/simd/winogradneon-inl.h"
 
+using W = WinogradNeon;
+
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
 }  // namespace

@@ -43,11 +43,11 @@ def test_sizes_around_tiles(product_isa: str) -> None:
     rng, distinct = np.random.default_rng(0), 0
     for turn, (height, width) in enumerate(itertools.product(range(1, 8), repeat=2)):
         pads = ((1, 1, 1, 1), (0, 1, 2, 2), (2, 0, 2, 5), (9, 2, 0, 2), (1, 2, 1, 0))[turn % 5]
-        terms = 1 + turn % 7 // 6
-        shape = (terms * (1 + turn % 3 // 2), 3 + 5 * turn % 38, height, width + 2)
-        zero_points = ZERO_POINTS[turn % 3]
-        case = conv(rng, shape, 1 + 7 * turn % 35, pads=pads, codes=CODES[turn // 2 % 2], zero_points=zero_points)
-        distinct += len(np.unique(check(product_isa, case[0], case[2] | {"terms": terms, "scale_order": turn % 4 % 3})))
+        shape = (1 + turn % 3 // 2, 3 + 5 * turn % 38, height, width + 2)
+        more = {"terms": 1 + turn % 7 // 6, "of_samples": (turn % 5 == 0, turn % 4 == 0)}
+        given = {"pads": pads, "codes": CODES[turn // 2 % 2], "zero_points": ZERO_POINTS[turn % 3]} | more
+        case = conv(rng, shape, 1 + 7 * turn % 35, **given)
+        distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 4 % 3})))
     assert distinct > 10_000
 
 
@@ -57,9 +57,15 @@ def test_dilations_groups_and_planes(product_isa: str, dilations: tuple[int, int
     for turn, (group, outputs) in enumerate(itertools.product((1, 2, 3), (3, 16, 21, 40))):
         for size in ((11, 26), (37, 8)):
             pads = (*dilations, dilations[0] - turn % 2, dilations[1])
-            given = {"group": group, "dilations": dilations, "pads": pads, "codes": CODES[turn % 2]}
+            given = {
+                "group": group,
+                "dilations": dilations,
+                "pads": pads,
+                "codes": CODES[turn % 2],
+                "terms": 1 + turn % 2,
+            }
             case = conv(rng, (2, group * 18, *size), group * outputs, zero_points=ZERO_POINTS[turn % 3], **given)
-            check(product_isa, case[0], case[2] | {"terms": 1 + turn % 2})
+            check(product_isa, case[0], case[2])
     deep = {"dilations": (2, *dilations), "pads": (1, *dilations, 0, *dilations)}
     case = conv(rng, (1, 20, 3, 9, 12), 18, zero_points="one", **deep)
     check(product_isa, case[0], case[2])
@@ -103,9 +109,9 @@ def test_biases_and_scales(product_isa: str) -> None:
     numbers = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, 3e38, 2.0**-100, 1], np.float32)
     channel_scale, bias = (each.ravel() for each in np.meshgrid(numbers, numbers))
     for order, scale in itertools.product(range(3), [*numbers]):
-        inputs, _, given = conv(rng, (2, 16, 5, 6), bias.size, pads=(1, 1, 1, 1))
+        inputs, _, given = conv(rng, (2, 16, 5, 6), bias.size, pads=(1, 1, 1, 1), terms=1 + order % 2)
         inputs[1], inputs[5], inputs[7] = np.asarray(scale), channel_scale, bias
-        check(product_isa, inputs, given | {"scale_order": order, "terms": 1 + order % 2})
+        check(product_isa, inputs, given | {"scale_order": order})
 
 
 def test_float16_and_programs(product_isa: str) -> None:
@@ -113,8 +119,7 @@ def test_float16_and_programs(product_isa: str) -> None:
     for terms, (shape, group) in itertools.product(
         (1, 2), (((1, 32, 5, 6), 1), ((3, 32, 30, 40), 1), ((1, 64, 9, 9), 2))
     ):
-        inputs, _, given = conv(rng, (terms * shape[0], *shape[1:]), 40, pads=(1, 1, 1, 1), group=group)
-        given |= {"terms": terms}
+        inputs, _, given = conv(rng, shape, 40, pads=(1, 1, 1, 1), group=group, terms=terms)
         halves = [*inputs[:7], np.clip(inputs[7], -1e4, 1e4).astype(np.float16), inputs[8]]
         check(product_isa, halves, given)
         operands = [rng.standard_normal((shape[0], 40, *shape[2:]), np.float32), *[np.ones(1, np.float32)] * 2]
@@ -133,8 +138,8 @@ def test_threads_and_onnxruntime(product_isa: str, threads: int) -> None:
         )
     )
     for shape, outputs, terms in (((1, 64, 28, 30), 64, 1), ((6, 24, 7, 7), 300, 1), ((2, 40, 61, 13), 48, 2)):
-        inputs, weights, given = conv(rng, shape, outputs, pads=(1, 1, 1, 1), zero_points="all")
-        given = GIVEN | given | {"terms": terms}
+        inputs, weights, given = conv(rng, shape, outputs, pads=(1, 1, 1, 1), zero_points="all", terms=terms)
+        given = GIVEN | given
         attributes = ", ".join(f"{name} = {value}" for name, value in given.items())
         model = parse(heads, "float[] y", f"y = ort_dynq.QuantizedConv<{attributes}>({', '.join('abcdefghi')})")
         session = make_session(handwritten(model, "native"), "native", threads=threads)

@@ -1,6 +1,6 @@
 // The vectors of Winograd convolutions with NEON.
 
-struct W {
+struct WinogradNeon {
   static constexpr int64_t kWords = 8, kLanes = 4;
   static constexpr int kRows = 4, kSumVectors = 4;
   struct Words {
@@ -119,4 +119,3 @@ struct W {
     }
   }
 };
-
