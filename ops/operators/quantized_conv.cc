@@ -65,11 +65,11 @@ class QuantizedConv : public Node {
     read_axes(src.shape, geometry, conv.axes);
     if (bias.shape.rank != 1)
       fail("bias has shape " + bias.shape.text() + ", expected one element for each output channel");
-    const int64_t in_channels = src.shape.dims[1];
+    const int64_t in_channels = src.shape.dims[1] / terms_;
     conv.terms = terms_;
-    conv.samples = src.shape.dims[0] / terms_;
-    if (conv.samples * terms_ != src.shape.dims[0])
-      fail("src has shape " + src.shape.text() + ", expected an even first dimension: " + std::to_string(terms_) +
+    conv.samples = src.shape.dims[0];
+    if (in_channels * terms_ != src.shape.dims[1])
+      fail("src has shape " + src.shape.text() + ", expected an even second dimension: " + std::to_string(terms_) +
            " terms");
     conv.channels = bias.shape.dims[0];
     if (in_channels == 0 || in_channels % group_ != 0)
@@ -83,8 +83,8 @@ class QuantizedConv : public Node {
     check_channels(channel_sum, "channel_sum", conv.channels);
     check_channels(channel_scale, "channel_scale", conv.channels);
     if (weight_zp.shape.elements() != 1) check_channels(weight_zp, "weight_zero_point", conv.channels);
-    check_one(scale, "scale");
-    check_one(zero_point, "zero_point");
+    check_samples(scale, "scale", conv.samples);
+    check_samples(zero_point, "zero_point", conv.samples);
     const bool is_one_zp = weight_zp.shape.elements() == 1;
     const int32_t one_zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
     check_sums(conv, src.shape.rank - 2, is_one_zp && one_zp == 0);
@@ -109,10 +109,10 @@ class QuantizedConv : public Node {
     conv.weights = static_cast<const int8_t*>(weight.data);
     ConvBlock& all = conv.all;
     all.input.quads = conv.quads;
-    all.scaling.scale = load(static_cast<const float*>(scale.data));
-    const bool is_signed = src.type == kInt8;
-    all.scaling.zp =
-        is_signed ? *static_cast<const int8_t*>(zero_point.data) + 128 : *static_cast<const uint8_t*>(zero_point.data);
+    conv.scales = static_cast<const float*>(scale.data);
+    conv.has_scales_of_samples = scale.shape.elements() != 1;
+    conv.zps = static_cast<const uint8_t*>(zero_point.data);
+    conv.has_zps_of_samples = zero_point.shape.elements() != 1;
     all.weights.zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
     all.weights.zp = one_zp;
     all.scaling.channel_scales = static_cast<const float*>(channel_scale.data);
@@ -120,7 +120,7 @@ class QuantizedConv : public Node {
     all.scaling.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
     if (terms_ > 1) conv.separate_terms();
     all.scaling.order = order_;
-    conv.flip = is_signed ? 0x80 : 0;
+    conv.flip = src.type == kInt8 ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
     conv.merge_axes();
     conv.merge_samples();
@@ -133,6 +133,9 @@ class QuantizedConv : public Node {
     int64_t terms, samples, channels, group_inputs, group_outputs, quads;
     bool has_samples_as_axis = false;  // the first one
     const uint8_t* src;
+    const float* scales;  // of the codes
+    const uint8_t* zps;   // likewise, of the type of the codes
+    bool has_scales_of_samples, has_zps_of_samples;
     const int8_t* weights;
     void* dst;
     Storage dst_storage;
@@ -157,7 +160,7 @@ class QuantizedConv : public Node {
     int64_t out_plane() const { return (has_samples_as_axis ? channels : 1) * axes[1].out * axes[2].out; }
     int64_t in_positions() const { return (has_samples_as_axis ? 1 : axes[0].in) * axes[1].in * axes[2].in; }
     int64_t in_plane() const {
-      return (has_samples_as_axis ? channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
+      return (has_samples_as_axis ? terms * channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
     }
 
     // A pointwise convolution does not depend on the shape of rows, and long rows are cheaper.
@@ -172,9 +175,12 @@ class QuantizedConv : public Node {
     }
 
     // The positions of one small sample would leave lanes of vectors empty: an axis that is not used has the samples.
+    // The outputs of a call of a kernel have one scale.
     void merge_samples() {
       const ConvAxis& first = axes[0];
-      if (samples == 1 || first.in != 1 || first.kernel != 1 || first.out != 1 || first.stride != 1) return;
+      if (samples == 1 || has_scales_of_samples || has_zps_of_samples || first.in != 1 || first.kernel != 1 ||
+          first.out != 1 || first.stride != 1)
+        return;
       ConvAxis merged[kSpatialAxes] = {first, axes[1], axes[2]};
       merged[0].in = merged[0].out = samples;
       const ConvTile one = {{0, 0, 0}, {1, axes[1].out, axes[2].out}}, two = {{0, 0, 0}, {2, axes[1].out, axes[2].out}};
@@ -270,6 +276,8 @@ class QuantizedConv : public Node {
       const std::unique_ptr<float[]> second = allocate<float>(terms > 1 ? buffer_size : 0);
       const std::unique_ptr<uint16_t[]> rounded = allocate<uint16_t>(rounds && !is_dense ? buffer_size : 0);
       ConvBlock block = all;
+      const float scale = load(scales + (has_scales_of_samples ? sample : 0));
+      block.scaling.zp = zps[has_zps_of_samples ? sample : 0] ^ flip;
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
       block.input.row_stride = form.row_positions();
@@ -292,7 +300,7 @@ class QuantizedConv : public Node {
       const auto image_of = [&](int64_t term) { return images.get() + term * image_bytes; };
       const auto use_term = [&](int64_t term) {
         block.input.image = image_of(term);
-        block.scaling.scale = term < terms - 1 ? all.scaling.scale * kTermRatio : all.scaling.scale;
+        block.scaling.scale = term < terms - 1 ? scale * kTermRatio : scale;
         block.scratch.code_sums = code_sums.get() + term * code_sums_size;
         block.scratch.tiles = aligned_tiles + term * tiles_bytes;
       };
@@ -304,10 +312,10 @@ class QuantizedConv : public Node {
           const bool is_first = group < 0;
           group = channel / group_outputs;
           for (int64_t term = 0; term < terms; ++term) {
-            const int64_t image = term * (has_samples_as_axis ? axes[0].in : samples) + sample;
+            const int64_t image = sample * terms + term;
             const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
             use_term(term);
-            form.write({codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(all.scaling.zp)}, is_first,
+            form.write({codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(block.scaling.zp)}, is_first,
                        image_of(term));
             if (has_weight_zps) products.sum_conv_codes(block);
             if (in_tiles) products.pack_conv_tiles(block);
@@ -470,9 +478,12 @@ class QuantizedConv : public Node {
     }
   }
 
-  void check_one(const Tensor& tensor, const char* name) const {
-    if (tensor.shape.elements() != 1)
-      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected one element");
+  // One element, or [N, 1, ..., 1].
+  void check_samples(const Tensor& tensor, const char* name, int64_t samples) const {
+    const Shape& shape = tensor.shape;
+    if (shape.elements() != 1 && (shape.rank == 0 || shape.dims[0] != samples || shape.elements() != samples))
+      fail(std::string(name) + " has shape " + shape.text() + ", expected one element, or " + std::to_string(samples) +
+           ", one for each sample");
   }
 
   void check_channels(const Tensor& tensor, const char* name, int64_t channels) const {

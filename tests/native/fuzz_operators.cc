@@ -434,8 +434,8 @@ struct Convolution {
     src.rank = 2 + rank;
     src.dims[0] = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(2));
     terms = terms_of(given);
-    if (!bytes.one_in(16)) src.dims[0] *= terms;
     src.dims[1] = group > 16 ? 1 : group * inputs;
+    if (!bytes.one_in(16)) src.dims[1] *= terms;
     outputs = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 100 : 8));
     outputs = group > 16 ? outputs : outputs * group;
     const auto extreme = [&] {
@@ -478,7 +478,6 @@ struct Convolution {
 
   Shape result(const Shape& src) const {
     Shape shape = src;
-    shape.dims[0] /= terms;
     shape.dims[1] = outputs;
     for (size_t i = 0; i < rank; ++i) {
       const int64_t length = src.dims[2 + i], stride = std::max<int64_t>(1, geometry[1][i]);
@@ -496,7 +495,7 @@ struct Convolution {
         return src;
       case 1:
       case 2:
-        return one;
+        return bytes.one_in(2) ? shape_of({src.dims[0]}) : one;
       case 3:
         return shape_of({(outputs + 15) / 16, quads, 16, 4});
       case 4:
