@@ -25,6 +25,7 @@
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
+#include "core/winograd.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -123,6 +124,7 @@ class QuantizedConv : public Node {
     conv.flip = src.type == kInt8 ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
     conv.merge_axes();
+    conv.is_winograd = takes_winograd({conv.axes, quad_axis_, conv.samples, conv.group_inputs, conv.group_outputs});
     conv.merge_samples();
     conv.run(context);
   }
@@ -132,6 +134,7 @@ class QuantizedConv : public Node {
     ConvAxis axes[kSpatialAxes];
     int64_t terms, samples, channels, group_inputs, group_outputs, quads;
     bool has_samples_as_axis = false;  // the first one
+    bool is_winograd;
     const uint8_t* src;
     const float* scales;  // of the codes
     const uint8_t* zps;   // likewise, of the type of the codes
@@ -187,7 +190,7 @@ class QuantizedConv : public Node {
       const int64_t alone =
           round_up(ConvImage(axes, quad_axis, group_inputs, group_outputs, one).positions(), kBlockColumns);
       const int64_t together = ConvImage(merged, quad_axis, group_inputs, group_outputs, two).position(1, 0);
-      if (together * (quads + kCopy) >= alone * quads) return;
+      if (!is_winograd && together * (quads + kCopy) >= alone * quads) return;
       axes[0] = merged[0];
       samples = 1;
       has_samples_as_axis = true;
@@ -199,7 +202,10 @@ class QuantizedConv : public Node {
       const int64_t wanted = std::max(
           {int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMostTasks)});
       int64_t tile[kSpatialAxes], tiles[kSpatialAxes];
-      choose_tile(wanted, tile);
+      if (is_winograd)
+        choose_winograd_box(axes, group_inputs, tile);
+      else
+        choose_tile(wanted, tile);
       for (int i = 0; i < kSpatialAxes; ++i) tiles[i] = divide_up(axes[i].out, tile[i]);
       const int64_t all_tiles = tiles[0] * tiles[1] * tiles[2];
       const int64_t unit = channels == group_outputs ? std::max(kFewestChannels, kBlockColumns) : kBlockColumns;
@@ -216,8 +222,9 @@ class QuantizedConv : public Node {
           box.first[i] = at * tile[i];
           box.count[i] = std::min(tile[i], axes[i].out - box.first[i]);
         }
-        run_tile(task / parts / all_tiles, box, blocks * part / parts * kBlockColumns,
-                 std::min(channels, blocks * (part + 1) / parts * kBlockColumns));
+        const int64_t sample = task / parts / all_tiles, channel = blocks * part / parts * kBlockColumns;
+        const int64_t end = std::min(channels, blocks * (part + 1) / parts * kBlockColumns);
+        is_winograd ? run_winograd(sample, box, channel, end) : run_tile(sample, box, channel, end);
       });
     }
 
@@ -276,8 +283,8 @@ class QuantizedConv : public Node {
       const std::unique_ptr<float[]> second = allocate<float>(terms > 1 ? buffer_size : 0);
       const std::unique_ptr<uint16_t[]> rounded = allocate<uint16_t>(rounds && !is_dense ? buffer_size : 0);
       ConvBlock block = all;
-      const float scale = load(scales + (has_scales_of_samples ? sample : 0));
-      block.scaling.zp = zps[has_zps_of_samples ? sample : 0] ^ flip;
+      const float scale = scale_of(sample);
+      block.scaling.zp = zp_of(sample);
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
       block.input.row_stride = form.row_positions();
@@ -312,11 +319,8 @@ class QuantizedConv : public Node {
           const bool is_first = group < 0;
           group = channel / group_outputs;
           for (int64_t term = 0; term < terms; ++term) {
-            const int64_t image = sample * terms + term;
-            const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
             use_term(term);
-            form.write({codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(block.scaling.zp)}, is_first,
-                       image_of(term));
+            form.write(source_of(term, sample, group), is_first, image_of(term));
             if (has_weight_zps) products.sum_conv_codes(block);
             if (in_tiles) products.pack_conv_tiles(block);
           }
@@ -330,8 +334,7 @@ class QuantizedConv : public Node {
         block.scaling.channel_scales = all.scaling.channel_scales + channel;
         block.scaling.channel_sums = all.scaling.channel_sums + channel;
         block.scaling.bias = terms > 1 ? no_bias : all.scaling.bias + channel;
-        const int64_t to = (sample * channels + channel) * out_positions() + tile.first[0] * out_plane() +
-                           tile.first[1] * axes[2].out + tile.first[2];
+        const int64_t to = first_of(sample, tile, channel);
         const ConvOutput of_terms[] = {
             is_direct ? ConvOutput{static_cast<float*>(dst) + to, axes[2].out, out_positions()}
                       : ConvOutput{sums.get(), n2, positions},
@@ -350,6 +353,107 @@ class QuantizedConv : public Node {
         if (tail != nullptr) run_tail(tile, sample, channel, next);
         channel = next;
       }
+    }
+
+    // As run_tile(), with the fourth part of the products.
+    void run_winograd(int64_t sample, const ConvTile& box, int64_t channel, int64_t end) const {
+      const WinogradKernels& kernels = *active_isa().products->winograd;
+      const WinogradImage form(axes, group_inputs, box);
+      const auto [n0, n1, n2] = box.count;
+      const int64_t positions = n0 * n1 * n2;
+      WinogradBlock block = {};
+      form.describe(block.input);
+      const int64_t tiles = block.input.tile_count, codes_size = winograd_codes_size(tiles, block.input.units);
+      const bool has_weight_zps = has_zero_points(all.weights),
+                 has_parts = round_up(group_inputs, kQuad) > kSafeWinogradInputs;
+      const bool is_direct = terms == 1 && dst_storage.narrow == nullptr;
+      const int64_t sums_size = std::min(group_outputs, kBlockColumns) * positions;
+      const AlignedArray<uint8_t> image(form.bytes());
+      const AlignedArray<int16_t> codes(terms * codes_size), weights_scratch(kWinogradWeightsSize);
+      const AlignedArray<int32_t> sums(winograd_sums_size(tiles)), parts(has_parts ? winograd_parts_size(tiles) : 0);
+      const std::unique_ptr<int32_t[]> code_sums = allocate<int32_t>(has_weight_zps ? terms * positions : 0);
+      const std::unique_ptr<float[]> outputs = allocate<float>(is_direct ? 0 : terms * sums_size);
+      block.input.image = image.get();
+      block.quads = divide_up(group_inputs, kQuad);
+      block.zp = all.weights.zp;
+      block.code_plane_stride = n1 * n2;
+      block.code_row_stride = n2;
+      block.scaling = all.scaling;
+      block.scaling.zp = zp_of(sample);
+      block.output = is_direct ? WinogradOutput{nullptr, out_positions(), out_plane(), axes[2].out, 0, 0}
+                               : WinogradOutput{nullptr, positions, n1 * n2, n2, 0, 0};
+      block.output.row_step = axes[1].dilation;
+      block.output.col_step = axes[2].dilation;
+      block.scratch = {codes.get(), weights_scratch.get(), sums.get(), parts.get()};
+      const auto use_term = [&](int64_t term) {
+        block.scaling.scale = term < terms - 1 ? scale_of(sample) * kTermRatio : scale_of(sample);
+        block.scratch.codes = codes.get() + term * codes_size;
+        block.code_sums = code_sums.get() + (has_weight_zps ? term * positions : 0);
+      };
+      int64_t group = -1;
+      while (channel < end) {
+        if (group != channel / group_outputs) {
+          group = channel / group_outputs;
+          for (int64_t term = 0; term < terms; ++term) {
+            use_term(term);
+            form.write(source_of(term, sample, group), kernels, image.get());
+            if (has_weight_zps) form.sum_codes(image.get(), code_sums.get() + term * positions);
+            kernels.transform_codes(block);
+          }
+        }
+        const int64_t next =
+            std::min({end, (group + 1) * group_outputs, channel - channel % kBlockColumns + kBlockColumns});
+        block.first = channel % kBlockColumns;
+        block.channels = next - channel;
+        block.packed = weights + channel / kBlockColumns * quads * kQuad * kBlockColumns;
+        block.zps = all.weights.zps == nullptr ? nullptr : all.weights.zps + channel;
+        block.scaling.channel_scales = all.scaling.channel_scales + channel;
+        block.scaling.channel_sums = all.scaling.channel_sums + channel;
+        block.scaling.bias = terms > 1 ? no_bias : all.scaling.bias + channel;
+        for (int64_t term = 0; term < terms; ++term) {
+          use_term(term);
+          block.output.dst =
+              is_direct ? static_cast<float*>(dst) + first_of(sample, box, channel) : outputs.get() + term * sums_size;
+          kernels.convolve(block);
+        }
+        if (terms > 1)
+          for (int64_t c = 0; c < block.channels; ++c)
+            add_row(outputs.get() + c * positions, outputs.get() + sums_size + c * positions,
+                    load(all.scaling.bias + channel + c), positions);
+        if (!is_direct) write_box(sample, box, channel, block.channels, outputs.get());
+        if (tail != nullptr) run_tail(box, sample, channel, next);
+        channel = next;
+      }
+    }
+
+    float scale_of(int64_t sample) const { return load(scales + (has_scales_of_samples ? sample : 0)); }
+    int32_t zp_of(int64_t sample) const { return zps[has_zps_of_samples ? sample : 0] ^ flip; }
+
+    ConvSource source_of(int64_t term, int64_t sample, int64_t group) const {
+      const int64_t image = sample * terms + term;
+      const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
+      return {codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(zp_of(sample))};
+    }
+
+    // The number of the first element of a tile and channel.
+    int64_t first_of(int64_t sample, const ConvTile& tile, int64_t channel) const {
+      return (sample * channels + channel) * out_positions() + tile.first[0] * out_plane() +
+             tile.first[1] * axes[2].out + tile.first[2];
+    }
+
+    // Writes `count` channels of a box from `from`, which has no other elements.
+    void write_box(int64_t sample, const ConvTile& box, int64_t channel, int64_t count, const float* from) const {
+      const auto [n0, n1, n2] = box.count;
+      const int64_t row = n2 == axes[2].out ? n1 * n2 : n2;
+      for (int64_t c = 0; c < count; ++c)
+        for (int64_t i0 = 0; i0 < n0; ++i0)
+          for (int64_t at = 0; at < n1 * n2; at += row, from += row) {
+            const int64_t to = first_of(sample, box, channel + c) + i0 * out_plane() + at / n2 * axes[2].out;
+            if (dst_storage.narrow != nullptr)
+              dst_storage.narrow(from, element(dst, dst_storage, to), row);
+            else
+              std::memcpy(static_cast<float*>(dst) + to, from, static_cast<size_t>(row) * sizeof(float));
+          }
     }
 
     // Null if there is nothing to allocate.
