@@ -180,7 +180,7 @@ def test_constants_of_channels_are_folded(is_last: bool) -> None:
     x = X.transpose(0, 2, 3, 1) if is_last else X
     model = model_of(nodes, constants, shape=x.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
     assert not {"Add", "Sub", "Mul", "Div"} & result.report.after.keys()
     assert result.report.after["Transpose"] == is_last
     assert squared_error(run(result, x), run_float(model, x)) < 1e-4
