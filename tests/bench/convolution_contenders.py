@@ -220,7 +220,7 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
             is_ours=True,
         ),
         "two terms": _Form(
-            "codes, scale = ort_dynq.TwoTermQuantize<axis = 0, block_size = 0>(x)\n"
+            "codes, scale = ort_dynq.TwoTermQuantize<axis = 1, block_size = 0>(x)\n"
             f"y = {ours.replace('(x', '(codes').replace('terms = 1', 'terms = 2')}",
             activation,
             {**constants, "zero_point": np.zeros((), np.int8)},
