@@ -14,6 +14,7 @@ from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..formats import check_file, format_of
+from ..four_bits import run_of
 from ..inputs import DTYPES, Array, Input
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def run(
         DynqError: An output is not a tensor of a supported type.
     """
     try:
-        outputs: list[Array] = session.run(names, dict(feeds))
+        outputs: list[Array] = run_of(session)(names, dict(feeds))
     except Exception as error:
         raise SessionError(message(error)) from error
     for name, output in zip(names, outputs, strict=True):
