@@ -256,7 +256,7 @@ def stages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
             if ort_dynq.verify(path, copy).status == "failed":
                 return
         assert not found.failure, found.failure
-        assert found.status != "failed" or not exact, f"other results: {[each for each in found.outputs if not each.equal]}"
+        assert found.status != "failed" or not exact, f"other results: {found.reason}"
 
     yield "inspect", lambda: command("inspect", path)
     yield "rewrite", lambda: command("rewrite", path, "-o", fast)
