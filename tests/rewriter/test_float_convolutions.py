@@ -6,6 +6,8 @@ exact, so the result has as few roundings as ort_dynq.verify allows.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -330,6 +332,8 @@ def test_convolutions_of_few_positions_stay(
     node.outputs[0].shape = ir.Shape([samples, channels, *image])
     weights = np.ones((channels, channels // group, 3, 3), np.int8)
     assert is_tiny_convolution(node, weights) == is_left
+    alone = is_tiny_convolution(node, weights, has_scales_of_samples=True)
+    assert alone == (is_left or math.prod(image) < 8)
 
 
 def test_a_wrong_result_is_found() -> None:

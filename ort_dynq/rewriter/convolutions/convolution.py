@@ -177,7 +177,12 @@ def geometry_of(node: ir.Node, weights: Weights, more_pads: Sequence[int] = ()) 
 
 
 def geometry_of_floats(
-    node: ir.Node, bias: ir.Value | None, weights: Weights, more_pads: Sequence[int] = ()
+    node: ir.Node,
+    bias: ir.Value | None,
+    weights: Weights,
+    more_pads: Sequence[int] = (),
+    *,
+    has_scales_of_samples: bool,
 ) -> Geometry:
     """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it and saves time.
 
@@ -187,7 +192,7 @@ def geometry_of_floats(
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
     geometry = geometry_of(node, weights, more_pads)
-    if is_tiny_convolution(node, weights.codes):
+    if is_tiny_convolution(node, weights.codes, has_scales_of_samples=has_scales_of_samples):
         raise Unconverted(Reason.CONV_TOO_SMALL)
     return geometry
 
