@@ -40,8 +40,10 @@ def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outc
     """Times prompts and decoded tokens, in stock ONNX Runtime and rewritten."""
     if arguments.b is None:
         raise DynqError("`bench generate` needs a folder of onnxruntime-genai: ort-dynq bench generate phi/")
-    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only):
-        raise DynqError("--exact, --fuse and --weights-only say how to rewrite; leave them out with --rewritten")
+    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only or arguments.keep_fused):
+        raise DynqError(
+            "--exact, --fuse, --weights-only and --keep-fused say how to rewrite; leave them out with --rewritten"
+        )
     target = Path(arguments.report) if arguments.report else None
     if target is not None:
         check_page(Path(arguments.b), target)

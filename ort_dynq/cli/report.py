@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .accuracy import accuracy_text, add_data_sets
-from .arguments import add_changes, add_data, check_page, given_data, positive, seconds, weights_only_of
+from .arguments import add_changes, add_data, changes_of, check_page, given_data, positive, seconds
 from .command import Command, Outcome
 from .render import Figure, one_line, progress
 from .verify import exit_status, inputs_text, verdict
@@ -52,9 +52,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             shapes=shapes,
             seed=arguments.seed,
             backend=arguments.backend,
-            exact=arguments.exact,
-            fuse=arguments.fuse,
-            weights_only=weights_only_of(arguments),
+            **changes_of(arguments),
             threads=arguments.threads,
             seconds=arguments.seconds,
             track=track,
