@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from .. import __version__, kernels, runtime
+from .. import __version__, four_bits, kernels, runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
@@ -185,6 +185,8 @@ def session_contender(
     types, in_place = types or {}, in_place or {}
 
     def value(name: str, array: Array) -> ort.OrtValue:
+        if name in kinds:
+            return four_bits.ort_value(name, array, kinds[name])
         if name in types:
             return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, types[name])
         return ort.OrtValue.ortvalue_from_numpy(array)
@@ -198,10 +200,11 @@ def session_contender(
         register(options, backend)
     try:
         session = open_registered(model, options)
+        kinds = {each.name: each.type for each in session.get_inputs() if each.type in four_bits.TYPES}
         binding, arrays = session.io_binding(), list(feeds.values())
         for key, array in feeds.items():
             binding.bind_ortvalue_input(key, value(key, array))
-        results = session.run(None, dict(feeds)) if outputs is None else outputs
+        results = four_bits.run_of(session)(None, dict(feeds)) if outputs is None else outputs
         unbound = []
         for output, result in zip(session.get_outputs(), results, strict=True):
             numeric = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"
