@@ -11,6 +11,8 @@ from .operators import DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"
+"""The domain of convolutions and pools that ONNX Runtime's optimizer writes for this CPU, in a layout of their own."""
 RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
 

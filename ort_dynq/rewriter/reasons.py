@@ -201,6 +201,10 @@ class Reason(Enum):
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
     EXCLUDED = "excluded by {pattern}"
+    NCHWC = (
+        "ONNX Runtime's optimizer wrote this convolution for one kind of CPU (domain com.microsoft.nchwc); use the "
+        "original model, before it is optimized"
+    )
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
     TABLE_SHARED = "other nodes read its table as floats: the file would have it twice"
 

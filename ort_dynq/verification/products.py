@@ -19,6 +19,7 @@ from ..graphs import label
 from ..inputs import Array
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.fusion.splitting import split_quantizations
+from ..rewriter.layout import with_layout_of
 from ..rewriter.metadata import EXACT
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
@@ -139,7 +140,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         return None
     split_tails(model_b)
     split_quantizations(model_b)
-    model_a = inlined_if_possible(load(a))
+    model_a = with_layout_of(inlined_if_possible(load(a)), model_b)
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     recurrent = {node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")}
