@@ -250,7 +250,8 @@ _INPUTS = (
     Input(
         "src",
         ("uint8", "int8"),
-        "The codes of the activation: any shape of rank 1 or more, [..., M, K]; with two terms [..., M, 2 * K].",
+        "The codes of the activation: any shape of rank 1 or more, [..., M, K]; with two terms [..., M, 2 * K]. With "
+        "stacked weights, of rank 2 or more; the leading dimensions broadcast.",
     ),
     Input(
         "scale",
@@ -265,13 +266,14 @@ _INPUTS = (
         "The packed weights. 8 bits: [ceil(N / 16), ceil(K / 4), 16, 4], where weight[n / 16, k / 4, n % 16, k % 4] is "
         "the code of row k and column n; unsigned codes and their zero points are stored 128 smaller. 4 bits: "
         "[ceil(N / 16), ceil(K / 8), 16, 4]; the low half of a byte is the code (0 to 15) of one of the first four k "
-        "of eight, the high half that of the k 4 later. Padding is 0.",
+        "of eight, the high half that of the k 4 later. Padding is 0. Stacked weights have the dimensions of the stack "
+        "before these: [..., ceil(N / 16), ceil(K / 4), 16, 4].",
     ),
     Input(
         "weight_zero_point",
         ("int8",),
-        "The zero points of the weights: one element, or one for each group and column. 4 bits: 0 to 15; only the low "
-        "4 bits are used.",
+        "The zero points of the weights: one element, or one for each group and column, [groups, N]. 4 bits: 0 to 15; "
+        "only the low 4 bits are used.",
     ),
     Input(
         "column_scale",
@@ -297,7 +299,10 @@ QUANTIZED_MATMUL = Operator(
     "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
     "and `scale_order` is the order of the multiplications. With two `terms`, each row of `src` has K codes, then K "
     "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them. They are two rows of the product, "
-    f"whose scales are {TERM_RATIO} * `scale` and `scale`; their results are added before the bias.",
+    f"whose scales are {TERM_RATIO} * `scale` and `scale`; their results are added before the bias. Weights may be a "
+    "stack of matrices, as of heads or experts: `weight`, `column_scale`, `column_sum`, `bias`, and zero points of "
+    "columns then begin with the dimensions of the stack, which broadcast with the leading dimensions of `src` as in "
+    "MatMul.",
     "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
     "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
     _INPUTS,

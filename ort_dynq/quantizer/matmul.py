@@ -57,7 +57,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
     check_length(grid)
     grid = with_stack_of(grid, a)
-    channels = columns_of(grid, a)
+    channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
     if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.shapes import has_one_element, is_shape_of_rows, unreshaped
-from .grid import Grid
 
 
 class Channels(NamedTuple):
@@ -101,8 +100,13 @@ class Channels(NamedTuple):
         return 0 <= before < most and list(shape) == [1] * before + [self.size] + [1] * self.spatial_rank
 
 
-def columns_of(grid: Grid, activation: ir.Value) -> Channels:
-    """Returns the output channels of a matrix product of an activation and weights."""
+def columns_of(size: int, stack: tuple[int, ...], activation: ir.Value) -> Channels:
+    """Returns the output channels of a matrix product of an activation and weights.
+
+    Args:
+        size: The number of columns, of all matrices.
+        stack: The leading dimensions of stacked weights.
+        activation: The activation, [..., M, K].
+    """
     rank = 1 if activation.shape is None else len(activation.shape)
-    fewest = len(grid.stack) + 2 if grid.stack else 1
-    return Channels(grid.codes.shape[1], rank=max(rank, fewest), stack=grid.stack)
+    return Channels(size, rank=max(rank, len(stack) + 2 if stack else 1), stack=stack)

@@ -54,7 +54,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         raise Unconverted(Reason.EXACT)
     a, facts = product.a, context.facts
     grid = _grid(product, context)
-    channels = columns_of(grid, a)
+    channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
     bias = bias_of(product, channels, facts)
     if form.source is not None and is_tiny_product_of_rows(form.source.node, columns):

@@ -17,7 +17,7 @@ from ..analysis.types import CODE_TYPES
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .grid import Grid
+from .grid import Grid, columns_of_stack
 from .unsigned_codes import UnsignedCodes, unsigned_array
 
 # On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which larger weights saturate.
@@ -121,18 +121,21 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[npt.NDArray[np.int8], npt.N
 
 
 def grid_of_weights(node: ir.Node, facts: Facts) -> Grid:
-    """Returns the weights of a MatMulInteger, [K, N], and their zero points as int8; the scales are 1.
+    """Returns the weights of a MatMulInteger and their zero points as int8; the scales are 1.
 
     Raises:
         Unconverted: They are not known.
     """
     elements, zeros = weights_of(node, facts)
-    if elements.ndim != 2 or not elements.size:
+    if elements.ndim < 2 or not elements.size:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
-    columns = elements.shape[1]
-    if zeros.shape not in ((), (1,), (columns,)):
+    *lead, _, columns = elements.shape
+    if zeros.shape not in ((), (1,), (columns,), (*lead, 1, columns)):
         raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
-    return Grid(elements, zero_points_of_columns(zeros), np.ones((1, columns), np.float32))
+    codes, stack = columns_of_stack(elements)
+    if zeros.size > 1:
+        zeros = np.broadcast_to(zeros, (*lead, 1, columns)).reshape(-1)
+    return Grid(codes, zero_points_of_columns(zeros), np.ones((1, codes.shape[1]), np.float32), stack=stack)
 
 
 def zero_points_of_columns(zeros: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
