@@ -195,10 +195,8 @@ struct V : Vector256 {
 struct P : Product256 {
   static constexpr int kSteps = 2;
 
-  // GCC 12 would add products to each other first and run out of registers.
   static I dot(I sums, I codes, I weights) {
-    sums = add(sums, _mm256_madd_epi16(codes, weights));
-    ORT_DYNQ_OPAQUE(sums);
+    ORT_DYNQ_ADD_PRODUCT("vpmaddwd", "vpaddd", add(sums, _mm256_madd_epi16(codes, weights)), sums, codes, weights);
     return sums;
   }
   static void widen(const uint8_t* codes, int64_t quads, uint8_t* even, uint8_t* odd) {

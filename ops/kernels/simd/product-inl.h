@@ -219,6 +219,25 @@ inline void store_registers(const ProductBlock& block, int64_t row, int64_t col,
   }
 }
 
+// Scales and stores `rows` rows of a tile whose exact sums are converted to floats: of kBlocks blocks of columns, whose
+// first columns are `gap` apart.
+template <bool kOneGroup, int kBlocks, int kRows>
+inline void store_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t col, int64_t gap,
+                       const P::F (&reals)[kRows][kBlocks * kVectors]) {
+  constexpr int kSums = kBlocks * kVectors;
+  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
+    if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
+    if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
+    return store_registers<kColumnFirst>(block, row, col, reals);
+  }
+  float stored[kBlocks][kRows][kBlockColumns];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
+  for (int b = 0; b < kBlocks; ++b) store_block(block, row, rows, col + b * gap, stored[b][0]);
+}
+
 // Replaces a scale that does not vary with the group.
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 static_assert(sizeof kOnes >= P::kLanes * sizeof(float), "one for each column of a vector");
@@ -380,20 +399,11 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     if (column_varies && halves != nullptr) halves += block.columns.scales_stride;
     if (column_varies && halves == nullptr) column_scales += block.columns.scales_stride;
   }
-  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
-    if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
-    if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
-    return store_registers<kColumnFirst>(block, row, col, reals);
-  }
-  float stored[kBlocks][kRows][kBlockColumns];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
-  for (int b = 0; b < kBlocks; ++b) store_block(block, row, kRows - has_ones, col + b * gap, stored[b][0]);
+  store_tile<kOneGroup, kBlocks>(block, row, kRows - has_ones, col, gap, reals);
 }
 
 #include "kernels/simd/product-sums-inl.h"
+#include "kernels/simd/product-wide-inl.h"
 
 using TileKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
 
@@ -426,6 +436,8 @@ void gemm_few_rows(const ProductBlock& block) {
 static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
 void gemm(const ProductBlock& block) {
+  if constexpr (kBits == 8 && kOneGroup && P::kSteps == 2)
+    if (block.rows > kRowsInPlace) return gemm_wide(block);
   if (block.rows == 1)
     gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)
