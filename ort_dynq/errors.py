@@ -1,4 +1,4 @@
-"""The exception that this package raises for mistakes of the caller, and errors as one line."""
+"""The exception that this package raises for mistakes of the caller, errors as one line, and texts of models."""
 
 import re
 
@@ -11,3 +11,11 @@ def message(error: BaseException) -> str:
     """Returns an error of onnxruntime as one line of at most 400 characters, without its code."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:400]
+
+
+def printable(text: str) -> str:
+    """Escapes control characters, which a terminal or a browser would interpret: names in a model may have any.
+
+    These are also characters that change the direction of writing, and bytes of a path that are not UTF-8.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import BinaryIO
 
 from .errors import DynqError
@@ -34,6 +34,15 @@ def target_of(path: Path) -> Path:
     if os.path.isdir(path):
         raise DynqError(f"{path} is a folder; choose the name of a file")
     raise DynqError(f"{path} is not a file; choose another name")
+
+
+def is_inside(name: str) -> bool:
+    """Returns whether a path that a model gives stays in the folder that it starts from, if there are no links.
+
+    It has no root, no drive and no ``..``, whichever system reads it: both slashes separate names.
+    """
+    path = PureWindowsPath(name)
+    return bool(name) and not path.anchor and ".." not in path.parts
 
 
 @contextlib.contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import graphlib
 import hashlib
 import mmap
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from .errors import DynqError
-from .files import is_being_replaced, move, replacing, target_of
+from .files import is_being_replaced, is_inside, move, replacing, target_of
 from .graphs import subgraphs, with_subgraphs
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
@@ -140,9 +138,10 @@ def _writable() -> Iterator[None]:
 def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     """Writes a model and its external data. Whenever it stops, `path` is the old model or the new one, with its data.
 
-    If the tensors in memory are too large for one protocol buffer, all initializers go to a new file beside the model,
-    ``NAME.<hash>.data``. Otherwise external data are copied beside it, unless they are there. The model is moved to
-    `path` last. Then data files of earlier saves are deleted, except those that `model` or a model in the folder uses.
+    All initializers go to a new file beside the model, ``NAME.<hash>.data``, if the tensors in memory are too large for
+    one protocol buffer, or if external data are not in the folder of `path`. No file is written under a name that the
+    model gives: a model from an untrusted source must not write other files. The model is moved to `path` last. Then
+    data files of earlier saves are deleted, except those that `model` or a model in the folder uses.
 
     Args:
         model: The model. It is not changed.
@@ -161,7 +160,7 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
         sources = {os.path.realpath(tensor.path) for tensor in read}
         if str(target) in sources:
             raise DynqError(f"{path} has weights of the model; choose another name")
-        large = apart or is_large(model)
+        large = apart or not all(_is_beside(tensor, target.parent) for tensor in external) or is_large(model)
         if (large or external) and os.path.realpath(path.parent) != str(target.parent):
             raise DynqError(
                 f"{path} is a link into another folder, and ONNX Runtime does not find external data through it; "
@@ -169,11 +168,8 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
             )
         try:
             with replacing(target) as temporary:
-                for tensor in _attribute_tensors(model) if large else external:
-                    if isinstance(tensor, ir.ExternalTensor):
-                        _copy_beside(tensor, target.parent)
                 if large:
-                    _write_pair(model, temporary, target)
+                    _write_pair(_with_own_attributes(model, target.parent), temporary, target)
                 else:
                     ir.save(model, temporary, format="protobuf")
         finally:
@@ -281,15 +277,32 @@ def _check_sizes(external: list[ir.ExternalTensor]) -> None:
             )
 
 
-def _copy_beside(tensor: ir.ExternalTensor, folder: Path) -> None:
-    source, target = Path(tensor.path), folder / tensor.location
-    if target.exists():
-        if not target.samefile(source) and not filecmp.cmp(source, target, shallow=False):
-            raise DynqError(f"{target} exists and is not the external data {source}; choose another folder")
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        shutil.copyfile(source, temporary)
+def _is_beside(tensor: ir.ExternalTensor, folder: Path) -> bool:
+    """Returns whether a model in `folder` finds these external data at the same location."""
+    return is_inside(os.fspath(tensor.location)) and os.path.samefile(tensor.base_dir or os.curdir, folder)
+
+
+def _with_own_attributes(model: ir.Model, folder: Path) -> ir.Model:
+    """Returns the model, with attributes in memory whose external data are not in `folder`. It is a copy if necessary.
+
+    onnx_ir moves initializers only to another file.
+    """
+
+    def is_away(tensor: ir.TensorProtocol) -> bool:
+        return isinstance(tensor, ir.ExternalTensor) and not _is_beside(tensor, folder)
+
+    def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name) if is_away(tensor) else tensor
+
+    if not any(map(is_away, _attribute_tensors(model))):
+        return model
+    model = model.clone()
+    for node, attribute in list(_tensor_attributes(model)):
+        if attribute.type == ir.AttributeType.TENSOR:
+            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, own(attribute.as_tensor()))
+        else:
+            node.attributes[attribute.name] = ir.AttrTensors(attribute.name, list(map(own, attribute.as_tensors())))
+    return model
 
 
 def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
@@ -304,13 +317,19 @@ def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def _attribute_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    for _, attribute in _tensor_attributes(model):
+        if attribute.type == ir.AttributeType.TENSOR:
+            yield attribute.as_tensor()
+        else:
+            yield from attribute.as_tensors()
+
+
+def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr]]:
     for body in _bodies(model):
         for node in ir.traversal.RecursiveGraphIterator(body):
             for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                    yield attribute.as_tensor()
-                elif attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref():
-                    yield from attribute.as_tensors()
+                if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS) and not attribute.is_ref():
+                    yield node, attribute
 
 
 def _sort(model: ir.Model) -> None:
@@ -352,9 +371,10 @@ def _bodies(model: ir.Model) -> list[ir.Graph | ir.Function]:
 
 
 def _check_external_data(model: ir.Model, folder: str | None) -> None:
-    """Rejects external data that are not files inside the model's folder, after symbolic links are followed.
+    """Rejects external data that are not files inside the model's folder, by their location and by their real path.
 
-    A model from an untrusted source must not read other files. An ir.Model that a program has built itself has no
+    A model from an untrusted source must not read other files. The location is checked, too: where it contains ``..``,
+    it leads from another folder to another place. An ir.Model that a program has built itself has no
     folder; its data may be anywhere, as in onnx_ir.
     """
     checked: dict[tuple[str, str], int | None] = {}
@@ -376,8 +396,14 @@ def _check_external_data(model: ir.Model, folder: str | None) -> None:
 def _size_of_external_data(folder: str, location: str) -> int | None:
     """Returns the file's size in bytes, or None if it is missing: a model can be inspected without its weights."""
     try:
-        path, real_folder = os.path.realpath(os.path.join(folder, location)), os.path.realpath(folder)
-        if not location or os.path.commonpath((path, real_folder)) != real_folder:
+        real_folder = os.path.realpath(folder)
+        if not is_inside(location):
+            raise DynqError(
+                f"the external data have the location {location!r}, which may be no absolute path and have no drive "
+                f"and no '..'; copy the file into the model's folder {real_folder} and refer to the copy in the model"
+            )
+        path = os.path.realpath(os.path.join(folder, location))
+        if os.path.commonpath((path, real_folder)) != real_folder:
             raise DynqError(
                 f"the external data {location} lie outside of the model's folder {real_folder}; "
                 "copy the file into that folder and refer to the copy in the model"

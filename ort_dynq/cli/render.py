@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import printable
+
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
 
@@ -65,8 +67,8 @@ def ratio_style(ratio: Figure) -> str:
 
 
 def one_line(text: str) -> str:
-    """Puts a text on one line and escapes control characters, which a terminal would interpret."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+    """Puts a text on one line and escapes control characters."""
+    return printable(" ".join(text.split()))
 
 
 def format_shape(sizes: Sequence[int]) -> str:

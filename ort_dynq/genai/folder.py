@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DynqError
+from ..files import is_inside
 
 CONFIG = "genai_config.json"
 _LIBRARY = "custom_ops_library"
@@ -53,7 +54,8 @@ class Folder:
         """Returns the paths of all files, relative to the folder, except hidden ones.
 
         Raises:
-            DynqError: An entry is not a file or a folder; for example, it is a link to a missing file.
+            DynqError: An entry is not a file or a folder; for example, it is a link to a missing file. Or it is a link
+                out of the folder: a folder from an untrusted source must not copy other files.
         """
         found = []
         for root, folders, names in os.walk(self.path):
@@ -61,6 +63,7 @@ class Folder:
             for name in sorted(name for name in names if not name.startswith(".")):
                 if not os.path.isfile(os.path.join(root, name)):
                     raise DynqError(f"{os.path.join(root, name)} is not a file, so it cannot be copied; remove it")
+                _check_link(Path(root, name), self.path)
                 found.append(os.path.relpath(os.path.join(root, name), self.path))
             for name in folders:
                 if os.path.islink(os.path.join(root, name)):
@@ -95,7 +98,8 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Reads the configuration of a folder.
 
     Raises:
-        DynqError: The folder has no valid genai_config.json, a model is missing, or the models are not for CPUs.
+        DynqError: The folder has no valid genai_config.json, a model is missing, one of these files is a link out of
+            the folder, or the models are not for CPUs.
     """
     root = Path(path)
     file = root / CONFIG
@@ -105,6 +109,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         raise DynqError(
             f"{root} has no {CONFIG}, so it is not a folder of onnxruntime-genai; give a model, a .onnx file"
         )
+    _check_link(file, root)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         copy.deepcopy(config)  # raises an error here, and not later, if it is nested too deeply
@@ -137,11 +142,21 @@ def _models(config: dict[str, Any], root: Path) -> tuple[str, ...]:
     if not models:
         raise DynqError(f"{root / CONFIG} names no model: model.decoder.filename has to be a .onnx file")
     for name in models:
-        if os.path.isabs(name) or ".." in Path(name).parts:
+        if not is_inside(name):
             raise DynqError(f"{root / CONFIG} names the model {name}, which is not in the folder; copy it there")
         if not (root / name).is_file():
             raise DynqError(f"{root / CONFIG} names the model {name}, but there is no file {root / name}")
+        _check_link(root / name, root)
     return models
+
+
+def _check_link(file: Path, root: Path) -> None:
+    real = Path(os.path.realpath(file))
+    if not real.is_relative_to(os.path.realpath(root)):
+        raise DynqError(
+            f"{file} is a link out of the folder, to {real}; if you trust its links, copy the folder with the files "
+            f"that they lead to (cp -rL {root} COPY) and give the copy"
+        )
 
 
 def _sections(value: Any) -> Iterator[dict[str, Any]]:

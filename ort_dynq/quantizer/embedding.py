@@ -120,7 +120,7 @@ def _gathered_quads(match: _Match, edit: Edit) -> ir.Value | None:
     if ids is None or ids.shape is None or depth % QUAD:
         return None
     packed = edit.shared(SharedInitializers).find(
-        packed_shape(depth, count), lambda: pack_columns(codes.numpy().view(np.uint8)), edit
+        packed_shape(depth, count), lambda: pack_columns(codes.numpy().view(np.uint8))
     )
     if packed is None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import DynqError
+from ..errors import DynqError, printable
 from ..files import replacing
 
 
@@ -15,13 +15,14 @@ def render(template: str, **values: Any) -> str:
 
     Args:
         template: The name of a file in this folder.
-        values: What the template shows; every text is escaped.
+        values: What the template shows; in every text, HTML and control characters are escaped.
     """
     import jinja2
 
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # not a Markup, which is HTML
         trim_blocks=True,
         loader=jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
     )

@@ -155,10 +155,8 @@ class Edit:
         """Records a Constant node; returns its output."""
         return self.insert(constant(np.asarray(elements)), before=before, origin=origin)
 
-    def add_initializer(self, elements: npt.NDArray[Any], *, near: ir.Node) -> ir.Value:
-        """Records an initializer of the graph of `near`; returns the value that holds the elements."""
-        graph = near.graph
-        assert isinstance(graph, ir.Graph)
+    def add_initializer(self, elements: npt.NDArray[Any], graph: ir.Graph) -> ir.Value:
+        """Records an initializer of a graph; returns the value that holds the elements."""
         return self.add_tensor(ir.tensor(np.asarray(elements, order="C")), graph)
 
     def add_tensor(self, tensor: ir.TensorProtocol, graph: ir.Graph) -> ir.Value:

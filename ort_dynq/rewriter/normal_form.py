@@ -1,4 +1,6 @@
-"""The normal form to which rules are applied: no functions, and an opset that the rules know."""
+"""The normal form to which rules are applied: no functions, an opset that the rules know, and loops that carry no value
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from ..errors import DynqError, message
 from ..graphs import functions, named
 from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
+from .loop_invariants import without_carried_invariants
 from .report import Report
 
 _KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
@@ -19,8 +22,9 @@ _KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, 
 def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]]) -> tuple[ir.Model, Report]:
     """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
 
-    ONNX Runtime inlines functions itself, so that no bit changes. A newer opset is used only if the outputs are the
-    same, bit for bit; see :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in the older one.
+    ONNX Runtime inlines functions itself, so that no bit changes. Bodies of loops read directly what the loops carry
+    unchanged. A newer opset is used only if the outputs are the same, bit for bit; see
+    :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in the older one.
 
     Args:
         model: The model, which may be changed.
@@ -34,6 +38,7 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
+    form = without_carried_invariants(form)
     opset = opset_of(form)
     try:
         newer = to_opset(form)

@@ -1,4 +1,7 @@
-"""Initializers that several nodes share: weights, scales and biases with the same elements are stored once."""
+"""Initializers that several nodes share: weights, scales and biases with the same elements are stored once.
+
+They belong to the main graph, so that the branches of an If, and the bodies of loops, share them.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,27 @@ class SharedInitializers:
 
     def __init__(self, facts: Facts) -> None:
         """Starts without any initializer."""
+        self._graph = facts.model.graph
         self._values: dict[tuple[Any, ...], ir.Value] = {}
 
     def of(self, elements: npt.NDArray[Any], edit: Edit) -> ir.Value:
-        """Returns an initializer of the graph of an edit that has these elements."""
-        key = _key(elements, edit)
+        """Returns an initializer of the main graph that has these elements."""
+        key = _key(elements)
         if key not in self._values:
-            self._values[key] = edit.add_initializer(elements, near=edit.node)
+            self._values[key] = edit.add_initializer(elements, self._graph)
         return self._values[key]
 
-    def find(self, shape: tuple[int, ...], compute: Callable[[], npt.NDArray[Any]], edit: Edit) -> ir.Value | None:
-        """Returns an initializer of the graph of an edit that has some elements; None if no rule has added one.
+    def find(self, shape: tuple[int, ...], compute: Callable[[], npt.NDArray[Any]]) -> ir.Value | None:
+        """Returns an initializer that :meth:`of` has added and that has some elements; None if there is none.
 
         Args:
             shape: The shape of the elements.
             compute: Returns them. It is called only if there is an initializer of this shape.
-            edit: The edit.
         """
-        shapes = (value.shape for key, value in self._values.items() if key[0] is edit.node.graph)
+        shapes = (value.shape for value in self._values.values())
         if not any(each is not None and each.numpy() == shape for each in shapes):
             return None
-        return self._values.get(_key(compute(), edit))
+        return self._values.get(_key(compute()))
 
     def of_source(
         self, source: Hashable, compute: Callable[[], ir.TensorProtocol], graph: ir.Graph, edit: Edit
@@ -58,7 +61,7 @@ class SharedInitializers:
         return self._values[key]
 
 
-def _key(elements: npt.NDArray[Any], edit: Edit) -> tuple[Any, ...]:
+def _key(elements: npt.NDArray[Any]) -> tuple[Any, ...]:
     contiguous = np.ascontiguousarray(elements)
     digest = hashlib.sha256(contiguous.data).digest() if elements.size else b""
-    return edit.node.graph, elements.dtype.str, elements.shape, digest
+    return elements.dtype.str, elements.shape, digest

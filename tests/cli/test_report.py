@@ -32,6 +32,7 @@ from ort_dynq.rewriter.grouping import inspect
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
 HTML_NAME = '<img src=x onerror="alert(1)"><script>alert(2)</script>&amp; {{ 7 * 7 }}'
+CONTROL = "\x1b[31m\x07\x00\u202e"  # red on a terminal, a bell, the end of a text in C, letters from right to left
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +47,15 @@ def report(pair: Pair) -> ModelReport:
 
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
-    """A model with HTML in every name and in the name of its file."""
+    """A model with HTML and control characters in every name, and HTML in the name of its file."""
     model = onnx.load(ENCODER)
     for i, node in enumerate(model.graph.node):
-        node.name = f"{HTML_NAME}{i}"
-    names = {model.graph.input[0].name: HTML_NAME, model.graph.output[0].name: f"out{HTML_NAME}"}
+        node.name = f"{HTML_NAME}{CONTROL}{i}"
+    names = {model.graph.input[0].name: HTML_NAME, model.graph.output[0].name: f"out{HTML_NAME}{CONTROL}"}
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-    model.graph.input[0].name, model.graph.output[0].name = HTML_NAME, f"out{HTML_NAME}"
+    model.graph.input[0].name, model.graph.output[0].name = HTML_NAME, f"out{HTML_NAME}{CONTROL}"
     path = tmp_path / "<b>bold.onnx"
     onnx.save(model, path)
     return path
@@ -327,6 +328,9 @@ def test_names_are_escaped(report: ModelReport, evil: Path) -> None:
     assert page.tags["script"] == page.tags["img"] == page.tags["b"] - _Page(report.to_html()).tags["b"] == 0
     assert HTML_NAME in page.text
     assert "<b>bold.onnx" in page.text
+    assert r"\x1b[31m\x07\x00\u202e" in page.text
+    assert not {*CONTROL} & {*text} - {*"[31m"}
+    assert "\u00d7<wbr>" in text  # what the page itself has is HTML
 
 
 def test_bars_fit_their_column(report: ModelReport) -> None:

@@ -9,6 +9,7 @@ import pytest
 from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
 from rewriting import F, found, nodes_of, rows, tails
 
+from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import rewrite
 
 CONSTANTS = "int64[1] one = {-1}, float c127 = {127.0}, float low = {-128.0}, float high = {127.0}"
@@ -194,3 +195,25 @@ def test_products_in_a_function() -> None:
     assert len(products) == 2
     assert len({tuple(node.input[3:8]) for node in products}) == 1
     assert "w" not in {output for node in nodes_ for output in node.output}
+
+
+def test_branches_share_packed_weights() -> None:
+    """Also with the graph around them."""
+    branch = """then_branch = t () => (float[n, 128] u) { a = MatMul(x, w) u = Relu(a) },
+        else_branch = e () => (float[n, 128] v) { b = MatMul(x, w) v = Neg(b) }"""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]> g (float[n, 128] x, bool yes) => (float[n, 128] y, float[n, 128] z)
+        {{ y = If(yes) <{branch}> z = MatMul(x, w) }}""")
+    w = np.random.default_rng(0).standard_normal((128, 128), F)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    converted = quantize(model).to_proto()
+    onnx.checker.check_model(converted, full_check=True)
+    products = [node for node in nodes_of(converted.graph) if product_of(node.op_type)]
+    assert len(products) == 3
+    assert len({tuple(node.input[3:8]) for node in products}) == 1
+    assert len(converted.SerializeToString()) < w.nbytes
+    x = np.random.default_rng(1).standard_normal((5, 128), F)
+    for yes, function in ((True, lambda z: np.maximum(z, 0)), (False, np.negative)):
+        for session in (make_session(converted, "native"), stock_session(converted)):
+            y, z = session.run(None, {"x": x, "yes": np.array(yes)})
+            assert_same(y, function(z))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -181,12 +182,14 @@ def test_a_model_without_standard_operators() -> None:
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("../secret", "lie outside of the model's folder"),
-        ("{}/../secret", "lie outside of the model's folder"),
-        ("/etc/passwd", "lie outside of the model's folder"),
-        ("nowhere/../../secret", "lie outside of the model's folder"),
+        ("../secret", "have the location '../secret'"),
+        ("{}/../secret", "have the location '/"),
+        ("/etc/passwd", "have the location '/etc/passwd'"),
+        ("C:secret", "have the location 'C:secret'"),
+        ("there\\..\\data", r"have the location 'there\\..\\data'"),
+        ("inner/../data", "have the location 'inner/../data'"),
         ("link", "lie outside of the model's folder"),
-        ("", "lie outside of the model's folder"),
+        ("", "have the location ''"),
         (".", "are not a file"),
         ("fifo", "are not a file"),
         ("\0", "cannot be found"),
@@ -219,7 +222,7 @@ def test_external_data_outside_of_the_folder(
     assert message in refused(capsys, "inspect", "model.onnx")
     assert message in refused(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")
     for source in ("model.onnx", folder / "model.onnx", model):
-        with pytest.raises(ort_dynq.DynqError, match=message):
+        with pytest.raises(ort_dynq.DynqError, match=re.escape(message)):
             ort_dynq.InferenceSession(source)
 
 
@@ -227,7 +230,7 @@ def test_external_data_of_an_ir_model(folder: Path) -> None:
     model = ir.from_proto(outsourced(model_of(), "../secret"))
     rewrite(model)  # a model without a folder may have its data anywhere
     ir.external_data.set_base_dir(model.graph, folder)
-    with pytest.raises(ort_dynq.DynqError, match="lie outside of the model's folder"):
+    with pytest.raises(ort_dynq.DynqError, match=r"have the location '\.\./secret'"):
         rewrite(model)
 
 

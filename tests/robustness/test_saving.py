@@ -198,8 +198,9 @@ def test_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_external_data_of_a_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is copied beside a model whose initializers go to a file of their own."""
+@pytest.mark.parametrize("folder", [".", "there"])
+def test_external_data_of_a_constant(folder: str, tmp_path: Path) -> None:
+    """They stay where they are, or become part of a model in another folder: onnx_ir does not move them."""
     model = model_of(2)
     constant = numpy_helper.from_array(np.full(SIZE, 5, np.float32), "c")
     (tmp_path / "data").write_bytes(constant.raw_data)
@@ -210,10 +211,15 @@ def test_external_data_of_a_constant(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model.graph.node[1].input[0] = "c"
     model.graph.node.append(helper.make_node("Identity", ["x"], ["z"]))
     onnx.save(model, tmp_path / "first.onnx")
-    (tmp_path / "there").mkdir()
-    rewrite(tmp_path / "first.onnx").save(tmp_path / "there" / "model.onnx")
-    assert "data" in names(tmp_path / "there")
-    assert weight_of(tmp_path / "there" / "model.onnx") == 10
+    (tmp_path / folder).mkdir(exist_ok=True)
+    result = rewrite(tmp_path / "first.onnx")
+    result.save(tmp_path / folder / "model.onnx")
+    written = onnx.load(tmp_path / folder / "model.onnx", load_external_data=False)
+    assert written.graph.node[0].attribute[0].t.HasField("raw_data") == (folder == "there")
+    assert [NAME.fullmatch(name) is not None for name in names(tmp_path / folder)].count(True) == 1
+    if folder == "there":
+        (tmp_path / "data").unlink()
+    assert weight_of(tmp_path / folder / "model.onnx") == 10
 
 
 # External data that change after the model was loaded

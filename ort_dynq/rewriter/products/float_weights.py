@@ -48,12 +48,12 @@ class _Folded:
     """Weights of products, folded.
 
     Attributes:
-        weights: Each form of the weights (the output of the DequantizeLinear, or of a Transpose), its elements, and the
-            products that use it.
+        weights: The elements of each form of the weights (the output of the DequantizeLinear, or of a Transpose), and
+            the products that use it.
         size: The number of bytes that they take at most.
     """
 
-    weights: tuple[tuple[ir.Value, npt.NDArray[Any], list[Use]], ...]
+    weights: tuple[tuple[npt.NDArray[Any], list[Use]], ...]
     size: int
 
 
@@ -79,10 +79,8 @@ def _build(match: _Folded | LinearNode, edit: Edit) -> None:
         return
     edit.operator = "Constant"
     edit.shared(_FoldedBytes).count += match.size
-    for weights, elements, uses in match.weights:
-        producer = weights.producer()
-        assert producer is not None
-        value = edit.add_initializer(elements, near=producer)
+    for elements, uses in match.weights:
+        value = edit.add_initializer(elements, edit.facts.model.graph)
         for use in uses:
             edit.replace_input(use.node, use.idx, value)
 
@@ -124,5 +122,5 @@ def _fold(products: dict[ir.Value, list[Use]], context: Context) -> _Folded | No
         elements = evaluate(value, context.facts)
         if elements is None:
             return None
-        weights.append((value, elements, uses))
+        weights.append((elements, uses))
     return _Folded(tuple(weights), size)
