@@ -214,6 +214,10 @@ struct P : Product256 {
   static I weights_of(I quads) {
     return _mm256_srai_epi16(kStep == 0 ? _mm256_slli_epi16(quads, 8) : quads, 8);
   }
+  static void store_halves(uint8_t* low, uint8_t* high, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(a));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(a, 1));
+  }
   // 4-bit weights minus zero points are within 15, so the sums of four products fit int16.
   static I dot4(I sums, I codes0, I codes1, I low, I high) {
     const I four = _mm256_add_epi16(_mm256_maddubs_epi16(codes0, low), _mm256_maddubs_epi16(codes1, high));
