@@ -116,7 +116,7 @@ constexpr int64_t kConvQuadBytes = C::kSteps == 2 ? kBlockColumns / kWideChannel
 // `Type` is C: only a template may call functions that C does not have.
 template <class Type = C>
 void widen_conv_weights(const ConvBlock& block) {
-  static_assert(C::kLanes == 2 * kWideChannels, "a half of a vector has the weights of some channels");
+  static_assert(Type::kLanes == 2 * kWideChannels, "a half of a vector has the weights of some channels");
   uint8_t* to = block.scratch.weights;
   for (int64_t quad = 0; quad < block.input.quads; ++quad, to += kWideQuadBytes)
     for (int64_t channel = 0; channel < block.channels; channel += C::kLanes) {

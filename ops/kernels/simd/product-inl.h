@@ -46,7 +46,8 @@ struct ProductMembers {
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
   F (*load_f16)(const uint8_t*) = P::load_f16;
-  // Also widen, words, add16, sub16, sum_words and same_bytes if kSteps is 2, and sum_codes if kUnsignedWeights.
+  // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words and same_bytes;
+  // and sum_codes if kUnsignedWeights.
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
@@ -98,8 +99,11 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
   }
 }
 
-// Adds the products of quads `from` to `to`. `Type` is P: only a template may call a widen() that P does not have.
-template <int kRows, int kBlocks, class Sums, class Type = P>
+#include "kernels/simd/product-pairs-inl.h"
+
+// Adds the products of quads `from` to `to`. Adding pairs at the end of a group pays only for long groups. `Type` is P:
+// only a template may call a widen_steps() that P does not have.
+template <bool kOneGroup, int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
   if constexpr (P::kSteps == 1) {
@@ -115,17 +119,18 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
     }
     for (; quad < to; ++quad)
       dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
+  } else if constexpr (kOneGroup) {
+    dot_pairs<kRows>(codes, stride, weights, from, to, sums);
   } else {
-    constexpr int64_t kWidened = 64;  // quads at once, which stay in the first-level cache
-    uint8_t wide[P::kSteps][kRows][kWidened * kQuad];
-    for (int64_t first = from; first < to; first += kWidened) {
-      const int64_t count = to - first < kWidened ? to - first : kWidened;
+    uint8_t wide[P::kSteps][kRows][kWidenedQuads * kQuad];
+    for (int64_t first = from; first < to; first += kWidenedQuads) {
+      const int64_t count = to - first < kWidenedQuads ? to - first : kWidenedQuads;
       for (int64_t r = 0; r < kRows; ++r)
-        Type::widen(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
+        Type::widen_steps(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
       for (int64_t quad = 0; quad < count; ++quad) {
         const int64_t at = (first + quad) * kBlockBytes;
-        dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
-        dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
+        dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
+        dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
       }
     }
   }
@@ -352,7 +357,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
 #pragma GCC unroll 8
           for (int v = 0; v < kSums; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(row_sum, zps[v]));
         }
-      dot_products<kRows, kBlocks>(codes, block.codes.stride, weights, group * quads, (group + 1) * quads, sums);
+      dot_products<kOneGroup, kRows, kBlocks>(codes, block.codes.stride, weights, group * quads, (group + 1) * quads,
+                                              sums);
     }
     if constexpr (kOneGroup) {
 #pragma GCC unroll 8

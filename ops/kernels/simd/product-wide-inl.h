@@ -9,28 +9,15 @@ constexpr int64_t kRowsInPlace = 2 * kMostRows;
 // At once: rows of codes; quads, whose weights are 16 KB as int16; and columns, for whose sums of a part of the quads
 // there is memory.
 constexpr int64_t kWideRows = 48, kWideQuads = 128, kWideColumns = 64;
-constexpr int64_t kWideStride = 2 * kWideQuads * kQuad + 64;  // no power of two: rows would share cache sets
+constexpr int64_t kWideStride = kWideQuads * kWideQuad + 64;  // no power of two: rows would share cache sets
+constexpr int64_t kWideVectorBytes = 2 * P::kLanes * kQuad;   // a quad of the weights of a vector
 
 // The widened codes of the rows, the weights of 16 columns and the sums of earlier quads.
 struct WideBuffers {
-  uint8_t codes[kWideRows * kWideStride];         // of a row: the codes of step 0, then those of step 1
-  uint8_t weights[kWideQuads * 2 * kBlockBytes];  // of a quad: likewise
+  alignas(kLine) uint8_t weights[kVectors][kWideQuads * kWideVectorBytes];
+  uint8_t codes[kWideRows * kWideStride];
   int32_t sums[kWideColumns / kBlockColumns][kWideRows * kBlockColumns];
 };
-
-template <int kStep, int kRows>
-inline void add_wide_products(const uint8_t* codes, const uint8_t* weights, P::I (&sums)[kRows][kVectors]) {
-  typename P::I w[kVectors];
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v)
-    w[v] = P::load(static_cast<const void*>(weights + kStep * kBlockBytes + v * P::kLanes * kQuad));
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    const auto c = P::quad(codes + r * kWideStride + kStep * kWideStride / 2);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = P::dot(sums[r][v], c, w[v]);
-  }
-}
 
 // What the exact sums of a tile have beside products: the zero points of rows times the sums of columns, and the sums
 // of rows times the zero points of weights.
@@ -52,7 +39,8 @@ inline void set_corrections(const ProductBlock& block, int64_t row, int64_t col,
 
 struct WideTile {
   int64_t row, col, quads;
-  const uint8_t *codes, *weights;
+  const uint8_t* codes;
+  const uint8_t (*weights)[kWideQuads * kWideVectorBytes];
   int32_t* sums;  // of earlier quads
   bool is_first, is_last;
 };
@@ -68,11 +56,11 @@ void multiply_wide(const ProductBlock& block, const WideTile& tile) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v)
         sums[r][v] = P::load(static_cast<const void*>(tile.sums + r * kBlockColumns + v * P::kLanes));
-  for (int64_t quad = 0; quad < tile.quads; ++quad) {
-    const uint8_t* weights = tile.weights + quad * 2 * kBlockBytes;
-    add_wide_products<0>(tile.codes + quad * kQuad, weights, sums);
-    add_wide_products<1>(tile.codes + quad * kQuad, weights, sums);
-  }
+  const auto weights = [&](int64_t quad, int v, int half) {
+    return P::load(static_cast<const void*>(tile.weights[v] + (2 * quad + half) * P::kLanes * kQuad));
+  };
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) add_pairs<kRows, 1>(tile.codes, kWideStride, tile.quads, v, weights, sums);
   if (tile.is_last) {
     typename P::F reals[kRows][kVectors];
 #pragma GCC unroll 8
@@ -104,21 +92,16 @@ void gemm_wide(const ProductBlock& block) {
     for (int64_t first_col = 0; first_col < block.cols; first_col += kWideColumns)
       for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = quads * part / parts, count = quads * (part + 1) / parts - first;
-        for (int64_t r = row; r < end && (first_col == 0 || parts > 1); ++r) {
-          uint8_t* to = buffers.codes + (r - row) * kWideStride;
-          Type::widen(block.codes.data + r * block.codes.stride + first * kQuad, count, to, to + kWideStride / 2);
-        }
+        for (int64_t r = row; r < end && (first_col == 0 || parts > 1); ++r)
+          Type::widen(block.codes.data + r * block.codes.stride + first * kQuad, count,
+                      buffers.codes + (r - row) * kWideStride);
         for (int64_t col = first_col; col < block.cols && col < first_col + kWideColumns; col += kBlockColumns) {
           const int8_t* from = block.weights.packed + col / kBlockColumns * block.weights.stride + first * kBlockBytes;
           for (int64_t quad = 0; quad < count; ++quad)
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) {
-              const int64_t at = v * P::kLanes * kQuad;
-              const auto w = P::load(static_cast<const void*>(from + quad * kBlockBytes + at));
-              uint8_t* const to = buffers.weights + quad * 2 * kBlockBytes + at;
-              P::store(static_cast<void*>(to), P::template weights_of<0>(w));
-              P::store(static_cast<void*>(to + kBlockBytes), P::template weights_of<1>(w));
-            }
+            for (int i = 0; i < 2 * kVectors; ++i)
+              P::store(static_cast<void*>(buffers.weights[i / 2] + (2 * quad + i % 2) * P::kLanes * kQuad),
+                       Type::widen(from + quad * kBlockBytes + i * (P::kLanes / 2 * kQuad)));
           int32_t* const sums = buffers.sums[(col - first_col) / kBlockColumns];
           for (int64_t r = row; r < end;) {
             const int64_t left = end - r;
