@@ -99,6 +99,39 @@ def mobile(opset: int) -> onnx.ModelProto:
     )
 
 
+def channels_last(opset: int) -> onnx.ModelProto:
+    """A block of a Keras network in float32, as tf2onnx writes it before it moves Transposes."""
+    rng = np.random.default_rng(11)
+    return parse(
+        """channels_last (float[batch, 9, 11, 8] x) => (float[batch, height, width, 8] y) {
+            t1 = Transpose<perm = [0, 3, 1, 2]>(x)
+            c1 = Conv<pads = [1, 1, 1, 1]>(t1, w1)
+            u1 = Transpose<perm = [0, 2, 3, 1]>(c1)
+            a1 = Add(u1, b1)
+            t2 = Transpose<perm = [0, 3, 1, 2]>(a1)
+            n1 = BatchNormalization<epsilon = 0.001>(t2, gain, shift, mean, variance)
+            u2 = Transpose<perm = [0, 2, 3, 1]>(n1)
+            r1 = Relu(u2)
+            t3 = Transpose<perm = [0, 3, 1, 2]>(r1)
+            c2 = Conv(t3, w2)
+            u3 = Transpose<perm = [0, 2, 3, 1]>(c2)
+            a2 = Add(u3, b2)
+            s2 = Mul(a2, gain)
+            sum = Add(s2, x)
+            y = Relu(sum)
+        }""",
+        opset,
+        w1=filters(rng, 8, 8, 3, 3),
+        b1=grid_weights(rng, 8),
+        w2=filters(rng, 8, 8, 1, 1),
+        b2=grid_weights(rng, 8),
+        gain=np.linspace(0.5, 2, 8, dtype=np.float32),
+        shift=grid_weights(rng, 8),
+        mean=grid_weights(rng, 8),
+        variance=np.linspace(4, 1, 8, dtype=np.float32),
+    )
+
+
 def speech(opset: int) -> onnx.ModelProto:
     """A small network over time in float32, of grouped and dilated convolutions."""
     rng = np.random.default_rng(10)
@@ -238,6 +271,7 @@ def optimized() -> Example:
 
 X = activations(2, 7, 20, high=16.0, tensor=True)
 IMAGE = activations(2, 3, 9, 11, high=16.0, tensor=True)
+LAST_IMAGE = activations(2, 9, 11, 8, high=16.0, tensor=True)
 LARGER_IMAGE = activations(1, 3, 32, 32, high=16.0, tensor=True)
 SIGNAL = activations(2, 20, 45, high=16.0, tensor=True)
 SEQUENCES = (
@@ -276,6 +310,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic": lambda: dynamic(mlp(20), X, weight_type=QuantType.QInt8),
     "ort_dynamic_channel": lambda: dynamic(mlp(17), X, weight_type=QuantType.QUInt8, per_channel=True),
     "ort_dynamic_conv": lambda: dynamic(convolutions(20), IMAGE, weight_type=QuantType.QUInt8),
+    "ort_dynamic_channels_last": lambda: dynamic(channels_last(17), LAST_IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_mobile": lambda: dynamic(mobile(17), LARGER_IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_speech": lambda: dynamic(speech(20), SIGNAL, weight_type=QuantType.QInt8, per_channel=True),
     "ort_dynamic_lstm": lambda: dynamic(recurrent(17), *SEQUENCES),

@@ -4,6 +4,7 @@
 
 #include "core/compiler.h"
 #include "core/operator.h"
+#include "core/winograd.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -165,6 +166,12 @@ ORT_DYNQ_EXPORT const char* ort_dynq_isa(char* error, size_t error_size) {
   const char* name = nullptr;
   dynq::guarded(error, error_size, [&] { name = dynq::active_isa().name; });
   return name;
+}
+
+ORT_DYNQ_EXPORT void ort_dynq_select_winograd(int32_t use) {
+  dynq::select_winograd(use == 1   ? dynq::WinogradUse::kAlways
+                        : use == 2 ? dynq::WinogradUse::kNever
+                                   : dynq::WinogradUse::kByRule);
 }
 
 ORT_DYNQ_EXPORT int ort_dynq_select_isa(const char* name, char* error, size_t error_size) {

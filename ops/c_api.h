@@ -53,6 +53,10 @@ const char* ort_dynq_isa(char* error, size_t error_size);
    `error`. */
 int ort_dynq_select_isa(const char* name, char* error, size_t error_size);
 
+/* Which convolutions of 3x3 use Winograd's algorithm, for tests and measurements: 0 those that are faster with it, 1
+   all that can, 2 none. Results are the same. */
+void ort_dynq_select_winograd(int32_t use);
+
 #ifdef __cplusplus
 }
 #endif

@@ -20,7 +20,7 @@ namespace {
 constexpr char kDomain[] = "ort_dynq";
 // As VERSION in ort_dynq/operators/__init__.py. ONNX Runtime uses the kernels if a model imports this version or a
 // newer one. If a model imports an older version, it runs the functions that the model stores.
-constexpr int kDomainVersion = 6;
+constexpr int kDomainVersion = 7;
 
 // The API of one copy of ONNX Runtime.
 struct Runtime {

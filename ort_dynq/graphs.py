@@ -11,6 +11,8 @@ from .operators import DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"
+"""The domain of convolutions and pools that ONNX Runtime's optimizer writes for this CPU, in a layout of their own."""
 RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
 
@@ -96,3 +98,12 @@ def values_of(graph: ir.Graph | ir.Function) -> list[ir.Value]:
     """Returns the inputs and the initializers of a graph, and the outputs of its nodes."""
     initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
     return [*graph.inputs, *initializers, *(value for node in graph for value in node.outputs)]
+
+
+def values_read(node: ir.Node) -> Iterator[ir.Value]:
+    """Yields what a node reads, in its subgraphs, too."""
+    yield from (each for each in node.inputs if each is not None)
+    for _, graph in subgraphs(node):
+        for inner in graph:
+            yield from values_read(inner)
+        yield from graph.outputs

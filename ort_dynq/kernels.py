@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -202,6 +202,20 @@ def use_isa(name: str) -> Iterator[None]:
         yield
     finally:
         _select_isa(before)
+
+
+@contextlib.contextmanager
+def use_winograd(use: Literal["always", "never"]) -> Iterator[None]:
+    """Within the block, convolutions of 3x3 and stride 1 use Winograd's algorithm wherever they can, or never.
+
+    For tests and measurements: results are the same. Holds for the whole process and all of its sessions. Without it,
+    the algorithm is used where it is faster.
+    """
+    library.load().ort_dynq_select_winograd({"always": 1, "never": 2}[use])
+    try:
+        yield
+    finally:
+        library.load().ort_dynq_select_winograd(0)
 
 
 def _select_isa(name: str) -> None:

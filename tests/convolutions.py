@@ -42,24 +42,34 @@ def conv_inputs(
     codes: Any = np.uint8,
     zero_points: str = "none",
     quad_axis: int | None = None,
+    terms: int = 1,
+    of_samples: tuple[bool, bool] = (False, False),
 ) -> Case:
-    """Inputs of QuantizedConv, its weights before packing, and the attributes `group` and `quad_axis`.
+    """Inputs of QuantizedConv, its weights before packing, and the attributes `group`, `quad_axis` and `terms`.
 
     Codes, weights, scales and biases are as in :func:`matmul_inputs`.
 
     Args:
         rng: The source of random numbers.
-        shape: The shape of src, [N, C, D1, ..., Dr].
+        shape: The shape of src, [N, C, D1, ..., Dr]; with two terms src has 2 * C channels.
         outputs: M.
         kernel, strides, dilations, pads: As in ONNX's Conv; strides and dilations are 1 and pads 0 if empty.
         group: The number of groups of channels.
         codes: The type of src.
         zero_points: Whether weights have "none", "one" for all or zero points for "all" output channels.
         quad_axis: The axis of the quads. None: as the packer chooses.
+        terms: The codes of an element.
+        of_samples: Whether there is a scale for each sample, and a zero point.
     """
     rank, inner = len(kernel), shape[1] // group * math.prod(kernel)
-    row = (*shape[:1], math.prod(shape[1:]))
-    (flat, scale, zero_point, *_), _ = matmul_inputs(rng, row, 1, codes=codes, scale=())
+    src = (shape[0], shape[1] * terms, *shape[2:])
+    row = (*src[:1], math.prod(src[1:]))
+    (flat, *of_rows), _ = matmul_inputs(rng, row, 1, codes=codes)
+    each = (shape[0], *(1,) * (rank + 1))
+    scale, zero_point = (
+        array.reshape(each) if has_each else np.resize(array, ()) if array.size else np.ones((), array.dtype)
+        for array, has_each in zip(of_rows[:2], of_samples, strict=True)
+    )
     (_, _, _, _, weight_zp, column_scale, column_sum, bias), matrix = matmul_inputs(
         rng, (1, inner), outputs, zero_points=zero_points
     )
@@ -67,9 +77,9 @@ def conv_inputs(
     packed, axis = pack_conv(weights, None if quad_axis is None else QuadAxis(quad_axis))
     ones = (1,) * rank
     rows = kernel, strides or ones, dilations or ones, *np.reshape(pads or (0,) * (2 * rank), (2, rank))
-    inputs = [flat.reshape(shape), scale, zero_point, packed, weight_zp.reshape(-1)]
+    inputs = [flat.reshape(src), scale, zero_point, packed, weight_zp.reshape(-1)]
     inputs += [column_scale.reshape(-1), column_sum.reshape(-1), bias, np.array(rows, np.int32)]
-    return inputs, weights, {"group": group, "quad_axis": int(axis)}
+    return inputs, weights, {"group": group, "quad_axis": int(axis), "terms": terms}
 
 
 def output_shape(src: Shape, outputs: int, geometry: Array, auto_pad: int = 0) -> Shape:
@@ -104,7 +114,7 @@ def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
     terms = int(rng.integers(1, 3))
     inputs, weights, given = conv_inputs(
         rng,
-        (terms * int(rng.choice([0, 1, 1, 1, 3])), group * int(group_channels), *map(int, lengths)),
+        (int(rng.choice([0, 1, 1, 1, 3])), group * int(group_channels), *map(int, lengths)),
         group * int(group_outputs),
         tuple(map(int, kernel)),
         group=group,
@@ -114,8 +124,10 @@ def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
         codes=rng.choice([np.uint8, np.int8]),  # type: ignore[arg-type]
         zero_points=str(rng.choice(["none", "one", "all"])),
         quad_axis=0 if is_wide else int(rng.integers(2)),
+        terms=terms,
+        of_samples=(bool(rng.integers(2)), bool(rng.integers(2))),
     )
-    return inputs, weights, given | {"auto_pad": auto_pad, "scale_order": int(rng.integers(3)), "terms": terms}
+    return inputs, weights, given | {"auto_pad": auto_pad, "scale_order": int(rng.integers(3))}
 
 
 _SCALED = (
@@ -150,19 +162,25 @@ def stock_conv(case: Case) -> Array:
     int8 codes and their zero point are stored 128 larger: ConvInteger of ONNX Runtime 1.20.1 takes uint8 only. For
     dilated kernels it computes no pads: such a kernel is replaced by a larger one, with zeros between its weights.
     With auto_pad, strides may exceed the kernel's shape by 2: beyond that, ONNX Runtime crops. The results of two terms
-    are added before the bias.
+    are added before the bias. If samples have scales or zero points of their own, each is computed alone.
     """
     inputs, weights, given = case
     src, scale, zero_point, _, weight_zp, channel_scale, _, bias, geometry = inputs
     given = GIVEN | given
+    scaling = [each if each.size else np.ones((), each.dtype) for each in (scale, zero_point)]  # none without samples
+    scale, zero_point = scaling
+    if scale.size > 1 or zero_point.size > 1:
+        samples = (
+            [src[i : i + 1], *(each.reshape(-1)[min(i, each.size - 1), ...] for each in scaling), *inputs[3:]]
+            for i in range(len(src))
+        )
+        return np.concatenate([stock_conv((sample, weights, given)) for sample in samples])
     if given["terms"] == 2:
         no_bias = np.full_like(bias, -0.0)
         with np.errstate(all="ignore"):
-            parts = zip(np.split(src, 2), (np.asarray(scale * np.float32(254)), scale), strict=True)
-            first, second = (
-                stock_conv(([part, its_scale, *inputs[2:7], no_bias, geometry], weights, given | {"terms": 1}))
-                for part, its_scale in parts
-            )
+            parts = zip(np.split(src, 2, 1), (np.asarray(scale * np.float32(254)), scale), strict=True)
+            rest = [zero_point, *inputs[3:7], no_bias, geometry]
+            first, second = (stock_conv(([*part, *rest], weights, given | {"terms": 1})) for part in parts)
             return with_one_nan(first + second + bias.reshape(-1, *(1 for _ in geometry[0])))
     kernel, strides, dilations, begin, end = geometry.tolist()
     pads = f"pads = {begin + end}"

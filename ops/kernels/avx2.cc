@@ -254,7 +254,13 @@ struct P : Product256 {
 
 using C = P;
 
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
+#include "kernels/simd/winograd256-inl.h"
+
+struct W : Winograd256 {
+  static Sums dot(Sums sums, Pair codes, Weights weights) { return add(_mm256_madd_epi16(codes, weights), sums); }
+};
+
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
 }  // namespace
 

@@ -25,7 +25,20 @@ struct P : Product256 {
 
 using C = P;
 
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
+#include "kernels/simd/winograd256-inl.h"
+
+struct W : Winograd256 {
+  static Sums dot(Sums sums, Pair codes, Weights weights) {
+#if defined(__AVXVNNI__) || defined(_MSC_VER)
+    ORT_DYNQ_ACCUMULATE("%{vex%} vpdpwssd", "x", _mm256_dpwssd_avx_epi32, sums, codes, weights);
+#else
+    ORT_DYNQ_ACCUMULATE("vpdpwssd", "x", _mm256_dpwssd_epi32, sums, codes, weights);
+#endif
+    return sums;
+  }
+};
+
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
 }  // namespace
 

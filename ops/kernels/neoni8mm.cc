@@ -24,7 +24,11 @@ struct C : ProductNeon {
   }
 };
 
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
+#include "kernels/simd/winogradneon-inl.h"
+
+using W = WinogradNeon;
+
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
 }  // namespace
 

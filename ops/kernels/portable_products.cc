@@ -280,6 +280,7 @@ constexpr ProductKernels product_kernels() {
   table.conv = conv;
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads;
+  table.winograd = &kPortableWinograd;
   return table;
 }
 

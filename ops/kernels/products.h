@@ -6,6 +6,7 @@
 
 #include "core/encodings.h"
 #include "kernels/convolutions.h"
+#include "kernels/winograd.h"
 
 namespace dynq {
 
@@ -103,6 +104,7 @@ struct ProductKernels {
   ConvKernel conv_tiles;       // as conv, for quads 4 bytes apart, from ConvScratch::tiles. Null: not there.
   ConvKernel pack_conv_tiles;  // writes ConvScratch::tiles
   InterleaveKernel interleave_quads;
+  const WinogradKernels* winograd;  // null: not there
 };
 
 extern const ProductKernels kPortableProducts;

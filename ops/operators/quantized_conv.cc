@@ -25,6 +25,7 @@
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/sums.h"
+#include "core/winograd.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -65,11 +66,11 @@ class QuantizedConv : public Node {
     read_axes(src.shape, geometry, conv.axes);
     if (bias.shape.rank != 1)
       fail("bias has shape " + bias.shape.text() + ", expected one element for each output channel");
-    const int64_t in_channels = src.shape.dims[1];
+    const int64_t in_channels = src.shape.dims[1] / terms_;
     conv.terms = terms_;
-    conv.samples = src.shape.dims[0] / terms_;
-    if (conv.samples * terms_ != src.shape.dims[0])
-      fail("src has shape " + src.shape.text() + ", expected an even first dimension: " + std::to_string(terms_) +
+    conv.samples = src.shape.dims[0];
+    if (in_channels * terms_ != src.shape.dims[1])
+      fail("src has shape " + src.shape.text() + ", expected an even second dimension: " + std::to_string(terms_) +
            " terms");
     conv.channels = bias.shape.dims[0];
     if (in_channels == 0 || in_channels % group_ != 0)
@@ -83,8 +84,8 @@ class QuantizedConv : public Node {
     check_channels(channel_sum, "channel_sum", conv.channels);
     check_channels(channel_scale, "channel_scale", conv.channels);
     if (weight_zp.shape.elements() != 1) check_channels(weight_zp, "weight_zero_point", conv.channels);
-    check_one(scale, "scale");
-    check_one(zero_point, "zero_point");
+    check_samples(scale, "scale", conv.samples);
+    check_samples(zero_point, "zero_point", conv.samples);
     const bool is_one_zp = weight_zp.shape.elements() == 1;
     const int32_t one_zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
     check_sums(conv, src.shape.rank - 2, is_one_zp && one_zp == 0);
@@ -109,10 +110,10 @@ class QuantizedConv : public Node {
     conv.weights = static_cast<const int8_t*>(weight.data);
     ConvBlock& all = conv.all;
     all.input.quads = conv.quads;
-    all.scaling.scale = load(static_cast<const float*>(scale.data));
-    const bool is_signed = src.type == kInt8;
-    all.scaling.zp =
-        is_signed ? *static_cast<const int8_t*>(zero_point.data) + 128 : *static_cast<const uint8_t*>(zero_point.data);
+    conv.scales = static_cast<const float*>(scale.data);
+    conv.has_scales_of_samples = scale.shape.elements() != 1;
+    conv.zps = static_cast<const uint8_t*>(zero_point.data);
+    conv.has_zps_of_samples = zero_point.shape.elements() != 1;
     all.weights.zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
     all.weights.zp = one_zp;
     all.scaling.channel_scales = static_cast<const float*>(channel_scale.data);
@@ -120,9 +121,10 @@ class QuantizedConv : public Node {
     all.scaling.bias = FloatReader(bias).read(0, conv.channels, conv.bias);
     if (terms_ > 1) conv.separate_terms();
     all.scaling.order = order_;
-    conv.flip = is_signed ? 0x80 : 0;
+    conv.flip = src.type == kInt8 ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
     conv.merge_axes();
+    conv.is_winograd = takes_winograd({conv.axes, quad_axis_, conv.samples, conv.group_inputs, conv.group_outputs});
     conv.merge_samples();
     conv.run(context);
   }
@@ -132,7 +134,11 @@ class QuantizedConv : public Node {
     ConvAxis axes[kSpatialAxes];
     int64_t terms, samples, channels, group_inputs, group_outputs, quads;
     bool has_samples_as_axis = false;  // the first one
+    bool is_winograd;
     const uint8_t* src;
+    const float* scales;  // of the codes
+    const uint8_t* zps;   // likewise, of the type of the codes
+    bool has_scales_of_samples, has_zps_of_samples;
     const int8_t* weights;
     void* dst;
     Storage dst_storage;
@@ -157,7 +163,7 @@ class QuantizedConv : public Node {
     int64_t out_plane() const { return (has_samples_as_axis ? channels : 1) * axes[1].out * axes[2].out; }
     int64_t in_positions() const { return (has_samples_as_axis ? 1 : axes[0].in) * axes[1].in * axes[2].in; }
     int64_t in_plane() const {
-      return (has_samples_as_axis ? channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
+      return (has_samples_as_axis ? terms * channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
     }
 
     // A pointwise convolution does not depend on the shape of rows, and long rows are cheaper.
@@ -172,16 +178,19 @@ class QuantizedConv : public Node {
     }
 
     // The positions of one small sample would leave lanes of vectors empty: an axis that is not used has the samples.
+    // The outputs of a call of a kernel have one scale.
     void merge_samples() {
       const ConvAxis& first = axes[0];
-      if (samples == 1 || first.in != 1 || first.kernel != 1 || first.out != 1 || first.stride != 1) return;
+      if (samples == 1 || has_scales_of_samples || has_zps_of_samples || first.in != 1 || first.kernel != 1 ||
+          first.out != 1 || first.stride != 1)
+        return;
       ConvAxis merged[kSpatialAxes] = {first, axes[1], axes[2]};
       merged[0].in = merged[0].out = samples;
       const ConvTile one = {{0, 0, 0}, {1, axes[1].out, axes[2].out}}, two = {{0, 0, 0}, {2, axes[1].out, axes[2].out}};
       const int64_t alone =
           round_up(ConvImage(axes, quad_axis, group_inputs, group_outputs, one).positions(), kBlockColumns);
       const int64_t together = ConvImage(merged, quad_axis, group_inputs, group_outputs, two).position(1, 0);
-      if (together * (quads + kCopy) >= alone * quads) return;
+      if (!is_winograd && together * (quads + kCopy) >= alone * quads) return;
       axes[0] = merged[0];
       samples = 1;
       has_samples_as_axis = true;
@@ -193,7 +202,10 @@ class QuantizedConv : public Node {
       const int64_t wanted = std::max(
           {int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMostTasks)});
       int64_t tile[kSpatialAxes], tiles[kSpatialAxes];
-      choose_tile(wanted, tile);
+      if (is_winograd)
+        choose_winograd_box(axes, group_inputs, tile);
+      else
+        choose_tile(wanted, tile);
       for (int i = 0; i < kSpatialAxes; ++i) tiles[i] = divide_up(axes[i].out, tile[i]);
       const int64_t all_tiles = tiles[0] * tiles[1] * tiles[2];
       const int64_t unit = channels == group_outputs ? std::max(kFewestChannels, kBlockColumns) : kBlockColumns;
@@ -210,8 +222,9 @@ class QuantizedConv : public Node {
           box.first[i] = at * tile[i];
           box.count[i] = std::min(tile[i], axes[i].out - box.first[i]);
         }
-        run_tile(task / parts / all_tiles, box, blocks * part / parts * kBlockColumns,
-                 std::min(channels, blocks * (part + 1) / parts * kBlockColumns));
+        const int64_t sample = task / parts / all_tiles, channel = blocks * part / parts * kBlockColumns;
+        const int64_t end = std::min(channels, blocks * (part + 1) / parts * kBlockColumns);
+        is_winograd ? run_winograd(sample, box, channel, end) : run_tile(sample, box, channel, end);
       });
     }
 
@@ -270,6 +283,8 @@ class QuantizedConv : public Node {
       const std::unique_ptr<float[]> second = allocate<float>(terms > 1 ? buffer_size : 0);
       const std::unique_ptr<uint16_t[]> rounded = allocate<uint16_t>(rounds && !is_dense ? buffer_size : 0);
       ConvBlock block = all;
+      const float scale = scale_of(sample);
+      block.scaling.zp = zp_of(sample);
       block.rows = by_rows ? n1 : 1;
       block.cols = by_rows ? n2 : positions;
       block.input.row_stride = form.row_positions();
@@ -294,7 +309,7 @@ class QuantizedConv : public Node {
       const auto image_of = [&](int64_t term) { return images.get() + term * image_bytes; };
       const auto use_term = [&](int64_t term) {
         block.input.image = image_of(term);
-        block.scaling.scale = term < terms - 1 ? all.scaling.scale * kTermRatio : all.scaling.scale;
+        block.scaling.scale = term < terms - 1 ? scale * kTermRatio : scale;
         block.scratch.code_sums = code_sums.get() + term * code_sums_size;
         block.scratch.tiles = aligned_tiles + term * tiles_bytes;
       };
@@ -306,11 +321,8 @@ class QuantizedConv : public Node {
           const bool is_first = group < 0;
           group = channel / group_outputs;
           for (int64_t term = 0; term < terms; ++term) {
-            const int64_t image = term * (has_samples_as_axis ? axes[0].in : samples) + sample;
-            const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
             use_term(term);
-            form.write({codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(all.scaling.zp)}, is_first,
-                       image_of(term));
+            form.write(source_of(term, sample, group), is_first, image_of(term));
             if (has_weight_zps) products.sum_conv_codes(block);
             if (in_tiles) products.pack_conv_tiles(block);
           }
@@ -324,8 +336,7 @@ class QuantizedConv : public Node {
         block.scaling.channel_scales = all.scaling.channel_scales + channel;
         block.scaling.channel_sums = all.scaling.channel_sums + channel;
         block.scaling.bias = terms > 1 ? no_bias : all.scaling.bias + channel;
-        const int64_t to = (sample * channels + channel) * out_positions() + tile.first[0] * out_plane() +
-                           tile.first[1] * axes[2].out + tile.first[2];
+        const int64_t to = first_of(sample, tile, channel);
         const ConvOutput of_terms[] = {
             is_direct ? ConvOutput{static_cast<float*>(dst) + to, axes[2].out, out_positions()}
                       : ConvOutput{sums.get(), n2, positions},
@@ -344,6 +355,107 @@ class QuantizedConv : public Node {
         if (tail != nullptr) run_tail(tile, sample, channel, next);
         channel = next;
       }
+    }
+
+    // As run_tile(), with the fourth part of the products.
+    void run_winograd(int64_t sample, const ConvTile& box, int64_t channel, int64_t end) const {
+      const WinogradKernels& kernels = *active_isa().products->winograd;
+      const WinogradImage form(axes, group_inputs, box);
+      const auto [n0, n1, n2] = box.count;
+      const int64_t positions = n0 * n1 * n2;
+      WinogradBlock block = {};
+      form.describe(block.input);
+      const int64_t tiles = block.input.tile_count, codes_size = winograd_codes_size(tiles, block.input.units);
+      const bool has_weight_zps = has_zero_points(all.weights),
+                 has_parts = round_up(group_inputs, kQuad) > kSafeWinogradInputs;
+      const bool is_direct = terms == 1 && dst_storage.narrow == nullptr;
+      const int64_t sums_size = std::min(group_outputs, kBlockColumns) * positions;
+      const AlignedArray<uint8_t> image(form.bytes());
+      const AlignedArray<int16_t> codes(terms * codes_size), weights_scratch(kWinogradWeightsSize);
+      const AlignedArray<int32_t> sums(winograd_sums_size(tiles)), parts(has_parts ? winograd_parts_size(tiles) : 0);
+      const std::unique_ptr<int32_t[]> code_sums = allocate<int32_t>(has_weight_zps ? terms * positions : 0);
+      const std::unique_ptr<float[]> outputs = allocate<float>(is_direct ? 0 : terms * sums_size);
+      block.input.image = image.get();
+      block.quads = divide_up(group_inputs, kQuad);
+      block.zp = all.weights.zp;
+      block.code_plane_stride = n1 * n2;
+      block.code_row_stride = n2;
+      block.scaling = all.scaling;
+      block.scaling.zp = zp_of(sample);
+      block.output = is_direct ? WinogradOutput{nullptr, out_positions(), out_plane(), axes[2].out, 0, 0}
+                               : WinogradOutput{nullptr, positions, n1 * n2, n2, 0, 0};
+      block.output.row_step = axes[1].dilation;
+      block.output.col_step = axes[2].dilation;
+      block.scratch = {codes.get(), weights_scratch.get(), sums.get(), parts.get()};
+      const auto use_term = [&](int64_t term) {
+        block.scaling.scale = term < terms - 1 ? scale_of(sample) * kTermRatio : scale_of(sample);
+        block.scratch.codes = codes.get() + term * codes_size;
+        block.code_sums = code_sums.get() + (has_weight_zps ? term * positions : 0);
+      };
+      int64_t group = -1;
+      while (channel < end) {
+        if (group != channel / group_outputs) {
+          group = channel / group_outputs;
+          for (int64_t term = 0; term < terms; ++term) {
+            use_term(term);
+            form.write(source_of(term, sample, group), kernels, image.get());
+            if (has_weight_zps) form.sum_codes(image.get(), code_sums.get() + term * positions);
+            kernels.transform_codes(block);
+          }
+        }
+        const int64_t next =
+            std::min({end, (group + 1) * group_outputs, channel - channel % kBlockColumns + kBlockColumns});
+        block.first = channel % kBlockColumns;
+        block.channels = next - channel;
+        block.packed = weights + channel / kBlockColumns * quads * kQuad * kBlockColumns;
+        block.zps = all.weights.zps == nullptr ? nullptr : all.weights.zps + channel;
+        block.scaling.channel_scales = all.scaling.channel_scales + channel;
+        block.scaling.channel_sums = all.scaling.channel_sums + channel;
+        block.scaling.bias = terms > 1 ? no_bias : all.scaling.bias + channel;
+        for (int64_t term = 0; term < terms; ++term) {
+          use_term(term);
+          block.output.dst =
+              is_direct ? static_cast<float*>(dst) + first_of(sample, box, channel) : outputs.get() + term * sums_size;
+          kernels.convolve(block);
+        }
+        if (terms > 1)
+          for (int64_t c = 0; c < block.channels; ++c)
+            add_row(outputs.get() + c * positions, outputs.get() + sums_size + c * positions,
+                    load(all.scaling.bias + channel + c), positions);
+        if (!is_direct) write_box(sample, box, channel, block.channels, outputs.get());
+        if (tail != nullptr) run_tail(box, sample, channel, next);
+        channel = next;
+      }
+    }
+
+    float scale_of(int64_t sample) const { return load(scales + (has_scales_of_samples ? sample : 0)); }
+    int32_t zp_of(int64_t sample) const { return zps[has_zps_of_samples ? sample : 0] ^ flip; }
+
+    ConvSource source_of(int64_t term, int64_t sample, int64_t group) const {
+      const int64_t image = sample * terms + term;
+      const uint8_t* codes = src + (image * (channels / group_outputs) + group) * group_inputs * in_positions();
+      return {codes, in_positions(), in_plane(), flip, static_cast<uint8_t>(zp_of(sample))};
+    }
+
+    // The number of the first element of a tile and channel.
+    int64_t first_of(int64_t sample, const ConvTile& tile, int64_t channel) const {
+      return (sample * channels + channel) * out_positions() + tile.first[0] * out_plane() +
+             tile.first[1] * axes[2].out + tile.first[2];
+    }
+
+    // Writes `count` channels of a box from `from`, which has no other elements.
+    void write_box(int64_t sample, const ConvTile& box, int64_t channel, int64_t count, const float* from) const {
+      const auto [n0, n1, n2] = box.count;
+      const int64_t row = n2 == axes[2].out ? n1 * n2 : n2;
+      for (int64_t c = 0; c < count; ++c)
+        for (int64_t i0 = 0; i0 < n0; ++i0)
+          for (int64_t at = 0; at < n1 * n2; at += row, from += row) {
+            const int64_t to = first_of(sample, box, channel + c) + i0 * out_plane() + at / n2 * axes[2].out;
+            if (dst_storage.narrow != nullptr)
+              dst_storage.narrow(from, element(dst, dst_storage, to), row);
+            else
+              std::memcpy(static_cast<float*>(dst) + to, from, static_cast<size_t>(row) * sizeof(float));
+          }
     }
 
     // Null if there is nothing to allocate.
@@ -472,9 +584,12 @@ class QuantizedConv : public Node {
     }
   }
 
-  void check_one(const Tensor& tensor, const char* name) const {
-    if (tensor.shape.elements() != 1)
-      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected one element");
+  // One element, or [N, 1, ..., 1].
+  void check_samples(const Tensor& tensor, const char* name, int64_t samples) const {
+    const Shape& shape = tensor.shape;
+    if (shape.elements() != 1 && (shape.rank == 0 || shape.dims[0] != samples || shape.elements() != samples))
+      fail(std::string(name) + " has shape " + shape.text() + ", expected one element, or " + std::to_string(samples) +
+           ", one for each sample");
   }
 
   void check_channels(const Tensor& tensor, const char* name, int64_t channels) const {

@@ -20,6 +20,7 @@ from ..graphs import graphs, label
 from ..inputs import Array
 from ..operators import DOMAIN
 from ..rewriter.float16 import write_casts_as_converted
+from ..rewriter.layout import with_layout_of
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import load
@@ -125,7 +126,7 @@ def measure_layers(
         SessionError: B does not run.
         DynqError: The float model does not run with its intermediate values as outputs.
     """
-    model_a = inlined_if_possible(load(reference.model))
+    model_a = with_layout_of(inlined_if_possible(load(reference.model)), b)
     write_casts_as_converted(model_a, b)
     split_tails(b)
     layers = Layers(model_a, b)

@@ -1,7 +1,7 @@
 """What all subcommands share: their description, their outcome, the parser, errors and exit statuses.
 
-Exit status: 0 success, 1 a verification or check failed, 2 wrong usage or input (one line on stderr), 130 interrupted,
-141 stdout was closed by its reader.
+Exit status: 0 success, 1 a verification or check failed, 2 wrong usage or input (one line on stderr), 3 a verification
+could not check enough, 130 interrupted, 141 stdout was closed by its reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PROGRAM = "ort-dynq"
-FAILED, BAD_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+FAILED, BAD_USAGE, UNCHECKED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 FILES = ("IN", "OUT", "OUT.html", "A", "B", "WHAT", "FOLDER")
 """The metavars of arguments that name a file; shells complete them with file names."""
 

@@ -45,9 +45,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--activations",
         choices=("token", "tensor", "two-term"),
         default="token",
-        help="token: one scale for each row of a matrix (default); tensor: one for all, as quantize_dynamic does; "
-        "two-term: two codes for each element of a row, nearly as exact as floats; attention stays in float. "
-        "Many rows take longer than in float on CPUs without VNNI",
+        help="token: one scale for each row of a matrix, or sample of a convolution (default); tensor: one for all, as "
+        "quantize_dynamic does; two-term: two codes for each element, nearly as exact as floats; attention stays in "
+        "float. Many rows take longer than in float on CPUs without VNNI",
     )
     zero_points = parser.add_mutually_exclusive_group()
     zero_points.add_argument(

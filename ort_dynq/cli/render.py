@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
 """The line after accuracy figures that say little."""
-_STYLES = {"PASSED": "bold green", "FAILED": "bold red", SMOKE_TEST: "bold red"}  # of a line that has only this text
+_STYLES = {"PASSED": "bold green", "FAILED": "bold red", "NOT CHECKED": "bold red", "GENERATED DATA": "bold red"}
+"""Of a line that has only this text, or begins with it and a colon."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def rendered(text: Iterable[RenderableType]) -> str:
     )
     with console.capture() as capture:
         for each in text:
-            console.print(each, style=_STYLES.get(str(each)))
+            console.print(each, style=_STYLES.get(str(each).partition(":")[0]))
     return capture.get().rstrip("\n")
 
 

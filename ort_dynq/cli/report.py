@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from .accuracy import accuracy_text, add_data_sets
 from .arguments import add_changes, add_data, check_page, given_data, positive, seconds, weights_only_of
-from .command import FAILED, Command, Outcome
+from .command import Command, Outcome
 from .render import Figure, one_line, progress
-from .verify import inputs_text
+from .verify import exit_status, inputs_text, verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,7 +61,6 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         )
     found = report_on(pair)
     found.save(target)
-    passed = pair.verification is None or pair.verification.passed
 
     def text() -> Iterator[RenderableType]:
         if pair.accuracy is None:
@@ -69,17 +68,17 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield one_line(f"{source}: {pair.rewrite_report.summary}")
         else:
             yield from accuracy_text(pair.accuracy, arguments.data)
-        if pair.problem:
+        if pair.problem and not (pair.verification and pair.verification.failure):  # the verdict says that
             yield one_line(pair.problem)
         if found.before and found.after:
             before, after = found.before.latency.median_ms, found.after.latency.median_ms
             yield f"median {before:.4f} ms before, {after:.4f} ms after: {Figure(found.ratio, 2)}x speed"
         yield one_line(f"{target} is written")
         if pair.verification is not None:
-            yield "PASSED" if passed else "FAILED"
+            yield verdict(pair.verification)
 
     data = {"output": str(target), **found.to_dict()}
-    return Outcome(data, text, 0 if passed else FAILED)
+    return Outcome(data, text, exit_status([] if pair.verification is None else [pair.verification]))
 
 
 COMMAND = Command(

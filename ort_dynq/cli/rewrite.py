@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from .arguments import add_changes, add_data, check_target, given_data, weights_only_of
-from .command import FAILED, Command, Outcome
+from .command import Command, Outcome
 from .render import one_line, table, working
-from .verify import compare, verification_text
+from .verify import compare, exit_status, verification_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
     data = {"input": str(source), "output": str(target) if passed else None, **result.report.to_dict()}
     data["verification"] = None if verification is None else verification.to_dict()
-    return Outcome(data, text, 0 if passed else FAILED)
+    return Outcome(data, text, exit_status([] if verification is None else [verification]))
 
 
 def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
@@ -98,7 +98,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     for name, model in models.items():
         model["verification"] = verifications[name].to_dict() if name in verifications else None
     data = {"input": str(source), "output": str(target) if passed else None, "models": models}
-    return Outcome(data, text, 0 if passed else FAILED)
+    return Outcome(data, text, exit_status(verifications.values()))
 
 
 def _verify_folder(arguments: argparse.Namespace, found: FolderResult) -> dict[str, Verification]:

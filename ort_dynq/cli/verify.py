@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .arguments import add_data, given_data
-from .command import FAILED, Command, Outcome
+from .command import FAILED, UNCHECKED, Command, Outcome
 from .render import format_shape, one_line, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..verification import Comparison, Difference, Input, Verification
+
+_VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "failed": ("FAILED", FAILED)}
+"""The text and the exit status of each status of a verification, the worst one last."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +28,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> Outcome:
     verification = compare(arguments, arguments.a, arguments.b)
     data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
-    return Outcome(data, lambda: verification_text(verification), 0 if verification.passed else FAILED)
+    return Outcome(data, lambda: verification_text(verification), exit_status([verification]))
+
+
+def verdict(verification: Verification) -> str:
+    """Returns the last line on a verification: its status, and the reason if it did not pass."""
+    text, _ = _VERDICTS[verification.status]
+    return one_line(f"{text}: {verification.reason}") if verification.reason else text
+
+
+def exit_status(verifications: Iterable[Verification]) -> int:
+    """Returns the exit status of the worst of some verifications."""
+    order = list(_VERDICTS)
+    worst = max((order.index(each.status) for each in verifications), default=0)
+    return _VERDICTS[order[worst]][1]
 
 
 def compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
@@ -38,7 +54,7 @@ def compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
 
 
 def verification_text(verification: Verification) -> Iterator[RenderableType]:
-    """Renders a verification; the last line is PASSED or FAILED."""
+    """Renders a verification; the last line is its verdict."""
     yield from inputs_text(verification.inputs, verification.seed)
     if not verification.zero_rows:
         yield "the generated inputs have no rows of zeros, which would make a whole output NaN"
@@ -57,9 +73,7 @@ def verification_text(verification: Verification) -> Iterator[RenderableType]:
     if verification.default_outputs:
         yield "\nB at the default optimization level, for information:"
         yield from _comparisons(verification.default_outputs, differing="")
-    if verification.failure:
-        yield one_line(verification.failure)
-    yield "PASSED" if verification.passed else "FAILED"
+    yield verdict(verification)
 
 
 def inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
@@ -82,7 +96,9 @@ def _comparisons(outputs: Sequence[Comparison], differing: str) -> Iterator[Rend
     yield table(head, rows, style=lambda row: differing if row[5] else "")
     for each in outputs:
         if each.problem:
-            yield one_line(f"{each.name}: A gives {each.dtype} {list(each.shape)}, {each.problem}")
+            yield one_line(f"{each.name}: {each.difference}")
+        if each.elements and not each.finite:
+            yield one_line(f"{each.name}: no finite value could be compared")
         if each.first is not None:
             values = _values(each.dtype, each.first)
             yield one_line(f"{each.name} first differs at {list(each.first.index)}: {values}")
@@ -91,14 +107,20 @@ def _comparisons(outputs: Sequence[Comparison], differing: str) -> Iterator[Rend
 def _products(verification: Verification) -> Iterator[RenderableType]:
     products, worst = verification.products, verification.worst_product
     if worst is not None:
-        yield (
-            f"\nFloat products that became integer products: {len(products)}. Each is computed from A's values and "
-            "compared with float64; errors are in units of 2^-24 * abs(x) @ abs(w)"
-        )
-        if not worst.problem:
+        fusions = sum(each.is_fusion for each in products)
+        kinds = [
+            (len(products) - fusions, "Float products that became integer products", "2^-24 * abs(x) @ abs(w)"),
+            (fusions, "Fusions", "2^-24 * abs(y)"),
+        ]
+        counts = " ".join(f"{name}: {count}." for count, name, _ in kinds if count)
+        units = " and ".join(unit for count, _, unit in kinds if count)
+        yield f"\n{counts} Each is computed from A's values and compared with float64; errors are in units of {units}"
+        if not (worst.problem or worst.unchecked):
             errors = f"B's error {worst.b_error:.3g}, A's {worst.a_error:.3g}, allowed {worst.allowed:.3g}"
-            yield one_line(f"worst: {worst.name}, K = {worst.depth}: {errors}")
+            depth = f", K = {worst.depth}" if worst.depth else ""
+            yield one_line(f"worst: {worst.name}{depth}: {errors}")
         yield from (one_line(f"incorrect: {each.name}: {each.problem}") for each in products if each.problem)
+        yield from (one_line(f"not checked: {each.name}: {each.unchecked}") for each in products if each.unchecked)
         noises = [(each.b_noise, each.a_noise) for each in products if each.a_noise is not None]
         if noises:
             b, a = (max(noise for noise in of_model if noise is not None) for of_model in zip(*noises, strict=True))
@@ -110,7 +132,8 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
             yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
     if count := verification.unreachable:
         plural = "s" if count > 1 else ""
-        yield f"\nNot compared: {count} integer product{plural} in subgraphs or functions, and their outputs"
+        what = f"{count} integer product{plural} or fusion{plural}"
+        yield f"\nNot compared: {what} in subgraphs or functions, and their outputs"
 
 
 def _end_to_end(verification: Verification) -> Iterator[RenderableType]:

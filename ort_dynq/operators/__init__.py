@@ -23,7 +23,7 @@ from . import (
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
-VERSION = 6
+VERSION = 7
 """The version of the domain that models import; kDomainVersion in ops/plugin.cc is the same number."""
 
 FAMILIES: tuple[Family, ...] = (

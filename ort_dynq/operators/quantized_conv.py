@@ -39,8 +39,10 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         src_shape = Shape(src)
         rank = Shape(src_shape)
         lacking = Sub(n5, rank)
-        batch = Slice(src_shape, n0, n1)
-        channels = Slice(src_shape, n1, n2)
+        samples = Slice(src_shape, n0, n1)
+        batch = Mul(samples, term_count)
+        channels_of_terms = Slice(src_shape, n1, n2)
+        channels = Div(channels_of_terms, term_count)
         given_lengths = Slice(src_shape, n2, end)
         lacking_ones = Slice(ones_3, n0, lacking)
         lengths = Concat<axis = 0>(lacking_ones, given_lengths)
@@ -77,17 +79,32 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         begin = Where(is_explicit, given_begin, same_begin)
         behind = Where(is_explicit, given_end, same_end)
 
-        zero_point_1 = {flat}(zero_point, n1)
-        {unsigned_codes("src", "zero_point_1")}
-        given_zero_point_int = Cast<to = 6>(zero_point_1)
-        zero_point_int = Sub(given_zero_point_int, lowest)
-        padding_1 = Cast<to = 2>(zero_point_int)
-        padding = Squeeze(padding_1)
+        zero_point_size = Size(zero_point)
+        zero_point_count = Unsqueeze(zero_point_size, n0)
+        zero_points = {flat}(zero_point, zero_point_count)
+        {unsigned_codes("src", "zero_points")}
+        given_zero_points_int = Cast<to = 6>(zero_points)
+        some_zero_points_int = Sub(given_zero_points_int, lowest)
+        terms_and_samples = Concat<axis = 0>(term_count, samples)
+        zero_points_int = Expand(some_zero_points_int, terms_and_samples)
+        padding_codes = Cast<to = 2>(zero_points_int)
+        padding_shape = Concat<axis = 0>(batch, n1, n1, n1, n1, n1)
+        padding = {flat}(padding_codes, padding_shape)
+        image_shape = Concat<axis = 0>(channels, lengths)
+        image_size = ReduceProd<keepdims = 1>(image_shape)
+        by_sample_shape = Concat<axis = 0>(samples, term_count, image_size)
+        by_sample = {flat}(codes_of_src, by_sample_shape)
+        by_term = Transpose<perm = [1, 0, 2]>(by_sample)
         src_3d_shape = Concat<axis = 0>(batch, groups, group_channels, lengths)
-        src_3d = {flat}(codes_of_src, src_3d_shape)
+        src_3d = {flat}(by_term, src_3d_shape)
         no_pads = Concat<axis = 0>(n0, n0, n0)
         pads = Concat<axis = 0>(no_pads, begin, no_pads, behind)
-        padded_0 = Pad(src_3d, pads, padding)
+        codes_and_zeros = Pad(src_3d, pads)
+        inside_shape = Concat<axis = 0>(n1, n1, n1, lengths)
+        inside_src = Expand(one_code, inside_shape)
+        inside_codes = Pad(inside_src, pads)
+        is_inside = Cast<to = 9>(inside_codes)
+        padded_0 = Where(is_inside, codes_and_zeros, padding)
         begin_and_length = Add(lengths, begin)
         padded_lengths = Add(begin_and_length, behind)
         room = Sub(padded_lengths, span)
@@ -145,29 +162,32 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         sums_of_patches = MatMulInteger(patches, ones)
         correction_of_patches = Mul(sums_of_patches, weights_zero_points)
         centered = Sub(products, correction_of_patches)
-        sums_of_channels = {flat}(channel_sum, per_output)
-        correction = Mul(zero_point_int, sums_of_channels)
-        exact = Sub(centered, correction)
         split_shape = Concat<axis = 0>(groups, batch, count, group_outputs)
-        split = {flat}(exact, split_shape)
-        by_batch = Transpose<perm = [1, 0, 3, 2]>(split)
+        split = {flat}(centered, split_shape)
+        per_group = Concat<axis = 0>(groups, n1, n1, group_outputs)
+        sums_of_channels = {flat}(channel_sum, per_group)
+        per_image = Concat<axis = 0>(batch, n1, n1)
+        zero_points_of_images = {flat}(zero_points_int, per_image)
+        correction = Mul(zero_points_of_images, sums_of_channels)
+        exact = Sub(split, correction)
+        by_batch = Transpose<perm = [1, 0, 3, 2]>(exact)
         images_shape = Concat<axis = 0>(batch, outputs, count)
         images = {flat}(by_batch, images_shape)
         real = Cast<to = 1>(images)
 
-        one_scale = {flat}(scale, n1)
+        scale_size = Size(scale)
+        scale_count = Unsqueeze(scale_size, n0)
+        last_scales_shape = Concat<axis = 0>(n1, scale_count, n1, n1)
+        last_scales = {flat}(scale, last_scales_shape)
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
-        first_scale = Mul(one_scale, term_ratio)
-        both_scales = Concat<axis = 0>(first_scale, one_scale)
+        first_scales = Mul(last_scales, term_ratio)
+        both_scales = Concat<axis = 0>(first_scales, last_scales)
         first_of_terms = Sub(n2, term_count)
-        scale_of_terms = Slice(both_scales, first_of_terms, n2)
-        row_shape = Concat<axis = 0>(term_count, n1, n1, n1)
-        row = {flat}(scale_of_terms, row_shape)
+        row = Slice(both_scales, first_of_terms, n2)
         column = Unsqueeze(channel_scale, n1)
         real_bias = Cast<to = 1>(bias)
         channel_bias = Unsqueeze(real_bias, n1)
-        batch_of_dst = Div(batch, term_count)
-        terms_shape = Concat<axis = 0>(term_count, batch_of_dst, outputs, count)
+        terms_shape = Concat<axis = 0>(term_count, samples, outputs, count)
         real_terms = {flat}(real, terms_shape)
         {scaled("real_terms")}
         first_term = Gather<axis = 0>(scaled, {integer(0)})
@@ -178,7 +198,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         {select("sum_of_terms", "has_terms", "both_terms", "first_term")}
         biased = Add(sum_of_terms, channel_bias)
         dst_counts = Slice(counts, lacking, end)
-        dst_shape = Concat<axis = 0>(batch_of_dst, outputs, dst_counts)
+        dst_shape = Concat<axis = 0>(samples, outputs, dst_counts)
         images_of_sums = {flat}(biased, dst_shape)
         x = Identity(images_of_sums)
         {tail_text(programs, opset) if programs else ""}
@@ -208,13 +228,14 @@ _INPUTS = (
     Input(
         "src",
         ("uint8", "int8"),
-        "The codes of the activation: [N, C, D1, ..., Dr] with r = 1, 2 or 3; with two terms [2 * N, C, D1, ..., Dr].",
+        "The codes of the activation: [N, C, D1, ..., Dr] with r = 1, 2 or 3; with two terms [N, 2 * C, D1, ..., Dr].",
     ),
-    Input("scale", ("float32",), "The scale of the activation: one element."),
+    Input("scale", ("float32",), "The scale of the activation: one element, or one for each sample, [N, 1, ..., 1]."),
     Input(
         "zero_point",
         ("uint8", "int8"),
-        "The zero point of the activation, of src's type: one element. It is also the value of the padding.",
+        "The zero point of the activation, of src's type: one element, or one for each sample, [N, 1, ..., 1]. It is "
+        "also the value of the padding.",
     ),
     Input(
         "weight",
@@ -246,9 +267,9 @@ QUANTIZED_CONV = Operator(
     "A convolution of codes by packed weights. The integer sums are exact: a sum so long that int32 might "
     f"overflow is an error (C / group * k1 * ... * kr over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for "
     "weights without zero points). The kernel must fit in src with its pads. The formula is for one output "
-    "channel; its group has C / group input channels. With two `terms`, `src` has N images of codes, then N images of "
-    "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them for `axis` 0. `dst` is the sum of "
-    f"both results, then the bias; the scale of the first one is `scale * {TERM_RATIO}`.",
+    "channel; its group has C / group input channels. With two `terms`, each sample of `src` has C channels of codes, "
+    "then C channels of codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them for `axis` 1. "
+    f"`dst` is the sum of both results, then the bias; the scale of the first one is `scale * {TERM_RATIO}`.",
     "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1\n"
     "exact = sum over input channels of the group and kernel positions:\n"
     "        (src - zero_point) * (weight - weight_zero_point)\n"

@@ -75,13 +75,13 @@ def quantize(
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, "tensor" for one for all, or "two-term" for two
             codes for each element, the second for what the first leaves: the activations are nearly as exact as
-            floats. Conv and the products of attention have no such form and stay in float then.
-        symmetric: Whether activations per token have no zero point. Activations of Conv are per tensor and always have
-            one.
+            floats. The products of attention have no such form and stay in float then. The activation of a convolution
+            has one scale for each sample where a matrix has one for each row.
+        symmetric: Whether activations per token have no zero point. Those of convolutions always have one.
         exclude: Patterns, as :mod:`fnmatch` has them, of the names of layers that stay in float. A layer has the name
             of its node, or of its output if the node has none.
         from_dynamic: Whether the model is one that onnxruntime's quantize_dynamic made: its integer products keep their
-            weights, and products of matrices get activations as given here. Not with `min_snr`.
+            weights, and get activations as given here. Not with `min_snr`.
         from_static: Whether the model has QuantizeLinear and DequantizeLinear with constant scales, as onnxruntime's
             quantize_static writes it: its products and convolutions keep their weights, and get activations as given
             here, within the bounds of the constant scales. Not with `min_snr`.

@@ -21,11 +21,13 @@ def codes_of(value: ir.Value, edit: Edit, options: Options) -> Codes:
 
 
 def codes_of_images(value: ir.Value, edit: Edit, options: Options) -> Codes:
-    """Returns the codes of the activation of a convolution, float32, with one scale for all elements."""
+    """Returns the codes of the activation of a convolution, float32, with a scale for each sample."""
     activations = edit.shared(FloatActivations)
     if options.has_two_terms(edit.node):
-        return activations.of_two_terms(value, edit, axis=0)
-    return activations.of_tensor(value, edit)
+        return activations.of_two_terms(value, edit, axis=1)
+    if options.activations == "tensor":
+        return activations.of_tensor(value, edit)
+    return activations.of_rows(value, edit, axis=1)
 
 
 def note_on(codes: Codes, options: Options) -> str:

@@ -1,8 +1,9 @@
 """The rule for convolutions with constant float weights.
 
-activation, Conv, [Add bias], [BatchNormalization]    -> quantization, QuantizedConv
+activation, Conv, [Add bias], [BatchNormalization | Mul | Add | ...]    -> quantization, QuantizedConv
 
-ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into the scales and the bias.
+ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into the scales and the bias, as do the
+constants of each channel that it multiplies and adds when an exporter writes it as several nodes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
+from ..rewriter.analysis.nodes import is_standard
 from ..rewriter.convolutions.convolution import (
     Geometry,
     Weights,
@@ -32,7 +34,7 @@ from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_s
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.provenance import note_activation
-from ..rewriter.products.tail import Tail
+from ..rewriter.products.tail import Step, Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of_images, note_on
@@ -62,7 +64,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, weights, geometry, past_normalization(tail, facts), options)
+    return _Match(a, weights, geometry, past_factors(tail, facts), options)
 
 
 def _build(match: _Match, edit: Edit) -> None:
@@ -115,26 +117,68 @@ def weights_of_floats(
     return weights_of(grid, elements.shape), grid.scale
 
 
-def past_normalization(tail: Tail, facts: Facts) -> Tail:
-    """Returns the tail up to the end of a BatchNormalization with constant parameters, if one follows.
+def past_factors(tail: Tail, facts: Facts) -> Tail:
+    """Returns the tail up to the end of the nodes that multiply channels by constants, or add constants to them.
 
-    It multiplies by gain / sqrt(variance + epsilon), and adds shift - mean * the same.
+    They are Add, Sub, Mul, Div and BatchNormalization. Their numbers go into the scales and the bias.
     """
+    while (longer := _past_factor(tail, facts)) is not None:
+        tail = longer
+    return tail
+
+
+def _past_factor(tail: Tail, facts: Facts) -> Tail | None:
     step = tail.next_step()
-    if step is None or step.node.op_type != "BatchNormalization" or step.idx != 0 or tail.column is None:
-        return tail
-    vector = Channels(tail.channels.size).vector  # the parameters are [M]
-    parameters = [vector(value, np.float32, facts) for value in step.node.inputs[1:5]]
-    bias = vector(tail.bias, np.float32, facts) if isinstance(tail.bias, ir.Value) else tail.bias
-    bias = np.zeros(1, np.float32) if tail.bias is None else bias
-    is_inference = step.node.attributes.get_int("training_mode", 0) == 0 and len(step.node.outputs) == 1
-    if not is_inference or bias is None or len(parameters) != 4 or any(each is None for each in parameters):
-        return tail
-    gain, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
+    bias = (
+        Channels(tail.channels.size).vector(tail.bias, np.float32, facts)
+        if isinstance(tail.bias, ir.Value)
+        else tail.bias
+    )
+    if tail.bias is None:
+        bias = np.zeros(1, np.float32)
+    if step is None or bias is None or tail.column is None or (found := _affine(step, tail.channels, facts)) is None:
+        return None
+    factor, shift = found
     with np.errstate(all="ignore"):
-        factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
-        column = (tail.column * factor).astype(np.float32)
-        numbers = ((bias - mean) * factor + shift).astype(np.float32)
+        column, numbers = (tail.column * factor).astype(np.float32), (bias * factor + shift).astype(np.float32)
     if not np.isfinite(column).all() or not np.isfinite(numbers).all():
-        return tail
-    return tail.past(step, column=column, bias=numbers)
+        return None
+    return tail.past(step, column=column, bias=np.broadcast_to(numbers, tail.channels.size))
+
+
+_Numbers = npt.NDArray[np.float64]
+
+
+def _affine(step: Step, channels: Channels, facts: Facts) -> tuple[_Numbers, _Numbers] | None:
+    """Returns the factor and the shift, [M] or [1], of a step that computes x * factor + shift; else None."""
+    one, zero = np.ones(1), np.zeros(1)
+    if is_standard(step.node, "BatchNormalization"):
+        vector = Channels(channels.size).vector  # the parameters are [M]
+        parameters = [vector(value, np.float32, facts) for value in step.node.inputs[1:5]]
+        is_inference = step.node.attributes.get_int("training_mode", 0) == 0 and len(step.node.outputs) == 1
+        known = [each.astype(np.float64) for each in parameters if each is not None]
+        if step.idx != 0 or not is_inference or len(known) != 4:
+            return None
+        gain, shift, mean, variance = known
+        with np.errstate(all="ignore"):
+            factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
+            return factor, shift - mean * factor
+    if not is_standard(step.node, "Add", "Sub", "Mul", "Div"):
+        return None
+    numbers = channels.vector(step.operand, np.float32, facts)
+    if numbers is None:
+        return None
+    other = numbers.astype(np.float64)
+    with np.errstate(all="ignore"):
+        match step.node.op_type, step.idx:
+            case "Add", _:
+                return one, other
+            case "Sub", 0:
+                return one, -other
+            case "Sub", _:
+                return -one, other
+            case "Mul", _:
+                return other, zero
+            case "Div", 0:
+                return one / other, zero
+    return None

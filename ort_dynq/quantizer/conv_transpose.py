@@ -20,7 +20,7 @@ from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.tail import Tail
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of_images, note_on
-from .conv import operands_of, past_normalization, weights_of_floats
+from .conv import operands_of, past_factors, weights_of_floats
 from .options import Options
 from .weights import floats_of, release
 
@@ -35,7 +35,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
     release(w)
     weights, scale = weights_of_floats(by_channel, options.has_two_terms(node))
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
-    tail = past_normalization(tail if bias is not None else tail.past_bias(facts), facts)
+    tail = past_factors(tail if bias is not None else tail.past_bias(facts), facts)
     return phases_of(a, weights, axes_of(node, weights), tail, facts)
 
 

@@ -1,7 +1,7 @@
 """The rule for models that onnxruntime's quantize_dynamic made: their weights stay as they are.
 
 DynamicQuantizeLinear, MatMulInteger, Cast, Mul, [Add bias]    -> quantization per token, QuantizedMatMul
-DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> DynamicQuantizeLinear, QuantizedConv
+DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> quantization per sample, QuantizedConv
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.nodes import producer_of, skip_identity
 from ..rewriter.convolutions import integer_conv
+from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import Channels
 from ..rewriter.products.float_activations import check_activation
@@ -26,7 +27,7 @@ from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.tail import Tail, check_length, tail_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .activations import codes_of
+from .activations import codes_of, codes_of_images
 from .options import Options
 
 PRODUCTS = ("MatMulInteger", "ConvInteger")
@@ -36,7 +37,7 @@ PRODUCTS = ("MatMulInteger", "ConvInteger")
 @dataclass(frozen=True)
 class _Match:
     activation: ir.Value
-    grid: Grid
+    weights: Grid | integer_conv.Match
     tail: Tail
     options: Options
 
@@ -45,29 +46,44 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | intege
     if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
         return None
     options.check(node)
-    if node.op_type == "ConvInteger":
-        return integer_conv.RULE.match(node, context)
     facts, (codes, _, zero_point) = context.facts, [*node.inputs, None, None, None][:3]
     quantizer = None if codes is None else producer_of(skip_identity(codes), "DynamicQuantizeLinear")
+    if quantizer is not None and zero_point is not quantizer.outputs[2]:
+        quantizer = None
     x = None if quantizer is None else quantizer.inputs[0]
-    if codes is None or quantizer is None or x is None or zero_point is not quantizer.outputs[2]:
+    if node.op_type == "ConvInteger":
+        found = integer_conv.RULE.match(node, context)
+        if not isinstance(found, integer_conv.Match) or x is None or not _has_scale_of(found.tail, quantizer):
+            return found
+        return _Match(x, found, dataclasses.replace(found.tail, row=None), options)
+    if codes is None or x is None:
         raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
     grid = grid_of_weights(node, facts)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
     tail = tail_of(node, codes, channels, facts)
-    if tail is None or tail.row is None or skip_identity(tail.row) is not quantizer.outputs[1] or tail.added:
+    if tail is None or not _has_scale_of(tail, quantizer):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
     return _Match(x, grid, dataclasses.replace(tail, row=None, is_row_moved=False), options)
+
+
+def _has_scale_of(tail: Tail, quantizer: ir.Node | None) -> bool:
+    """Returns whether the sums are multiplied by the scale of a DynamicQuantizeLinear, and nothing is added before."""
+    if tail.row is None or quantizer is None:
+        return False
+    return skip_identity(tail.row) is quantizer.outputs[1] and not tail.added
 
 
 def _build(match: _Match | integer_conv.Match | UnsignedProduct, edit: Edit) -> None:
     if not isinstance(match, _Match):
         integer_conv.RULE.build(match, edit)
         return
-    codes = codes_of(match.activation, edit, match.options)
-    build_quantized_matmul(match.tail, codes, match.grid, edit)
+    if isinstance(match.weights, integer_conv.Match):
+        codes = codes_of_images(match.activation, edit, match.options)
+        build_quantized_conv(match.tail, codes, match.weights.weights, match.weights.geometry, edit)
+    else:
+        build_quantized_matmul(match.tail, codes_of(match.activation, edit, match.options), match.weights, edit)
     note_activation(edit, match.activation)
     edit.note = "int8: the weights of the model" if match.options.weights == "int4" else ""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, graphs, label
+from ..graphs import NCHWC, STANDARD_DOMAINS, graphs, label
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM
 
@@ -173,6 +173,8 @@ def is_layer(node: ir.Node) -> bool:
         return tensor is not None and len(tensor.shape) == RANK_OF_TABLE
     if node.domain in STANDARD_DOMAINS:
         return node.op_type in LAYERS
+    if node.domain == NCHWC:
+        return node.op_type == "Conv"
     return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC_LSTM)
 
 

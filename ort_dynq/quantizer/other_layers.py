@@ -6,6 +6,7 @@ import functools
 
 import onnx_ir as ir
 
+from ..graphs import NCHWC, STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
@@ -14,12 +15,12 @@ from .options import OF_OPTIMIZER, Options, is_layer
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
     """Reports a layer whose weights are constant."""
-    if not is_layer(node) or node.op_type not in OF_OPTIMIZER:
+    if not is_layer(node) or node.domain in STANDARD_DOMAINS or node.op_type not in (*OF_OPTIMIZER, "Conv"):
         return
     if len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):
         return
     options.check(node)
-    raise Unconverted(Reason.MADE_BY_OPTIMIZER)
+    raise Unconverted(Reason.NCHWC if node.domain == NCHWC else Reason.MADE_BY_OPTIMIZER)
 
 
 def rule(options: Options) -> Rule[None]:

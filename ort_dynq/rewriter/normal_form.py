@@ -1,10 +1,10 @@
-"""The normal form to which rules are applied: no functions, an opset that the rules know, and loops that carry no value
-unchanged.
+"""The normal form to which rules are applied: no functions, an opset that the rules know, loops that carry no value
+unchanged, and images with the channels first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -13,6 +13,7 @@ from ..errors import DynqError, message
 from ..graphs import functions, named
 from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
+from .layout import without_transposes
 from .loop_invariants import without_carried_invariants
 from .report import Report
 
@@ -23,8 +24,9 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
     """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
 
     ONNX Runtime inlines functions itself, so that no bit changes. Bodies of loops read directly what the loops carry
-    unchanged. A newer opset is used only if the outputs are the same, bit for bit; see
-    :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in the older one.
+    unchanged. Transposes are moved if that helps a convolution which is converted. A newer opset is used only if the
+    outputs are the same, bit for bit; see :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in
+    the older one.
 
     Args:
         model: The model, which may be changed.
@@ -33,13 +35,26 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
     Returns:
         What `convert` returns. The notes of the report say what was done with an old opset, and what is not possible.
     """
-    form, notes = model, []
+    form, notes = model, list[str]()
     try:
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
     form = without_carried_invariants(form)
-    opset = opset_of(form)
+    moved = without_transposes(form)
+    if moved is not None:
+        converted, report = _in_newer_opset(moved, convert, notes)
+        if any((finding.operator or "").startswith("QuantizedConv") for finding in report.rewritten):
+            return converted, report
+    converted, report = _in_newer_opset(form, convert, notes)
+    return (converted if report.rewritten else model), report
+
+
+def _in_newer_opset(
+    form: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]], notes: Sequence[str]
+) -> tuple[ir.Model, Report]:
+    """Applies a conversion to a model in the opset that the rules know, or else in its own; adds notes."""
+    opset, notes = opset_of(form), [*notes]
     try:
         newer = to_opset(form)
         converted, report = convert(newer if newer is form else newer.clone())
@@ -55,7 +70,7 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
         converted, report = convert(form)
         notes.append(f"the model stays in opset {opset}: {error}")
     report.notes = notes
-    return (converted if report.rewritten else model), report
+    return converted, report
 
 
 def inlined(model: ir.Model) -> ir.Model:

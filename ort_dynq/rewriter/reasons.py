@@ -91,7 +91,9 @@ class Reason(Enum):
     )
     OFFSET_ROUNDED = "the activation has an offset or a zero point that is no code, and is rounded to float16"
     ACTIVATION_ONE_ZERO_POINT = "the activation's zero point is not one number"
-    ACTIVATION_ONE_SCALE = "a convolution needs one scale and one zero point for its whole activation"
+    ACTIVATION_OF_SAMPLES = (
+        "a convolution needs one scale and one zero point for its whole activation, or for each sample"
+    )
     ACTIVATION_TYPE = "the activation is {dtype}, expected float32"
     ACTIVATION_TYPE_NOT_KNOWN = "the type of the activation is not known"
     ACTIVATION_NOT_QUANTIZED = "the activation is not quantized by DynamicQuantizeLinear"
@@ -201,6 +203,10 @@ class Reason(Enum):
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
     EXCLUDED = "excluded by {pattern}"
+    NCHWC = (
+        "ONNX Runtime's optimizer wrote this convolution for one kind of CPU (domain com.microsoft.nchwc); use the "
+        "original model, before it is optimized"
+    )
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
     TABLE_SHARED = "other nodes read its table as floats: the file would have it twice"
 

@@ -6,7 +6,7 @@ A new rule is one file in the folder of its subject and one entry here. Rules do
 from __future__ import annotations
 
 from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, truncation
-from .convolutions import float_conv, integer_conv
+from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization, quantized_activations
 from .products import float_matmul, float_weights, integer_matmul, matmul_nbits, unconverted
@@ -19,16 +19,16 @@ PHASES = (
         *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE),
     ),
-    (float_weights.RULE,),
+    (float_weights.RULE, batch_normalization.RULE),
     (tails.RULE,),
     (row_program.RULE,),
     (reductions.RULE, dynamic_quantize_linear.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins: first chains, then products of the data that they
-quantize, then the weights of products that stay float, then programs of products and of the other chains, then the
-remaining ranges and DynamicQuantizeLinear before products. The last phase reports unconverted products and removes
-Casts."""
+quantize, then the weights of products that stay float and the normalizations after other products, then programs of
+products and of the other chains, then the remaining ranges and DynamicQuantizeLinear before products. The last phase
+reports unconverted products and removes Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)

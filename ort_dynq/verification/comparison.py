@@ -35,6 +35,7 @@ class Comparison:
         name, dtype, shape: The name, type and shape of A's output.
         elements: The number of elements.
         nans: The number of NaNs in A.
+        finite: The number of elements of A that are finite.
         differing: The number of elements that differ.
         max_abs: The largest absolute difference. None if no two differing elements are both numbers.
         max_ulp: The largest difference in units in the last place: the number of steps from one floating-point value to
@@ -48,6 +49,7 @@ class Comparison:
     shape: tuple[int, ...]
     elements: int
     nans: int = 0
+    finite: int = 0
     differing: int = 0
     max_abs: float | None = 0.0
     max_ulp: int | None = None
@@ -59,10 +61,17 @@ class Comparison:
         """Whether the type, the shape and every element are equal."""
         return not self.problem and self.differing == 0
 
+    @property
+    def difference(self) -> str:
+        """What differs; empty if nothing does."""
+        if self.problem:
+            return f"A gives {self.dtype} {list(self.shape)}, {self.problem}"
+        return f"{self.differing} of {self.elements} elements differ" if self.differing else ""
+
 
 def compare(name: str, a: Array, b: Array) -> Comparison:
     """Compares an output of A with the same output of B."""
-    result = Comparison(name, str(a.dtype), a.shape, a.size, count_nans(a))
+    result = Comparison(name, str(a.dtype), a.shape, a.size, count_nans(a), _count_finite(a))
     if a.dtype != b.dtype or a.shape != b.shape:
         return replace(result, problem=f"B gives {b.dtype} {list(b.shape)}")
     p, q = a.ravel(), b.ravel()
@@ -90,6 +99,10 @@ def compare(name: str, a: Array, b: Array) -> Comparison:
 def count_nans(values: Array) -> int:
     """Counts the NaNs in an array of any type."""
     return int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
+
+
+def _count_finite(values: Array) -> int:
+    return int(np.isfinite(values).sum()) if values.dtype.kind == "f" else values.size
 
 
 def _max_distance(p: Array, q: Array, measure: Callable[[Array], Array]) -> Any:

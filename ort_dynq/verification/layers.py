@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import graphs, subgraphs, values_of
+from ..graphs import MICROSOFT, graphs, subgraphs, values_of
 from ..inputs import Array
 from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.nodes import only_use
 from ..rewriter.analysis.shapes import RESHAPES
-from ..rewriter.metadata import ACTIVATION, PRODUCT
+from ..rewriter.fusion.splitting import is_inexact
+from ..rewriter.metadata import ACTIVATION, PRODUCT, RULE
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -32,8 +33,8 @@ class Layers:
         results: The value that each product of B computes; A has it as well.
         offsets: The value that each product's activation has in addition to the scaled codes; None if there is none. B
             adds its product with the weights: Add(product, Mul(offset, sums of the weights)).
-        enclosing: The nodes of B's main graph that contain products in subgraphs.
-        unreachable: The number of these products. Their values cannot be graph outputs.
+        enclosing: The nodes of B's main graph that contain products or fusions in subgraphs.
+        unreachable: The number of these products and fusions. Their values cannot be graph outputs.
     """
 
     def __init__(self, a: ir.Model, b: ir.Model) -> None:
@@ -225,6 +226,23 @@ class Override:
         return run(self._session, self._names, {**feeds, **given}, any_type=True) if self._session else []
 
 
+def is_fusion(node: ir.Node, a: Mapping[str, ir.Value]) -> bool:
+    """Returns whether a node of B computes floats with other last bits than A's nodes.
+
+    Args:
+        node: The node.
+        a: A's values by name.
+    """
+    if is_inexact(node):
+        return True
+    producers = [a[name_of(output)].producer() for output in node.outputs if name_of(output) in a]
+    if node.domain != MICROSOFT:
+        return False
+    return any(each is not None and each.op_type != node.op_type for each in producers) or (
+        not producers and RULE in node.metadata_props
+    )
+
+
 def _following(value: ir.Value) -> ir.Node | None:
     """Returns the only node that uses a value, besides its Shape."""
     uses = [use for use in value.uses() if use.node.op_type != "Shape"]
@@ -245,10 +263,13 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:
-    """Returns the nodes of the main graph that contain products, and the number of products outside the main graph."""
+    """Returns the nodes of the main graph that contain products or fusions, and their number outside the main graph."""
+
+    def is_compared(node: ir.Node) -> bool:
+        return _is_product(node) or is_fusion(node, {})
 
     def contains(node: ir.Node) -> bool:
-        return any(_is_product(each) or contains(each) for _, graph in subgraphs(node) for each in graph)
+        return any(is_compared(each) or contains(each) for _, graph in subgraphs(node) for each in graph)
 
-    count = sum(_is_product(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
+    count = sum(is_compared(node) for _, graph in graphs(model) if graph is not model.graph for node in graph)
     return [node for node in model.graph if contains(node)], count

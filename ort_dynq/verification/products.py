@@ -17,15 +17,17 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import label
 from ..inputs import Array
+from ..rewriter.analysis.inference import Facts
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.fusion.splitting import split_quantizations
+from ..rewriter.layout import with_layout_of
 from ..rewriter.metadata import EXACT
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import first_line, load
 from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
-from .fusions import error_of, fused_values, reference_of
+from .fusions import Fusion, Fusions, error_of, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
 from .nbits import is_noise, is_within_steps, noise_of, products_of
 from .recurrent import Lstm, judge, lstm_of
@@ -53,6 +55,7 @@ PERTURBATION = 2
 """How much A's results of these products are changed to see the effect end to end, in units of the relative distance
 between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
 _NO_PRODUCT = "A has no such float product"
+_HIDDEN = "it depends on a fusion before A has a float value to compare"
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,10 @@ class Product:
         a_error, b_error: The errors in units.
         allowed: The largest error that B may have: FACTOR times A's, or FLOOR; FLOOR and one for each block of a
             MatMulNBits.
-        problem: Why the product is incorrect; empty if it is correct.
+        problem: Why the product is incorrect; empty if it is correct or is not checked.
+        unchecked: Why the product cannot be checked; empty if it is.
+        is_fusion: Whether it is no product but a fusion: a normalization, an activation function or attention. Its
+            unit is 2**-24 * the largest abs(reference) of the row; of attention, see attention.py.
         a_noise, b_noise: The noise of the results of A and B if A's product is a MatMulNBits or DynamicQuantizeLSTM, in
             dB: the mean square of result - reference, relative to the mean square of the reference. -inf without noise;
             None for other products.
@@ -90,6 +96,8 @@ class Product:
     b_error: float = 0.0
     allowed: float = float(FLOOR)
     problem: str = ""
+    unchecked: str = ""
+    is_fusion: bool = False
     a_noise: float | None = None
     b_noise: float | None = None
 
@@ -108,6 +116,7 @@ class Checked:
             index, and by -PERTURBATION in the others. This shows the effect of an error in the last bits. A
             normalization would cancel a common factor. Empty without such products, or if A does not load with it.
         not_perturbed: Why A does not load with it; empty if it does.
+        unchecked: Why an output of B cannot be compared; empty if every one can.
     """
 
     products: tuple[Product, ...]
@@ -116,6 +125,7 @@ class Checked:
     original: list[Array]
     perturbed: list[Array]
     not_perturbed: str
+    unchecked: str = ""
 
 
 def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Backend) -> Checked | None:
@@ -139,15 +149,17 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         return None
     split_tails(model_b)
     split_quantizations(model_b)
-    model_a = inlined_if_possible(load(a))
+    model_a = with_layout_of(inlined_if_possible(load(a)), model_b)
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     recurrent = {node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")}
     lstms = [lstm for lstm in recurrent.values() if lstm is not None]
     labels = list(map(label, layers.nodes))
     stored = list(map(rounded_weights_of, layers.nodes))
-    fused = fused_values(layers.values, model_b)
-    if not layers.nodes and not recurrent and not layers.unreachable and not fused:
+    of_lstms_in_b = [output for node in recurrent for output in node.outputs]
+    fusions = Fusions(layers.values, model_b, {*layers.results, *of_lstms_in_b})
+    fused = [fusion.result for fusion in fusions.found]
+    if not layers.nodes and not recurrent and not layers.unreachable and not fused and not fusions.hidden:
         return None
     names = list(map(name_of, model_a.graph.outputs))
     chains = [float_product_of(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
@@ -155,6 +167,9 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     needed = [value for chain in chains if chain for value in chain.values()]
     needed += [value for lstm in lstms for value in lstm.values_of_a()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
+    if fused:
+        with Facts(model_a) as facts:
+            wanted += fusions.values_to_record(facts)
     known = Recorder(model_a, wanted).run(feeds)
     codes = [
         codes_of(node) if chain is not None and chain.is_nbits else codes_of_rounded(node)
@@ -162,13 +177,21 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     ]
     offsets = [value for value in layers.offsets if value is not None]
     codes_of_lstms = [lstm.codes_of_inputs() for lstm in lstms]
-    wanted_of_b = dict.fromkeys([*(value for each in (*codes, *codes_of_lstms) for value in each), *offsets])
+    of_fusions = [value for fusion in fusions.found for value in fusion.observed()]
+    wanted_of_b = dict.fromkeys(
+        [
+            *(value for each in (*codes, *codes_of_lstms) for value in each),
+            *offsets,
+            *(value for value in of_fusions if name_of(value) not in known),
+        ]
+    )
     observed = [value for value in wanted_of_b if value.producer() is not None]
     overridden = [*layers.results, *fused, *(value for lstm in lstms for value in lstm.b.outputs)]
     names_of_fused = list(map(name_of, fused))
+    hidden = set(map(name_of, fusions.hidden))
     results = Override(model_b, overridden, foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
-    found = {name: outputs[name] for name in names if name in outputs}
+    found = {name: outputs[name] for name in names if name in outputs and name not in hidden}
     of_b_and_feeds = {**feeds, **outputs}
     activations = [dequantized(node, each, of_b_and_feeds) for node, each in zip(layers.nodes, codes, strict=True)]
     arrays = [
@@ -182,8 +205,13 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         for name, chain, of_b, node in judged
     ]
     cut = {**feeds, **{name_of(value): known[name_of(value)] for value in wanted}}
-    for name, result in zip(names_of_fused, results[len(layers.results) :], strict=False):
-        products.append(_judge_fusion(layers.values[name], result, known, cut, model_a))
+    products = [
+        Product(each.name, unchecked=_HIDDEN) if result in fusions.hidden else each
+        for each, result in zip(products, layers.results, strict=True)
+    ]
+    arrays_of_b = {**of_b_and_feeds, **known}
+    for fusion, name, result in zip(fusions.found, names_of_fused, results[len(layers.results) :], strict=False):
+        products.append(_judge_fusion(fusion, layers.values[name], result, cut, arrays_of_b, model_a))
     of_lstms = iter(results[len(layers.results) + len(fused) :])
     for lstm, values in zip(lstms, codes_of_lstms, strict=True):
         inputs = dequantized(lstm.b, values, of_b_and_feeds)
@@ -200,21 +228,39 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         original=[known[name] for name in names],
         perturbed=perturbed,
         not_perturbed=not_perturbed,
+        unchecked=next((f"{name}: {_HIDDEN}" for name in names if name in hidden), ""),
     )
 
 
 def _judge_fusion(
-    value: ir.Value, result: Array, known: Mapping[str, Array], cut: Mapping[str, Array], a: ir.Model
+    fusion: Fusion,
+    value: ir.Value,
+    result: Array,
+    cut: Mapping[str, Array],
+    arrays_of_b: Mapping[str, Array],
+    a: ir.Model,
 ) -> Product:
-    """Compares the result of a fusion."""
-    expected, product = known[name_of(value)], Product(name_of(value), elements=result.size)
+    """Compares the result of a fusion.
+
+    Args:
+        fusion: The fusion.
+        value: The value of A that it computes.
+        result: B's result.
+        cut: Values of A by name: at these, the computation of the reference begins.
+        arrays_of_b: The values of B that fusions observe, by name.
+        a: A.
+    """
+    expected, product = cut[name_of(value)], Product(name_of(value), elements=result.size, is_fusion=True)
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         return replace(product, problem=f"B's result is {result.dtype} {list(result.shape)}")
+    if expected.dtype.kind != "f":
+        return replace(product, unchecked=_HIDDEN)
     try:
         reference = reference_of(value, cut, a)
+        size = fusion.size(reference, arrays_of_b)
     except Exception as error:  # of ONNX's implementation of any operator
-        return replace(product, problem=f"A's nodes cannot be computed in float64: {first_line(error)}")
-    a_error, b_error = error_of(expected, reference), error_of(result, reference)
+        return replace(product, unchecked=f"A's nodes cannot be computed in float64: {first_line(error)}")
+    a_error, b_error = error_of(expected, reference, size), error_of(result, reference, size)
     allowed = max(FACTOR * a_error, float(FLOOR_OF_FUSIONS))
     wrong = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
     return replace(

@@ -94,7 +94,7 @@ def dequantized(node: ir.Node, values: list[ir.Value], arrays_of_b: Mapping[str,
     ]
     codes, *parameters = (array.astype(np.float64) for array in arrays)
     if terms_of(node) == 2:
-        first, rest = np.split(codes, 2, 0 if node.op_type == "QuantizedConv" else -1)
+        first, rest = np.split(codes, 2, 1 if node.op_type == "QuantizedConv" else -1)
         codes = first * TERM_RATIO + rest
     depth = codes.shape[-1]
     scale, zero_point = (  # each row has one for each of its groups

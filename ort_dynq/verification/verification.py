@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnxruntime as ort
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..storage import Model
 
-_NOTHING_COMPARED = "nothing was compared: every output comes from a subgraph with integer products"
+Status = Literal["passed", "failed", "unchecked"]
+
+_NOTHING_COMPARED = "nothing was compared: every output comes from a subgraph with integer products or fusions"
+_NOTHING_FINITE = "no finite value could be compared: every element of A's outputs is NaN or infinite, or there is none"
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,11 @@ class Verification:
         outputs: The comparison that decides the result: both models with optimizations off. If B has integer products,
             B runs on A's results of these products, and outputs that are such a result are left out.
         default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
-        failure: Why B does not load or run, or why nothing is compared; empty otherwise.
-        products: The float products of A that are integer products in B. They also decide the result.
-        unreachable: The number of integer products in subgraphs. They are not compared, and neither are
+        failure: Why B does not load or run; empty otherwise.
+        unchecked: Why the comparison says nothing about B, or not enough; empty otherwise.
+        products: The float products of A that are integer products in B, and the fusions of B. They also decide the
+            result.
+        unreachable: The number of integer products and fusions in subgraphs. They are not compared, and neither are
             the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
         end_to_end: For information, if B has integer products: B from its inputs to its outputs.
         perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its
@@ -55,6 +60,7 @@ class Verification:
     outputs: tuple[Comparison, ...]
     default_outputs: tuple[Comparison, ...]
     failure: str = ""
+    unchecked: str = ""
     products: tuple[Product, ...] = ()
     unreachable: int = 0
     end_to_end: tuple[Comparison, ...] = ()
@@ -64,23 +70,49 @@ class Verification:
     saturating_b: int = 0
 
     @property
-    def passed(self) -> bool:
-        """Whether B loads and runs at both levels, its products are correct, and every other output equals A's.
+    def status(self) -> Status:
+        """Whether B is right.
 
-        At least one of them must have been compared.
+        "passed": B loads and runs at both levels, its products are correct, and every other output equals A's.
+        "failed": It does not. "unchecked": Nothing is wrong as far as it could be compared, but that is not enough.
         """
-        correct = all(output.equal for output in self.outputs) and not any(each.problem for each in self.products)
-        return correct and not self.failure
+        return "failed" if self._problem else "unchecked" if self._unchecked else "passed"
+
+    @property
+    def reason(self) -> str:
+        """Why the status is not "passed": the first reason; empty if it is."""
+        return self._problem or self._unchecked
+
+    @property
+    def passed(self) -> bool:
+        """Whether the status is "passed"."""
+        return self.status == "passed"
+
+    @property
+    def _problem(self) -> str:
+        problems = [self.failure, *(f"{each.name}: {each.problem}" for each in self.products if each.problem)]
+        problems += [f"{each.name}: {each.difference}" for each in self.outputs if not each.equal]
+        return next(filter(None, problems), "")
+
+    @property
+    def _unchecked(self) -> str:
+        reasons = [*(f"{each.name}: {each.unchecked}" for each in self.products if each.unchecked), self.unchecked]
+        return next(filter(None, reasons), "")
 
     @property
     def worst_product(self) -> Product | None:
-        """The first product with a problem, or the one whose error is nearest to its bound."""
-        return max(self.products, key=lambda each: (bool(each.problem), each.b_error / each.allowed), default=None)
+        """The first product with a problem, or that is not checked, or the one whose error is nearest to its bound."""
+        return max(
+            self.products,
+            key=lambda each: (bool(each.problem), bool(each.unchecked), each.b_error / each.allowed),
+            default=None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. NaN and infinities, which JSON does not have, become text."""
         worst = None if self.worst_product is None else self.worst_product.name
-        return {"passed": self.passed, "worst_product": worst, **plain(self)}
+        head = {"passed": self.passed, "status": self.status, "reason": self.reason, "worst_product": worst}
+        return {**head, **plain(self)}
 
 
 def verify(
@@ -98,6 +130,8 @@ def verify(
     parts. 1. Each product is computed from A's intermediate values and compared with a float64 reference; B's error may
     be at most twice A's, or 8 units, see :class:`Product`. 2. B's products are overridden with A's results, and every
     output must then equal A's bit for bit.
+
+    What B fuses is computed from A's intermediate values, too, see fusions.py.
 
     B also has to run at the default optimization level. Differences there are for information only.
 
@@ -159,18 +193,27 @@ def verify(
     except SessionError as error:
         return replace(result, failure=str(error))
     if found is None:
-        return result
+        return _with_finite(result)
     results = zip(names, expected, strict=True)
-    return replace(
+    result = replace(
         result,
         outputs=tuple(compare(name, each, found.b[name]) for name, each in results if name in found.b),
         products=found.products,
         unreachable=found.unreachable,
-        failure="" if found.products or found.b else _NOTHING_COMPARED,
+        unchecked=found.unchecked or ("" if found.products or found.b else _NOTHING_COMPARED),
         end_to_end=result.outputs,
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
         not_perturbed=found.not_perturbed,
     )
+    return _with_finite(result)
+
+
+def _with_finite(result: Verification) -> Verification:
+    """Notes if nothing that was compared is a finite number."""
+    is_compared = any(each.finite for each in result.outputs) or any(
+        each.elements > each.skipped for each in result.products if not each.unchecked
+    )
+    return result if is_compared or result.unchecked else replace(result, unchecked=_NOTHING_FINITE)
 
 
 def _is_quantized(session: ort.InferenceSession) -> bool:

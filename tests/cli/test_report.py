@@ -17,7 +17,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import helpers
 import nbits
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -156,8 +158,49 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
     assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.05"]) == 1
     page = (tmp_path / "r.html").read_text()
-    assert "The rewritten model does not run" in page
+    assert '<h1 class="bad">The rewritten model does not run</h1>' in page
     assert "FAILED" in page
+
+
+@pytest.mark.parametrize(
+    ("nan", "headline", "reason"),
+    [
+        (False, "The rewritten model is wrong: verification failed", "of 144 elements differ"),
+        (True, "The rewritten model could not be verified", "no finite value could be compared"),
+    ],
+)
+def test_a_failed_verification_is_the_headline(
+    nan: bool,
+    headline: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A speed says nothing if the model is wrong."""
+    from ort_dynq import rewriter
+
+    source, given = tmp_path / "model.onnx", tmp_path / "x.npy"
+    text = "one = Constant<value = float {1}>() y = Mul(x, one)"
+    model = helpers.parse("float[12, 12] x", "float[12, 12] y", text)
+    del model.opset_import[1]
+    onnx.save(model, source)
+    result = rewriter.rewrite(source)
+    if not nan:
+        model.graph.node[0].attribute[0].t.float_data[:] = [1.5]
+        result = rewriter.Result(ir.from_proto(model), result.report)
+    np.save(given, np.full((12, 12), np.nan if nan else 1, np.float32))
+    monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
+    arguments = ["report", str(source), "-o", str(tmp_path / "r.html"), "--seconds", "0.05", f"--input=x={given}"]
+    assert cli.main(arguments) == (3 if nan else 1)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("NOT CHECKED: " if nan else "FAILED: y: ")
+    assert reason in last
+    page = (tmp_path / "r.html").read_text()
+    assert f'<h1 class="bad">{headline}</h1>' in page
+    assert page.count("<h1") == 1
+    assert reason in page
+    assert "the speed of stock ONNX Runtime" not in page
 
 
 # As a command

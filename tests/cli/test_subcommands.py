@@ -79,7 +79,7 @@ def test_rewrite_that_fails_verification_writes_nothing(
     before = sorted(folder.iterdir())
     assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx", "--verify"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "FAILED"
+    assert re.fullmatch(r"FAILED: y: [1-8] of 8 elements differ", lines[-1])
     assert "fast.onnx is not written" in lines
     assert run_json(capsys, "rewrite", "model.onnx", "-o", "fast.onnx", "--verify", status=1)["output"] is None
     assert sorted(folder.iterdir()) == before
@@ -223,7 +223,8 @@ def test_verify_finds_the_first_difference(folder: Path, capsys: pytest.CaptureF
     session = helpers.stock_session(onnx.load("model.onnx")), helpers.stock_session(onnx.load("wrong.onnx"))
     a, b = (each.run(None, {"x": np.load("x.npy")}) for each in session)
     differing = np.argwhere(a[0] != b[0])
-    assert data["passed"] is False
+    assert (data["passed"], data["status"]) == (False, "failed")
+    assert data["reason"] == f"y: {y['differing']} of 8 elements differ"
     assert codes["differing"] == np.count_nonzero(a[1] != b[1])
     assert y["differing"] == len(differing) > 0
     first = tuple(differing[0])
@@ -233,7 +234,7 @@ def test_verify_finds_the_first_difference(folder: Path, capsys: pytest.CaptureF
     assert cli.main(["verify", "model.onnx", "wrong.onnx", "--input", "x=x.npy"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "input x: float32 2x4, given"
-    assert lines[-1] == "FAILED"
+    assert lines[-1] == f"FAILED: {data['reason']}"
     assert any(f"{[int(i) for i in first]}: A {a[0][first]!s}, B {b[0][first]!s}" in line for line in lines)
 
 
@@ -246,4 +247,23 @@ def test_verify_names_an_incorrect_product(folder: Path, capsys: pytest.CaptureF
     assert cli.main(["verify", str(ENCODER), "wrong.onnx"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith(f"incorrect: {product.name}: B's error is ") for line in lines) == 1
-    assert lines[-1] == "FAILED"
+    assert lines[-1].startswith(f"FAILED: {product.name}: B's error is ")
+
+
+def test_verify_on_nan_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal NaN show nothing: another status than passed and failed, and nothing is written."""
+    negative = helpers.parse("float[4] x", "float[4] y, float[0] e", "y = Neg(x) n = Shape(x) e = Slice(x, n, n)")
+    del negative.opset_import[1]
+    onnx.save(negative, "neg.onnx")
+    np.save("nan.npy", np.array([np.nan, np.inf, -np.inf, np.nan], np.float32))
+    reason = "no finite value could be compared: every element of A's outputs is NaN or infinite, or there is none"
+    data = run_json(capsys, "verify", "neg.onnx", "neg.onnx", "--input", "x=nan.npy", status=3)
+    assert (data["passed"], data["status"], data["reason"]) == (False, "unchecked", reason)
+    assert cli.main(["rewrite", "neg.onnx", "-o", "fast.onnx", "--verify", "--input", "x=nan.npy"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"NOT CHECKED: {reason}"
+    assert "y: no finite value could be compared" in lines
+    assert "fast.onnx is not written" in lines
+    assert not Path("fast.onnx").exists()
+    np.save("one.npy", np.array([np.nan, 1, -np.inf, np.nan], np.float32))
+    assert cli.main(["verify", "neg.onnx", "neg.onnx", "--input", "x=one.npy"]) == 0

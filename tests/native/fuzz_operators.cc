@@ -434,8 +434,8 @@ struct Convolution {
     src.rank = 2 + rank;
     src.dims[0] = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(2));
     terms = terms_of(given);
-    if (!bytes.one_in(16)) src.dims[0] *= terms;
     src.dims[1] = group > 16 ? 1 : group * inputs;
+    if (!bytes.one_in(16)) src.dims[1] *= terms;
     outputs = bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 100 : 8));
     outputs = group > 16 ? outputs : outputs * group;
     const auto extreme = [&] {
@@ -443,6 +443,7 @@ struct Convolution {
       return bytes.of(kExtremes);
     };
     int64_t out[kMostAxes];
+    const bool is_winograd = rank > 1 && bytes.one_in(2);  // of a form that takes it, if nothing else differs
     for (size_t i = 0; i < rank; ++i) {
       int64_t& length = src.dims[2 + i];
       length = bytes.one_in(64)              ? 0
@@ -454,6 +455,7 @@ struct Convolution {
         geometry[row][i] = bytes.one_in(64) ? extreme() : (row < 3) + static_cast<int64_t>(bytes.below(most));
       }
       if (bytes.one_in(16)) geometry[0][i] = bytes.one_in(2) ? length : 400;  // long kernels
+      if (is_winograd) geometry[0][i] = i + 2 < rank ? 1 : 3, geometry[1][i] = 1;
       int64_t& stride = geometry[1][i];
       const int64_t pads = is_explicit ? geometry[3][i] + geometry[4][i] : 0;
       out[i] = std::max<int64_t>(1, (length + pads) / std::max<int64_t>(1, stride));
@@ -478,7 +480,6 @@ struct Convolution {
 
   Shape result(const Shape& src) const {
     Shape shape = src;
-    shape.dims[0] /= terms;
     shape.dims[1] = outputs;
     for (size_t i = 0; i < rank; ++i) {
       const int64_t length = src.dims[2 + i], stride = std::max<int64_t>(1, geometry[1][i]);
@@ -496,7 +497,7 @@ struct Convolution {
         return src;
       case 1:
       case 2:
-        return one;
+        return bytes.one_in(2) ? shape_of({src.dims[0]}) : one;
       case 3:
         return shape_of({(outputs + 15) / 16, quads, 16, 4});
       case 4:
@@ -1011,15 +1012,23 @@ void select(const char* isa) {
   if (ort_dynq_select_isa(isa, nullptr, 0)) fail(std::string("cannot select ") + isa);
 }
 
+// Of ort_dynq_select_winograd().
+constexpr int32_t kAlways = 1, kNever = 2;
+
 Result check(const Problem& problem) {
   static const std::vector<const char*> names = isas();
   select("portable");
+  ort_dynq_select_winograd(kNever);
   Result expected = run(problem);
-  for (const char* name : names) {
-    select(name);
-    const Result actual = run(problem);
-    if (actual != expected) differ(problem, name, expected, actual);
-  }
+  const bool is_conv = std::string(problem.op->name).rfind("QuantizedConv", 0) == 0;
+  for (const char* name : names)
+    for (const int32_t winograd : {kNever, kAlways}) {
+      if (winograd == kAlways && !is_conv) continue;
+      select(name);
+      ort_dynq_select_winograd(winograd);
+      const Result actual = run(problem);
+      if (actual != expected) differ(problem, name, expected, actual);
+    }
   ++statistics.inputs;
   if (expected.error.empty())
     ++statistics.runs[problem.op->name];

@@ -191,9 +191,10 @@ def test_convolutions(isas: Sequence[str], is_wide: bool) -> None:
 def test_large_convolutions(isas: Sequence[str], kernel: tuple[int, int], strides: tuple[int, int], group: int) -> None:
     """Outputs of several tiles and tasks: positions are adjacent in the output, or only in rows."""
     for shape in ((2, 16, 60, 70), (50, 16, 3, 4)):  # few positions: samples share vectors
-        case = conv_inputs(np.random.default_rng(0), shape, 32, kernel, strides=strides, group=group)
-        compare_conv(isas, case)
-        compare_conv(isas, (*case[:2], case[2] | {"terms": 2}))
+        for terms in (1, 2):
+            given: dict[str, Any] = {"terms": terms, "of_samples": (terms == 2,) * 2}
+            rng = np.random.default_rng(terms)
+            compare_conv(isas, conv_inputs(rng, shape, 32, kernel, strides=strides, group=group, **given))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, np.inf), (0.0, 6.0), (-2.0, 2048.0)])

@@ -602,7 +602,7 @@ def conv_cases(opset: int) -> Iterator[Case]:
             rank, terms = len(kernel), 1 + (i + len(zero_points)) % 2
             inputs, _, given = conv_inputs(
                 rng,
-                (2 * terms, 6, *(5, 7, 4)[:rank]),
+                (2, 6, *(5, 7, 4)[:rank]),
                 12,
                 kernel,
                 strides=(1, 2, 1)[:rank],
@@ -612,8 +612,10 @@ def conv_cases(opset: int) -> Iterator[Case]:
                 codes=codes,
                 zero_points=zero_points,
                 quad_axis=i // 2 % 2,
+                terms=terms,
+                of_samples=(i % 3 > 0, i % 5 > 1),
             )
-            yield Case(given | {"scale_order": order, "auto_pad": auto_pad, "terms": terms}, inputs)
+            yield Case(given | {"scale_order": order, "auto_pad": auto_pad}, inputs)
     for _ in range(20):
         inputs, _, given = random_conv(rng)
         if opset >= 14 or inputs[0].size * inputs[7].size:
@@ -752,8 +754,9 @@ def conv_program_cases(opset: int) -> Iterator[Case]:
         for terms, quad_axis, strides in ((1, 0, ()), (1, 1, (2,) * len(kernel)), (2, 0, ())):
             pads = (1,) * (2 * len(kernel))
             given: dict[str, Any] = {"group": group, "strides": strides, "pads": pads, "quad_axis": quad_axis}
-            inputs, _, attributes = conv_inputs(rng, (terms * shape[0], *shape[1:]), outputs, kernel, **given)
-            yield with_tail(rng, "QuantizedConv", Case(attributes | {"terms": terms}, inputs), next(programs))
+            given |= {"terms": terms, "of_samples": (terms == 2, quad_axis == 1)}
+            inputs, _, attributes = conv_inputs(rng, shape, outputs, kernel, **given)
+            yield with_tail(rng, "QuantizedConv", Case(attributes, inputs), next(programs))
 
 
 # ReduceAbsMax, ReduceMinMax, DynamicQuantizeLinear and DynamicQuantizeDequantizeLinear

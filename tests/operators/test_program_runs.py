@@ -120,6 +120,7 @@ def test_threads_change_no_convolutions(
     rng = np.random.default_rng(outputs)
     for i in range(4):
         given: dict[str, Any] = {"strides": (1 + i % 2,) * len(kernel), "quad_axis": i // 2, "zero_points": "all"}
+        given["of_samples"] = (i == 1, i == 1)
         inputs, _, attributes = conv_inputs(rng, shape, outputs, kernel, group=group, **given)
         tail = TAILS[(outputs + i) % len(TAILS)]
         check_threads("QuantizedConvProgram", with_tail(rng, "QuantizedConv", Case({**attributes}, inputs), tail))

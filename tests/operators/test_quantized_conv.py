@@ -81,7 +81,8 @@ def test_any_number_of_channels(product_isa: str, kernel: Shape) -> None:
         channels = 1 + 7 * outputs % 37
         width = 1 + 5 * outputs % 41 + max(kernel) - 1
         shape = (1 + outputs % 2, channels, *(3,) * (len(kernel) - 1), width)
-        case = conv_inputs(rng, shape, outputs, kernel, codes=CODES[outputs % 2], quad_axis=outputs // 2 % 2)
+        given: dict[str, Any] = {"quad_axis": outputs // 2 % 2, "of_samples": (outputs % 4 == 1, outputs % 4 == 3)}
+        case = conv_inputs(rng, shape, outputs, kernel, codes=CODES[outputs % 2], **given)
         check("native", case, scale_order=outputs % 3)
 
 
@@ -102,6 +103,7 @@ def test_depthwise(product_isa: str, kernel: Shape) -> None:
             pads=tuple(length - 1 for length in kernel) * 2,
             codes=CODES[width // 2 % 2],
             zero_points=("none", "one", "all")[width % 3],
+            of_samples=(width % 4 == 0, width % 8 < 6),
         )
         check("native", case, scale_order=width % 3)
 
@@ -123,8 +125,10 @@ def test_many_samples_of_a_few_positions(product_isa: str, kernel: Shape) -> Non
             codes=CODES[turn % 2],
             zero_points=zero_points,
             quad_axis=turn // 3 % 2,
+            terms=2 - samples % 2,
+            of_samples=(size == 4, size == 4),
         )
-        check("native", case, threads=1 + size % 2, scale_order=turn % 3, terms=2 - samples % 2)
+        check("native", case, threads=1 + size % 2, scale_order=turn % 3)
 
 
 @pytest.mark.parametrize("kernel", [(33,), (100,), (2, 32)], ids=str)
@@ -223,6 +227,18 @@ def test_a_bias_of_minus_zero_changes_nothing(product_isa: str) -> None:
         assert_same(check("native", case), np.full((1, 2, 1, 3), bias, np.float32))
 
 
+def test_a_sample_does_not_depend_on_the_others(product_isa: str) -> None:
+    """Each sample has a scale and a zero point, which pads: alone, it has the same result."""
+    rng = np.random.default_rng(9)
+    for kernel, group, terms in itertools.product(((1, 1), (3, 3)), (1, 12), (1, 2)):
+        given: dict[str, Any] = {"pads": (1,) * 4, "group": group, "terms": terms, "of_samples": (True, True)}
+        inputs, _, attributes = conv_inputs(rng, (8, 12, 5, 4), 24, kernel, **given)
+        together = run("native", inputs, attributes)
+        for i, result in enumerate(together):
+            alone = [*(each[i : i + 1] for each in inputs[:3]), *inputs[3:]]
+            assert_same(run("native", alone, attributes)[0], result)
+
+
 @pytest.mark.parametrize("channels", [1, 257])
 def test_the_longest_sums(product_isa: str, channels: int) -> None:
     """Sums just below 2^31: all codes and weights are extreme. One more product is an error."""
@@ -265,9 +281,8 @@ def test_tasks_and_threads_change_nothing(
     pads = tuple(length // 2 for length in kernel) * 2
     for terms, codes, zero_points in ((1, np.uint8, "none"), (1, np.int8, "all"), (2, np.int8, "none")):
         given: dict[str, Any] = {"strides": (stride,) * rank, "codes": codes, "zero_points": zero_points}
-        src = (terms * shape[0], *shape[1:])
-        inputs, weights, attributes = conv_inputs(rng, src, outputs, kernel, group=group, pads=pads, **given)
-        attributes["terms"] = terms
+        given |= {"terms": terms, "of_samples": (terms == 2, zero_points == "all")}
+        inputs, weights, attributes = conv_inputs(rng, shape, outputs, kernel, group=group, pads=pads, **given)
         right = stock_conv((inputs, weights, attributes))
         for threads in (1, 2, 3):
             assert_same(run("native", inputs, attributes, threads), right)
@@ -278,9 +293,9 @@ def test_special_biases_of_two_terms(product_isa: str, order: int) -> None:
     """The bias is added to the sum of the terms; special scales make terms that are zeros, infinite and NaN."""
     rng = np.random.default_rng(order)
     for scale in np.append(SPECIAL_SCALES, np.float32(1)):
-        inputs, weights, given = conv_inputs(rng, (4, 3, 5, 6), SPECIALS.size, (3, 3), codes=np.int8)
+        inputs, weights, given = conv_inputs(rng, (2, 3, 5, 6), SPECIALS.size, (3, 3), codes=np.int8, terms=2)
         inputs[1], inputs[7] = np.asarray(scale), SPECIALS
-        check("native", (inputs, weights, given), scale_order=order, terms=2)
+        check("native", (inputs, weights, given), scale_order=order)
 
 
 def test_orders_differ() -> None:
@@ -384,8 +399,14 @@ WRONG: tuple[tuple[int, Shape | Array, str], ...] = (
         (2, 6, 5, 1),
         "the kernel spans 2 elements of dimension 3, expected at most 1, the length of src with its pads",
     ),
-    *((1, shape, f"scale has shape {text_of(shape)}, expected one element") for shape in ((2,), (0,), (1, 2))),
-    *((2, shape, f"zero_point has shape {text_of(shape)}, expected one element") for shape in ((2,), (0,), (1, 2))),
+    *(
+        (1, shape, f"scale has shape {text_of(shape)}, expected one element, or 2, one for each sample")
+        for shape in ((3,), (0,), (1, 2), (2, 2))
+    ),
+    *(
+        (2, shape, f"zero_point has shape {text_of(shape)}, expected one element, or 2, one for each sample")
+        for shape in ((3,), (0,), (1, 2), (2, 2))
+    ),
     *(
         (3, shape, f"weight has shape {text_of(shape)}, expected 1x6x16x4, packed for quad_axis 0 (channels)")
         for shape in ((24, 4), (1, 6, 64), (1, 9, 16, 4), (2, 6, 16, 4), (1, 6, 4, 16), (0, 6, 16, 4))
@@ -458,10 +479,10 @@ def test_wrong_attributes(backend: str, given: dict[str, int], text: str) -> Non
     check_error(backend, inputs, GIVEN | right | given, text)
 
 
-def test_an_odd_number_of_images_has_no_two_terms(backend: str) -> None:
-    inputs, _, given = conv_inputs(np.random.default_rng(0), (3, 6, 5, 4), 4, (3, 2))
+def test_an_odd_number_of_channels_has_no_two_terms(backend: str) -> None:
+    inputs, _, given = conv_inputs(np.random.default_rng(0), (2, 3, 5, 4), 4, (3, 2))
     check_error(
-        backend, inputs, given | {"terms": 2}, "src has shape 3x6x5x4, expected an even first dimension: 2 terms"
+        backend, inputs, given | {"terms": 2}, "src has shape 2x3x5x4, expected an even second dimension: 2 terms"
     )
 
 

@@ -30,6 +30,7 @@ SOURCES = (
     ROOT / "tests" / "native" / "kernels_check.cc",
     KERNELS / "portable.cc",
     KERNELS / "portable_products.cc",
+    KERNELS / "portable_winograd.cc",
     KERNELS / "portable_programs.cc",
     KERNELS / "portable_attention.cc",
     KERNELS / "dispatch.cc",

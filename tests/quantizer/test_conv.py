@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from helpers import assert_same
 from onnx import helper
 from quantizing import (
     F,
@@ -17,6 +18,7 @@ from quantizing import (
     squared_error,
     weights_by_definition,
 )
+from rewriting import MODELS
 
 import ort_dynq
 
@@ -46,9 +48,10 @@ def test_forms(form: str, biased: bool) -> None:
     bias = floats(shape[0], seed=4) if biased else None
     model = _conv(weights, bias, attributes)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
-    scale = F((X.max() - X.min()) / F(255))
-    zero_point = np.rint(-X.min() / scale)
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    low, high = X.min((1, 2, 3), keepdims=True), X.max((1, 2, 3), keepdims=True)
+    scale = (high - low) / F(255)
+    zero_point = np.rint(-low / scale)
     dequantized = ((np.clip(np.rint(X / scale) + zero_point, 0, 255) - zero_point) * scale).astype(F)
     columns = weights_by_definition(weights.reshape(len(weights), -1).T).T.reshape(shape).astype(F)
     expected = run_float(_conv(columns, bias, attributes), dequantized)
@@ -57,12 +60,50 @@ def test_forms(form: str, biased: bool) -> None:
     assert squared_error(actual, run_float(model, X)) < 1e-4
 
 
+@pytest.mark.parametrize("activations", ["token", "two-term"])
+def test_a_sample_does_not_depend_on_the_others(activations: str) -> None:
+    """A network of all kinds of convolutions: a batch of 8 has the bits of each sample alone."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "p"], ["c"], group=2),
+        helper.make_node("Sigmoid", ["c"], ["g"]),
+        helper.make_node("Mul", ["c", "g"], ["e"]),
+        helper.make_node("Add", ["e", "b"], ["f"]),
+        helper.make_node("ConvTranspose", ["f", "t"], ["h"], strides=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["h"], ["m"]),
+        helper.make_node("Flatten", ["m"], ["y"]),
+    ]
+    shapes = {"w": (128, 8, 3, 3), "p": (128, 64, 1, 1), "t": (128, 32, 4, 4)}
+    constants = {name: floats(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    result = ort_dynq.quantize(model_of(nodes, constants, shape=("N", 8, 30, 31)), activations=activations)
+    assert operators(result)["QuantizedConvProgram"] + operators(result)["QuantizedConv"] == 3
+    x = floats(8, 8, 30, 31, seed=9) * np.exp(floats(8, 1, 1, 1, seed=8) * 2)
+    together = run(result, x)
+    for i, row in enumerate(together):
+        assert_same(run(result, x[i : i + 1])[0], row)
+
+
+def test_samples_of_quantize_dynamic() -> None:
+    """Its convolutions have one scale for a batch; with `from_dynamic`, samples have scales of their own."""
+    model = onnx.load(MODELS / "ort_dynamic_conv" / "model.onnx")
+    result = ort_dynq.quantize(model, from_dynamic=True)
+    assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedConvProgram": 1, "QuantizedConv": 1}
+    (x,) = model.graph.input
+    x = floats(4, *(dim.dim_value for dim in x.type.tensor_type.shape.dim[1:]))
+    x[1:] *= F(0.01)
+    for i, row in enumerate(run(result, x)):
+        assert_same(run(result, x[i : i + 1])[0], row)
+    per_tensor = ort_dynq.quantize(model, from_dynamic=True, activations="tensor")
+    assert operators(per_tensor) == {"DynamicQuantizeLinear": 2, "QuantizedConvProgram": 1, "QuantizedConv": 1}
+
+
 def test_one_channel_with_a_long_kernel() -> None:
     """The Fourier transform of sound is a convolution of one channel; short kernels are faster in float."""
     x = floats(1, 1, 4000, seed=1)
     model = _conv(floats(258, 1, 256, seed=2), None, {"strides": [64]}, x)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
     assert squared_error(run(result, x), run_float(model, x)) < 2e-4  # codes of 8 bits for normal data
     short = ort_dynq.quantize(_conv(floats(258, 1, 127, seed=2), None, {"strides": [64]}, x))
     assert reasons(short) == ["a convolution of single channels is faster in float"]
@@ -96,7 +137,7 @@ def test_a_bias_after_it_is_folded_and_activations_are_shared() -> None:
     ]
     bias = floats(24, 1, 1)
     result = ort_dynq.quantize(model_of(nodes, {"w": floats(24, 8, 3, 3), "c": bias}, shape=X.shape))
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1, "QuantizedConvProgram": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1, "QuantizedConvProgram": 1}
     assert "Add" not in result.report.after
     assert np.allclose(run(result, X), bias, atol=1e-4)
 
@@ -114,9 +155,49 @@ def test_batch_normalization_is_folded(bias: str | None) -> None:
     constants |= {name: floats(24, seed=seed) for seed, name in enumerate(("gain", "shift", "mean"), 4)}
     model = model_of(nodes, constants, shape=X.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
     assert "BatchNormalization" not in result.report.after
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_constants_of_channels_are_folded(is_last: bool) -> None:
+    """A bias and a BatchNormalization that an exporter wrote as several nodes, with the channels first or last."""
+    operator, last, first = "Transpose", {"perm": [0, 2, 3, 1]}, {"perm": [0, 3, 1, 2]}
+    if not is_last:
+        operator, last, first = "Identity", {}, {}
+    steps = (("Add", "ab"), ("Sub", "bc"), ("Mul", "cd"), ("Div", "de"), ("Sub", "ef"))
+    nodes = [
+        helper.make_node(operator, ["x"], ["t"], **first),
+        helper.make_node("Conv", ["t", "w"], ["p"], pads=[1, 1, 1, 1]),
+        helper.make_node(operator, ["p"], ["a"], **last),
+        *(helper.make_node(op, [x, f"c{x}"] if x != "e" else [f"c{x}", x], [y]) for op, (x, y) in steps),
+        helper.make_node(operator, ["f"], ["y"], **first),
+    ]
+    shape = (24,) if is_last else (24, 1, 1)
+    constants = {f"c{x}": floats(*shape, seed=seed) for seed, x in enumerate("abce")} | {"w": floats(24, 8, 3, 3)}
+    constants["cd"] = np.abs(floats(*shape, seed=9)) + F(0.5)
+    x = X.transpose(0, 2, 3, 1) if is_last else X
+    model = model_of(nodes, constants, shape=x.shape)
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert not {"Add", "Sub", "Mul", "Div"} & result.report.after.keys()
+    assert result.report.after["Transpose"] == is_last
+    assert squared_error(run(result, x), run_float(model, x)) < 1e-4
+
+
+def test_convolutions_of_the_optimizer() -> None:
+    """ONNX Runtime's own layout depends on the CPU. The reason names the remedy, here and in a rewrite."""
+    nodes = [
+        helper.make_node("ReorderInput", ["x"], ["t"], domain="com.microsoft.nchwc"),
+        helper.make_node("Conv", ["t", "w"], ["p"], domain="com.microsoft.nchwc"),
+        helper.make_node("ReorderOutput", ["p"], ["y"], domain="com.microsoft.nchwc", channels=24),
+    ]
+    model = model_of(nodes, {"w": floats(24, 8, 3, 3)}, shape=X.shape)
+    model.opset_import.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    for result in (ort_dynq.quantize(model), ort_dynq.rewrite(model)):
+        (finding,) = result.report.unconverted
+        assert "use the original model, before it is optimized" in finding.reason
 
 
 def _normalized(**changes: float | np.ndarray) -> onnx.ModelProto:
@@ -138,7 +219,7 @@ def _normalized(**changes: float | np.ndarray) -> onnx.ModelProto:
 @pytest.mark.filterwarnings("error")
 def test_a_normalization_without_finite_factors_stays(changes: dict[str, float]) -> None:
     result = ort_dynq.quantize(_normalized(**changes))
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
     assert result.report.after["BatchNormalization"] == 1
 
 
@@ -152,7 +233,7 @@ def test_a_normalization_whose_epsilon_the_caller_gives_stays() -> None:
     call = helper.make_node("Block", ["x", *constants], ["y"], domain="local", epsilon=0.5)
     model = model_of([call], constants, shape=X.shape, functions=[function])
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
 
 

@@ -77,7 +77,7 @@ def test_convolutions() -> None:
     x, w = activations(1, 32, 20, 20).astype(H), floats(32, 32, 3, 3).astype(H)
     model = half([helper.make_node("Conv", ["x", "w"], ["y"])], {"w": w}, shape=x.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicQuantizeLinear": 1, "QuantizedConv": 1}
+    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
     assert snr(run(result, x), stock_session(model).run(None, {"x": x})[0]) > 30
 
 

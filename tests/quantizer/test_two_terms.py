@@ -127,8 +127,8 @@ def test_activations_are_shared() -> None:
 
 
 def images_by_definition(x: Array) -> Array:
-    """An activation of a convolution, whose elements have one scale, by :func:`by_definition`."""
-    return by_definition(x.reshape(-1)).reshape(x.shape)
+    """An activation of a convolution, whose samples have one scale each, by :func:`by_definition`."""
+    return by_definition(x.reshape(len(x), -1)).reshape(x.shape)
 
 
 CONVOLUTIONS = {
@@ -143,7 +143,7 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_definition_of_convolutions(name: str) -> None:
-    """All elements of the activation have one scale; small ones are exact in comparison with one term."""
+    """All elements of a sample have one scale; small ones are exact in comparison with one term."""
     node, weights = CONVOLUTIONS[name]
     # onnx.reference takes seconds for a large ConvTranspose.
     image = (7, 6) if name == "ConvTranspose" else (19, 20)

@@ -20,6 +20,7 @@ import pytest
 from helpers import Array, stock_session
 from rewriting import nodes_of, parse
 
+import ort_dynq
 from ort_dynq.rewriter.fusion import attention
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.normal_form import in_normal_form
@@ -72,6 +73,10 @@ def check(
     v = feeds["v"] if largest is None else largest
     for a, b in zip(before, after, strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=TOLERANCE * np.nanmax(np.abs(v)), equal_nan=True)
+    if expected:
+        verification = ort_dynq.verify(model, result, inputs=feeds)
+        assert verification.passed or verification.outputs == (), verification.reason  # (): of a subgraph
+        assert sum(each.is_fusion for each in verification.products) + verification.unreachable >= expected
     return result
 
 

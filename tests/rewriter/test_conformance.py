@@ -23,6 +23,7 @@ from ort_dynq import kernels, verify
 from ort_dynq.backends.options import Backend
 from ort_dynq.opsets import OPSET
 from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.convolutions import batch_normalization
 from ort_dynq.rewriter.float16 import operands as float16_operands
 from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
 from ort_dynq.rewriter.metadata import ACTIVATION
@@ -86,6 +87,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
+    "ort_dynamic_channels_last": {"ort_dynq.DynamicQuantizeLinear": 2, "ort_dynq.QuantizedConvProgram": 2},
     "ort_dynamic_conv": convolutions(1, 1),
     "ort_dynamic_mobile": convolutions(1, 4),
     "ort_dynamic_speech": convolutions(1, 3),
@@ -328,8 +330,9 @@ def test_operators(name: str) -> None:
     result, content = rewritten(name)
     model = onnx.ModelProto.FromString(content)
     assert operators(model) == expected_operators(name)
-    # The last rule gives operators inputs of float16.
-    rewritten_by = [finding for finding in result.report.rewritten if finding.rule != float16_operands.RULE.name]
+    # These give operators inputs of float16, and steps to programs.
+    others = (float16_operands.RULE.name, batch_normalization.RULE.name)
+    rewritten_by = [finding for finding in result.report.rewritten if finding.rule not in others]
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in rewritten_by)
     folded = {"ort_dynq.Constant", "ort_dynq.MatMulInteger"}  # weights; stock products of uint8 codes
     assert converted.keys() - folded <= expected_operators(name).keys() | (FAKES if has_products(name) else set())

@@ -43,6 +43,15 @@ ACTIVATIONS = {
     "DynamicQuantizeLinear, shared": "q, s, z = DynamicQuantizeLinear(x)\n dx = DequantizeLinear(q, s, z)\n"
     "e = DequantizeLinear(q, s, z)\n other = Sqrt(e)\n",
 }
+OF_SAMPLES = {  # opset 18
+    "symmetric, each sample": SYMMETRIC.replace("ReduceMax<keepdims = 1>(a)", "ReduceMax(a, sample)")
+    + "dx = Mul(c, s)\n",
+    "flattened, each sample": "v = Flatten(x)\n a = Abs(v)\n m = ReduceMax<keepdims = 0>(a, last)\n"
+    "m0 = Max(m, eps)\n s0 = Div(m0, c127)\n s = Unsqueeze(s0, sample)\n" + CODES + "dx = Mul(c, s)\n",
+    "asymmetric, each sample": RANGE.replace("<keepdims = 0>(x)", "(x, sample)").replace("z = Cast<to = 2>(z0)\n", "")
+    + "u = Div(x, s)\n v = Round(u)\n w0 = Add(v, z0)\n c = Clip(w0, zero, c255)\n w1 = Sub(c, z0)\n dx = Mul(w1, s)\n",
+}
+AXES = {"sample": np.array([1, 2, 3]), "last": np.array([-1])}
 NUMBERS = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5}
 
 
@@ -132,6 +141,27 @@ def test_convolutions(activation: str, weights: str) -> None:
     outputs = ", float[] other" if "shared" in activation else ""
     body = ACTIVATIONS[activation] + text + "y = Conv<pads = [1, 0, 2, 1], strides = [2, 1]>(dx, w, b)"
     check_converted(model_of(body, arrays, outputs=outputs), images(9, 8))
+
+
+@pytest.mark.parametrize("activation", OF_SAMPLES)
+def test_a_scale_for_each_sample(activation: str) -> None:
+    """The result of a sample does not depend on the others: it has the same bits alone."""
+    body = OF_SAMPLES[activation] + "y = Conv<pads = [1, 0, 2, 1]>(dx, w, b)"
+    model, data = model_of(body, WEIGHTS["folded"][1] | AXES), images(9, 8)
+    data["x"][1] /= 100
+    check_converted(model, data)
+    session = make_session(rewrite(model).to_proto(), "native")
+    (together,) = session.run(None, data)
+    for i, result in enumerate(together):
+        assert session.run(None, {"x": data["x"][i : i + 1]})[0].tobytes() == result.tobytes()
+
+
+def test_a_scale_for_each_sample_after_the_convolution() -> None:
+    codes = SYMMETRIC.replace("ReduceMax<keepdims = 1>(a)", "ReduceMax(a, sample)")
+    body = codes + "q = Cast<to = 3>(c)\n dx = Cast<to = 1>(q)\n g = Conv(dx, w)\n h = Mul(g, s)\n y = Mul(h, ws)"
+    model = model_of(body, {"w": codes_of().astype(F), "ws": scales_of().reshape(1, M, 1, 1)} | AXES)
+    check_converted(model, images(9, 8))
+    assert "Mul" not in [node.op_type for node in rewrite(model).to_proto().graph.node]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +282,7 @@ def test_a_scale_after_the_convolution() -> None:
         (
             SYMMETRIC.replace("ReduceMax<keepdims = 1>(a)", "ReduceMax(a, last)") + "dx = Mul(c, s)\n y = Conv(dx, w)",
             "folded",
-            "one scale and one zero point for its whole activation",
+            "one scale and one zero point for its whole activation, or for each sample",
         ),
     ],
 )

@@ -116,8 +116,8 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
     if is_exact:
         return ""
     verification = ort_dynq.verify(spelling.model, model, inputs=spelling.inputs[0])
-    if not verification.passed and not verification.failure.startswith("nothing was compared"):
-        return f"verify: {verification.failure or verification.worst_product or verification.outputs}"
+    if not verification.passed and not verification.reason.startswith("nothing was compared"):
+        return f"verify: {verification.reason}"
     return ""
 
 

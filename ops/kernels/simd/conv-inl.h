@@ -3,6 +3,7 @@
 // written in order.
 
 #include "kernels/simd/product-inl.h"
+#include "kernels/simd/winograd-inl.h"
 
 // The members of C. Nothing uses this struct, but the compiler checks that every member exists with its type.
 struct ConvMembers {
@@ -357,5 +358,6 @@ constexpr ProductKernels product_kernels() {
   table.conv_quad_bytes = kConvQuadBytes;
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads<>;
+  table.winograd = &kWinograd;
   return table;
 }

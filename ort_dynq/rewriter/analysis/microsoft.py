@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import onnx.parser
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, graphs
+from ...graphs import NCHWC, STANDARD_DOMAINS, graphs
 
-_MICROSOFT, _BLOCKED = "com.microsoft", "com.microsoft.nchwc"
+_MICROSOFT, _BLOCKED = "com.microsoft", NCHWC
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
 _STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
 _WINDOW = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -5,10 +5,10 @@ fake quantization | dequantization, Conv, [Mul by the activation's scale], [Add 
 fake quantization | dequantization, ConvTranspose, [Mul by the activation's scale], [Add bias]
     -> quantization, QuantizedConv, [Reshape, Transpose, Reshape for each axis], [Slice]
 
-The activation must have one scale for all elements, and the weights must be an 8-bit grid in every output channel
-(products/grid.py). The integer sums are exact where a sum of floats is rounded, so the last bits differ: the rule does
-not apply if results must be exact. The weights of a Conv may be a grid that was rounded to float16. The activation may
-be rounded to float16 after it is dequantized.
+The activation must have one scale for all elements, or one for each sample, and the weights must be an 8-bit grid in
+every output channel (products/grid.py). The integer sums are exact where a sum of floats is rounded, so the last bits
+differ: the rule does not apply if results must be exact. The weights of a Conv may be a grid that was rounded to
+float16. The activation may be rounded to float16 after it is dequantized.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         return None
     if context.exact:
         raise Unconverted(Reason.EXACT)
-    if not all(param.is_one for param in form.params):
-        raise Unconverted(Reason.ACTIVATION_ONE_SCALE)
+    if not all(param.is_of_samples(a.shape) for param in form.params):
+        raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     weights, grid = _weights(w, node, context)
     activation = activation_of(form, forms.values)
     tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)

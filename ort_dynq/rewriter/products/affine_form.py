@@ -84,6 +84,14 @@ class Param:
         """Whether each row has one number, or one for each block."""
         return self.axes is None or -1 not in self.axes
 
+    def is_of_samples(self, shape: ir.Shape | None) -> bool:
+        """Returns whether it is one number, or one for each index of the first axis of a shape, with all its axes."""
+        if self.is_one:
+            return True
+        if shape is None or self.axes is None or self.block:
+            return False
+        return self.rank == len(shape) and self.axes <= {-len(shape)}
+
     def is_of_runs(self, shape: ir.Shape | None) -> bool:
         """Returns whether each number belongs to adjacent elements of a shape, in the order of the numbers."""
         if self.axes is None or not self.axes:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.shapes import has_one_element, is_shape_of_rows, unreshaped
+from ..analysis.shapes import broadcasts, has_one_element, is_shape_of_rows, unreshaped
 
 
 class Channels(NamedTuple):
@@ -64,10 +64,16 @@ class Channels(NamedTuple):
         return has_one_element(value, self.most_dimensions) or self._has_shape(value.shape)
 
     def is_scale(self, value: ir.Value | None, codes: ir.Value) -> bool:
-        """Returns whether `value` is known to be the scale of `codes`: one, or for matrices also one for each row."""
+        """Returns whether `value` is known to be the scale of `codes`: one, or one for each row or sample."""
         if value is None or value.dtype != ir.DataType.FLOAT:
             return False
-        return has_one_element(value, self.most_dimensions) if self.spatial_rank else is_shape_of_rows(value, codes)
+        if not self.spatial_rank:
+            return is_shape_of_rows(value, codes)
+        if has_one_element(value, self.most_dimensions):
+            return True
+        if value.shape is None or len(value.shape) != self.most_dimensions:
+            return False
+        return all(dim == 1 for dim in value.shape[1:]) and broadcasts(value, codes)
 
     def _is_vector(self, value: ir.Value) -> bool:
         return value.shape is not None and list(value.shape) == [self.size]

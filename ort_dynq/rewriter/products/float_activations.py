@@ -13,7 +13,7 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from .codes import Codes
 
-_STORED: dict[str, Any] = {"axis": -1, "output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
+_STORED: dict[str, Any] = {"output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
 _ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
 _ASYMMETRIC_ATTRIBUTES = {
     **_STORED,
@@ -57,16 +57,19 @@ class FloatActivations:
         self._codes: dict[tuple[object, ...], Codes] = {}
         self._padded: dict[tuple[object, ...], ir.Value] = {}
 
-    def of_rows(self, value: ir.Value, edit: Edit, *, symmetric: bool = False, block_size: int = 0) -> Codes:
-        """Returns the codes of a matrix, with a scale and a zero point for each row, or for each block of a row.
+    def of_rows(
+        self, value: ir.Value, edit: Edit, *, axis: int = -1, symmetric: bool = False, block_size: int = 0
+    ) -> Codes:
+        """Returns the codes of a tensor, with a scale and a zero point for each row, or for each block of a row.
 
         Args:
-            value: float32 or float16, [..., K].
+            value: float32 or float16, [..., K], or [N, C, D1, ..., Dr].
             edit: The edit of the product, before which new nodes are inserted.
+            axis: -1: a row has K elements; 1: it is a sample.
             symmetric: Whether the zero point is the code 0.
             block_size: The size of the blocks, which divides K; 0: a row is one block.
         """
-        key = edit.node.graph, value, symmetric, block_size
+        key = edit.node.graph, value, axis, symmetric, block_size
         if key not in self._codes:
             constants, attributes = (
                 (_SYMMETRIC, _SYMMETRIC_ATTRIBUTES) if symmetric else (_ASYMMETRIC, _ASYMMETRIC_ATTRIBUTES)
@@ -75,17 +78,17 @@ class FloatActivations:
                 edit.add_constant(each, before=edit.node)
                 for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
             ]
-            quantizer = call("DynamicRangeQuantize", inputs, **attributes, block_size=block_size)
-            self._insert(key, quantizer, value, _shape_of_scales(value, block_size), edit)
+            quantizer = call("DynamicRangeQuantize", inputs, axis=axis, **attributes, block_size=block_size)
+            self._insert(key, quantizer, value, _shape_of_scales(value, axis, block_size), edit)
         return self._codes[key]
 
     def of_two_terms(self, value: ir.Value, edit: Edit, *, axis: int = -1, block_size: int = 0) -> Codes:
         """Returns the codes of a tensor and the codes of what these leave, one after the other along an axis.
 
         Args:
-            value: float32 or float16, [..., K].
+            value: float32 or float16, [..., K], or [N, C, D1, ..., Dr].
             edit: The edit of the product, before which new nodes are inserted.
-            axis: -1: each row has a scale; 0: all elements have one.
+            axis: -1: a row has K elements; 1: it is a sample.
             block_size: The size of the blocks, which divides K; 0: a row is one block.
         """
         key = edit.node.graph, value, "two terms", axis, block_size
@@ -94,7 +97,7 @@ class FloatActivations:
             edit.insert(quantizer, before=edit.node)
             codes, scale = quantizer.outputs
             self._facts.note(codes, ir.DataType.INT8, None)
-            self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, block_size) if axis else None)
+            self._facts.note(scale, ir.DataType.FLOAT, _shape_of_scales(value, axis, block_size))
             zero_point = edit.add_constant(np.zeros((), np.int8), before=edit.node)
             self._codes[key] = Codes(codes, scale, zero_point, terms=2)
         return self._codes[key]
@@ -146,10 +149,11 @@ class FloatActivations:
         self._codes[key] = Codes(codes, scale, zero_point)
 
 
-def _shape_of_scales(value: ir.Value, block_size: int) -> ir.Shape | None:
+def _shape_of_scales(value: ir.Value, axis: int, block_size: int) -> ir.Shape | None:
     """Returns the shape of the scales of rows, or of their blocks if `block_size` is not 0; None if it is not known."""
     if value.shape is None:
         return None
-    depth = value.shape[-1]
+    lead, row = value.shape[:axis], value.shape[axis:]
+    depth = row[-1]
     blocks = 1 if not block_size else depth // block_size if isinstance(depth, int) else ir.SymbolicDim(None)
-    return ir.Shape([*value.shape[:-1], blocks])
+    return ir.Shape([*lead, *(1 for _ in row[1:]), blocks])

@@ -1,6 +1,7 @@
 """The rule that reports products of quantized data which no other rule has converted or reported. It changes nothing.
 
 MatMul | Gemm | Conv | ... of data that were quantized before it    -> unconverted
+Conv of com.microsoft.nchwc                                         -> unconverted
 
 The reason is the first value on the way from the codes to the product that is not codes times a scale (affine.py).
 A product that multiplies weights only, or floats that were never quantized, is not reported.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS
+from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS
 from ...opsets import OPSET
 from ..analysis.nodes import only_use, producer_of, skip_identity
 from ..metadata import RULE as ADDED
@@ -29,6 +30,8 @@ _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
 
 def _match(node: ir.Node, context: Context) -> None:
     """Reports a product of data that were quantized before it."""
+    if node.domain == NCHWC and node.op_type == "Conv":
+        raise Unconverted(Reason.NCHWC)
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return
     if node.op_type in _QLINEAR_PRODUCTS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ...graphs import subgraphs
+from ...graphs import values_read
 from ...operators.program import OPERANDS, Program
 from ..analysis.types import CODE_TYPES
 from ..rule import Context
@@ -142,15 +142,6 @@ def _closure(start: list[ir.Node], nodes: set[ir.Node], is_after: bool) -> set[i
     return found
 
 
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields what a node reads, in its subgraphs, too."""
-    yield from (each for each in node.inputs if each is not None)
-    for _, graph in subgraphs(node):
-        for inner in graph:
-            yield from _reads(inner)
-        yield from graph.outputs
-
-
 class _Draft:
     """A set of nodes that may be a region. Its methods raise _Problem if it is none."""
 
@@ -215,7 +206,7 @@ class _Draft:
                 if any(each in dependent for each in elements_of(node) if each in self._readers):
                     entries.append(node)
                 continue
-            read = list(_reads(node))
+            read = list(values_read(node))
             if any(each in dependent or each in self._inside for each in read) and not self._is_unneeded(node):
                 dependent.update(node.outputs)
                 exits += [self._inside[each] for each in read if each in self._inside]

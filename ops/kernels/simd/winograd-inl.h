@@ -1,0 +1,389 @@
+// Winograd convolutions, written once for any type W of vectors.
+//
+// With the matrices of Lavin and Gray (2015), a 6x6 tile d of codes, 3x3 weights g and its 4x4 outputs y:
+//
+//   y = A^T [(G g G^T) . (B^T d B)] A
+//
+// G has fractions. Its rows are multiplied by 24, and the last one by 12: then 24 * 24 * y is a sum of integers, which
+// may wrap. Two rows of G have the opposite sign, which saves instructions; A^T makes up for it.
+
+// The members of W. Nothing uses this struct, but the compiler checks that every member exists with its type.
+struct WinogradMembers {
+  using Words = W::Words;  // kWords int16
+  using Ints = W::Ints;    // kLanes int32
+  using Floats = W::Floats;
+  static constexpr int64_t kWords = W::kWords, kLanes = W::kLanes;
+  static constexpr int kRows = W::kRows;  // tiles whose sums fit the registers
+
+  Words (*add_words)(Words, Words) = W::add;  // they wrap
+  Words (*sub_words)(Words, Words) = W::sub;
+  Words (*shift_words)(Words) = W::shift<2>;  // to the left
+  Words (*set1_word)(int16_t) = W::set1_word;
+  Words (*widen)(const uint8_t*) = W::widen;
+  void (*store_words)(int16_t*, Words) = W::store;
+  Ints (*add_ints)(Ints, Ints) = W::add;
+  Ints (*sub_ints)(Ints, Ints) = W::sub;
+  Ints (*mul_ints)(Ints, Ints) = W::mul;
+  Ints (*shift_ints)(Ints) = W::shift<2>;         // to the left
+  Ints (*shift_right)(Ints) = W::shift_right<6>;  // of signed numbers
+  Ints (*set1_int)(int32_t) = W::set1;
+  Ints (*load_ints)(const int32_t*) = W::load;
+  void (*store_ints)(int32_t*, Ints) = W::store;
+  Floats (*set1_float)(float) = W::set1;
+  Floats (*load_floats)(const float*) = W::load;
+  void (*store_floats)(float*, Floats) = W::store;
+  Floats (*to_float)(Ints) = W::to_float;
+  Floats (*add_floats)(Floats, Floats) = W::add;
+  Floats (*mul_floats)(Floats, Floats) = W::mul;
+  Floats (*min)(Floats, Floats) = W::min;  // the second argument if either is NaN, or if both are zeros
+  Floats (*max)(Floats, Floats) = W::max;  // likewise
+
+  // Part `i` of the weights of a quad as the products take them: kQuad * 16 int16 are kQuad * 16 / kWords parts.
+  Words (*weights)(const int8_t*, int64_t i) = W::weights;
+  // Adds the weights of a quad, and their magnitudes, for each of 16 output channels.
+  void (*add_weights)(const int8_t*, Ints (&)[kBlockColumns / kLanes]) = W::add_weights;
+  void (*add_magnitudes)(const int8_t*, Ints (&)[kBlockColumns / kLanes]) = W::add_magnitudes;
+  // Products of two input channels, with W::Sums of 16 / kSumVectors output channels.
+  W::Pair (*pair)(const int16_t*) = W::pair;
+  W::Sums (*dot)(W::Sums, W::Pair, W::Weights) = W::dot;
+  // Stores kLanes channels of four adjacent positions.
+  void (*store_columns)(const Floats (&)[kWinogradOut], float*, int64_t channel_stride) = W::store_columns;
+  void (*interleave)(const uint8_t* const (&)[kWinogradUnit], int64_t i, uint8_t flip, uint8_t* to) = W::interleave;
+};
+
+constexpr int64_t kInterleaved = 8;  // positions of W::interleave
+
+// The last positions overlap those before, so that they end with the row.
+inline void winograd_interleave(const uint8_t* const (&rows)[kWinogradUnit], int64_t count, uint8_t flip, uint8_t* to) {
+  if (count < kInterleaved) {
+    uint8_t some[kWinogradUnit][kInterleaved], interleaved[kInterleaved * kWinogradUnit];
+    const uint8_t* some_rows[kWinogradUnit];
+    for (int64_t j = 0; j < kWinogradUnit; ++j) {
+      some_rows[j] = some[j];
+      for (int64_t i = 0; i < kInterleaved; ++i) some[j][i] = i < count ? rows[j][i] : 0;
+    }
+    W::interleave(some_rows, 0, flip, interleaved);
+    memcpy(to, interleaved, static_cast<size_t>(count * kWinogradUnit));
+    return;
+  }
+  for (int64_t i = 0; i < count; i += kInterleaved)
+    W::interleave(rows, i + kInterleaved <= count ? i : count - kInterleaved, flip, to);
+}
+
+// B^T d.
+inline void transform_six(const W::Words (&d)[kWinogradIn], W::Words (&t)[kWinogradIn]) {
+  const auto a = W::sub(d[4], W::template shift<2>(d[2])), b = W::sub(d[3], W::template shift<2>(d[1]));
+  const auto c = W::sub(d[4], d[2]), e = W::sub(d[3], d[1]), twice = W::add(e, e);
+  t[0] = W::add(W::template shift<2>(W::sub(d[0], d[2])), c);
+  t[1] = W::add(a, b);
+  t[2] = W::sub(a, b);
+  t[3] = W::add(c, twice);
+  t[4] = W::sub(c, twice);
+  t[5] = W::sub(W::sub(d[5], d[3]), W::add(twice, twice));
+}
+
+// G g, with the rows multiplied.
+inline void transform_three(const W::Words (&g)[3], W::Words (&t)[kWinogradIn]) {
+  const auto ends = W::add(g[0], g[2]), middle = W::add(g[1], g[1]), twice = W::add(g[0], g[0]);
+  const auto last = W::template shift<2>(g[2]), both = W::add(g[0], last);
+  t[0] = W::add(twice, W::template shift<2>(g[0]));
+  t[1] = W::template shift<2>(W::add(ends, g[1]));
+  t[2] = W::template shift<2>(W::sub(ends, g[1]));
+  t[3] = W::add(both, middle);
+  t[4] = W::sub(both, middle);
+  t[5] = W::add(last, W::add(last, last));
+}
+
+// A^T m, with what the factors of G need.
+inline void transform_sums(const W::Ints (&m)[kWinogradIn], W::Ints (&y)[kWinogradOut]) {
+  const auto sum1 = W::add(m[1], m[2]), difference1 = W::sub(m[1], m[2]);
+  const auto sum2 = W::add(m[3], m[4]), difference2 = W::sub(m[3], m[4]), twice = W::add(difference2, difference2);
+  y[0] = W::add(m[0], W::sub(sum2, sum1));
+  y[1] = W::sub(twice, difference1);
+  y[2] = W::sub(W::template shift<2>(sum2), sum1);
+  y[3] = W::add(W::sub(W::add(m[5], m[5]), difference1), W::template shift<2>(twice));
+}
+
+// The codes lose 128, so that the sums are small: B^T d B of 128 is 0 but for element (1, 1), where it is 36 * 128.
+constexpr int16_t kWinogradOffset = 36 * 128;
+
+inline void transform_codes_of(const uint8_t* codes, int64_t row, int64_t col, int16_t* to, int64_t step) {
+  typename W::Words t[kWinogradIn][kWinogradIn];
+#pragma GCC unroll 8
+  for (int j = 0; j < kWinogradIn; ++j) {
+    typename W::Words d[kWinogradIn], o[kWinogradIn];
+#pragma GCC unroll 8
+    for (int i = 0; i < kWinogradIn; ++i) d[i] = W::widen(codes + i * row + j * col);
+    transform_six(d, o);
+#pragma GCC unroll 8
+    for (int i = 0; i < kWinogradIn; ++i) t[i][j] = o[i];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kWinogradIn; ++i) {
+    typename W::Words o[kWinogradIn];
+    transform_six(t[i], o);
+    if (i == 1) o[1] = W::sub(o[1], W::set1_word(kWinogradOffset));
+#pragma GCC unroll 8
+    for (int j = 0; j < kWinogradIn; ++j) W::store(to + (i * kWinogradIn + j) * step, o[j]);
+  }
+}
+
+// [36][tiles][units][16]
+inline void winograd_transform_codes(const WinogradBlock& block) {
+  const WinogradInput& input = block.input;
+  const int64_t step = winograd_codes_step(input.tile_count, input.units);
+  int16_t* to = block.scratch.codes;
+  for (int64_t tile = 0; tile < input.tile_count; ++tile) {
+    const uint8_t* codes = input.image + input.tiles[tile].image;
+    for (int64_t unit = 0; unit < input.units; ++unit, codes += input.unit_bytes, to += kWinogradUnit)
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < kWinogradUnit; i += W::kWords)
+        transform_codes_of(codes + i, input.row_bytes, input.col_bytes, to + i, step);
+  }
+}
+
+// The weights of `count` quads of input channels, which are [3][3][quads] in the block: [36][count][parts].
+inline void transform_weights(const int8_t* packed, int64_t quads, int64_t count, int16_t* to) {
+  constexpr int64_t kQuadBytes = kBlockColumns * kQuad;
+  for (int64_t quad = 0; quad < count; ++quad, packed += kQuadBytes, to += kQuadBytes)
+    for (int64_t part = 0; part < kQuadBytes / W::kWords; ++part) {
+      typename W::Words t[kWinogradIn][3];
+#pragma GCC unroll 8
+      for (int b = 0; b < 3; ++b) {
+        typename W::Words g[3], o[kWinogradIn];
+#pragma GCC unroll 8
+        for (int a = 0; a < 3; ++a) g[a] = W::weights(packed + (a * 3 + b) * quads * kQuadBytes, part);
+        transform_three(g, o);
+#pragma GCC unroll 8
+        for (int i = 0; i < kWinogradIn; ++i) t[i][b] = o[i];
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kWinogradIn; ++i) {
+        typename W::Words o[kWinogradIn];
+        transform_three(t[i], o);
+#pragma GCC unroll 8
+        for (int j = 0; j < kWinogradIn; ++j)
+          W::store(to + (i * kWinogradIn + j) * kWinogradWeightsStep + part * W::kWords, o[j]);
+      }
+    }
+}
+
+constexpr int kWinogradVectors = kBlockColumns / W::kLanes;
+
+// Adds the sums of the weights of `count` quads, and returns the largest sum of their magnitudes if `has_limit`, added
+// to `magnitudes`.
+inline void sum_winograd_weights(const int8_t* packed, int64_t quads, int64_t count, bool has_limit,
+                                 W::Ints (&sums)[kWinogradVectors], W::Ints (&magnitudes)[kWinogradVectors]) {
+  constexpr int64_t kQuadBytes = kBlockColumns * kQuad;
+  for (int64_t position = 0; position < 9; ++position, packed += quads * kQuadBytes)
+    for (int64_t quad = 0; quad < count; ++quad) {
+      W::add_weights(packed + quad * kQuadBytes, sums);
+      if (has_limit) W::add_magnitudes(packed + quad * kQuadBytes, magnitudes);
+    }
+}
+
+// The products of kRows tiles with 16 output channels, summed over 2 * pairs input channels: sums [kRows][16].
+template <int kRows>
+void multiply_tiles(const int16_t* codes, int64_t stride, const int16_t* weights, int64_t pairs, bool adds,
+                    int32_t* to) {
+  constexpr int kVectors = W::kSumVectors;
+  constexpr int64_t kLanes = kBlockColumns / kVectors;
+  typename W::Sums sums[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      sums[r][v] = adds ? W::load_sums(to + r * kBlockColumns + v * kLanes) : W::no_sums();
+  for (int64_t pair = 0; pair < pairs; ++pair, weights += 2 * kBlockColumns, codes += 2) {
+    ORT_DYNQ_PREFETCH(weights + 16 * 2 * kBlockColumns);
+    typename W::Weights w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) w[v] = W::load_weights(weights, v);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const auto x = W::pair(codes + r * stride);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = W::dot(sums[r][v], x, w[v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) W::store_sums(to + r * kBlockColumns + v * kLanes, sums[r][v]);
+}
+
+template <int kRows = W::kRows>
+void multiply_some_tiles(int64_t count, const int16_t* codes, int64_t stride, const int16_t* weights, int64_t pairs,
+                         bool adds, int32_t* to) {
+  if (count == kRows)
+    multiply_tiles<kRows>(codes, stride, weights, pairs, adds, to);
+  else if constexpr (kRows > 1)
+    multiply_some_tiles<kRows - 1>(count, codes, stride, weights, pairs, adds, to);
+}
+
+// All tiles. One or two remaining tiles would take as long as three: they share the work with those before.
+inline void multiply_all_tiles(int64_t count, const int16_t* codes, int64_t stride, const int16_t* weights,
+                               int64_t pairs, bool adds, int32_t* to) {
+  while (count > 0) {
+    const int64_t rows = count >= 2 * W::kRows ? W::kRows : count > W::kRows ? (count + 1) / 2 : count;
+    multiply_some_tiles(rows, codes, stride, weights, pairs, adds, to);
+    count -= rows;
+    codes += rows * stride;
+    to += rows * kBlockColumns;
+  }
+}
+
+// Arrays of the 16 output channels of a block; those that are not computed have 0.
+struct WinogradChannels {
+  int32_t corrections[kBlockColumns] = {}, zps[kBlockColumns] = {};
+  float first[kBlockColumns] = {}, second[kBlockColumns] = {}, bias[kBlockColumns] = {};
+  bool has_zps;
+
+  // `weight_sums`: what the codes lack by 128.
+  WinogradChannels(const WinogradBlock& block, const int32_t* weight_sums)
+      : has_zps(block.zps != nullptr || block.zp != 0) {
+    const ConvScaling& scaling = block.scaling;
+    for (int64_t c = 0; c < block.channels; ++c) {
+      const int64_t at = block.first + c;
+      const auto channel_sum = static_cast<uint32_t>(load(scaling.channel_sums + c));
+      corrections[at] = static_cast<int32_t>(128u * static_cast<uint32_t>(weight_sums[at]) -
+                                             static_cast<uint32_t>(scaling.zp) * channel_sum);
+      zps[at] = block.zps == nullptr ? block.zp : block.zps[c];
+      const float channel_scale = load(scaling.channel_scales + c);
+      first[at] = scaling.order == kScalesFirst ? scaling.scale * channel_scale
+                  : scaling.order == kRowFirst  ? scaling.scale
+                                                : channel_scale;
+      second[at] = scaling.order == kScalesFirst ? 1.0f : scaling.order == kRowFirst ? channel_scale : scaling.scale;
+      bias[at] = load(scaling.bias + c);
+    }
+  }
+};
+
+// The sums of kLanes channels from `lane` on of row `i` of a tile become floats.
+inline void store_winograd_row(const WinogradBlock& block, const WinogradChannels& channels, const WinogradTile& tile,
+                               int64_t lane, int64_t i, W::Ints (&sums)[kWinogradOut]) {
+  typename W::Floats reals[kWinogradOut];
+  const auto correction = W::load(channels.corrections + lane);
+  const auto first = W::load(channels.first + lane), second = W::load(channels.second + lane);
+  const auto bias = W::load(channels.bias + lane);
+  const auto lowest = W::set1(block.scaling.lowest), highest = W::set1(block.scaling.highest);
+  const int64_t row = tile.row + i * block.output.row_step;
+#pragma GCC unroll 8
+  for (int j = 0; j < kWinogradOut; ++j) {
+    sums[j] = W::add(sums[j], correction);
+    if (channels.has_zps && j < tile.cols) {
+      const int64_t at =
+          tile.plane * block.code_plane_stride + row * block.code_row_stride + tile.col + j * block.output.col_step;
+      sums[j] = W::sub(sums[j], W::mul(W::load(channels.zps + lane), W::set1(block.code_sums[at])));
+    }
+    const auto real = W::add(W::mul(W::mul(W::to_float(sums[j]), first), second), bias);
+    reals[j] = W::min(highest, W::max(lowest, real));
+  }
+  float* dst = block.output.dst + tile.plane * block.output.plane_stride + row * block.output.row_stride + tile.col;
+  const int64_t stride = block.output.channel_stride, col_step = block.output.col_step;
+  const int64_t begin = block.first - lane, end = begin + block.channels;  // lanes that are stored
+  if (begin <= 0 && end >= W::kLanes && tile.cols == kWinogradOut && col_step == 1)
+    return W::store_columns(reals, dst - begin * stride, stride);
+  float stored[kWinogradOut][W::kLanes];
+#pragma GCC unroll 8
+  for (int j = 0; j < kWinogradOut; ++j) W::store(stored[j], reals[j]);
+  for (int64_t c = begin > 0 ? begin : 0; c < W::kLanes && c < end; ++c)
+    for (int64_t j = 0; j < tile.cols; ++j) store(dst + (c - begin) * stride + j * col_step, stored[j][c]);
+}
+
+// What becomes of the sums of products: they start the parts of sums, are added to them, or are the last ones.
+struct WinogradParts {
+  bool is_first, is_last;
+};
+
+inline void transform_tile(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part,
+                           int64_t tile, int64_t lane) {
+  const int64_t step = block.input.tile_count * kBlockColumns;
+  const int32_t* from = block.scratch.sums + tile * kBlockColumns + lane;
+  typename W::Ints t[kWinogradOut][kWinogradIn];
+#pragma GCC unroll 8
+  for (int j = 0; j < kWinogradIn; ++j) {
+    typename W::Ints m[kWinogradIn], y[kWinogradOut];
+#pragma GCC unroll 8
+    for (int i = 0; i < kWinogradIn; ++i) m[i] = W::load(from + (i * kWinogradIn + j) * step);
+    transform_sums(m, y);
+#pragma GCC unroll 8
+    for (int i = 0; i < kWinogradOut; ++i) t[i][j] = y[i];
+  }
+  constexpr int32_t kInverse = 0x38e38e39;  // of 9, modulo 2^32; 576 = 9 * 2^6
+  int32_t* parts = block.scratch.parts + tile * kWinogradOut * kWinogradOut * kBlockColumns + lane;
+  const WinogradTile& at = block.input.tiles[tile];
+#pragma GCC unroll 8
+  for (int i = 0; i < kWinogradOut; ++i) {
+    if (i >= at.rows) break;
+    typename W::Ints y[kWinogradOut];
+    transform_sums(t[i], y);
+#pragma GCC unroll 8
+    for (int j = 0; j < kWinogradOut; ++j) {
+      y[j] = W::template shift_right<6>(W::mul(y[j], W::set1(kInverse)));
+      int32_t* sum = parts + (i * kWinogradOut + j) * kBlockColumns;
+      if (!part.is_first) y[j] = W::add(y[j], W::load(sum));
+      if (!part.is_last) W::store(sum, y[j]);
+    }
+    if (part.is_last) store_winograd_row(block, channels, at, lane, i, y);
+  }
+}
+
+inline void transform_tiles(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part) {
+  for (int64_t tile = 0; tile < block.input.tile_count; ++tile)
+    for (int64_t lane = 0; lane < kBlockColumns; lane += W::kLanes)
+      if (lane < block.first + block.channels && lane + W::kLanes > block.first)
+        transform_tile(block, channels, part, tile, lane);
+}
+
+inline int32_t largest_sum(const W::Ints (&a)[kWinogradVectors], const W::Ints (&b)[kWinogradVectors]) {
+  int32_t largest = 0;
+  for (int v = 0; v < kWinogradVectors; ++v) {
+    int32_t sums[W::kLanes];
+    W::store(sums, W::add(a[v], b[v]));
+    for (const int32_t sum : sums) largest = sum > largest ? sum : largest;
+  }
+  return largest;
+}
+
+// Input channels in groups of kWinogradQuads quads. Their products are added as long as the sum can be recovered: see
+// kMostWinogradMagnitude. Then they are transformed back, and the next ones begin a new part of the sum.
+inline void winograd_convolve(const WinogradBlock& block) {
+  constexpr int64_t kQuadBytes = kBlockColumns * kQuad;
+  const int64_t tiles = block.input.tile_count, inputs = block.input.units * kWinogradUnit;
+  const int64_t step = winograd_codes_step(tiles, block.input.units);
+  const bool has_limit = block.quads * kQuad > kSafeWinogradInputs;
+  typename W::Ints weight_sums[kWinogradVectors], magnitudes[kWinogradVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kWinogradVectors; ++v) weight_sums[v] = magnitudes[v] = W::set1(0);
+  bool is_first = true, adds = false;
+  const int32_t no_sums[kBlockColumns] = {};
+  for (int64_t quad = 0; quad < block.quads; quad += kWinogradQuads) {
+    const int64_t count = block.quads - quad < kWinogradQuads ? block.quads - quad : kWinogradQuads;
+    const int8_t* packed = block.packed + quad * kQuadBytes;
+    typename W::Ints added[kWinogradVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kWinogradVectors; ++v) added[v] = W::set1(0);
+    sum_winograd_weights(packed, block.quads, count, has_limit, weight_sums, added);
+    if (has_limit && largest_sum(magnitudes, added) > kMostWinogradMagnitude) {
+      transform_tiles(block, WinogradChannels(block, no_sums), {is_first, false});
+      is_first = adds = false;
+#pragma GCC unroll 8
+      for (int v = 0; v < kWinogradVectors; ++v) magnitudes[v] = W::set1(0);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kWinogradVectors; ++v) magnitudes[v] = W::add(magnitudes[v], added[v]);
+    transform_weights(packed, block.quads, count, block.scratch.weights);
+    for (int64_t i = 0; i < kWinogradElements; ++i)
+      multiply_all_tiles(tiles, block.scratch.codes + i * step + quad * kQuad, inputs,
+                         block.scratch.weights + i * kWinogradWeightsStep, count * kQuad / 2, adds,
+                         block.scratch.sums + i * tiles * kBlockColumns);
+    adds = true;
+  }
+  int32_t stored[kBlockColumns];
+#pragma GCC unroll 8
+  for (int v = 0; v < kWinogradVectors; ++v) W::store(stored + v * W::kLanes, weight_sums[v]);
+  transform_tiles(block, WinogradChannels(block, stored), {is_first, true});
+}
+
+constexpr WinogradKernels kWinograd = {winograd_interleave, winograd_transform_codes, winograd_convolve};
