@@ -23,7 +23,7 @@ from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..inputs import Array
-from ..system import cores, cpu_name, load_average
+from ..system import cores, cpu_name, gain_of_integers, load_average
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -45,6 +45,7 @@ class Machine:
         load: The load average of the last minute; None if the system has none. Other processes take cores from the
             timed threads.
         isa: The instruction set of ort_dynq's kernels.
+        gain: See :func:`ort_dynq.system.gain_of_integers`.
         backend: How sessions get ort_dynq's operators.
         onnxruntime, ort_dynq, python: Versions.
     """
@@ -53,6 +54,7 @@ class Machine:
     cores: int
     load: float | None
     isa: str
+    gain: str
     backend: str
     onnxruntime: str
     ort_dynq: str
@@ -133,6 +135,7 @@ def machine(backend: Backend = "native") -> Machine:
         cores=cores(),
         load=load_average(),
         isa=kernels.isa(),
+        gain=gain_of_integers(kernels.isa()),
         backend=backend,
         onnxruntime=ort.__version__,
         ort_dynq=__version__,

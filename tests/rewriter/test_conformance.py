@@ -52,7 +52,7 @@ def convolutions(plain: int, programs: int) -> dict[str, int]:
     """Convolutions, some with a program, and the DynamicQuantizeLinear before each."""
     return {
         "ort_dynq.DynamicQuantizeLinear": plain + programs,
-        "ort_dynq.QuantizedConv": plain,
+        **({"ort_dynq.QuantizedConv": plain} if plain else {}),
         "ort_dynq.QuantizedConvProgram": programs,
     }
 
@@ -68,7 +68,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
     "decoder_token_weights": ENCODER,
-    "dynamic_quantize_conv": convolutions(1, 1),
+    "dynamic_quantize_conv": convolutions(0, 1) | {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
     "dynamic_quantize_dequantize": {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1},
     "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
@@ -99,7 +99,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.QuantizedMatMulProgram": 2,
     },
     "ort_dynamic_channel": DYNAMIC_PRODUCTS,
-    "ort_dynamic_channels_last": {"ort_dynq.DynamicQuantizeLinear": 2, "ort_dynq.QuantizedConvProgram": 2},
+    "ort_dynamic_channels_last": convolutions(0, 2),
     "ort_dynamic_conv": convolutions(1, 1),
     "ort_dynamic_mobile": convolutions(1, 4) | {"ort_dynq.DynamicQuantizeLinear": 6, "ort_dynq.QuantizedMatMul": 1},
     "ort_dynamic_speech": convolutions(1, 3),
