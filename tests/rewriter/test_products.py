@@ -320,7 +320,7 @@ def test_products_of_two_activations(dtypes: str, exact: bool) -> None:
     casts = {n.output[0]: n.attribute[0].i for n in converted.graph.node if n.op_type == "Cast"}
     (product,) = (node for node in converted.graph.node if node.op_type == "MatMulInteger")
     both = {(types | casts)[name] for name in product.input[:2]}
-    assert both == ({TensorProto.UINT8} if a == "int8" else {TensorProto.UINT8, TensorProto.INT8})
+    assert both == {TensorProto.UINT8}
 
 
 def test_weights_of_run_time_zero_points_stay_matmulinteger() -> None:
