@@ -34,6 +34,8 @@
 // ORT_DYNQ_ADD_PRODUCT is two instructions: a product of `a` and `b`, and its addition to `sums`. With intrinsics, GCC
 // 12 adds products to each other first, or moves sums between registers and the stack, as far as it finds reasons to.
 //
+// ORT_DYNQ_ADD adds `a` to `sums` likewise, by an instruction of three operands.
+//
 // ORT_DYNQ_CPUID stores eax, ebx, ecx and edx to four numbers of 32 bits; ORT_DYNQ_XGETBV stores the low half of XCR0.
 #if defined(__GNUC__) || defined(__clang__)
 #define ORT_DYNQ_PREFETCH(address) __builtin_prefetch(address)
@@ -45,6 +47,8 @@
     decltype(sums) product;                                                                          \
     asm(multiply " %3, %2, %1\n\t" add " %1, %0, %0" : "+x"(sums), "=&x"(product) : "x"(a), "x"(b)); \
   } while (false)
+#define ORT_DYNQ_ADD(instruction, registers, intrinsic, sums, a) \
+  asm(instruction " %1, %0, %0" : "+" registers(sums) : registers(a))
 #define ORT_DYNQ_CPUID(leaf, subleaf, to) \
   asm volatile("cpuid" : "=a"((to)[0]), "=b"((to)[1]), "=c"((to)[2]), "=d"((to)[3]) : "a"(leaf), "c"(subleaf))
 #define ORT_DYNQ_XGETBV(low) asm volatile("xgetbv" : "=a"(low) : "c"(0) : "edx")
@@ -55,6 +59,7 @@
 #define ORT_DYNQ_OPAQUE(value) static_cast<void>(value)
 #define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) sums = intrinsic(sums, a, b)
 #define ORT_DYNQ_ADD_PRODUCT(multiply, add, intrinsic, sums, a, b) sums = intrinsic
+#define ORT_DYNQ_ADD(instruction, registers, intrinsic, sums, a) sums = intrinsic(sums, a)
 #define ORT_DYNQ_CPUID(leaf, subleaf, to) __cpuidex(reinterpret_cast<int*>(to), leaf, subleaf)
 #define ORT_DYNQ_XGETBV(low) low = static_cast<unsigned>(_xgetbv(0))
 #endif

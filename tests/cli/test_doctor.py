@@ -50,6 +50,7 @@ def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1] == "PASSED"
     assert f"{data['platform']}; released wheel for it: {data['wheel_test']}" in lines
     assert any(line.split()[:2] == ["onnxruntime", ort.__version__] for line in lines)
+    assert data["gain"] in lines
 
 
 def test_incorrect_kernel_fails_the_self_test(
