@@ -40,9 +40,9 @@ def checks(data: Any) -> dict[str, bool]:
 
 
 def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     data = run(capsys, 0)
-    assert time.perf_counter() - start < 20  # about two seconds on an idle machine
+    assert time.process_time() - start < 20  # about two seconds
     assert (data["isa"], data["isas"]) == (kernels.isa(), kernels.supported_isas())
     versions = data["versions"]
     assert (versions["ort_dynq"], versions["Python"]) == (ort_dynq.__version__, platform.python_version())
