@@ -125,7 +125,7 @@ def bench_model(
     del session
     ours: str | Path | ir.Model
     if b is None:
-        result = rewrite(a, exact=settings.exact, fuse=settings.fuse, weights_only=settings.weights_only)
+        result = rewrite(a, **settings.changes)
         ours, report = result.model, result.report
     else:
         check_file(b, "B")
@@ -156,7 +156,7 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
 def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTiming:
     try:
         model = folder / "model.onnx"
-        result = rewrite(model, exact=settings.exact, fuse=settings.fuse, weights_only=settings.weights_only)
+        result = rewrite(model, **settings.changes)
         feeds = recorded_inputs(folder)
         return time_model(folder.name, model, result.model, result.report, feeds, settings, threads)
     except DynqError as error:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..files import target_of
@@ -32,7 +32,7 @@ def add_exact(parser: argparse._ActionsContainer) -> None:
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Adds --weights-only, and --exact and --fuse, which exclude each other."""
+    """Adds --weights-only and --keep-fused, and --exact and --fuse, which exclude each other."""
     changes = parser.add_mutually_exclusive_group()
     add_exact(changes)
     changes.add_argument(
@@ -41,6 +41,17 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
     )
     add_weights_only(parser)
+    add_keep_fused(parser)
+
+
+def add_keep_fused(parser: argparse.ArgumentParser) -> None:
+    """Adds --keep-fused."""
+    parser.add_argument(
+        "--keep-fused",
+        action="store_true",
+        help="leave integer products that ONNX Runtime fuses with the quantization before them: they are wrong on x86 "
+        "CPUs without VNNI, where their sums saturate",
+    )
 
 
 def add_weights_only(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +64,13 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def weights_only_of(arguments: argparse.Namespace) -> str:
-    """Returns the value of --weights-only; its default if it is not given, or if the subcommand does not have it."""
-    return getattr(arguments, "weights_only", None) or "keep"
+def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the arguments of :func:`add_changes` say, for :func:`ort_dynq.rewrite`.
+
+    Arguments that are not given, or that the subcommand does not have, have their defaults.
+    """
+    flags = {name: getattr(arguments, name, None) or False for name in ("exact", "fuse", "keep_fused")}
+    return {**flags, "weights_only": getattr(arguments, "weights_only", None) or "keep"}
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

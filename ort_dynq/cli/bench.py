@@ -165,7 +165,12 @@ class _Bench:
     options: tuple[tuple[str, str], ...] = ()
 
 
-_CHANGES = (("exact", "--exact"), ("fuse", "--fuse"), ("weights_only", "--weights-only"))
+_CHANGES = (
+    ("exact", "--exact"),
+    ("fuse", "--fuse"),
+    ("weights_only", "--weights-only"),
+    ("keep_fused", "--keep-fused"),
+)
 _DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
 _QUANTIZE = _Bench(
     "quantize",

@@ -40,8 +40,10 @@ def check(arguments: argparse.Namespace) -> None:
     """Checks that a folder is given, and the path of the report."""
     if arguments.b is None:
         raise DynqError("`bench generate` needs a folder of onnxruntime-genai: ort-dynq bench generate phi/")
-    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only):
-        raise DynqError("--exact, --fuse and --weights-only say how to rewrite; leave them out with --rewritten")
+    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only or arguments.keep_fused):
+        raise DynqError(
+            "--exact, --fuse, --weights-only and --keep-fused say how to rewrite; leave them out with --rewritten"
+        )
     if arguments.report:
         check_page(Path(arguments.b), Path(arguments.report))
     for folder in filter(None, (arguments.b, arguments.rewritten)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..formats import check_file
 from .accuracy import accuracy_text, add_data_sets, check_data
-from .arguments import add_changes, add_data, check_page, given_data, positive, seconds, weights_only_of
+from .arguments import add_changes, add_data, changes_of, check_page, given_data, positive, seconds
 from .command import Command, Outcome
 from .render import Figure, one_line, progress
 from .verify import exit_status, inputs_text, verdict
@@ -57,9 +57,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             shapes=shapes,
             seed=arguments.seed,
             backend=arguments.backend,
-            exact=arguments.exact,
-            fuse=arguments.fuse,
-            weights_only=weights_only_of(arguments),
+            **changes_of(arguments),
             threads=arguments.threads,
             seconds=arguments.seconds,
             track=track,

@@ -63,7 +63,14 @@ class Result:
         return to_proto(self.model)
 
 
-def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]) -> Result:
+def rewrite(
+    model: Model,
+    *,
+    exact: bool = False,
+    fuse: bool = False,
+    weights_only: str = WEIGHTS_ONLY[0],
+    keep_fused: bool = False,
+) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
@@ -80,6 +87,8 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_on
         weights_only: What becomes of MatMulNBits whose accuracy_level asks for a float activation. "keep": they stay.
             "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4. "two-term":
             it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
+        keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
+            without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
 
     Returns:
         The rewritten model and the report.
@@ -96,7 +105,9 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_on
     if exact and weights_only != WEIGHTS_ONLY[0]:
         raise DynqError("weights_only quantizes activations, and exact keeps floats; leave one of them out")
     phases = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS) if fuse else PHASES
-    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only)
+    apply = functools.partial(
+        convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
+    )
     loaded = load_current(model)
     check_versions(loaded)
     before = op_counts(loaded)
