@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
+from ..formats import check_file
 from .arguments import add_exact, add_keep_fused, add_weights_only, changes_of, positive
 from .command import Command, Outcome
 from .render import one_line, table, working
@@ -52,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--opset needs --body NAME")
     if arguments.model is None:
         raise DynqError("there is nothing to inspect; give a model, or --body NAME (see ort-dynq inspect --help)")
+    check_file(arguments.model)
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
     if arguments.program is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from ..formats import check_file
 from .arguments import add_changes, add_data, changes_of, check_target, given_data
 from .command import Command, Outcome
 from .render import one_line, table, working
@@ -45,6 +46,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--input and --shape are the data of a verification; give --verify as well")
     if source.is_dir():
         return _rewrite_folder(arguments, source, target)
+    check_file(source)
     check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite

@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import DynqError
+from ..opsets import check_versions
 from ..storage import explained, save, to_proto
 from ..versions import load_current
 from .float16 import convert_in_float32
@@ -93,8 +94,9 @@ def rewrite(
         The rewritten model and the report.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, or
-            `exact` contradicts `fuse` or `weights_only`, or `weights_only` is unknown.
+        DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, it is
+            newer than the installed onnxruntime, `exact` contradicts `fuse` or `weights_only`, or `weights_only` is
+            unknown.
     """
     if exact and fuse:
         raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
@@ -107,6 +109,7 @@ def rewrite(
         convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
     )
     loaded = load_current(model)
+    check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
         rewritten, report = in_normal_form(

@@ -77,6 +77,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "encoder_token": ENCODER,
     "encoder_token_integer": ENCODER,
     "encoder_torchao": ENCODER,
+    "experts_token": PRODUCT_PROGRAM,
     "function_in_branch": WHOLE,
     "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_int32": PRODUCT,

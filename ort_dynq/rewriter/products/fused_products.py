@@ -99,6 +99,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         check_type("the activation", x, CODE_TYPES)
         check_type("the scale", scale, (ir.DataType.FLOAT,))
     grid = grid_of_weights(node, facts, (1, positions.weights_zero_point))
+    if grid.stack:  # ONNX Runtime does not run such a product
+        raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
     check_length(grid)
     channels = Channels(grid.codes.shape[1], rank=1 if x.shape is None else len(x.shape))
     column = channels.vector(inputs[positions.weights_scale], np.float32, facts)

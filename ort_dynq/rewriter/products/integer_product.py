@@ -18,7 +18,7 @@ from ..edit import Edit
 from ..policy.saturation import may_saturate
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .grid import Grid
+from .grid import Grid, columns_of_stack
 from .unsigned_codes import UnsignedCodes, unsigned_array
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ def weights_of(
 
 
 def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)) -> Grid:
-    """Returns the weights of a matrix product, [K, N], and their zero points as int8; the scales are 1.
+    """Returns the weights of a matrix product and their zero points as int8; the scales are 1.
 
     Args:
         node, facts, positions: As for :func:`weights_of`.
@@ -147,12 +147,15 @@ def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1
         Unconverted: They are not known.
     """
     elements, zeros = weights_of(node, facts, positions)
-    if elements.ndim != 2 or not elements.size:
+    if elements.ndim < 2 or not elements.size:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
-    columns = elements.shape[1]
-    if zeros.shape not in ((), (1,), (columns,)):
+    *lead, _, columns = elements.shape
+    if zeros.shape not in ((), (1,), (columns,), (*lead, 1, columns)):
         raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
-    return Grid(elements, zero_points_of_columns(zeros), np.ones((1, columns), np.float32))
+    codes, stack = columns_of_stack(elements)
+    if zeros.size > 1:
+        zeros = np.broadcast_to(zeros, (*lead, 1, columns)).reshape(-1)
+    return Grid(codes, zero_points_of_columns(zeros), np.ones((1, codes.shape[1]), np.float32), stack=stack)
 
 
 def zero_points_of_columns(zeros: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
