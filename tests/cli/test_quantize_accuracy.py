@@ -127,7 +127,7 @@ def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:
         (("--min-snr", "loud"), "loud is not a number of decibels"),
         (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays in float"),
         (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
-        (("--verify", "--data", "none.npz", "--group", "64"), "give weights int4 as well"),  # before the data are read
+        (("--verify", "--data", "data.npz", "--group", "64"), "give weights int4 as well"),
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:

@@ -20,6 +20,7 @@
 #include "kernels/numbers.h"
 #include "random.h"
 #include "tile_stand_in.h"
+#include "winograd_check.h"
 #ifdef ORT_DYNQ_AMX_EMULATED
 #include "tile_emulator.h"
 #endif
@@ -391,6 +392,10 @@ struct Counter {
     if (problem.run > 0 && kernels.conv_tiles != nullptr) run("conv_tiles", true);
     conv_check::check_interleave(name + " interleave_quads", kernels.interleave_quads, random);
     ++blocks[name + " interleave_quads"];
+    if (kernels.winograd == nullptr) return;
+    if (random.one_in(4)) winograd_check::check(name, winograd_check::make_problem(random), *kernels.winograd, random);
+    winograd_check::check_interleave(name, kernels.winograd->interleave, random);
+    ++blocks[name + " winograd"];
   }
 
   // amx.cc with functions for its instructions. It must leave the configuration of the tiles as it was.
