@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import __version__
-from .system import cpu_features, cpu_name, package_version, platform_name, wheel_test
+from .system import cpu_features, cpu_name, gain_of_integers, package_version, platform_name, wheel_test
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +55,7 @@ class Examination:
         features: See :func:`ort_dynq.system.cpu_features`.
         isa: The instruction set in use; empty if it cannot be determined, in which case a check failed.
         isas: The available instruction sets, best first.
+        gain: See :func:`ort_dynq.system.gain_of_integers`; empty without an instruction set.
         checks: The checks, in order.
     """
 
@@ -65,6 +66,7 @@ class Examination:
     features: tuple[str, ...]
     isa: str
     isas: tuple[str, ...]
+    gain: str
     checks: tuple[Check, ...]
 
     @property
@@ -97,9 +99,9 @@ def examine(*, track: Track = iter) -> Examination:
         advice = f"set ORT_DYNQ_ISA={isas[-1]} to avoid it, and report it"
         tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice))
     checks = tuple(test.run() for test in track(tests))
-    return Examination(
-        versions(), platform_name(), wheel_test(), cpu_name(), cpu_features(), _or_else("", _isa), isas, checks
-    )
+    isa = _or_else("", _isa)
+    gain = gain_of_integers(isa) if isa else ""
+    return Examination(versions(), platform_name(), wheel_test(), cpu_name(), cpu_features(), isa, isas, gain, checks)
 
 
 @dataclass(frozen=True)

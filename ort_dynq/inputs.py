@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import four_bits
 from .errors import DynqError
 
 Array = npt.NDArray[Any]
@@ -23,8 +24,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
         ("bool", np.bool_),
         *((kind, kind) for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")),
     )
-}
+} | four_bits.TYPES
 """The NumPy types of ONNX Runtime's tensor types that can be generated and compared."""
+NAMED = {str(dtype): dtype for dtype in DTYPES.values()}
+"""The NumPy types by name."""
 _BATCH, _OTHER = 2, 8  # the sizes that are assumed for dynamic dimensions
 
 
@@ -72,7 +75,9 @@ def resolve_inputs(
     for each in declared:
         if each.type not in DTYPES:
             raise DynqError(f"the input {each.name} is of type {each.type}, which cannot be verified")
-        if each.name in given and given[each.name].dtype != DTYPES[each.type]:
+        if each.name in given and each.type in four_bits.TYPES:
+            four_bits.checked(each.name, given[each.name], each.type)
+        elif each.name in given and given[each.name].dtype != DTYPES[each.type]:
             raise DynqError(f"the input {each.name} is {given[each.name].dtype}, expected {DTYPES[each.type]}")
         shape = given[each.name].shape if each.name in given else shapes.get(each.name)
         if shape is not None:
@@ -139,9 +144,11 @@ def make_feeds(resolved: Sequence[Input], given: Mapping[str, Array], seed: int,
 
 
 def _generate(each: Input, rng: np.random.Generator, zero_rows: bool) -> Array:
-    dtype = np.dtype(each.dtype)
+    dtype = NAMED[each.dtype]
     low, high = 0, 2  # indices, masks and flags: every model accepts 0 and 1
-    if dtype.kind in "iu" and dtype.itemsize == 1:  # codes
+    if dtype in four_bits.LIMITS:
+        low, high = four_bits.LIMITS[dtype][0], four_bits.LIMITS[dtype][1] + 1
+    elif dtype.kind in "iu" and dtype.itemsize == 1:  # codes
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max + 1
     elif dtype.kind in "iu" and math.prod(each.shape) == 1:  # a count
         low = 1

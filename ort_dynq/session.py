@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import onnxruntime as ort
@@ -10,6 +11,7 @@ from .backends.options import Backend
 from .backends.register import register
 from .backends.sessions import with_advice
 from .errors import DynqError
+from .four_bits import has_four_bits, run_of
 from .runtime import openable
 
 if TYPE_CHECKING:
@@ -54,6 +56,19 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             rewritten = ready_for_extensions(rewritten).model
         with with_advice(backend), openable(rewritten, options, shared=sess_options is not None) as source:
             super().__init__(source, options, *args, **kwargs)
+        self._has_four_bits = has_four_bits(self)
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """Runs the model as ``onnxruntime.InferenceSession.run`` does.
+
+        Inputs of type int4 and uint4, which ONNX Runtime does not take from NumPy, may be arrays of these types of
+        ml_dtypes, or of other integers that fit. Such outputs are arrays of ml_dtypes.
+        """
+        run = run_of(self) if self._has_four_bits else super().run
+        outputs: list[Any] = run(output_names, input_feed, run_options)
+        return outputs
 
     def __reduce__(self) -> NoReturn:
         """Refuses to be pickled or copied: a session has memory and threads of its process."""

@@ -17,6 +17,21 @@ _FEATURES = (
     *("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"),
 )
 
+_WITHOUT_VNNI = "no VNNI: integer layers are faster than float for one row, and about as fast for many"
+_WITH_VNNI = "VNNI: integer layers are faster than float, up to four times"
+_NOT_MEASURED = "integer layers have not been measured on such a CPU; ort-dynq bench measures them"
+_GAINS = {
+    "amx": "integer layers are several times as fast as float",
+    "avx512vnni": _WITH_VNNI,
+    "avx512": _WITHOUT_VNNI,
+    "avxvnni": _WITH_VNNI,
+    "avx2": _WITHOUT_VNNI,
+    "neoni8mm": _NOT_MEASURED,
+    "neondot": _NOT_MEASURED,
+    "neon": _NOT_MEASURED,
+    "portable": "no vectors: integer layers are slower than float",
+}
+
 # How the wheel for each platform was tested, by sys.platform and platform.machine(). docs/deployment.md says more.
 _WHEELS = {
     ("linux", "x86_64"): ("Linux x86-64", "tested on this platform"),
@@ -43,14 +58,33 @@ def _wheel() -> tuple[str, str]:
 
 
 def cpu_name() -> str:
-    """The name of the CPU, as the operating system reports it."""
-    return next(_cpuinfo("model name", "Model"), platform.processor() or platform.machine())
+    """The name of the CPU, as the operating system reports it, with family and model: one name may be several CPUs."""
+    name = next(_cpuinfo("model name", "Model"), platform.processor() or platform.machine())
+    for keys in (
+        (("family", "cpu family"), ("model", "model")),
+        (("implementer", "CPU implementer"), ("part", "CPU part")),
+    ):
+        numbers = [f"{label} {number}" for label, key in keys if (number := next(_cpuinfo(key), None))]
+        if len(numbers) == len(keys):
+            return f"{name} ({', '.join(numbers)})"
+    return name
 
 
 def cpu_features() -> tuple[str, ...]:
     """The CPU's instruction set extensions that ort_dynq and ONNX Runtime use, by the names of /proc/cpuinfo."""
     present = set(next(_cpuinfo("flags", "Features"), "").split())
     return tuple(feature for feature in _FEATURES if feature in present)
+
+
+def gain_of_integers(isa: str) -> str:
+    """What layers of 8-bit integers gain with kernels of an instruction set, in one line.
+
+    docs/quantize.md and docs/performance.md have the measurements.
+
+    Args:
+        isa: The instruction set in use; see :func:`ort_dynq.kernels.isa`.
+    """
+    return f"{isa}, {_GAINS[isa]}"
 
 
 def cores() -> int:

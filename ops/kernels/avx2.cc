@@ -235,7 +235,10 @@ using C = P;
 #include "kernels/simd/winograd256-inl.h"
 
 struct W : Winograd256 {
-  static Sums dot(Sums sums, Pair codes, Weights weights) { return add(_mm256_madd_epi16(codes, weights), sums); }
+  static Sums dot(Sums sums, Pair codes, Weights weights) {
+    ORT_DYNQ_ADD("vpaddd", "x", _mm256_add_epi32, sums, _mm256_madd_epi16(codes, weights));
+    return sums;
+  }
 };
 
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h

@@ -124,8 +124,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if not compares and (arguments.data or arguments.input or arguments.shape):
         raise DynqError("--data, --input and --shape are the data of a comparison; give --verify or --min-snr as well")
     check_target(source, target, force=arguments.force)
+    from .. import kernels
     from ..quantizer import checked, quantize_layers
+    from ..system import cpu_name, gain_of_integers
 
+    gain = gain_of_integers(kernels.isa())
     options = checked(
         *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
         from_dynamic=arguments.from_dynamic,
@@ -168,7 +171,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
         if is_written:
-            yield "\n" + one_line(f"{target} is written")
+            yield "\n" + one_line(f"{cpu_name()}: {gain}")
+            yield one_line(f"{target} is written")
         else:
             yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
@@ -182,6 +186,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "after": dict(report.after),
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
         "accuracy": None if accuracy is None else accuracy.to_dict(),
+        "cpu": cpu_name(),
+        "gain": gain,
     }
     return Outcome(data, text, 0 if is_written else FAILED)
 

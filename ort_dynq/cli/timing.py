@@ -77,6 +77,7 @@ def timed(
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{here.cpu}, {here.cores_and_load}")
         yield one_line(f"instruction set {here.isa}, backend {here.backend}")
+        yield one_line(here.gain)
         yield one_line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
         yield from found.text()
 

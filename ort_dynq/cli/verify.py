@@ -156,9 +156,9 @@ def _measured(each: Comparison | None) -> tuple[object, str]:
 
 def _values(dtype: str, difference: Difference) -> str:
     """Writes both values with the fewest digits that identify them in their type."""
-    import numpy as np
+    from ..inputs import NAMED
 
-    a, b = (np.dtype(dtype).type(value) for value in (difference.a, difference.b))
+    a, b = (NAMED[dtype].type(value) for value in (difference.a, difference.b))
     return f"A {a!s}, B {b!s}"
 
 

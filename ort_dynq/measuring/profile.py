@@ -18,6 +18,7 @@ from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..files import temporary_folder, unwritable
+from ..four_bits import run_of
 from ..inputs import Array
 from .sessions import SessionError
 
@@ -114,7 +115,7 @@ def computing_nodes(model: Model, sets: Iterable[Mapping[str, Array]]) -> frozen
 
     def run(session: ort.InferenceSession) -> None:
         for feeds in sets:
-            session.run(None, dict(feeds))
+            run_of(session)(None, dict(feeds))
 
     _, events = _traced(model, runtime.session_options(optimize=False), run)
     nodes = (event for event in events if event["cat"] == "Node" and event["name"].endswith(_KERNEL))
@@ -146,11 +147,12 @@ def _traced(
 
 def _run(session: ort.InferenceSession, feeds: dict[str, Any], seconds: float, max_runs: int) -> int:
     """Runs a session and returns the number of runs after the warmup."""
+    run = run_of(session)
     for _ in range(_WARMUP):
-        session.run(None, feeds)
+        run(None, feeds)
     end, runs = time.perf_counter() + seconds, 0
     while runs < _MIN_RUNS or (runs < max_runs and time.perf_counter() < end):
-        session.run(None, feeds)
+        run(None, feeds)
         runs += 1
     return runs
 

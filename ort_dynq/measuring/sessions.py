@@ -13,6 +13,7 @@ from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
+from ..four_bits import run_of
 from ..inputs import DTYPES, Array, Input
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run(
         DynqError: An output is not a tensor of a supported type.
     """
     try:
-        outputs: list[Array] = session.run(names, dict(feeds))
+        outputs: list[Array] = run_of(session)(names, dict(feeds))
     except Exception as error:
         raise SessionError(message(error)) from error
     for name, output in zip(names, outputs, strict=True):

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from .. import __version__, kernels, runtime
+from .. import __version__, four_bits, kernels, runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..inputs import Array
-from ..system import cores, cpu_name, load_average
+from ..system import cores, cpu_name, gain_of_integers, load_average
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -45,6 +45,7 @@ class Machine:
         load: The load average of the last minute; None if the system has none. Other processes take cores from the
             timed threads.
         isa: The instruction set of ort_dynq's kernels.
+        gain: See :func:`ort_dynq.system.gain_of_integers`.
         backend: How sessions get ort_dynq's operators.
         onnxruntime, ort_dynq, python: Versions.
     """
@@ -53,6 +54,7 @@ class Machine:
     cores: int
     load: float | None
     isa: str
+    gain: str
     backend: str
     onnxruntime: str
     ort_dynq: str
@@ -127,6 +129,7 @@ def machine(backend: Backend = "native") -> Machine:
         cores=cores(),
         load=load_average(),
         isa=kernels.isa(),
+        gain=gain_of_integers(kernels.isa()),
         backend=backend,
         onnxruntime=ort.__version__,
         ort_dynq=__version__,
@@ -179,6 +182,8 @@ def session_contender(
     types, in_place = types or {}, in_place or {}
 
     def value(name: str, array: Array) -> ort.OrtValue:
+        if name in kinds:
+            return four_bits.ort_value(name, array, kinds[name])
         if name in types:
             return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, types[name])
         return ort.OrtValue.ortvalue_from_numpy(array)
@@ -192,10 +197,11 @@ def session_contender(
         register(options, backend)
     try:
         session = open_registered(model, options)
+        kinds = {each.name: each.type for each in session.get_inputs() if each.type in four_bits.TYPES}
         binding, arrays = session.io_binding(), list(feeds.values())
         for key, array in feeds.items():
             binding.bind_ortvalue_input(key, value(key, array))
-        results = session.run(None, dict(feeds)) if outputs is None else outputs
+        results = four_bits.run_of(session)(None, dict(feeds)) if outputs is None else outputs
         unbound = []
         for output, result in zip(session.get_outputs(), results, strict=True):
             numeric = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"

@@ -291,11 +291,14 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
         yield "stock: ConvInteger, Cast, Mul and Add; Conv: of float32; QLinearConv: static, from codes to codes"
         yield "s8, u8: symmetric int8 weights, and uint8 weights with a zero point; the others have s8 weights"
         yield "two terms: TwoTermQuantize, QuantizedConv"
-        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; QLinearConv / ort_dynq s8\n"
+        yield "direct, Winograd: ort_dynq s8 by these algorithms; ort_dynq chooses one of them by rule"
+        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; QLinearConv / ort_dynq s8;"
+        yield "direct / Winograd\n"
         head = (
             *("convolution", "input", "weights", "stride", "threads"),
             *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
             *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "QLinearConv", "ratio"),
+            *("direct", "Winograd", "ratio"),
         )
         rows = [
             (
@@ -305,6 +308,7 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
                 *(Figure(each.ours_float_us, 1), Figure(each.float_us, 1), Figure(each.float_ratio, 2)),
                 *(Figure(each.two_terms_us, 1), Figure(each.two_terms_ratio, 2)),
                 *(Figure(each.static_us, 1), Figure(each.static_ratio, 2)),
+                *(Figure(each.direct_us, 1), Figure(each.winograd_us, 1), Figure(each.winograd_ratio, 2)),
             )
             for each in found.timings
         ]

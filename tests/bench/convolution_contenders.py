@@ -4,6 +4,7 @@ All convolve the same values by the same weights, and add the same bias:
 
 * ort_dynq s8, ort_dynq u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output
   channel has a scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
+* direct, Winograd: ort_dynq s8 by the direct form and by Winograd's algorithm, for dense 3x3 kernels with stride 1.
 * ort_dynq float: DynamicQuantizeLinear and QuantizedConv, from float32.
 * two terms: TwoTermQuantize and QuantizedConv, as `ort-dynq quantize --activations two-term` has it.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
@@ -17,12 +18,14 @@ The weights are in the caches. They are small, and a convolution reads them seve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ort_dynq import kernels
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
@@ -172,7 +175,18 @@ def contenders(case: Case, settings: Settings) -> tuple[dict[str, Contender], li
             notes.append(f"{name} is not available: {error}")
             continue
         notes += _wrong(f"{name}, {convolution.name}", found[name].arrays[-1], form, expected)
+    if convolution.kernel == (3, 3) and convolution.stride == 1 and not convolution.depthwise:
+        found["direct"] = _with_winograd(found["ort_dynq s8"], "never")
+        found["Winograd"] = _with_winograd(found["ort_dynq s8"], "always")
     return found, notes
+
+
+def _with_winograd(contender: Contender, use: Literal["always", "never"]) -> Contender:
+    def run() -> None:
+        with kernels.use_winograd(use):
+            contender.run()
+
+    return replace(contender, run=run)
 
 
 def _make_data(convolution: Convolution) -> _Data:
@@ -206,7 +220,7 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
             is_ours=True,
         ),
         "two terms": _Form(
-            "codes, scale = ort_dynq.TwoTermQuantize<axis = 0, block_size = 0>(x)\n"
+            "codes, scale = ort_dynq.TwoTermQuantize<axis = 1, block_size = 0>(x)\n"
             f"y = {ours.replace('(x', '(codes').replace('terms = 1', 'terms = 2')}",
             activation,
             {**constants, "zero_point": np.zeros((), np.int8)},

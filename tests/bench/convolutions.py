@@ -17,6 +17,7 @@ from .convolution_contenders import Case, Convolution, contenders
 CONVOLUTIONS = {
     each.name: each
     for each in (
+        Convolution("3x3-32", (32, 32), (3, 3), (112, 112)),
         Convolution("3x3-64", (64, 64), (3, 3), (56, 56)),
         Convolution("3x3-128", (128, 128), (3, 3), (28, 28)),
         Convolution("3x3-256", (256, 256), (3, 3), (14, 14)),
@@ -45,6 +46,7 @@ class ConvolutionTiming:
         stride: The stride along every axis.
         threads: The number of threads.
         ours_s8_us, ours_u8_us: QuantizedConv with symmetric weights and with a zero point of the weights, from codes.
+        direct_us, winograd_us: QuantizedConv with symmetric weights by the direct form and by Winograd's algorithm.
         ours_float_us: DynamicQuantizeLinear and QuantizedConv, from float32.
         two_terms_us: TwoTermQuantize and QuantizedConv, from float32.
         integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
@@ -53,6 +55,7 @@ class ConvolutionTiming:
         integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_s8_us and integer_u8_us / ours_u8_us.
         float_ratio, two_terms_ratio: float_us / ours_float_us and float_us / two_terms_us.
         static_ratio: static_us / ours_s8_us.
+        winograd_ratio: direct_us / winograd_us.
     """
 
     name: str
@@ -62,6 +65,8 @@ class ConvolutionTiming:
     threads: int
     ours_s8_us: float
     ours_u8_us: float
+    direct_us: float | None
+    winograd_us: float | None
     ours_float_us: float
     two_terms_us: float
     integer_s8_us: float | None
@@ -73,6 +78,7 @@ class ConvolutionTiming:
     float_ratio: float | None
     two_terms_ratio: float | None
     static_ratio: float | None
+    winograd_ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         case.threads,
         ours_s8_us=us["ort_dynq s8"],
         ours_u8_us=us["ort_dynq u8"],
+        direct_us=us.get("direct"),
+        winograd_us=us.get("Winograd"),
         ours_float_us=us["ort_dynq float"],
         two_terms_us=us["two terms"],
         integer_s8_us=us.get("ConvInteger s8"),
@@ -161,6 +169,7 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         float_ratio=ratio("Conv", "ort_dynq float"),
         two_terms_ratio=ratio("Conv", "two terms"),
         static_ratio=ratio("QLinearConv", "ort_dynq s8"),
+        winograd_ratio=us["direct"] / us["Winograd"] if "direct" in us else None,
     )
     return timing, notes
 

@@ -32,10 +32,10 @@ def test_bench_model_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_model_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_bench(capsys, TOKEN).splitlines()
-    assert lines[3].endswith("assumed batch = 2, tokens = 8: set it with --shape x=2x8x20")
-    assert lines[4] == f"A: {TOKEN}, in stock ONNX Runtime"
-    assert lines[5] == "B: A, rewritten, with the plugin"
-    assert lines[6].startswith("1 dynamic quantization chains and products to rewrite, 1 unconverted")
+    assert lines[4].endswith("assumed batch = 2, tokens = 8: set it with --shape x=2x8x20")
+    assert lines[5] == f"A: {TOKEN}, in stock ONNX Runtime"
+    assert lines[6] == "B: A, rewritten, with the plugin"
+    assert lines[7].startswith("1 dynamic quantization chains and products to rewrite, 1 unconverted")
     head = next(i for i, line in enumerate(lines) if line.startswith("model"))
     assert lines[head].split() == ["model", "threads", "median", "ms", "p90", "ms", "p99", "ms", "mean", "ms", "runs"]
     assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["A", "1"], ["B", "1"]]
@@ -79,8 +79,8 @@ def test_bench_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert data["inputs"][0]["given"]
     assert data["timings"][0]["rewritten"] is None
     lines = run_bench(capsys, TOKEN, fast, "--seed", "7").splitlines()
-    assert "generated, seed 7" in lines[3]
-    assert lines[5:7] == [f"B: {fast}, with the plugin", ""]
+    assert "generated, seed 7" in lines[4]
+    assert lines[6:8] == [f"B: {fast}, with the plugin", ""]
 
 
 def test_bench_runs_b_with_the_plugin(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from helpers import make_session
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
-from ort_dynq import cli
+from ort_dynq import cli, kernels, system
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", "--exclude", "down"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    assert lines.pop(-2) == f"{system.cpu_name()}: {system.gain_of_integers(kernels.isa())}".split()
     assert lines == [
         ["float.onnx:", "1", "layers", "quantized,", "2", "unconverted"],
         ["quantized", "operator", "becomes"],

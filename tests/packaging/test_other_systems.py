@@ -114,6 +114,26 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system.cores() == 3
 
 
+_UNNAMED = platform.processor() or platform.machine()
+CPUS = {
+    "vendor_id : AuthenticAMD\ncpu family : 25\nmodel\t\t: 1\nmodel name : AMD EPYC": "AMD EPYC (family 25, model 1)",
+    "CPU implementer : 0x41\nCPU part : 0xd0c": f"{_UNNAMED} (implementer 0x41, part 0xd0c)",
+    "": _UNNAMED,
+}
+
+
+@pytest.mark.parametrize("text", CPUS)
+def test_names_of_cpus(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One name may be that of several CPUs, such as AMD EPYC."""
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert system.cpu_name() == CPUS[text]
+
+
+def test_every_instruction_set_has_a_line() -> None:
+    source = (ROOT / "ops" / "kernels" / "dispatch.cc").read_text(encoding="utf-8")
+    assert re.findall(r'^ +\{"(\w+)", &k', source, re.M) == [*system._GAINS]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -51,7 +51,7 @@ def convolutions(plain: int, programs: int) -> dict[str, int]:
     """Convolutions, some with a program, and the DynamicQuantizeLinear before each."""
     return {
         "ort_dynq.DynamicQuantizeLinear": plain + programs,
-        "ort_dynq.QuantizedConv": plain,
+        **({"ort_dynq.QuantizedConv": plain} if plain else {}),
         "ort_dynq.QuantizedConvProgram": programs,
     }
 
@@ -67,7 +67,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_tensors_symmetric": WHOLE,
     "compressed_tensors_symmetric_static": WHOLE,
     "decoder_token_weights": ENCODER,
-    "dynamic_quantize_conv": convolutions(1, 1),
+    "dynamic_quantize_conv": convolutions(0, 1) | {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
     "dynamic_quantize_dequantize": {},
     "dynamic_quantize_expanded": {"ort_dynq.DynamicRangeQuantize": 1},
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
@@ -88,7 +88,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "ort_dynamic": {},
     "ort_dynamic_channel": {},
-    "ort_dynamic_channels_last": {"ort_dynq.DynamicQuantizeLinear": 2, "ort_dynq.QuantizedConvProgram": 2},
+    "ort_dynamic_channels_last": convolutions(0, 2),
     "ort_dynamic_conv": convolutions(1, 1),
     "ort_dynamic_mobile": convolutions(1, 4),
     "ort_dynamic_speech": convolutions(1, 3),

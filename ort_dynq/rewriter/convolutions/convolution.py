@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...operators.encodings import AutoPad
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of, skip_identity
-from ..policy.cost import is_tiny_convolution
+from ..policy.cost import has_short_sums, is_tiny_convolution
 from ..products.channels import Channels
 from ..products.grid import Grid, grid_of
 from ..products.tail import check_sums
@@ -186,6 +186,8 @@ def geometry_of_floats(
     """
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
+    if has_short_sums(weights.codes.shape):
+        raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     geometry = geometry_of(node, weights, more_pads)
     if is_tiny_convolution(node, weights.codes):
         raise Unconverted(Reason.CONV_TOO_SMALL)

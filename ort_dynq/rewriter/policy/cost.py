@@ -28,9 +28,9 @@ _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
 _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
 _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
-# Kernels multiply 16 positions at once, also of several samples; a depthwise convolution has few products for each
-# channel. A single position is a product of a matrix and a vector, which is as fast in float.
-_FEWEST_POSITIONS, _FEWEST_POSITIONS_OF_A_CHANNEL = 8, 14 * 14
+# Kernels multiply 16 positions at once, also of several samples. A single position is a product of a matrix and a
+# vector, which is as fast in float.
+_FEWEST_POSITIONS = 8
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 # A first layer of 3 channels, 3x3 weights and stride 2: with 16 output channels it takes as long as in float with VNNI,
 # and longer without; with 32 it takes 0.7 of float's time with VNNI, and 1.3 without.
@@ -186,7 +186,9 @@ def is_slow_transposed_convolution(
 
 
 def has_short_sums(shape: Sequence[int]) -> bool:
-    """Returns whether a convolution has the short sums of single channels, as a depthwise one does.
+    """Returns whether a convolution has the short sums of single channels, as a depthwise one does: float is faster.
+
+    Quantizing the activation takes longer than integers save, with VNNI and without it.
 
     Args:
         shape: The shape of its weights, [M, C / group, k1, ..., kr].
@@ -242,9 +244,6 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if has_short_sums(weights.shape):
-        if positions < _FEWEST_POSITIONS_OF_A_CHANNEL:
-            return True
-    elif positions == 1 or positions * (batch if weights.ndim < 5 else 1) < _FEWEST_POSITIONS:
+    if positions == 1 or positions * (batch if weights.ndim < 5 else 1) < _FEWEST_POSITIONS:
         return True
     return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION
