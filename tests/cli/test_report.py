@@ -239,6 +239,7 @@ def test_report_on_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("nowhere/r.html", "there is no folder"),
         (".", "is a folder; choose the name of a file"),
         ("model.onnx", "is the model itself; choose another name for the report"),
+        ("report.pdf", "the report is an HTML page; choose a name that ends with .html instead of report.pdf"),
     ],
 )
 def test_wrong_output_path(

@@ -236,7 +236,7 @@ def stages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def stock() -> None:
         nonlocal runs
-        runs = ort_dynq.verify(path, path).passed
+        runs = ort_dynq.verify(path, path).status != "failed"  # it may have no finite output
 
     def rewritten(exact: bool) -> None:
         try:
@@ -250,13 +250,13 @@ def stages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def compared(exact: bool) -> None:
         found = ort_dynq.verify(path, fast)
-        if not found.passed:  # for example, onnx_ir merges an input and an output of the same name
+        if found.status == "failed":  # for example, onnx_ir merges an input and an output of the same name
             copy = path.with_name("fast.onnx.copy")
             ir.save(ir.load(path), copy)
-            if not ort_dynq.verify(path, copy).passed:
+            if ort_dynq.verify(path, copy).status == "failed":
                 return
         assert not found.failure, found.failure
-        assert found.passed or not exact, f"other results: {[each for each in found.outputs if not each.equal]}"
+        assert found.status != "failed" or not exact, f"other results: {found.reason}"
 
     yield "inspect", lambda: command("inspect", path)
     yield "rewrite", lambda: command("rewrite", path, "-o", fast)

@@ -4,14 +4,14 @@ MatMulInteger, [Add or Sub of integers], Cast, [Mul by the scales of rows and co
     -> QuantizedMatMul
 Cast of codes to int32, [Sub zero point], MatMul of int32, then the same nodes
     -> QuantizedMatMul
-MatMulInteger of int8 codes
-    -> MatMulInteger of uint8 codes
+MatMulInteger of int8 codes or weights
+    -> MatMulInteger of uint8 codes and weights
 
 The first two need constant weights, and constant zero points of the weights; corrections.py has the integers that may
-be added. Reshapes that keep the rows may stand
-between all of these nodes. The results are the same bit for bit: int32 holds every sum. On x86 without VNNI,
-ONNX Runtime's sums of uint8 codes and int8 weights may saturate; sums of other types do not. So the last form also
-turns int8 weights into uint8, unless they are known to be small.
+be added. Reshapes that keep the rows may stand between all of these nodes. The results are the same bit for bit: int32
+holds every sum. On x86 without VNNI, ONNX Runtime's sums of uint8 codes and int8 weights may saturate
+(../policy/saturation.py). So products are converted at any size, also those that ONNX Runtime fuses with
+DynamicQuantizeLinear, and the last form turns int8 weights into uint8, unless they are known to be small.
 """
 
 from __future__ import annotations
@@ -79,24 +79,27 @@ def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
         return _match_wide(node, codes, weights, facts)
     if is_static(codes, facts):
         return None
-    return match_product(node, facts, lambda: _match_integer(node, codes, weights, facts))
+    return match_product(node, facts, lambda: _match_integer(node, codes, weights, context))
 
 
-def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
+def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Context) -> _Match | None:
     """Recognizes a MatMulInteger.
 
     Raises:
         Unconverted: It does not become QuantizedMatMul.
     """
+    facts = context.facts
     channels = _columns(codes, weights)
     tail = tail_of(node, codes, channels, facts, lambda: _largest_sum(grid_of_weights(node, facts)))
     # ONNX Runtime also fuses products of stacked weights, but does not run them.
-    if _is_fused_by_onnxruntime(codes) and not channels.stack and (tail is None or not tail.added):
+    is_fused = _is_fused_by_onnxruntime(codes) and not channels.stack
+    if context.keep_fused and is_fused and (tail is None or not tail.added):
         return None
+    if tail is None and not facts.is_constant(weights):
+        raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
     if tail is None:
-        if codes.dtype != ir.DataType.INT8:
-            return None
-        raise Unconverted(Reason.SUMS_NOT_CONVERTED)
+        is_fast = codes.dtype == ir.DataType.UINT8
+        raise Unconverted(Reason.SUMS_NOT_SCALED if is_fast else Reason.SUMS_NOT_CONVERTED)
     zero_point = [*node.inputs, None][2]
     grid = with_stack_of(grid_of_weights(node, facts), codes)
     return _match_product(codes, WideCodes(codes, zero_point, codes), grid, tail)

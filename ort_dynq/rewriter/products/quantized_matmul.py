@@ -28,20 +28,7 @@ def build_quantized_matmul(
         edit: The edit of the product.
         correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
     """
-    shared = edit.shared(SharedInitializers)
-    row, column, bias = scales_and_bias(tail, codes, edit)
-    zero_point = grid.zero_point if grid.zero_point.ndim == 1 else stacked(grid.zero_point, grid.stack)
-    weights, zero_points = (shared.of(each, edit) for each in (_packed(grid), zero_point))
-    sums = (correction or Correction()).build_sums(stacked(grid.sums, grid.stack), edit, tail.last_node)
-    main = call(
-        "QuantizedMatMul",
-        [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
-        bits=grid.bits,
-        group_size=grid.group_size,
-        terms=codes.terms,
-        scale_order=int(tail.scale_order),
-    )
-    before = tail.last_node
+    main, before = quantized_matmul(tail, codes, grid, edit, correction), tail.last_node
     result = edit.insert_main(main, before=before)
     for move in tail.moves:
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
@@ -49,6 +36,23 @@ def build_quantized_matmul(
     if codes.offset is not None:
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
     edit.replace(tail.last, result)
+
+
+def quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit, correction: Correction | None = None) -> ir.Node:
+    """Returns a new QuantizedMatMul, which is not inserted; see :func:`build_quantized_matmul`."""
+    shared = edit.shared(SharedInitializers)
+    row, column, bias = scales_and_bias(tail, codes, edit)
+    zero_point = grid.zero_point if grid.zero_point.ndim == 1 else stacked(grid.zero_point, grid.stack)
+    weights, zero_points = (shared.of(each, edit) for each in (_packed(grid), zero_point))
+    sums = (correction or Correction()).build_sums(stacked(grid.sums, grid.stack), edit, tail.last_node)
+    return call(
+        "QuantizedMatMul",
+        [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
+        bits=grid.bits,
+        group_size=grid.group_size,
+        terms=codes.terms,
+        scale_order=int(tail.scale_order),
+    )
 
 
 def _packed(grid: Grid) -> npt.NDArray[np.int8]:
